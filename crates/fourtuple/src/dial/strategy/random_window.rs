@@ -1,0 +1,66 @@
+use std::num::NonZeroU16;
+
+use fastrand::Rng;
+
+use super::Step;
+use crate::ports::PortRange;
+
+/// A window of `width` ports anywhere within the range; after `tries` of them the full range, if there is a way out.
+pub(super) fn step(
+    width: NonZeroU16,
+    tries: NonZeroU16,
+    then_full_range: bool,
+    tried: u32,
+    range: PortRange,
+    random: &mut Rng,
+) -> Option<Step> {
+    let tries = u32::from(tries.get());
+    if tried < tries {
+        Some(Step::Window(window(u32::from(width.get()), range, random)))
+    } else {
+        (then_full_range && tried == tries).then_some(Step::Window(PortRange::ALL))
+    }
+}
+
+fn window(width: u32, range: PortRange, random: &mut Rng) -> PortRange {
+    let Some(room) = range.len().checked_sub(width) else {
+        return range;
+    };
+    // Both casts fit: the offset stays below the length of the range, and so does the width.
+    let low = range.low() + random.u32(..=room) as u16;
+    PortRange::new(low, low + (width - 1) as u16).expect("a width of at least one never runs backwards")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dial::Strategy;
+
+    #[test]
+    fn windows_stay_within_the_range_and_reach_both_ends() {
+        let range = PortRange::new(1000, 1009).unwrap();
+        let mut random = Rng::with_seed(1);
+        let windows: Vec<PortRange> = (0..200).map(|_| window(4, range, &mut random)).collect();
+        assert!(
+            windows.iter().all(|window| window.len() == 4 && window.low() >= 1000 && window.high() <= 1009)
+        );
+        assert!(windows.iter().any(|window| window.low() == 1000));
+        assert!(windows.iter().any(|window| window.high() == 1009));
+    }
+
+    #[test]
+    fn a_window_wider_than_the_range_is_the_range() {
+        let range = PortRange::new(1000, 1009).unwrap();
+        assert_eq!(window(500, range, &mut Rng::with_seed(1)), range);
+    }
+
+    #[test]
+    fn the_way_out_is_the_full_range_once() {
+        let range = PortRange::KERNEL_DEFAULT;
+        let mut random = Rng::with_seed(1);
+        let mut step = |tried| Strategy::RANDOM_WINDOW.step(tried, range, &mut random);
+        assert!(matches!(step(1), Some(Step::Window(window)) if window.len() == 500));
+        assert_eq!(step(2), Some(Step::Window(PortRange::ALL)));
+        assert_eq!(step(3), None);
+    }
+}

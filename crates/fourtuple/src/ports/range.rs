@@ -1,0 +1,242 @@
+use std::fmt;
+use std::str::FromStr;
+
+/// A range of ports, both ends inclusive, as net.ipv4.ip_local_port_range counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortRange {
+    low: u16,
+    high: u16,
+}
+
+/// Why something is not a range of ports.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// The first port is above the last.
+    #[error("the range {low}-{high} runs backwards: the first port must not be above the last")]
+    Backwards {
+        /// First port.
+        low: u16,
+        /// Last port.
+        high: u16,
+    },
+    /// Not two numbers from 0 to 65535.
+    #[error("{0:?} is not a range of ports: expected LOW-HIGH, each from 0 to 65535, such as 32768-60999")]
+    Malformed(String),
+}
+
+impl PortRange {
+    /// Every port there is. The kernel clamps it to its own range, so it stands for "the full range" without reading
+    /// one (`inet_sk_get_local_port_range`).
+    pub const ALL: PortRange = PortRange { low: 0, high: u16::MAX };
+
+    /// What a kernel starts with: 32768 to 60999.
+    pub const KERNEL_DEFAULT: PortRange = PortRange { low: 32768, high: 60999 };
+
+    /// From `low` to `high`, both inclusive.
+    pub fn new(low: u16, high: u16) -> Result<Self, RangeError> {
+        if low > high { Err(RangeError::Backwards { low, high }) } else { Ok(PortRange { low, high }) }
+    }
+
+    /// Just `port`.
+    pub fn single(port: u16) -> Self {
+        PortRange { low: port, high: port }
+    }
+
+    /// First port.
+    pub fn low(self) -> u16 {
+        self.low
+    }
+
+    /// Last port, inclusive.
+    pub fn high(self) -> u16 {
+        self.high
+    }
+
+    /// Number of ports, at least 1.
+    #[allow(clippy::len_without_is_empty, reason = "a range is never empty")]
+    pub fn len(self) -> u32 {
+        u32::from(self.high - self.low) + 1
+    }
+
+    /// Whether `port` is within.
+    pub fn contains(self, port: u16) -> bool {
+        self.low <= port && port <= self.high
+    }
+
+    /// All ports in ascending order.
+    pub fn iter(self) -> impl ExactSizeIterator<Item = u16> {
+        // u32 so that 65535 has a successor; the cast back cannot cut.
+        (0..self.len() as usize).map(move |index| self.low + index as u16)
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}-{}", self.low, self.high)
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = RangeError;
+
+    /// Reads `LOW-HIGH`, and the two columns of /proc/sys/net/ipv4/ip_local_port_range.
+    fn from_str(text: &str) -> Result<Self, RangeError> {
+        let malformed = || RangeError::Malformed(text.to_owned());
+        let (low, high) =
+            text.trim().split_once(|c: char| c == '-' || c.is_ascii_whitespace()).ok_or_else(malformed)?;
+        let port = |text: &str| text.trim().parse::<u16>().map_err(|_| malformed());
+        PortRange::new(port(low)?, port(high)?)
+    }
+}
+
+/// A set of ports, 8 KiB: net.ipv4.ip_local_reserved_ports, or the ports that one tuple has in use.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PortSet {
+    words: Box<[u64; 1024]>,
+}
+
+impl PortSet {
+    /// Without a port.
+    pub fn new() -> Self {
+        PortSet { words: Box::new([0; 1024]) }
+    }
+
+    /// Whether `port` is in the set.
+    pub fn contains(&self, port: u16) -> bool {
+        self.words[usize::from(port >> 6)] >> (port & 63) & 1 == 1
+    }
+
+    /// Adds `port`; false if it was there already.
+    pub fn insert(&mut self, port: u16) -> bool {
+        let word = &mut self.words[usize::from(port >> 6)];
+        let bit = 1 << (port & 63);
+        let fresh = *word & bit == 0;
+        *word |= bit;
+        fresh
+    }
+
+    /// Takes `port` out; false if it was not there.
+    pub fn remove(&mut self, port: u16) -> bool {
+        let word = &mut self.words[usize::from(port >> 6)];
+        let bit = 1 << (port & 63);
+        let held = *word & bit != 0;
+        *word &= !bit;
+        held
+    }
+
+    /// Empties the set.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Number of ports of `range` that are in the set.
+    pub fn count_in(&self, range: PortRange) -> u32 {
+        self.masked_words(range).map(|(_, word)| word.count_ones()).sum()
+    }
+
+    /// The first port at or after `start` that is within `range` and not in the set, going around at the range's end.
+    pub fn next_free(&self, range: PortRange, start: u16) -> Option<u16> {
+        debug_assert!(range.contains(start));
+        self.first_free(PortRange { low: start, high: range.high }).or_else(|| self.first_free(range))
+    }
+
+    fn first_free(&self, range: PortRange) -> Option<u16> {
+        (range.low >> 6..=range.high >> 6).find_map(|index| {
+            let free = !self.words[usize::from(index)] & mask(range, index);
+            (free != 0).then(|| (index << 6) + free.trailing_zeros() as u16)
+        })
+    }
+
+    fn masked_words(&self, range: PortRange) -> impl Iterator<Item = (u16, u64)> + '_ {
+        (range.low >> 6..=range.high >> 6)
+            .map(move |index| (index, self.words[usize::from(index)] & mask(range, index)))
+    }
+
+    /// Reads the list format of net.ipv4.ip_local_reserved_ports: `8080,9000-9005`; an empty text is an empty set.
+    pub fn parse_list(text: &str) -> Result<Self, RangeError> {
+        let mut set = PortSet::new();
+        for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+            let range: PortRange = match part.parse::<u16>() {
+                Ok(port) => PortRange::single(port),
+                Err(_) => part.parse()?,
+            };
+            for port in range.iter() {
+                set.insert(port);
+            }
+        }
+        Ok(set)
+    }
+}
+
+/// Bits of word `index` that stand for ports within `range`.
+fn mask(range: PortRange, index: u16) -> u64 {
+    let mut mask = u64::MAX;
+    if index == range.low >> 6 {
+        mask &= u64::MAX << (range.low & 63);
+    }
+    if index == range.high >> 6 {
+        mask &= u64::MAX >> (63 - (range.high & 63));
+    }
+    mask
+}
+
+impl Default for PortSet {
+    fn default() -> Self {
+        PortSet::new()
+    }
+}
+
+impl fmt::Debug for PortSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "PortSet({} ports)", self.count_in(PortRange::ALL))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_both_ways_of_writing_a_range() {
+        assert_eq!("32768-60999".parse(), Ok(PortRange::KERNEL_DEFAULT));
+        assert_eq!("32768\t60999\n".parse(), Ok(PortRange::KERNEL_DEFAULT));
+        assert_eq!("9-8".parse::<PortRange>(), Err(RangeError::Backwards { low: 9, high: 8 }));
+        for text in ["", "9", "9-", "-9", "0-65536", "a-b", "1-2-3"] {
+            assert!(matches!(text.parse::<PortRange>(), Err(RangeError::Malformed(_))), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_whole_range_has_65536_ports() {
+        assert_eq!(PortRange::ALL.len(), 65536);
+        assert_eq!(PortRange::ALL.iter().next_back(), Some(65535));
+        assert_eq!(PortRange::single(65535).iter().collect::<Vec<_>>(), [65535]);
+    }
+
+    #[test]
+    fn reserved_lists_read_as_the_kernel_writes_them() {
+        let set = PortSet::parse_list("8080,9000-9002\n").unwrap();
+        assert_eq!(set.count_in(PortRange::ALL), 4);
+        assert!(set.contains(8080) && set.contains(9000) && set.contains(9002) && !set.contains(9003));
+        assert_eq!(PortSet::parse_list("\n").unwrap(), PortSet::new());
+        assert!(PortSet::parse_list("80,x").is_err());
+    }
+
+    #[test]
+    fn the_next_free_port_goes_around() {
+        let range = PortRange::new(60, 130).unwrap();
+        let mut set = PortSet::new();
+        assert_eq!(set.next_free(range, 64), Some(64));
+        for port in 64..=130 {
+            set.insert(port);
+        }
+        assert_eq!(set.next_free(range, 64), Some(60));
+        assert_eq!(set.count_in(range), 67);
+        for port in 60..64 {
+            set.insert(port);
+        }
+        assert_eq!(set.next_free(range, 130), None);
+        assert!(set.remove(99) && !set.remove(99));
+        assert_eq!(set.next_free(range, 100), Some(99));
+    }
+}

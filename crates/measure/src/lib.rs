@@ -1,0 +1,10 @@
+//! Statistics without a clock and without a socket: summaries, intervals, comparisons.
+//!
+//! Nothing here measures. Samples come in as numbers, so every claim in a record can be tested on made-up data.
+#![forbid(unsafe_code)]
+
+mod interval;
+mod summary;
+
+pub use interval::{Interval, median_interval};
+pub use summary::Summary;

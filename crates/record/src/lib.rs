@@ -1,0 +1,118 @@
+//! The versioned result of every `fourtuple` command.
+//!
+//! A record is one JSON object that says what was asked, on which host, whether the run may be believed, and what came
+//! out. This crate does not measure, read a host or draw: it only names the fields, so that a record written today can
+//! be read by tomorrow's `fourtuple report` and by other people's programs.
+//!
+//! Durations are integers in nanoseconds (`_ns`), rates are floats per second (`_per_s`). The JSON schema of all
+//! records is [`SCHEMA_JSON`].
+#![forbid(unsafe_code)]
+
+mod host;
+mod lab;
+mod plan;
+mod ports;
+mod scatter;
+mod time_wait;
+
+use serde::{Deserialize, Serialize};
+
+pub use host::Host;
+pub use lab::{LabRecord, LabResults, LabSettings};
+pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
+pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
+pub use scatter::{Dot, Scatter};
+pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
+
+/// The value of the `schema` field of every record of this version.
+pub const SCHEMA: &str = "fourtuple/1";
+
+/// JSON schema (draft 2020-12) that every record validates against.
+pub const SCHEMA_JSON: &str = include_str!("../schema/fourtuple-1.json");
+
+/// One result: the envelope that all commands share, around the settings `S` and the results `R` of one command.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record<S, R> {
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// The command and experiment, as typed: `lab ports`.
+    pub command: String,
+    /// When the run started, RFC 3339 in UTC.
+    pub started: String,
+    /// Where it ran.
+    pub host: Host,
+    /// What was asked, as understood, defaults filled in.
+    pub settings: S,
+    /// Why the run is not, or not wholly, to be believed. Empty: nothing known against it.
+    pub validity: Vec<Remark>,
+    /// What came out.
+    pub results: R,
+}
+
+/// Something that limits what a run proves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remark {
+    /// Kebab-case name that programs may match on: `interrupted`.
+    pub id: String,
+    /// One line for people.
+    pub message: String,
+}
+
+impl Remark {
+    /// A remark `id` with its line for people.
+    pub fn new(id: &str, message: impl Into<String>) -> Self {
+        Remark { id: id.to_owned(), message: message.into() }
+    }
+}
+
+/// A record read back from a file, whatever command wrote it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Saved {
+    /// `fourtuple lab`
+    Lab(LabRecord),
+    /// `fourtuple lab ports`
+    Ports(PortsRecord),
+    /// `fourtuple lab time-wait`
+    TimeWait(TimeWaitRecord),
+    /// `fourtuple plan`
+    Plan(PlanRecord),
+}
+
+/// Why a text is not a record.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Not JSON, or fields are missing or of another type.
+    #[error("not a fourtuple record: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A record of another version.
+    #[error("the record's schema is {found:?}; this fourtuple reads {SCHEMA:?}")]
+    Schema {
+        /// What the record says.
+        found: String,
+    },
+    /// A command that this version does not know.
+    #[error("the record is of {0:?}, a command that this fourtuple does not know")]
+    Command(String),
+}
+
+impl Saved {
+    /// Reads any record.
+    pub fn parse(text: &str) -> Result<Saved, ReadError> {
+        #[derive(Deserialize)]
+        struct Envelope {
+            schema: String,
+            command: String,
+        }
+        let envelope: Envelope = serde_json::from_str(text)?;
+        if envelope.schema != SCHEMA {
+            return Err(ReadError::Schema { found: envelope.schema });
+        }
+        Ok(match envelope.command.as_str() {
+            "lab" => Saved::Lab(serde_json::from_str(text)?),
+            "lab ports" => Saved::Ports(serde_json::from_str(text)?),
+            "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
+            "plan" => Saved::Plan(serde_json::from_str(text)?),
+            _ => return Err(ReadError::Command(envelope.command)),
+        })
+    }
+}

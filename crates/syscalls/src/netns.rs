@@ -6,6 +6,8 @@ use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use crate::check;
 use crate::socket::{self, Transport};
@@ -32,6 +34,18 @@ pub fn become_root_of_new_user_namespace() -> io::Result<()> {
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
     fs::write("/proc/self/gid_map", format!("0 {group} 1"))
+}
+
+/// Makes `command` start in a new user namespace, as its root, and in a new network namespace with loopback up: for
+/// callers with several threads, which cannot move themselves.
+pub fn start_in_new(command: &mut Command) {
+    let enter = || {
+        become_root_of_new_user_namespace()?;
+        enter_new()
+    };
+    // SAFETY: the closure runs in the forked child before exec. Besides system calls it allocates small strings, which
+    // glibc allows after a fork, and it takes no lock that another thread of the parent may hold.
+    unsafe { command.pre_exec(enter) };
 }
 
 /// Device and inode of the calling thread's network namespace: equal numbers, same namespace.

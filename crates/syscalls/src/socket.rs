@@ -38,11 +38,27 @@ pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
 }
 
-/// connect(2), once: EINTR and EINPROGRESS are the caller's to handle, since calling again means EALREADY.
-pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+/// How far connect(2) got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connect {
+    /// Connected.
+    Done,
+    /// The port is found and the handshake under way: EINPROGRESS, or EINTR of a blocking socket, after which calling
+    /// again would be wrong too.
+    Pending,
+}
+
+/// connect(2)
+pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Connect> {
     let raw = RawAddress::from(address);
     // SAFETY: pointer and length describe one initialised address that outlives the call.
-    check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
+    match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }) {
+        Ok(_) => Ok(Connect::Done),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINPROGRESS | libc::EINTR) => Ok(Connect::Pending),
+            _ => Err(error),
+        },
+    }
 }
 
 /// connect(2) to AF_UNSPEC: takes the peer (and an address that was chosen by itself) off the socket again.

@@ -129,6 +129,11 @@ impl PortSet {
         self.words.fill(0);
     }
 
+    /// Makes this set equal to `other`, without allocating.
+    pub fn copy_from(&mut self, other: &PortSet) {
+        self.words.copy_from_slice(&other.words[..]);
+    }
+
     /// Number of ports of `range` that are in the set.
     pub fn count_in(&self, range: PortRange) -> u32 {
         self.masked_words(range).map(|(_, word)| word.count_ones()).sum()

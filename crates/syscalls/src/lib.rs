@@ -9,10 +9,12 @@ use std::io;
 
 mod address;
 pub mod fork;
+mod netlink;
 pub mod netns;
 pub mod option;
 pub mod parking;
 pub mod resource;
+pub mod route;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;

@@ -3,9 +3,8 @@
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::check;
+use crate::netlink;
 use crate::socket::Transport;
 
 /// States of TCP as sock_diag numbers them (include/net/tcp_states.h); UDP uses the first and `CLOSE`.
@@ -74,17 +73,6 @@ struct SocketId {
 }
 
 #[repr(C)]
-struct Request {
-    header: libc::nlmsghdr,
-    family: u8,
-    protocol: u8,
-    extensions: u8,
-    padding: u8,
-    states: u32,
-    id: SocketId,
-}
-
-#[repr(C)]
 #[derive(Clone, Copy)]
 struct Reply {
     family: u8,
@@ -100,55 +88,13 @@ struct Reply {
 }
 
 fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
-    // SAFETY: socket() takes no pointers.
-    let netlink = check(unsafe {
-        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG)
-    })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
-    let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
-    let message = request(filter, family);
-    // SAFETY: pointer and length describe the bytes of the message; without an address it goes to the kernel.
-    let sent = unsafe { libc::send(netlink.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    if sent == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut buffer = vec![0_u8; 64 << 10];
-    loop {
-        // SAFETY: pointer and length describe writable room.
-        let length = unsafe { libc::recv(netlink.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        if length == -1 {
-            return Err(io::Error::last_os_error());
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(filter, family), |body| {
+        if body.len() >= mem::size_of::<Reply>() {
+            // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
+            let reply = unsafe { body.as_ptr().cast::<Reply>().read_unaligned() };
+            found(entry(&reply));
         }
-        if read_datagram(&buffer[..length as usize], found)? {
-            return Ok(());
-        }
-    }
-}
-
-/// True when the dump is at its end.
-fn read_datagram(mut datagram: &[u8], found: &mut impl FnMut(Entry)) -> io::Result<bool> {
-    const HEADER: usize = mem::size_of::<libc::nlmsghdr>();
-    while datagram.len() >= HEADER {
-        // SAFETY: at least as many bytes as a header has; it is plain data, and read_unaligned asks for no alignment.
-        let header = unsafe { datagram.as_ptr().cast::<libc::nlmsghdr>().read_unaligned() };
-        let length = (header.nlmsg_len as usize).clamp(HEADER, datagram.len());
-        let body = &datagram[HEADER..length];
-        match i32::from(header.nlmsg_type) {
-            libc::NLMSG_DONE => return Ok(true),
-            libc::NLMSG_ERROR => {
-                let errno = body.first_chunk::<4>().map_or(libc::EPROTO, |bytes| -i32::from_ne_bytes(*bytes));
-                return Err(io::Error::from_raw_os_error(errno));
-            }
-            _ if body.len() >= mem::size_of::<Reply>() => {
-                // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
-                let reply = unsafe { body.as_ptr().cast::<Reply>().read_unaligned() };
-                found(entry(&reply));
-            }
-            _ => {}
-        }
-        datagram = &datagram[length.next_multiple_of(4).min(datagram.len())..];
-    }
-    Ok(false)
+    })
 }
 
 fn entry(reply: &Reply) -> Entry {
@@ -171,43 +117,18 @@ fn entry(reply: &Reply) -> Entry {
 
 fn request(filter: &Filter, family: u8) -> Vec<u8> {
     let program = bytecode(filter);
-    let attribute = 4 + program.len();
-    let length = mem::size_of::<Request>() + attribute.next_multiple_of(4);
-    let request = Request {
-        header: libc::nlmsghdr {
-            nlmsg_len: length as u32,
-            nlmsg_type: SOCK_DIAG_BY_FAMILY,
-            nlmsg_flags: (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16,
-            nlmsg_seq: 1,
-            nlmsg_pid: 0,
-        },
-        family,
-        protocol: match filter.transport {
-            Transport::Tcp => libc::IPPROTO_TCP as u8,
-            Transport::Udp => libc::IPPROTO_UDP as u8,
-        },
-        extensions: 0,
-        padding: 0,
-        states: u32::MAX,
-        id: SocketId {
-            source_port: [0; 2],
-            destination_port: [0; 2],
-            source: [0; 16],
-            destination: [0; 16],
-            interface: 0,
-            cookie: [u32::MAX; 2],
-        },
+    let protocol = match filter.transport {
+        Transport::Tcp => libc::IPPROTO_TCP,
+        Transport::Udp => libc::IPPROTO_UDP,
     };
-    let mut message = Vec::with_capacity(length);
-    // SAFETY: Request is plain data without padding bytes: every field is as wide as the next one's alignment wants.
-    message.extend_from_slice(unsafe {
-        std::slice::from_raw_parts((&raw const request).cast::<u8>(), mem::size_of::<Request>())
-    });
-    message.extend_from_slice(&(attribute as u16).to_ne_bytes());
-    message.extend_from_slice(&INET_DIAG_REQ_BYTECODE.to_ne_bytes());
-    message.extend_from_slice(&program);
-    message.resize(length, 0);
-    message
+    // struct inet_diag_req_v2: family, protocol, no extensions, padding, all states, and no socket in particular.
+    let mut body = vec![family, protocol as u8, 0, 0];
+    body.extend_from_slice(&u32::MAX.to_ne_bytes());
+    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
+    body.extend_from_slice(&((4 + program.len()) as u16).to_ne_bytes());
+    body.extend_from_slice(&INET_DIAG_REQ_BYTECODE.to_ne_bytes());
+    body.extend_from_slice(&program);
+    body
 }
 
 /// A program for the kernel's filter machine (inet_diag_bc_run): conditions in a row, each of which jumps past the end

@@ -287,9 +287,7 @@ impl Dialer {
     /// let mut socket = open();
     /// let mut attempt = dialer.prepare(socket.as_fd())?;
     /// while let Err(error) = connect(socket.as_fd(), dialer.destination()) {
-    ///     if error.kind() == std::io::ErrorKind::InProgress {
-    ///         break; // Wait until it is writable, as the runtime does it.
-    ///     }
+    ///     // (EINPROGRESS is no failure: wait until the socket is writable, as the runtime does it.)
     ///     if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
     ///         socket = open();
     ///         attempt.renew(socket.as_fd())?;

@@ -1,9 +1,10 @@
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option;
+use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
@@ -59,7 +60,8 @@ impl UdpDialer {
                 return Err(BuildError::Family { source_address, destination });
             }
             Some(source) => source,
-            None => route(destination).map_err(|error| BuildError::Route { destination, error })?,
+            None => route::source_for(destination.ip())
+                .map_err(|error| BuildError::Route { destination, error })?,
         };
         let (range, reserved) = capabilities::local_ports().map_err(BuildError::Range)?;
         Ok(UdpDialer { destination, source, source_port: None, sharing, range, reserved })
@@ -249,15 +251,4 @@ enum Tried {
     Owned,
     /// A socket without SO_REUSEADDR has the port.
     NotShared,
-}
-
-/// The source address that the kernel takes for `destination`.
-fn route(destination: SocketAddr) -> io::Result<IpAddr> {
-    let unspecified: IpAddr = match destination {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let probe = socket::open(Transport::Udp, SocketAddr::new(unspecified, 0), false)?;
-    socket::connect(probe.as_fd(), destination)?;
-    Ok(socket::local_address(probe.as_fd())?.ip())
 }

@@ -22,7 +22,8 @@ pub enum LocalPortRange {
     Parity,
     /// The window is searched one port after the other, from either parity (6.8 and later).
     Linear,
-    /// There is the option; how it searches could not be tried, because the loopback device is down.
+    /// There is the option; how it searches could not be tried, because the loopback device is down
+    /// or no port is left for the probe itself. It is tried again at the next call.
     Unproven,
 }
 
@@ -60,8 +61,8 @@ pub struct ProbeError {
 ///
 /// The probe makes 16 connections to a listener of its own on 127.0.0.1 and resets them: nothing stays behind.
 pub fn probe() -> Result<Capabilities, ProbeError> {
-    static KNOWN: Mutex<Vec<((u64, u64), Capabilities)>> = Mutex::new(Vec::new());
-    // Without /proc namespaces cannot be told apart, so nothing is remembered.
+    static KNOWN: Mutex<Vec<(u64, Capabilities)>> = Mutex::new(Vec::new());
+    // Where namespaces cannot be told apart (before 5.14) nothing is remembered.
     let Ok(namespace) = netns::identity() else {
         return probe_now();
     };
@@ -71,6 +72,9 @@ pub fn probe() -> Result<Capabilities, ProbeError> {
     }
     drop(known);
     let capabilities = probe_now()?;
+    if capabilities.local_port_range == LocalPortRange::Unproven {
+        return Ok(capabilities);
+    }
     KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((namespace, capabilities));
     Ok(capabilities)
 }
@@ -96,6 +100,7 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
                     | io::ErrorKind::NetworkDown
                     | io::ErrorKind::HostUnreachable
                     | io::ErrorKind::AddrNotAvailable
+                    | io::ErrorKind::AddrInUse
             ) =>
         {
             Ok(Capabilities { local_port_range: LocalPortRange::Unproven })

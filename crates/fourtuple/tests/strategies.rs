@@ -297,6 +297,27 @@ fn threads_never_get_the_same_port() {
 }
 
 #[test]
+fn auto_can_be_built_where_no_port_is_left_even_for_the_probe() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let others: Vec<_> = (0..PORTS)
+            .map(|_| {
+                let any = SocketAddr::from(([127, 0, 0, 1], 0));
+                std::net::TcpListener::bind(any).unwrap()
+            })
+            .collect();
+        let dialer = Dialer::to(destination).build().unwrap();
+        assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
+        drop(others);
+        assert!(dialer.dial().is_ok());
+        // What could not be tried then is tried again.
+        let found = Dialer::to(destination).build().unwrap().choice().found;
+        assert_ne!(found, Some(LocalPortRange::Unproven));
+    });
+}
+
+#[test]
 fn each_namespace_is_probed_for_itself() {
     in_namespace(|| {
         let first = netns::identity().unwrap();

@@ -333,6 +333,7 @@ fn trap_11_a_child_process_draws_other_ports() {
 #[test]
 fn trap_12_a_search_by_parity_may_miss_one_port_of_an_odd_range_and_a_linear_one_never() {
     in_namespace(|| {
+        let found = found();
         range("20000 20006");
         // The search rounds the length down to 6 and starts anywhere: it passes over one port, not always the same.
         let (_listener, anywhere) = listener("0.0.0.0", 4096);
@@ -348,9 +349,30 @@ fn trap_12_a_search_by_parity_may_miss_one_port_of_an_odd_range_and_a_linear_one
         let by_parity: Vec<usize> = (1..200).map(|host| count(host, Strategy::KernelDefault)).collect();
         assert!(by_parity.iter().all(|count| [6, 7].contains(count)), "{by_parity:?}");
         assert!(by_parity.contains(&6), "no search missed a port: {by_parity:?}");
-        if found() == LocalPortRange::Linear {
+        if found == LocalPortRange::Linear {
             assert!((200..=250).all(|host| count(host, Strategy::FullRange) == 7));
         }
+    });
+}
+
+#[test]
+fn a_bind_of_port_zero_that_fails_for_want_of_ports_is_exhaustion_too() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        // Without IP_BIND_ADDRESS_NO_PORT bind() itself chooses, and says EADDRINUSE when it cannot.
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let held: Vec<_> = (0..8).map(|_| TcpListener::bind(any).unwrap()).collect();
+        let error = TcpListener::bind(any).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        match dialer.dial() {
+            Err(DialError::PortsExhausted { census: Some(census), .. }) => {
+                assert_eq!((census.established, census.otherwise), (0, 8));
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(held);
     });
 }
 

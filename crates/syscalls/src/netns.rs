@@ -5,11 +5,11 @@ use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::check;
+use crate::option;
 use crate::socket::{self, Transport};
 
 /// Moves the calling thread into a new, empty network namespace and sets its loopback device up.
@@ -48,11 +48,15 @@ pub fn start_in_new(command: &mut Command) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Device and inode of the calling thread's network namespace: equal numbers, same namespace.
-pub fn identity() -> io::Result<(u64, u64)> {
-    let metadata = fs::metadata("/proc/thread-self/ns/net")?;
-    Ok((metadata.dev(), metadata.ino()))
+/// The number of the calling thread's network namespace, which no other one gets as long as the host runs
+/// (SO_NETNS_COOKIE, Linux 5.14); the inode of /proc/self/ns/net is given to the next namespace when one ends.
+pub fn identity() -> io::Result<u64> {
+    let probe = control_socket(SocketAddr::from(([0, 0, 0, 0], 0)))?;
+    option::get_u64(probe.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
+
+/// Not in every libc (include/uapi/asm-generic/socket.h).
+const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Adds an IPv6 address to the loopback device, as a single host (/128).
 pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {

@@ -26,9 +26,24 @@ pub fn set_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, va
 
 /// getsockopt(2) of an int.
 pub fn get_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<i32> {
-    let mut value: libc::c_int = 0;
-    let mut length = mem::size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the pointers describe writable room for one int, and its length.
+    get(socket, level, name, 0)
+}
+
+/// getsockopt(2) of a 64-bit number.
+pub fn get_u64(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<u64> {
+    get(socket, level, name, 0)
+}
+
+/// Only for plain integers: the kernel writes any bytes into `value`.
+fn get<T: Copy>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut length = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: the pointers describe writable room for one T, and its length; both callers give an integer, of which
+    // every bit pattern is valid.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
     })?;
@@ -96,21 +111,4 @@ pub fn set_reset_on_close(socket: BorrowedFd<'_>) -> io::Result<()> {
 pub fn take_error(socket: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     let errno = get_int(socket, libc::SOL_SOCKET, libc::SO_ERROR)?;
     Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
-}
-
-/// SO_COOKIE: the number by which sock_diag knows the socket.
-pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut value: u64 = 0;
-    let mut length = mem::size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the pointers describe writable room for one u64, and its length.
-    check(unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    })?;
-    Ok(value)
 }

@@ -24,8 +24,6 @@ pub struct Entry {
     pub local: SocketAddr,
     /// Its peer's.
     pub remote: SocketAddr,
-    /// What SO_COOKIE says of it.
-    pub cookie: u64,
 }
 
 /// What to look for; a `None` matches everything.
@@ -111,7 +109,6 @@ fn entry(reply: &Reply) -> Entry {
         state: reply.state,
         local: address(reply.id.source, reply.id.source_port),
         remote: address(reply.id.destination, reply.id.destination_port),
-        cookie: u64::from(reply.id.cookie[0]) | u64::from(reply.id.cookie[1]) << 32,
     }
 }
 

@@ -4,9 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option::{self, Answer};
-use fourtuple_syscalls::socket::{self, Connect, Transport};
+use fourtuple_syscalls::socket::{self, Connect};
 
-use super::census;
 use super::dialer::{DialReport, Dialer};
 use super::error::DialError;
 use super::random;
@@ -282,7 +281,7 @@ impl<'a> Attempt<'a> {
         DialError::PortsExhausted {
             source_address: self.source,
             destination: self.dialer.destination,
-            census: census::take(Transport::Tcp, self.source, self.dialer.destination),
+            census: self.dialer.census(self.source),
         }
     }
 

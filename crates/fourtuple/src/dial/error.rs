@@ -31,7 +31,8 @@ pub enum DialError {
         source_address: Option<IpAddr>,
         /// The destination.
         destination: SocketAddr,
-        /// Who holds the ports; `None` where the kernel has no sock_diag to ask.
+        /// Who holds the ports, at most a second old; `None` where the kernel has no sock_diag to ask, or was not to
+        /// be asked.
         census: Option<Census>,
     },
     /// EADDRNOTAVAIL from bind(): the source is no address of this host.
@@ -153,7 +154,7 @@ impl fmt::Display for Holders<'_> {
                 formatter,
                 "of {ports} ports {established} are established, {time_wait} in TIME_WAIT, {otherwise} otherwise held"
             ),
-            None => write!(formatter, "who holds them is unknown, since this kernel has no sock_diag"),
+            None => write!(formatter, "who holds them was not asked"),
         }
     }
 }

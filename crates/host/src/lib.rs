@@ -1,1 +1,105 @@
-//! TODO
+//! Reads a host into a snapshot.
+//!
+//! It changes nothing and opens no socket: files of /proc and /sys under a root path that is passed in, so that the
+//! snapshot of another machine can be read as well.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use fourtuple_record::Host;
+
+/// The fingerprint of the host below `root`, with the named sysctls of the calling thread's namespace. What cannot be
+/// read is left out; capabilities are for those who tried them.
+pub fn read(root: &Path, sysctls: &[&str]) -> Host {
+    Host {
+        kernel: text(root, "proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
+        cpus: thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32),
+        virtualization: virtualization(root),
+        sysctls: sysctls.iter().filter_map(|name| Some((name.to_string(), sysctl(root, name)?))).collect(),
+        capabilities: BTreeMap::new(),
+    }
+}
+
+/// A sysctl by its dotted name, columns separated by single spaces.
+pub fn sysctl(root: &Path, name: &str) -> Option<String> {
+    let value = text(root, &format!("proc/sys/{}", name.replace('.', "/")))?;
+    Some(value.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// `none` on bare metal; else the vendor that the firmware names, or `virtual machine`.
+fn virtualization(root: &Path) -> String {
+    let virtual_machine = text(root, "proc/cpuinfo").is_some_and(|cpuinfo| {
+        cpuinfo
+            .lines()
+            .filter(|line| line.starts_with("flags"))
+            .any(|line| line.split_whitespace().any(|flag| flag == "hypervisor"))
+    });
+    if !virtual_machine {
+        return "none".to_owned();
+    }
+    ["sys/hypervisor/type", "sys/class/dmi/id/sys_vendor"]
+        .iter()
+        .find_map(|path| text(root, path).filter(|text| !text.is_empty()))
+        .unwrap_or_else(|| "virtual machine".to_owned())
+}
+
+fn text(root: &Path, path: &str) -> Option<String> {
+    fs::read_to_string(root.join(path)).ok().map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::process;
+
+    use super::*;
+
+    struct Root(std::path::PathBuf);
+
+    impl Root {
+        fn with(name: &str, files: &[(&str, &str)]) -> Root {
+            let root = env::temp_dir().join(format!("fourtuple-host-{name}-{}", process::id()));
+            for (path, content) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
+            }
+            Root(root)
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_snapshot_holds_what_the_files_say() {
+        let root = Root::with(
+            "vm",
+            &[
+                ("proc/sys/kernel/osrelease", "6.1.0-56-cloud-amd64\n"),
+                ("proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n"),
+                ("proc/cpuinfo", "processor: 0\nflags : fpu hypervisor\n"),
+                ("sys/class/dmi/id/sys_vendor", "QEMU\n"),
+            ],
+        );
+        let host = read(&root.0, &["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"]);
+        assert_eq!(host.kernel, "6.1.0-56-cloud-amd64");
+        assert_eq!(host.virtualization, "QEMU");
+        assert_eq!(host.sysctls.len(), 1, "what is not there is left out");
+        assert_eq!(host.sysctls["net.ipv4.ip_local_port_range"], "32768 60999");
+    }
+
+    #[test]
+    fn bare_metal_and_an_empty_root_are_told_apart_from_a_vm() {
+        let metal = Root::with("metal", &[("proc/cpuinfo", "flags : fpu\n")]);
+        assert_eq!(read(&metal.0, &[]).virtualization, "none");
+        let empty = read(Path::new("/nonexistent"), &["net.core.somaxconn"]);
+        assert_eq!((empty.kernel.as_str(), empty.sysctls.len()), ("unknown", 0));
+    }
+}

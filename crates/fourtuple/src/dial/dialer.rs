@@ -46,9 +46,12 @@ pub struct Dialer {
     device: Option<String>,
     timeout: Option<Duration>,
     book: Option<Mutex<Book>>,
-    /// When the ports were last counted, and with what result; `None` where they are not to be counted.
-    census: Option<Mutex<Option<(Instant, Option<Census>)>>>,
+    /// `None` where the ports are not to be counted.
+    census: Option<Mutex<LastCensus>>,
 }
+
+/// When the ports were last counted, and with what result.
+type LastCensus = Option<(Instant, Option<Census>)>;
 
 /// What a dialer was found to do best here, or was told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,66 @@
+use std::io;
+
+use fourtuple::dial::{BuildError, DialError};
+
+/// Why an experiment could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// The settings cannot be met.
+    #[error("{0}")]
+    Setting(String),
+    /// No namespace is to be had.
+    #[error(
+        "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
+         (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+    )]
+    Namespace(#[source] io::Error),
+    /// A sysctl of the experiment's own namespace could not be set.
+    #[error("cannot set {name} = {value} in the experiment's namespace: {error}")]
+    Sysctl {
+        /// Dotted name.
+        name: String,
+        /// What it was to be.
+        value: String,
+        /// Why not.
+        #[source]
+        error: io::Error,
+    },
+    /// A system call that the experiment cannot do without.
+    #[error("{what}: {error}")]
+    Call {
+        /// What it was for.
+        what: String,
+        /// Why not.
+        #[source]
+        error: io::Error,
+    },
+    /// Too few descriptors even for the experiment's own hands.
+    #[error(
+        "the limit on descriptors (RLIMIT_NOFILE) is {limit}; at least {needed} are needed: ulimit -n {needed}"
+    )]
+    Descriptors {
+        /// The hard limit.
+        limit: u64,
+        /// What is needed.
+        needed: u64,
+    },
+    /// A dialer could not be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A dial failed in a way that is no result.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+}
+
+impl LabError {
+    pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(io::Error) -> LabError {
+        let what = what.into();
+        move |error| LabError::Call { what, error }
+    }
+
+    /// Whether other settings would have helped, rather than another environment.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, LabError::Setting(_))
+    }
+}

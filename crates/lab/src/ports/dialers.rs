@@ -1,0 +1,197 @@
+//! The one thing that differs between the experiment's protocols: how a socket is dialed, and how its floor is.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, UdpDialer};
+use fourtuple::ports::PortRange;
+use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::socket::{self, Transport};
+
+use crate::LabError;
+
+/// A dial that came to an end.
+pub(super) enum Dialed {
+    Connected { socket: OwnedFd, port: u16, time: Duration, attempts: u32 },
+    Failed { errno: &'static str, attempts: u32 },
+}
+
+/// Dials one socket after the other, as the strategy has it.
+pub(super) enum Dials {
+    Tcp(Box<Dialer>),
+    /// The kernel's own choice of a UDP port, by the library.
+    Udp(UdpDialer),
+    /// UDP steered by a strategy, which the library leaves alone: nothing is to be gained.
+    UdpSteps {
+        strategy: Strategy,
+        range: PortRange,
+        local: IpAddr,
+        destination: SocketAddr,
+        random: Rng,
+    },
+}
+
+impl Dials {
+    pub(super) fn new(
+        transport: Transport,
+        strategy: Strategy,
+        range: PortRange,
+        sources: Vec<IpAddr>,
+        destination: SocketAddr,
+        seed: u64,
+    ) -> Result<Self, LabError> {
+        Ok(match transport {
+            Transport::Tcp => {
+                let mut builder = Dialer::to(destination).strategy(strategy).without_census();
+                if !sources.is_empty() {
+                    let pool = SourcePool::several(sources).expect("addresses of one family, and few");
+                    builder = builder.sources(pool);
+                }
+                Dials::Tcp(Box::new(builder.build()?))
+            }
+            Transport::Udp if strategy == Strategy::Auto => {
+                Dials::Udp(UdpDialer::new(destination, None, Sharing::Exclusive)?)
+            }
+            Transport::Udp => Dials::UdpSteps {
+                strategy,
+                range,
+                local: destination.ip(),
+                destination,
+                random: Rng::with_seed(seed),
+            },
+        })
+    }
+
+    /// What `auto` stands for here.
+    pub(super) fn chosen(&self) -> String {
+        match self {
+            Dials::Tcp(dialer) => dialer.choice().to_string(),
+            Dials::Udp(_) | Dials::UdpSteps { .. } => "kernel-default".to_owned(),
+        }
+    }
+
+    pub(super) fn dial(&mut self) -> Result<Dialed, LabError> {
+        match self {
+            Dials::Tcp(dialer) => ended(dialer.dial().map(|(stream, report)| (stream.into(), report))),
+            Dials::Udp(dialer) => ended(dialer.dial().map(|(socket, report)| (socket.into(), report))),
+            Dials::UdpSteps { strategy, range, local, destination, random } => {
+                udp_steps(*strategy, *range, *local, *destination, random)
+            }
+        }
+    }
+}
+
+fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> Result<Dialed, LabError> {
+    match result {
+        Ok((socket, report)) => Ok(Dialed::Connected {
+            socket,
+            port: report.source.port(),
+            time: report.connect,
+            attempts: report.attempts,
+        }),
+        // The errno that an application would have seen.
+        Err(DialError::PortsExhausted { .. } | DialError::TupleBusy { .. }) => {
+            Ok(Dialed::Failed { errno: "EADDRNOTAVAIL", attempts: 1 })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// socket, [window,] bind, connect, as seed 000 does it; bind() is where UDP chooses.
+fn udp_steps(
+    strategy: Strategy,
+    range: PortRange,
+    local: IpAddr,
+    destination: SocketAddr,
+    random: &mut Rng,
+) -> Result<Dialed, LabError> {
+    let socket = socket::open(Transport::Udp, destination, false).map_err(LabError::call("socket"))?;
+    let mut time = Duration::ZERO;
+    let mut tried = 0;
+    while let Some(step) = strategy.step(tried, range, random) {
+        tried += 1;
+        let port = match step {
+            Step::Search => 0,
+            Step::Window(window) => {
+                let set = option::set_local_port_range(socket.as_fd(), window.low(), window.high());
+                if set.map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))? == Answer::Absent {
+                    return Err(DialError::NotSupported {
+                        option: "IP_LOCAL_PORT_RANGE",
+                        strategy: strategy.to_string(),
+                    }
+                    .into());
+                }
+                0
+            }
+            Step::Bind(port) => port,
+        };
+        let begun = Instant::now();
+        match socket::bind(socket.as_fd(), SocketAddr::new(local, port)) {
+            Ok(()) => {
+                socket::connect(socket.as_fd(), destination).map_err(LabError::call("connect"))?;
+                time += begun.elapsed();
+                let port =
+                    socket::local_address(socket.as_fd()).map_err(LabError::call("getsockname"))?.port();
+                return Ok(Dialed::Connected { socket, port, time, attempts: tried });
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => time += begun.elapsed(),
+            Err(error) => return Err(LabError::call("bind")(error)),
+        }
+    }
+    Ok(Dialed::Failed { errno: "EADDRINUSE", attempts: tried })
+}
+
+/// One TCP connect() to `destination`, whose table is empty, made with the calls of `strategy`.
+pub(super) fn floor(
+    strategy: Strategy,
+    source: Option<IpAddr>,
+    destination: SocketAddr,
+    range: PortRange,
+    random: &mut Rng,
+) -> Result<Option<(OwnedFd, Duration)>, LabError> {
+    let call = |what| LabError::call(what);
+    let socket = socket::open(Transport::Tcp, destination, false).map_err(call("socket"))?;
+    let fd = socket.as_fd();
+    let step = match strategy {
+        Strategy::KernelDefault => Step::Search,
+        Strategy::SelectTestRepeat { .. } => Step::Bind(random.u16(range.low()..=range.high())),
+        _ => Step::Window(PortRange::ALL),
+    };
+    let mut time = Duration::ZERO;
+    match step {
+        Step::Search => {}
+        Step::Window(window) => {
+            let _: Answer = option::set_local_port_range(fd, window.low(), window.high())
+                .map_err(call("setsockopt IP_LOCAL_PORT_RANGE"))?;
+        }
+        Step::Bind(port) => {
+            option::set_reuse_address(fd, true).map_err(call("setsockopt SO_REUSEADDR"))?;
+            let local = source.unwrap_or(if destination.is_ipv4() {
+                std::net::Ipv4Addr::UNSPECIFIED.into()
+            } else {
+                std::net::Ipv6Addr::UNSPECIFIED.into()
+            });
+            let begun = Instant::now();
+            // The port may be bound by a connection that does not share it: no floor this time.
+            if socket::bind(fd, SocketAddr::new(local, port)).is_err() {
+                return Ok(None);
+            }
+            time += begun.elapsed();
+        }
+    }
+    if let (Some(source), Step::Search | Step::Window(_)) = (source, step) {
+        let _: Answer = option::set_bind_address_no_port(fd).map_err(call("setsockopt"))?;
+        socket::bind(fd, SocketAddr::new(source, 0)).map_err(call("bind"))?;
+    }
+    let begun = Instant::now();
+    match socket::connect(fd, destination) {
+        Ok(_) => Ok(Some((socket, time + begun.elapsed()))),
+        // Ports that were bound by number are lost to everybody: no floor either.
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(None),
+        Err(error) => Err(LabError::call(format!("connect: {}", errno_name(&error)))(error)),
+    }
+}

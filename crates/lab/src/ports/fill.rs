@@ -1,0 +1,259 @@
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use fourtuple::dial::Strategy;
+use fourtuple::ports::PortRange;
+use fourtuple_measure::Summary;
+use fourtuple_record::{ByParity, FillPoint, Scatter, Spread, StrategyResult};
+use fourtuple_syscalls::parking::Parking;
+use fourtuple_syscalls::resource;
+use fourtuple_syscalls::socket::Transport;
+
+use super::Ports;
+use super::dialers::{self, Dialed, Dials};
+use crate::namespace::Namespace;
+use crate::{LabError, Watch};
+
+/// Dials between two rounds of housekeeping (parking sockets, dialing the floor), which are not timed.
+const BATCH: u64 = 240;
+
+/// Dials of the floor per batch: one for every 16 of the experiment's.
+const FLOOR_BATCH: u64 = BATCH / 16;
+
+/// Destinations whose table stays as good as empty: the floor's dials take them in turn.
+const FLOOR_LISTENERS: u16 = 64;
+
+const PARTS: usize = 16;
+
+/// Fills the range once with one strategy.
+pub(super) fn fill(
+    settings: &Ports,
+    strategy: Strategy,
+    repeat: u32,
+    namespace: &Namespace,
+    watch: &Watch<'_>,
+) -> Result<StrategyResult, LabError> {
+    let range = settings.range;
+    namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
+    // The accept queue holds all of the server's side.
+    namespace.set("net.core.somaxconn", "4194304")?;
+    let family = settings.family;
+    let mut free = free_ports(range);
+    let mut listen = || {
+        let port = free.next().expect("a range of 65,000 ports at most leaves some for listeners");
+        Ok::<_, LabError>((namespace.listen(family, port)?, SocketAddr::new(family.loopback(), port)))
+    };
+    let (_listener, destination) = listen()?;
+    let floors: Vec<(OwnedFd, SocketAddr)> = match settings.transport {
+        Transport::Tcp => (0..FLOOR_LISTENERS).map(|_| listen()).collect::<Result<_, _>>()?,
+        Transport::Udp => Vec::new(),
+    };
+    let sources = match settings.sources {
+        1 => Vec::new(),
+        count => namespace.sources(family, count)?,
+    };
+    let source = sources.first().copied();
+    let seed = settings.seed.wrapping_add(u64::from(repeat));
+    let mut random = Rng::with_seed(seed);
+    let mut dials = Dials::new(settings.transport, strategy, range, sources, destination, seed)?;
+    let chosen = (strategy == Strategy::Auto).then(|| dials.chosen());
+    let mut parking = Parking::new().map_err(LabError::call("hold sockets"))?;
+    let mut tally = Tally::new(settings.tuples(), settings.dials());
+    let mut next_floor = 0;
+    if settings.transport == Transport::Udp {
+        tally.udp_floor(&mut dials)?;
+    }
+    while tally.dials < settings.dials() && !watch.stopped() {
+        tally.batch(&mut dials, BATCH.min(settings.dials() - tally.dials), &mut parking, watch)?;
+        parking.settle().map_err(LabError::call("hold sockets"))?;
+        for _ in 0..FLOOR_BATCH.min(floors.len() as u64 * FLOOR_BATCH) {
+            let (_, destination) = floors[next_floor % floors.len()];
+            next_floor += 1;
+            if let Some((socket, time)) = dialers::floor(strategy, source, destination, range, &mut random)? {
+                tally.floor(time);
+                parking.park(socket);
+            }
+        }
+        watch.progress.at(tally.dials);
+    }
+    // Listeners first: they reset what waits in their queues, which is quicker than as many goodbyes.
+    drop(floors);
+    drop(_listener);
+    Ok(tally.result(strategy, chosen, repeat))
+}
+
+/// Ports for listeners, outside of the range, from the low ones up.
+fn free_ports(range: PortRange) -> impl Iterator<Item = u16> {
+    (1..=u16::MAX).filter(move |port| !range.contains(*port))
+}
+
+/// What was measured so far.
+struct Tally {
+    tuples: u64,
+    wanted: u64,
+    dials: u64,
+    retries: u64,
+    errors: BTreeMap<String, u64>,
+    elapsed: Duration,
+    cpu: Duration,
+    even: Vec<u64>,
+    odd: Vec<u64>,
+    scatter: Scatter,
+    parts: [Part; PARTS],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Part {
+    connections: u64,
+    held_at_end: u64,
+    total_ns: u64,
+    floors: u64,
+    floor_total_ns: u64,
+}
+
+impl Tally {
+    fn new(tuples: u64, wanted: u64) -> Self {
+        Tally {
+            tuples,
+            wanted,
+            dials: 0,
+            retries: 0,
+            errors: BTreeMap::new(),
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+            even: Vec::with_capacity(wanted as usize),
+            odd: Vec::with_capacity(wanted as usize),
+            scatter: Scatter::with_capacity(wanted as usize),
+            parts: [Part::default(); PARTS],
+        }
+    }
+
+    /// The part of the fill that the next dial belongs to.
+    fn part(&mut self) -> &mut Part {
+        let index = (self.dials * PARTS as u64 / self.wanted) as usize;
+        &mut self.parts[index.min(PARTS - 1)]
+    }
+
+    fn batch(
+        &mut self,
+        dials: &mut Dials,
+        count: u64,
+        parking: &mut Parking,
+        watch: &Watch<'_>,
+    ) -> Result<(), LabError> {
+        let cpu = resource::thread_cpu_time();
+        for _ in 0..count {
+            if watch.stopped() {
+                break;
+            }
+            let begun = Instant::now();
+            let dialed = dials.dial()?;
+            let took = begun.elapsed();
+            self.elapsed += took;
+            match dialed {
+                Dialed::Connected { socket, port, time, attempts } => {
+                    self.connected(port, time, attempts);
+                    parking.park(socket);
+                }
+                Dialed::Failed { errno, attempts } => {
+                    self.retries += u64::from(attempts.saturating_sub(1));
+                    *self.errors.entry(errno.to_owned()).or_default() += 1;
+                    self.scatter.push(took.as_nanos() as u64, false, true);
+                }
+            }
+            let held = (self.even.len() + self.odd.len()) as u64;
+            self.part().held_at_end = held;
+            self.dials += 1;
+        }
+        self.cpu += resource::thread_cpu_time() - cpu;
+        Ok(())
+    }
+
+    fn connected(&mut self, port: u16, time: Duration, attempts: u32) {
+        let ns = time.as_nanos() as u64;
+        let odd = port % 2 == 1;
+        if odd {
+            self.odd.push(ns)
+        } else {
+            self.even.push(ns)
+        }
+        self.retries += u64::from(attempts - 1);
+        self.scatter.push(ns, odd, false);
+        let part = self.part();
+        part.connections += 1;
+        part.total_ns += ns;
+    }
+
+    fn floor(&mut self, time: Duration) {
+        // The dials are counted already, so the floor of a batch belongs to the part of its last dial.
+        let index = (self.dials.saturating_sub(1) * PARTS as u64 / self.wanted) as usize;
+        let part = &mut self.parts[index.min(PARTS - 1)];
+        part.floors += 1;
+        part.floor_total_ns += time.as_nanos() as u64;
+    }
+
+    /// The floor of UDP, whose ports are held against every destination: measured before the fill, and let go of.
+    fn udp_floor(&mut self, dials: &mut Dials) -> Result<(), LabError> {
+        for _ in 0..4 * FLOOR_BATCH {
+            if let Dialed::Connected { time, .. } = dials.dial()? {
+                for part in &mut self.parts {
+                    part.floors += 1;
+                    part.floor_total_ns += time.as_nanos() as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn result(mut self, strategy: Strategy, chosen: Option<String>, repeat: u32) -> StrategyResult {
+        let connections = (self.even.len() + self.odd.len()) as u64;
+        let mut all: Vec<u64> = self.even.iter().chain(&self.odd).copied().collect();
+        let mean = |total: u64, count: u64| total.checked_div(count).unwrap_or(0);
+        let floors: u64 = self.parts.iter().map(|part| part.floors).sum();
+        let floor_total: u64 = self.parts.iter().map(|part| part.floor_total_ns).sum();
+        StrategyResult {
+            strategy: strategy.to_string(),
+            chosen,
+            repeat,
+            dials: self.dials,
+            connections,
+            retries: self.retries,
+            errors: self.errors,
+            elapsed_ns: self.elapsed.as_nanos() as u64,
+            rate_per_s: connections as f64 / self.elapsed.as_secs_f64().max(1e-9),
+            cpu_ns_per_dial: mean(self.cpu.as_nanos() as u64, self.dials),
+            connect_ns: ByParity {
+                all: spread(&mut all),
+                even: spread(&mut self.even),
+                odd: spread(&mut self.odd),
+            },
+            by_fill: self
+                .parts
+                .iter()
+                .filter(|part| part.held_at_end > 0)
+                .map(|part| FillPoint {
+                    fill: part.held_at_end as f64 / self.tuples as f64,
+                    connections: part.connections,
+                    mean_ns: mean(part.total_ns, part.connections),
+                    floor_ns: mean(part.floor_total_ns, part.floors),
+                })
+                .collect(),
+            floor_ns: mean(floor_total, floors),
+            scatter: Some(self.scatter),
+        }
+    }
+}
+
+fn spread(samples: &mut [u64]) -> Option<Spread> {
+    Summary::of(samples).map(|summary| Spread {
+        count: summary.count,
+        mean: summary.mean,
+        p50: summary.p50,
+        p99: summary.p99,
+        p999: summary.p999,
+        max: summary.max,
+    })
+}

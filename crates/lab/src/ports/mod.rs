@@ -1,0 +1,152 @@
+//! `lab ports`: what does connect() cost under each port strategy, from an empty table to a full one?
+//!
+//! Published: seed 000 ("connect() - why are you so slow?"), figures 5, 7, 8 and its table of windows.
+
+mod advice;
+mod dialers;
+mod fill;
+
+use std::num::NonZeroU16;
+
+use fourtuple::dial::Strategy;
+use fourtuple::ports::PortRange;
+use fourtuple_record::{PortsResults, PortsSettings, Remark};
+use fourtuple_syscalls::socket::Transport;
+
+use crate::namespace::{Family, Namespace};
+use crate::{LabError, Watch};
+
+pub use advice::advice;
+
+/// The settings of the experiment.
+#[derive(Clone, Debug)]
+pub struct Ports {
+    /// The namespace's ephemeral range.
+    pub range: PortRange,
+    /// What to compare, in this order.
+    pub strategies: Vec<Strategy>,
+    /// Share of the tuples to dial, above 0 and up to 1.
+    pub fill: f64,
+    /// TCP or UDP.
+    pub transport: Transport,
+    /// IPv4 or IPv6.
+    pub family: Family,
+    /// Source addresses.
+    pub sources: u32,
+    /// Runs of every strategy.
+    pub repeats: u32,
+    /// Seed of the random choices of this process (those of the kernel cannot be seeded).
+    pub seed: u64,
+}
+
+/// The windows of seed 000: one try each and no way out, as published.
+pub fn published_windows() -> Vec<Strategy> {
+    [500, 1_000, 5_000, 10_000]
+        .into_iter()
+        .map(|width| Strategy::RandomWindow {
+            width: NonZeroU16::new(width).expect("not zero"),
+            tries: NonZeroU16::MIN,
+            then_full_range: false,
+        })
+        .collect()
+}
+
+impl Ports {
+    /// Checks what can be checked without a kernel.
+    pub fn check(&self) -> Result<(), LabError> {
+        let refuse = |message: String| Err(LabError::Setting(message));
+        if self.range.low() == 0 {
+            return refuse(format!("the range {} begins at port 0, which is no port", self.range));
+        }
+        if self.range.len() < 8 || self.range.len() > 65_000 {
+            return refuse(format!(
+                "the range {} has {} ports; from 8 to 65000 are accepted, so that some are left for listeners",
+                self.range,
+                self.range.len()
+            ));
+        }
+        if !(self.fill > 0.0 && self.fill <= 1.0) {
+            return refuse(format!("a fill of {} is not above 0 and up to 1", self.fill));
+        }
+        if !(1..=1024).contains(&self.sources) {
+            return refuse(format!("{} sources: from 1 to 1024 are accepted", self.sources));
+        }
+        if self.transport == Transport::Udp && self.sources > 1 {
+            return refuse("UDP is measured from one source: its sockets share no ports anyway".to_owned());
+        }
+        if !(1..=100).contains(&self.repeats) {
+            return refuse(format!("{} repeats: from 1 to 100 are accepted", self.repeats));
+        }
+        if self.strategies.is_empty() {
+            return refuse("no strategy to measure".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The settings as a record keeps them.
+    pub fn settings(&self) -> PortsSettings {
+        PortsSettings {
+            low: self.range.low(),
+            high: self.range.high(),
+            strategies: self.strategies.iter().map(Strategy::to_string).collect(),
+            fill: self.fill,
+            protocol: match self.transport {
+                Transport::Tcp => "tcp",
+                Transport::Udp => "udp",
+            }
+            .to_owned(),
+            family: self.family.number(),
+            sources: self.sources,
+            repeats: self.repeats,
+            seed: self.seed,
+        }
+    }
+
+    /// Tuples towards the one destination.
+    pub fn tuples(&self) -> u64 {
+        u64::from(self.range.len()) * u64::from(self.sources)
+    }
+
+    /// Dials that make the fill.
+    fn dials(&self) -> u64 {
+        ((self.tuples() as f64 * self.fill).round() as u64).max(1)
+    }
+
+    /// Runs every strategy, each in a namespace of its own; every second repeat in the reverse order (A B B A).
+    pub fn run(&self, watch: &Watch<'_>) -> Result<(PortsResults, Vec<Remark>), LabError> {
+        self.check()?;
+        let mut results = PortsResults { tuples: self.tuples(), strategies: Vec::new(), advice: Vec::new() };
+        let mut remarks = Vec::new();
+        'repeats: for repeat in 1..=self.repeats {
+            let mut order: Vec<Strategy> = self.strategies.clone();
+            if repeat % 2 == 0 {
+                order.reverse();
+            }
+            for strategy in order {
+                watch.progress.begin(&self.part(strategy, repeat), self.dials());
+                let run = Namespace::run(|namespace| fill::fill(self, strategy, repeat, namespace, watch))?;
+                let cut = run.dials < self.dials();
+                if run.dials > 0 {
+                    results.strategies.push(run);
+                }
+                if cut {
+                    remarks.push(Remark::new(
+                        "interrupted",
+                        format!("interrupted during {strategy}: it is cut short, and what should follow is missing"),
+                    ));
+                    break 'repeats;
+                }
+            }
+        }
+        results.advice = advice(&results);
+        Ok((results, remarks))
+    }
+
+    fn part(&self, strategy: Strategy, repeat: u32) -> String {
+        if self.repeats == 1 {
+            strategy.to_string()
+        } else {
+            format!("{strategy} ({repeat}/{})", self.repeats)
+        }
+    }
+}

@@ -1,0 +1,60 @@
+use fourtuple_record::{TimeWaitResults, TimeWaitRun};
+
+/// What the runs say, and what to set here, in plain words.
+pub fn advice(results: &TimeWaitResults) -> Vec<String> {
+    let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
+    let mut lines = vec![format!(
+        "One source that closes first has {} ports to one destination, each waits 60 s: more than {:.0} connections per \
+         second cannot last.",
+        results.ports, results.ceiling_per_s
+    )];
+    if let Some(run) = find("none-over")
+        && let Some(at) = run.stalled_at
+    {
+        lines.push(format!(
+            "Transaction {at} found no port (EADDRNOTAVAIL) and {}; the {} before it took {:.2} s.",
+            if run.cut {
+                format!(
+                    "was not waited for: {:.1} s would have been left of its 60 s",
+                    run.predicted_stall_ns as f64 / 1e9
+                )
+            } else {
+                format!(
+                    "waited {:.1} s ({:.1} s were predicted)",
+                    run.stall_ns as f64 / 1e9,
+                    run.predicted_stall_ns as f64 / 1e9
+                )
+            },
+            at - 1,
+            (at - 1) as f64 / run.rate_per_s.max(1e-9),
+        ));
+    }
+    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(|run| name(run)).collect();
+    if !helped.is_empty() {
+        lines.push(format!("The same transactions did not stall with: {}.", helped.join("; ")));
+    }
+    if let Some(run) = find("tcp-tw-reuse")
+        && run.stall_ns > 0
+    {
+        lines.push(format!(
+            "tcp_tw_reuse=1 shortened the stall to {:.2} s: a port is taken over once it has waited for a second.",
+            run.stall_ns as f64 / 1e9
+        ));
+    }
+    lines
+}
+
+fn helps(run: &TimeWaitRun) -> bool {
+    !run.remedy.starts_with("none") && run.stalled_at.is_none() && run.completed == run.transactions
+}
+
+fn name(run: &TimeWaitRun) -> &str {
+    match run.remedy.as_str() {
+        "more-sources" => "four source addresses",
+        "wider-range" => "net.ipv4.ip_local_port_range = 1024 65535",
+        "tcp-tw-reuse" => "net.ipv4.tcp_tw_reuse = 1 (needs timestamps)",
+        "server-closes-first" => "the server closing first",
+        "keep-alive" => "100 transactions per connection",
+        other => other,
+    }
+}

@@ -58,6 +58,11 @@ impl FreePorts {
         self.open = pristine.open;
     }
 
+    #[inline]
+    pub(super) fn contains(&self, port: u16) -> bool {
+        self.words[usize::from(port >> 6)] >> (port & 63) & 1 == 1
+    }
+
     pub(super) fn insert(&mut self, port: u16) {
         let index = usize::from(port >> 6);
         self.words[index] |= 1 << (port & 63);

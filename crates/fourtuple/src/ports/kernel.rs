@@ -1,5 +1,6 @@
 use fastrand::Rng;
 
+use super::counted::CountedSet;
 use super::free::{FreePorts, Lane};
 use super::{PortRange, PortSet};
 
@@ -81,17 +82,18 @@ pub struct TupleTable {
     search: Search,
     free: FreePorts,
     pristine: FreePorts,
-    /// Reserved, or bound by number elsewhere in the namespace.
+    /// Reserved, or bound by number elsewhere in the namespace: for good.
     passed: PortSet,
+    /// Those within the range, and the ports of it that are bound by number for this tuple.
+    skipped: CountedSet,
+    /// What `skipped` is while the table is empty.
+    pristine_skipped: CountedSet,
+    established: PortSet,
+    time_wait: CountedSet,
     /// Bound by number for this tuple.
     bound: PortSet,
-    established: PortSet,
-    time_wait: PortSet,
-    /// Passed or bound ports within the range; 0 spares every walk the look at both sets.
-    skipped: u32,
-    /// Whether a port was bound since the table was empty: such a port may lie outside the range.
+    /// Whether a port was bound since the table was empty: it may lie outside the range, and in two of these sets.
     binds: bool,
-    waiting: u32,
     held: u32,
     /// `table_perturb[index] + (port_offset >> 32)`: where the next search starts, modulo the length of its range.
     pointer: u32,
@@ -101,18 +103,22 @@ impl TupleTable {
     /// An empty table in a namespace with the port range `range` and these reserved ports.
     pub fn new(range: PortRange, search: Search, reserved: &PortSet, random: &mut Rng) -> Self {
         let free = FreePorts::new(range, reserved);
+        let mut skipped = CountedSet::default();
+        for port in range.iter().filter(|&port| reserved.contains(port)) {
+            skipped.insert(port);
+        }
         TupleTable {
             range,
             search,
             pristine: free.clone(),
             free,
             passed: reserved.clone(),
-            bound: PortSet::new(),
+            pristine_skipped: skipped.clone(),
+            skipped,
             established: PortSet::new(),
-            time_wait: PortSet::new(),
-            skipped: reserved.count_in(range),
+            time_wait: CountedSet::default(),
+            bound: PortSet::new(),
             binds: false,
-            waiting: 0,
             held: 0,
             pointer: random.u32(..),
         }
@@ -121,19 +127,15 @@ impl TupleTable {
     /// The table of another destination: empty, with another start. Cheaper than a new one.
     pub fn reset(&mut self, random: &mut Rng) {
         self.free.reset_to(&self.pristine);
+        self.time_wait.clear();
         if self.binds {
             self.established.clear();
-            self.time_wait.clear();
             self.bound.clear();
-            self.skipped = self.passed.count_in(self.range);
+            self.skipped.clone_from(&self.pristine_skipped);
         } else {
             self.established.clear_in(self.range);
-            if self.waiting > 0 {
-                self.time_wait.clear_in(self.range);
-            }
         }
-        self.binds = false;
-        (self.waiting, self.held, self.pointer) = (0, 0, random.u32(..));
+        (self.binds, self.held, self.pointer) = (false, 0, random.u32(..));
     }
 
     /// The namespace's range.
@@ -143,7 +145,7 @@ impl TupleTable {
 
     /// Ports of the range that are not reserved, taken or not.
     pub fn ports(&self) -> u32 {
-        self.range.len() - self.passed.count_in(self.range)
+        self.range.len() - self.pristine_skipped.len()
     }
 
     /// Tuples in use: open ones and those in TIME_WAIT.
@@ -153,7 +155,7 @@ impl TupleTable {
 
     /// Tuples in TIME_WAIT.
     pub fn in_time_wait(&self) -> u32 {
-        self.waiting
+        self.time_wait.len()
     }
 
     /// connect() on a socket without a port: searches `window`, clamped as by [`PortRange::window`], or the namespace's
@@ -162,81 +164,76 @@ impl TupleTable {
     pub fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> Found {
         let window = window.filter(|window| window.high() > 0);
         let range = window.map_or(self.range, |window| self.range.window(window));
-        match (self.search, window) {
-            (Search::Linear, Some(_)) => self.search_linear(range, random),
-            _ => self.search_parity(range, random),
+        let scan = match (self.search, window) {
+            (Search::Linear, Some(_)) => Scan { range, remaining: range.len(), step: 1 },
+            _ => Scan { range, remaining: (range.len() & !1).max(1), step: 2 },
+        };
+        let offset = self.pointer % scan.remaining & !(scan.step - 1);
+        // Most searches end where they begin: `offset` stays below the length of the range.
+        let first = range.low() + offset as u16;
+        if self.free.contains(first) {
+            self.take(first, 0, scan.step, random);
+            return Found { port: Some(first), probes: Probes { free: 1, ..Probes::default() } };
         }
+        self.search(&scan, offset, random)
     }
 
-    fn search_linear(&mut self, range: PortRange, random: &mut Rng) -> Found {
-        let offset = self.pointer % range.len();
+    #[inline(never)]
+    fn search(&mut self, scan: &Scan, offset: u32, random: &mut Rng) -> Found {
         let mut probes = Probes::default();
-        let port = self.scan(&Scan::new(range, offset, range.len(), 1), random, &mut probes);
+        let mut port = self.scan(scan, offset, random, &mut probes);
+        if port.is_none() && scan.step == 2 && scan.remaining > 1 {
+            port = self.scan(scan, offset + 1, random, &mut probes);
+        }
         Found { port, probes }
     }
 
-    fn search_parity(&mut self, range: PortRange, random: &mut Rng) -> Found {
-        let remaining = if range.len() > 1 { range.len() & !1 } else { 1 };
-        let offset = self.pointer % remaining & !1;
-        let mut probes = Probes::default();
-        let mut port = self.scan(&Scan::new(range, offset, remaining, 2), random, &mut probes);
-        if port.is_none() && remaining > 1 {
-            port = self.scan(&Scan::new(range, offset + 1, remaining, 2), random, &mut probes);
-        }
-        Found { port, probes }
-    }
-
-    /// Goes through `scan`, and takes the first free port.
-    #[inline]
-    fn scan(&mut self, scan: &Scan, random: &mut Rng, probes: &mut Probes) -> Option<u16> {
+    /// Makes one pass of `scan`, and takes the first free port.
+    fn scan(&mut self, scan: &Scan, offset: u32, random: &mut Rng, probes: &mut Probes) -> Option<u16> {
         let mut walked = 0;
-        for leg in scan.legs() {
-            let Some(port) = self.free.first(leg.low, leg.high, scan.lane) else {
-                self.walk(leg, scan, leg.length, probes);
+        for leg in scan.legs(offset).into_iter().flatten() {
+            let Some(port) = self.free.first(leg.low, leg.high, leg.lane) else {
+                self.charge(leg, leg.length, scan.step, probes);
                 walked += leg.length;
                 continue;
             };
             let steps = u32::from(port - leg.low) / scan.step;
-            self.walk(leg, scan, steps, probes);
-            walked += steps;
+            self.charge(leg, steps, scan.step, probes);
             probes.free += 1;
-            // The random part keeps the next port hard to guess while there is little to walk past.
-            let jump = walked.max(u32::from(random.u8(..8)));
-            self.pointer = self.pointer.wrapping_add((jump + 1) * scan.step);
-            self.hold(port);
+            self.take(port, walked + steps, scan.step, random);
             return Some(port);
         }
         None
     }
 
     /// Charges the first `steps` ports of a leg, all of them taken.
-    #[inline]
-    fn walk(&self, leg: Leg, scan: &Scan, steps: u32, probes: &mut Probes) {
+    fn charge(&self, leg: Leg, steps: u32, step: u32, probes: &mut Probes) {
         if steps == 0 {
             return;
         }
-        let mut established = u64::from(steps);
-        if self.skipped | self.waiting > 0 {
-            let last = leg.low + ((steps - 1) * scan.step) as u16;
-            let (skipped, waiting) = self.classify(leg.low, last, scan.lane);
-            probes.skipped += skipped;
-            probes.time_wait += waiting;
-            established -= skipped + waiting;
+        let last = leg.low + ((steps - 1) * step) as u16;
+        let skipped = self.skipped.count(leg.low, last, leg.lane);
+        let mut time_wait = self.time_wait.count(leg.low, last, leg.lane);
+        if time_wait > 0 && self.binds {
+            // Bound and in TIME_WAIT: passed before the tuple is looked up.
+            let range = PortRange::new(leg.low, last).expect("a leg never runs backwards");
+            let both = range.iter().step_by(step as usize);
+            time_wait -= both
+                .filter(|&port| self.time_wait.contains(port) && self.skipped.contains(port))
+                .count() as u64;
         }
-        probes.established += established;
+        probes.skipped += skipped;
+        probes.time_wait += time_wait;
+        probes.established += u64::from(steps) - skipped - time_wait;
     }
 
-    /// Ports from `low` to `high` of a lane that a search passes without a look-up, and those in TIME_WAIT.
-    fn classify(&self, low: u16, high: u16, lane: Lane) -> (u64, u64) {
-        let (mut skipped, mut waiting) = (0, 0);
-        let range = PortRange::new(low, high).expect("a leg never runs backwards");
-        for (index, mask) in range.masks() {
-            let mask = mask & lane.bits();
-            let passed = self.passed.word(index) | self.bound.word(index);
-            skipped += (passed & mask).count_ones();
-            waiting += (self.time_wait.word(index) & !passed & mask).count_ones();
-        }
-        (u64::from(skipped), u64::from(waiting))
+    /// Holds the port that a pass found after `walked` taken ones, and moves on the pointer. Its random part keeps the
+    /// next port hard to guess while there is little to walk past.
+    #[inline]
+    fn take(&mut self, port: u16, walked: u32, step: u32, random: &mut Rng) {
+        let jump = walked.max(random.u32(..) >> 29);
+        self.pointer = self.pointer.wrapping_add((jump + 1) * step);
+        self.hold(port);
     }
 
     #[inline]
@@ -254,12 +251,12 @@ impl TupleTable {
             return Found { port: None, probes: Probes { established: 1, ..Probes::default() } };
         }
         if self.time_wait.remove(port) {
-            self.waiting -= 1;
             self.held -= 1;
         }
         self.binds = true;
-        if self.bound.insert(port) && self.searched(port) {
-            self.skipped += 1;
+        self.bound.insert(port);
+        if self.range.contains(port) {
+            self.skipped.insert(port);
         }
         self.hold(port);
         Found { port: Some(port), probes: Probes { free: 1, ..Probes::default() } }
@@ -268,17 +265,15 @@ impl TupleTable {
     /// A socket elsewhere in the namespace binds `port` by number, for good: no search takes it (`fastreuse >= 0`),
     /// whatever the destination. [`TupleTable::bind`] still may.
     pub fn poison(&mut self, port: u16) {
-        if self.searched(port) {
-            self.skipped += u32::from(!self.bound.contains(port));
+        self.passed.insert(port);
+        if self.range.contains(port) {
+            self.skipped.insert(port);
+            self.pristine_skipped.insert(port);
             self.free.remove(port);
             self.pristine.remove(port);
+            // As if bound: a search passes it before it looks whether the tuple waits.
+            self.binds = true;
         }
-        self.passed.insert(port);
-    }
-
-    /// Whether searches look up what is on `port`.
-    fn searched(&self, port: u16) -> bool {
-        self.range.contains(port) && !self.passed.contains(port)
     }
 
     /// We close the connection on `port`: the tuple stays in TIME_WAIT. False if there was none.
@@ -286,7 +281,6 @@ impl TupleTable {
         let open = self.established.remove(port);
         if open {
             self.time_wait.insert(port);
-            self.waiting += 1;
         }
         open
     }
@@ -295,63 +289,52 @@ impl TupleTable {
     ///
     /// With it goes a bind by number, as since Linux 6.18; before, the port stays skipped while any socket uses it.
     pub fn release(&mut self, port: u16) -> bool {
-        let waiting = self.time_wait.remove(port);
-        if !waiting && !self.established.remove(port) {
+        if !self.time_wait.remove(port) && !self.established.remove(port) {
             return false;
         }
-        self.waiting -= u32::from(waiting);
         self.held -= 1;
-        let bound = self.bound.remove(port);
-        if self.searched(port) {
-            self.skipped -= u32::from(bound);
+        self.bound.remove(port);
+        if self.range.contains(port) && !self.passed.contains(port) {
+            self.skipped.remove(port);
             self.free.insert(port);
         }
         true
     }
 }
 
-/// One pass of the kernel's loop: which ports, in which order.
+/// The kernel's loop over a range: `remaining` is the length that it reckons with.
 struct Scan {
-    lane: Lane,
+    range: PortRange,
+    remaining: u32,
     step: u32,
-    legs: [Option<Leg>; 2],
 }
 
-/// Ports in ascending order, `step` apart.
+/// Ports in ascending order, a step apart.
 #[derive(Clone, Copy)]
 struct Leg {
     low: u16,
     high: u16,
     length: u32,
+    lane: Lane,
 }
 
 impl Scan {
-    /// The pass that starts `offset` ports above the first of `range`, `remaining` being the length that the kernel
-    /// reckons with. Past the end it goes back by `remaining`, not to the beginning: in a range of odd length that is
-    /// one port too late, and why such a search never sees one of the ports.
-    #[inline]
-    fn new(range: PortRange, offset: u32, remaining: u32, step: u32) -> Self {
-        let start = u32::from(range.low()) + offset;
-        let looks = remaining.div_ceil(step);
-        let to_the_end = (u32::from(range.high()) - start) / step + 1;
+    /// The pass that starts `offset` ports above the first one. Past the end it goes back by `remaining`, not to the
+    /// beginning: in a range of odd length that is one port too late, and why such a search never sees one of the ports.
+    fn legs(&self, offset: u32) -> [Option<Leg>; 2] {
+        let start = u32::from(self.range.low()) + offset;
+        let looks = self.remaining.div_ceil(self.step);
+        let to_the_end = (u32::from(self.range.high()) - start) / self.step + 1;
         let leg = |start: u32, length: u32| {
             // Ends at the range's last port at most, so that both fit.
-            let high = start + (length - 1) * step;
-            Leg { low: start as u16, high: high as u16, length }
+            let (low, high) = (start as u16, (start + (length - 1) * self.step) as u16);
+            Leg { low, high, length, lane: if self.step == 1 { Lane::Both } else { Lane::of(low) } }
         };
         let first = to_the_end.min(looks);
         let second = looks - first;
-        Scan {
-            lane: if step == 1 { Lane::Both } else { Lane::of(start as u16) },
-            step,
-            legs: [
-                Some(leg(start, first)),
-                (second > 0).then(|| leg(start + to_the_end * step - remaining, second)),
-            ],
-        }
-    }
-
-    fn legs(&self) -> impl Iterator<Item = Leg> {
-        self.legs.into_iter().flatten()
+        [
+            Some(leg(start, first)),
+            (second > 0).then(|| leg(start + to_the_end * self.step - self.remaining, second)),
+        ]
     }
 }

@@ -85,6 +85,16 @@ impl FillPart {
             return;
         }
         self.connected += 1;
+        if dialed.probes.taken() == 0 {
+            // The rule while there is room.
+            self.walks[0].dials += 1;
+            self.walks[0].probes.free += 1;
+            return;
+        }
+        self.add_walk(dialed);
+    }
+
+    fn add_walk(&mut self, dialed: &Dialed) {
         self.searches_again += u64::from(dialed.searches_again);
         self.binds_again += u64::from(dialed.binds_again);
         let length = (u64::BITS - dialed.probes.taken().leading_zeros()) as usize;

@@ -168,7 +168,7 @@ impl TupleTable {
             (Search::Linear, Some(_)) => Scan { range, remaining: range.len(), step: 1 },
             _ => Scan { range, remaining: (range.len() & !1).max(1), step: 2 },
         };
-        let offset = self.pointer % scan.remaining & !(scan.step - 1);
+        let offset = (self.pointer % scan.remaining) & !(scan.step - 1);
         // Most searches end where they begin: `offset` stays below the length of the range.
         let first = range.low() + offset as u16;
         if self.free.contains(first) {

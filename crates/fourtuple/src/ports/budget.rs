@@ -67,7 +67,8 @@ pub struct Budget {
 
 impl Budget {
     /// `by_parity` says whether searches go by parity ([`halves`](super::halves)): in a range of odd length such a search
-    /// does not see one of the ports (see [`TupleTable`](super::TupleTable)), which is then left out.
+    /// does not see one of the ports (see [`TupleTable`](super::TupleTable)). Which one depends on where it starts, so
+    /// that a fill may still get them all; but the last connection cannot be counted on, and is left out.
     pub fn new(
         range: PortRange,
         reserved: &PortSet,

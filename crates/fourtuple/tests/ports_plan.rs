@@ -166,6 +166,25 @@ fn advice_names_the_cliff_the_time_and_what_to_set() {
 }
 
 #[test]
+fn a_fleet_is_simulated_whole_up_to_the_limit_and_by_a_sample_beyond() {
+    // 1,000 tuples in each of 10,000 pairs.
+    let plan = Plan { destinations: 10_000, arrival_per_s: Some(1e6), ..Plan::new(Strategy::FullRange) };
+    let plan = Plan { hold: Duration::from_secs(10), ..plan };
+    let fleet = plan.outcome().unwrap().fleet;
+    assert_eq!((fleet.pairs, fleet.connected, fleet.failed), (10_000, 10_000_000, 0));
+    let sampled = Plan { simulate_at_most: 1_000_000, ..plan }.outcome().unwrap().fleet;
+    assert_eq!((sampled.pairs, sampled.connected), (1_000, 1_000_000));
+    assert!(sampled.mean_ns.unwrap().abs_diff(fleet.mean_ns.unwrap()) < 50);
+}
+
+#[test]
+fn nothing_is_to_be_set_where_nothing_happens() {
+    let plan = Plan { arrival_per_s: Some(10.0), closer: Closer::Us, ..Plan::new(Strategy::KernelDefault) };
+    let advice = plan.outcome().unwrap().advice;
+    assert!(advice[2].contains("at 10/s you never get there") && advice.len() == 3, "{advice:?}");
+}
+
+#[test]
 fn an_odd_range_plans_with_one_port_less_by_parity() {
     let range = PortRange::new(32768, 32796).unwrap();
     let plan = |strategy| Plan { range, ..Plan::new(strategy) }.outcome().unwrap();

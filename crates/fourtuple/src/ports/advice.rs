@@ -86,7 +86,8 @@ fn odd(plan: &Plan, outcome: &Outcome) -> Option<String> {
 
 fn remedies(plan: &Plan, outcome: &Outcome) -> Vec<String> {
     let mut lines = Vec::new();
-    if outcome.cliff_connections.is_some() {
+    let never = plan.arrival_per_s.is_some() && outcome.cliff_after.is_none();
+    if outcome.cliff_connections.is_some() && !never {
         lines.push(match plan.search {
             Search::Linear => {
                 "Set IP_LOCAL_PORT_RANGE to 0xFFFF0000 on the socket (strategy full-range): the kernel \
@@ -112,8 +113,8 @@ fn remedies(plan: &Plan, outcome: &Outcome) -> Vec<String> {
         if let (Closer::Us, Some(rate)) = (plan.closer, plan.arrival_per_s) {
             let without = steady_tuples(rate, plan.hold, Closer::Them);
             lines.push(format!(
-                "If the other end closed first, or connections were kept for more requests, the same rate would hold \
-                 {} tuples: TIME_WAIT would not be ours.",
+                "If the other end closed first, TIME_WAIT would not be ours, and {} tuples in use at a time. Connections \
+                 kept for more than one request need fewer dials.",
                 grouped(without)
             ));
         }

@@ -12,6 +12,9 @@ const PARTS: usize = 16;
 /// Fills of one pair that its figures are the mean of.
 const REPEATS: u64 = 5;
 
+/// Connections that represent a fleet which is too large to be simulated whole: more would not change a mean.
+const SAMPLE: u64 = 20_000_000;
+
 /// What is known about the connections to come.
 ///
 /// ```
@@ -48,7 +51,7 @@ pub struct Plan {
     pub strategy: Strategy,
     /// What a dial costs.
     pub costs: Costs,
-    /// Connections to simulate at most. A fleet that needs more is represented by some of its pairs.
+    /// Connections to simulate one by one at most. A larger fleet is represented by some of its pairs.
     pub simulate_at_most: u64,
     /// Seed of all random choices.
     pub seed: u64,
@@ -198,12 +201,15 @@ impl Plan {
         Some((rate * self.hold.as_secs_f64() / pairs).ceil() as u32)
     }
 
-    /// Pairs and connections that stand for `connections` over all pairs within the limit. A pair costs about as much
-    /// as 32 connections.
+    /// Pairs and connections that stand for `connections` over all pairs: all of them where the limit allows it.
     fn sample(&self, budget: &Budget, connections: u64) -> (u64, u64) {
         let each = connections.div_ceil(budget.pairs()).max(1);
-        let within = (self.simulate_at_most / each.max(32)).max(1);
-        let pairs = budget.pairs().min(connections).min(within).max(1);
+        let pairs = budget.pairs().min(connections).max(1);
+        // To begin a pair costs about as much as 32 connections.
+        if pairs.saturating_mul(each.max(32)) <= self.simulate_at_most {
+            return (pairs, connections);
+        }
+        let pairs = pairs.min(self.simulate_at_most.min(SAMPLE) / each.max(32)).max(1);
         (pairs, connections.min(pairs.saturating_mul(each)))
     }
 

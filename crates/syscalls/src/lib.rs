@@ -1,1 +1,66 @@
-//! TODO
+//! The system calls that fourtuple makes, one file per kernel facility.
+//!
+//! This crate decides nothing. It takes [`BorrowedFd`](std::os::fd::BorrowedFd) and gives
+//! [`OwnedFd`](std::os::fd::OwnedFd), turns -1 into [`io::Error`] with the errno kept, and is, beside `bpf`, the only
+//! place where `unsafe` is allowed. Linux only.
+#![allow(unsafe_code)]
+
+use std::io;
+
+mod address;
+pub mod fork;
+mod netlink;
+pub mod netns;
+pub mod option;
+pub mod parking;
+pub mod resource;
+pub mod route;
+pub mod seccomp;
+pub mod sock_diag;
+pub mod socket;
+
+/// The result of a call that answers -1 on failure.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Names of the errnos that dialing, binding and namespaces meet; others are `errno N`.
+pub fn errno_name(error: &io::Error) -> String {
+    let Some(errno) = error.raw_os_error() else {
+        return error.kind().to_string();
+    };
+    let name = match errno {
+        libc::EACCES => "EACCES",
+        libc::EADDRINUSE => "EADDRINUSE",
+        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL",
+        libc::EAFNOSUPPORT => "EAFNOSUPPORT",
+        libc::EAGAIN => "EAGAIN",
+        libc::EALREADY => "EALREADY",
+        libc::EBADF => "EBADF",
+        libc::ECONNABORTED => "ECONNABORTED",
+        libc::ECONNREFUSED => "ECONNREFUSED",
+        libc::ECONNRESET => "ECONNRESET",
+        libc::EHOSTUNREACH => "EHOSTUNREACH",
+        libc::EINPROGRESS => "EINPROGRESS",
+        libc::EINTR => "EINTR",
+        libc::EINVAL => "EINVAL",
+        libc::EISCONN => "EISCONN",
+        libc::EMFILE => "EMFILE",
+        libc::ENETDOWN => "ENETDOWN",
+        libc::ENETUNREACH => "ENETUNREACH",
+        libc::ENFILE => "ENFILE",
+        libc::ENOBUFS => "ENOBUFS",
+        libc::ENODEV => "ENODEV",
+        libc::ENOENT => "ENOENT",
+        libc::ENOMEM => "ENOMEM",
+        libc::ENOPROTOOPT => "ENOPROTOOPT",
+        libc::ENOSPC => "ENOSPC",
+        libc::ENOSYS => "ENOSYS",
+        libc::EPERM => "EPERM",
+        libc::EPIPE => "EPIPE",
+        libc::EROFS => "EROFS",
+        libc::ETIMEDOUT => "ETIMEDOUT",
+        _ => return format!("errno {errno}"),
+    };
+    name.to_owned()
+}

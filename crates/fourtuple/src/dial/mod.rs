@@ -1,5 +1,23 @@
-//! Dialing: the [`Strategy`] that chooses a source port.
+//! Dialing: a source port chosen well, and failures told apart.
+//!
+//! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. What they leave alone: names are not resolved,
+//! connections are not pooled, nothing on the host is changed, and no thread is started.
 
+mod attempt;
+mod book;
+mod census;
+mod dialer;
+mod error;
+mod random;
+mod source;
 pub mod strategy;
+#[cfg(feature = "tokio")]
+mod tokio;
+mod udp;
 
+pub use attempt::{Attempt, Retry};
+pub use dialer::{Builder, Choice, DialReport, Dialer};
+pub use error::{BuildError, Census, DialError};
+pub use source::{MOST_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};
+pub use udp::{Sharing, UdpDialer};

@@ -162,6 +162,11 @@ impl PortSet {
         self.words[usize::from(index)]
     }
 
+    /// Makes this set equal to `other`, without allocating.
+    pub fn copy_from(&mut self, other: &PortSet) {
+        self.words.copy_from_slice(&other.words[..]);
+    }
+
     /// Number of ports of `range` that are in the set.
     pub fn count_in(&self, range: PortRange) -> u32 {
         range.masks().map(|(index, mask)| (self.word(index) & mask).count_ones()).sum()

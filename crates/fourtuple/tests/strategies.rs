@@ -1,0 +1,340 @@
+//! Every strategy against this kernel, on a tiny range in a namespace of its own.
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU16;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::capabilities::{self, LocalPortRange};
+use fourtuple::dial::{DialError, DialReport, Dialer, Retry, SourcePool, Strategy};
+use fourtuple_syscalls::netns;
+use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
+use fourtuple_syscalls::seccomp;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+
+const PORTS: u16 = 64;
+
+fn small_range() {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
+}
+
+fn has_option() -> bool {
+    capabilities::probe().unwrap().local_port_range != LocalPortRange::Absent
+}
+
+/// Dials until the ports run out.
+fn fill(dialer: &Dialer) -> (Vec<TcpStream>, Vec<DialReport>, DialError) {
+    let (mut streams, mut reports) = (Vec::new(), Vec::new());
+    loop {
+        match dialer.dial() {
+            Ok((stream, report)) => {
+                assert_eq!(stream.local_addr().unwrap(), report.source);
+                streams.push(stream);
+                reports.push(report);
+            }
+            Err(error) => return (streams, reports, error),
+        }
+        assert!(streams.len() <= usize::from(PORTS) * 4, "more connections than there are tuples");
+    }
+}
+
+fn fills_every_port(strategy: Strategy, address: &'static str) {
+    small_range();
+    let (_listener, destination) = listener(address, 1024);
+    let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+    let (streams, reports, error) = fill(&dialer);
+    let ports: HashSet<u16> = reports.iter().map(|report| report.source.port()).collect();
+    assert_eq!(ports.len(), usize::from(PORTS), "{strategy} left ports unused");
+    assert!(ports.iter().all(|port| (20000..20000 + PORTS).contains(port)));
+    assert!(reports.iter().all(|report| report.attempts >= 1 && report.connect > Duration::ZERO));
+    match error {
+        DialError::PortsExhausted { census: Some(census), .. } => {
+            assert_eq!((census.ports, census.established), (PORTS.into(), PORTS.into()));
+            assert_eq!((census.time_wait, census.otherwise), (0, 0));
+        }
+        other => panic!("{strategy} ended with {other:?}"),
+    }
+    drop(streams);
+}
+
+#[test]
+fn kernel_default_fills_every_port() {
+    in_namespace(|| fills_every_port(Strategy::KernelDefault, "127.0.0.1"));
+}
+
+#[test]
+fn full_range_fills_every_port() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("full_range_fills_every_port", "ip_local_port_range", "this kernel has not got it");
+        }
+        fills_every_port(Strategy::FullRange, "127.0.0.1");
+    });
+}
+
+#[test]
+fn full_range_fills_every_port_of_ipv6() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("full_range_fills_every_port_of_ipv6", "ip_local_port_range", "not in this kernel");
+        }
+        fills_every_port(Strategy::FullRange, "::1");
+    });
+}
+
+#[test]
+fn random_window_ends_at_the_full_range_and_fills_every_port() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("random_window_fills_every_port", "ip_local_port_range", "not in this kernel");
+        }
+        let strategy = Strategy::RandomWindow {
+            width: NonZeroU16::new(4).unwrap(),
+            tries: NonZeroU16::new(2).unwrap(),
+            then_full_range: true,
+        };
+        fills_every_port(strategy, "127.0.0.1");
+    });
+}
+
+#[test]
+fn a_random_window_without_a_way_out_fails_with_ports_free() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("a_random_window_without_a_way_out", "ip_local_port_range", "not in this kernel");
+        }
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let strategy = Strategy::RandomWindow {
+            width: NonZeroU16::new(4).unwrap(),
+            tries: NonZeroU16::new(1).unwrap(),
+            then_full_range: false,
+        };
+        let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+        let (streams, _, error) = fill(&dialer);
+        assert!(streams.len() < usize::from(PORTS), "it would be a wonder if no window had been full");
+        let DialError::PortsExhausted { census: Some(census), .. } = error else { panic!("{error:?}") };
+        assert_eq!(census.established as usize, streams.len());
+        assert_eq!(census.otherwise as usize, usize::from(PORTS) - streams.len());
+    });
+}
+
+#[test]
+fn select_test_repeat_fills_every_port_with_tries_enough() {
+    in_namespace(|| {
+        // 2,000 draws miss the last of 64 ports once in 5e13.
+        let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(2000).unwrap() };
+        fills_every_port(strategy, "127.0.0.1");
+    });
+}
+
+#[test]
+fn auto_fills_every_port_and_says_what_it_chose() {
+    in_namespace(|| {
+        fills_every_port(Strategy::Auto, "127.0.0.1");
+        let found = capabilities::probe().unwrap().local_port_range;
+        let choice = Dialer::to("127.0.0.1:9".parse().unwrap()).build().unwrap().choice();
+        assert_eq!(choice.found, Some(found));
+        assert!(choice.steered);
+        let expected = match found {
+            LocalPortRange::Linear => Strategy::FullRange,
+            LocalPortRange::Parity | LocalPortRange::Unproven => Strategy::RANDOM_WINDOW,
+            LocalPortRange::Absent => Strategy::SELECT_TEST_REPEAT,
+        };
+        assert_eq!(choice.strategy, expected);
+    });
+}
+
+#[test]
+fn auto_names_a_free_port_at_any_fill() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("auto_names_a_free_port_at_any_fill", "ip_local_port_range", "not in this kernel");
+        }
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let (_streams, reports, _) = fill(&dialer);
+        assert!(reports.iter().all(|report| report.attempts == 1), "a lone dialer never meets a taken port");
+    });
+}
+
+#[test]
+fn auto_gets_along_with_ports_that_others_took_behind_its_back() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let other = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let others: Vec<_> = (0..PORTS / 2).map(|_| other.dial().unwrap()).collect();
+        let (streams, _, error) = fill(&dialer);
+        assert_eq!(streams.len(), usize::from(PORTS / 2));
+        assert!(matches!(error, DialError::PortsExhausted { .. }), "{error:?}");
+        drop(others);
+    });
+}
+
+#[test]
+fn ports_in_use_when_the_dialer_is_built_are_in_its_book() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip("ports_in_use_when_built", "ip_local_port_range", "not in this kernel");
+        }
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let other = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let _others: Vec<_> = (0..PORTS - 4).map(|_| other.dial().unwrap()).collect();
+        let dialer = Dialer::to(destination).build().unwrap();
+        let (streams, reports, _) = fill(&dialer);
+        assert_eq!(streams.len(), 4);
+        assert!(reports.iter().all(|report| report.attempts == 1), "{reports:?}");
+    });
+}
+
+#[test]
+fn released_ports_are_dialed_again_and_a_book_never_told_heals() {
+    in_namespace(|| {
+        small_range();
+        let (server, destination) = listener("127.0.0.1", 1024);
+        let dialer = Dialer::to(destination).build().unwrap();
+        for round in 0..4 * u32::from(PORTS) {
+            let (stream, report) = dialer.dial().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            // The server closes first, so that the port is free at once.
+            drop(socket::accept(server.as_fd()).unwrap());
+            assert_eq!(std::io::Read::read(&mut &stream, &mut [0]).unwrap(), 0);
+            if round % 2 == 0 {
+                dialer.release(report.source);
+            }
+        }
+    });
+}
+
+#[test]
+fn sources_are_filled_evenly_and_to_the_last_port() {
+    in_namespace(|| {
+        small_range();
+        let sources: SourcePool = "127.0.0.2,127.0.0.3,127.0.0.4".parse().unwrap();
+        for strategy in [Strategy::Auto, Strategy::KernelDefault] {
+            let (_listener, destination) = listener("127.0.0.1", 1024);
+            let dialer = Dialer::to(destination).sources(sources.clone()).strategy(strategy).build().unwrap();
+            let mut counts = [0_u32; 3];
+            let mut streams = Vec::new();
+            for dialed in 1..=3 * u32::from(PORTS) {
+                let (stream, report) = dialer.dial().unwrap();
+                let SocketAddr::V4(source) = report.source else { panic!("{report:?}") };
+                counts[usize::from(source.ip().octets()[3]) - 2] += 1;
+                assert!(counts.iter().all(|count| count.abs_diff(dialed / 3) <= 1), "{counts:?}");
+                streams.push(stream);
+            }
+            assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
+        }
+    });
+}
+
+#[test]
+fn without_the_option_auto_falls_back_by_name_and_full_range_says_so() {
+    in_namespace(|| {
+        seccomp::refuse_option(0, IP_LOCAL_PORT_RANGE).unwrap();
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let full = Dialer::to(destination).strategy(Strategy::FullRange).build().unwrap();
+        match full.dial() {
+            Err(DialError::NotSupported { option: "IP_LOCAL_PORT_RANGE", strategy }) => {
+                assert_eq!(strategy, "full-range");
+            }
+            other => panic!("{other:?}"),
+        }
+        let auto = Dialer::to(destination).build().unwrap();
+        assert_eq!(auto.choice().found, Some(LocalPortRange::Absent));
+        let (streams, reports, error) = fill(&auto);
+        assert_eq!(streams.len(), usize::from(PORTS));
+        assert!(matches!(error, DialError::PortsExhausted { .. }), "{error:?}");
+        let half = usize::from(PORTS / 2);
+        assert!(reports[..half].iter().all(|report| report.strategy == Strategy::KernelDefault));
+        assert!(reports[half..].iter().all(|report| report.strategy == Strategy::SELECT_TEST_REPEAT));
+    });
+}
+
+#[test]
+fn a_caller_may_connect_by_itself() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        for strategy in [Strategy::Auto, Strategy::SELECT_TEST_REPEAT, Strategy::KernelDefault] {
+            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let open = || socket::open(Transport::Tcp, destination, true).unwrap();
+            let mut fd = open();
+            let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
+            while let Err(error) = socket::connect(fd.as_fd(), destination) {
+                if attempt.failed(fd.as_fd(), error).unwrap() == Retry::FreshSocket {
+                    fd = open();
+                    attempt.renew(fd.as_fd()).unwrap();
+                }
+            }
+            let report = attempt.finish(fd.as_fd()).unwrap();
+            assert_eq!(report.source, socket::local_address(fd.as_fd()).unwrap());
+        }
+    });
+}
+
+#[test]
+fn threads_never_get_the_same_port() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let streams: Vec<TcpStream> = thread::scope(|scope| {
+            let workers: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| (0..PORTS / 4).map(|_| dialer.dial().unwrap().0).collect::<Vec<_>>()))
+                .collect();
+            workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        });
+        assert_eq!(streams.len(), usize::from(PORTS));
+    });
+}
+
+#[test]
+fn auto_can_be_built_where_no_port_is_left_even_for_the_probe() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let others: Vec<_> = (0..PORTS)
+            .map(|_| {
+                let any = SocketAddr::from(([127, 0, 0, 1], 0));
+                std::net::TcpListener::bind(any).unwrap()
+            })
+            .collect();
+        let dialer = Dialer::to(destination).build().unwrap();
+        assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
+        drop(others);
+        assert!(dialer.dial().is_ok());
+        // What could not be tried then is tried again.
+        let found = Dialer::to(destination).build().unwrap().choice().found;
+        assert_ne!(found, Some(LocalPortRange::Unproven));
+    });
+}
+
+#[test]
+fn each_namespace_is_probed_for_itself() {
+    in_namespace(|| {
+        let first = netns::identity().unwrap();
+        let found = capabilities::probe().unwrap();
+        assert_eq!(capabilities::probe().unwrap(), found);
+        let (inner, filtered) = thread::spawn(|| {
+            netns::enter_new().unwrap();
+            seccomp::refuse_option(0, IP_LOCAL_PORT_RANGE).unwrap();
+            (netns::identity().unwrap(), capabilities::probe().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_ne!(first, inner);
+        assert_eq!(filtered.local_port_range, LocalPortRange::Absent);
+        assert_eq!(capabilities::probe().unwrap(), found);
+        let probe = socket::open(Transport::Tcp, "127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let answer = option::set_local_port_range(probe.as_fd(), 0, 0).unwrap();
+        assert_eq!(answer == option::Answer::Absent, found.local_port_range == LocalPortRange::Absent);
+    });
+}

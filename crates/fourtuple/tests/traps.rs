@@ -1,0 +1,411 @@
+//! The traps of port selection, one test each, on tiny ranges in namespaces of their own.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::capabilities::{self, LocalPortRange};
+use fourtuple::dial::{BuildError, DialError, Dialer, SourcePool, Strategy};
+use fourtuple::ports::PortRange;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+
+fn range(text: &str) {
+    set_sysctl("net.ipv4.ip_local_port_range", text);
+}
+
+fn found() -> LocalPortRange {
+    capabilities::probe().unwrap().local_port_range
+}
+
+fn tcp(destination: SocketAddr) -> OwnedFd {
+    socket::open(Transport::Tcp, destination, false).unwrap()
+}
+
+fn port_of(socket: &impl AsFd) -> u16 {
+    socket::local_address(socket.as_fd()).unwrap().port()
+}
+
+/// Connects with a window set, by hand.
+fn connect_within(destination: SocketAddr, low: u16, high: u16) -> std::io::Result<OwnedFd> {
+    let fd = tcp(destination);
+    assert_eq!(option::set_local_port_range(fd.as_fd(), low, high)?, option::Answer::Done);
+    socket::connect(fd.as_fd(), destination)?;
+    Ok(fd)
+}
+
+#[test]
+fn trap_1_the_probe_tells_linear_search_from_search_by_parity() {
+    in_namespace(|| {
+        range("20000 20999");
+        let (_listener, destination) = listener("127.0.0.1", 2048);
+        let claimed = found();
+        if claimed == LocalPortRange::Absent {
+            return skip("trap_1", "ip_local_port_range", "this kernel has not got it");
+        }
+        let ports: Vec<(OwnedFd, u16)> = (0..200)
+            .map(|_| {
+                let fd = connect_within(destination, 0, 65535).unwrap();
+                let port = port_of(&fd);
+                (fd, port)
+            })
+            .collect();
+        let odd = ports.iter().filter(|(_, port)| port % 2 == 1).count();
+        match claimed {
+            LocalPortRange::Linear => assert!((50..150).contains(&odd), "{odd} of 200 ports are odd"),
+            LocalPortRange::Parity => assert_eq!(odd, 0, "even ports are used up first"),
+            other => panic!("loopback is up, yet the probe says {other:?}"),
+        }
+    });
+}
+
+#[test]
+fn trap_2_reserved_ports_count_against_a_window_and_explicit_binds_ignore_them() {
+    in_namespace(|| {
+        range("20000 20063");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20000-20031");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        if found() != LocalPortRange::Absent {
+            let error = connect_within(destination, 20000, 20031).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
+        }
+        let auto = Dialer::to(destination).build().unwrap();
+        let streams: Vec<TcpStream> = (0..32).map(|_| auto.dial().unwrap().0).collect();
+        assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() >= 20032));
+        match auto.dial() {
+            Err(DialError::PortsExhausted { census: Some(census), .. }) => {
+                assert_eq!((census.ports, census.established), (32, 32));
+            }
+            other => panic!("{other:?}"),
+        }
+        // A port asked for by number is the caller's business.
+        let fixed = Dialer::to(destination).source_port(20001).build().unwrap();
+        assert_eq!(fixed.dial().unwrap().1.source.port(), 20001);
+    });
+}
+
+#[test]
+fn trap_3_a_port_bound_by_number_is_lost_to_every_automatic_choice() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        // Bound on another address, and not even connected.
+        let holders: Vec<OwnedFd> = (20000..20004)
+            .map(|port| {
+                let fd = tcp(destination);
+                socket::bind(fd.as_fd(), SocketAddr::from(([127, 9, 9, 9], port))).unwrap();
+                fd
+            })
+            .collect();
+        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let streams: Vec<TcpStream> = (0..4).map(|_| dialer.dial().unwrap().0).collect();
+        match dialer.dial() {
+            Err(DialError::PortsExhausted { census: Some(census), .. }) => {
+                assert_eq!((census.established, census.otherwise), (4, 4));
+            }
+            other => panic!("{other:?}"),
+        }
+        drop((holders, streams));
+    });
+}
+
+#[test]
+fn trap_3_one_socket_that_does_not_share_its_port_makes_a_bind_busy() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let (_other_listener, other) = listener("127.0.0.1", 1024);
+        let holdout = tcp(other);
+        socket::bind(holdout.as_fd(), SocketAddr::from(([0, 0, 0, 0], 20003))).unwrap();
+        socket::connect(holdout.as_fd(), other).unwrap();
+        let fixed = Dialer::to(destination).source_port(20003).build().unwrap();
+        match fixed.dial() {
+            Err(DialError::TupleBusy { local, .. }) => assert_eq!(local.port(), 20003),
+            other => panic!("{other:?}"),
+        }
+        let repeat = Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap();
+        let streams: Vec<TcpStream> = (0..7).map(|_| repeat.dial().unwrap().0).collect();
+        assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() != 20003));
+        assert!(matches!(repeat.dial(), Err(DialError::PortsExhausted { .. })));
+    });
+}
+
+#[test]
+fn trap_4_windows_that_are_all_full_end_at_the_full_range_on_the_same_descriptor() {
+    in_namespace(|| {
+        if found() == LocalPortRange::Absent {
+            return skip("trap_4", "ip_local_port_range", "this kernel has not got it");
+        }
+        range("20000 20063");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let filler = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let _streams: Vec<TcpStream> = (0..63).map(|_| filler.dial().unwrap().0).collect();
+        let strategy = "random-window:1".parse().unwrap();
+        let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+        let fd = tcp(destination);
+        let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
+        while let Err(error) = socket::connect(fd.as_fd(), destination) {
+            // Whatever comes back, it is never "open another one".
+            let retry = attempt.failed(fd.as_fd(), error).unwrap();
+            assert_eq!(retry, fourtuple::dial::Retry::SameSocket);
+        }
+        let report = attempt.finish(fd.as_fd()).unwrap();
+        assert!((1..=3).contains(&report.attempts), "{report:?}");
+    });
+}
+
+#[test]
+fn trap_5_a_refused_connection_burns_no_port_and_no_retry() {
+    in_namespace(|| {
+        range("20000 20007");
+        let nobody: SocketAddr = "127.0.0.1:4999".parse().unwrap();
+        for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
+            let builder = Dialer::to(nobody).strategy(strategy);
+            let blocking = builder.clone().build().unwrap();
+            let polling = builder.timeout(Duration::from_secs(5)).build().unwrap();
+            for dialer in [blocking, polling] {
+                for _ in 0..32 {
+                    assert!(matches!(dialer.dial(), Err(DialError::Refused(address)) if address == nobody));
+                }
+            }
+        }
+        // Had a refusal kept its port in the book, eight of them would have used it up.
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).build().unwrap();
+        drop(_listener);
+        for _ in 0..32 {
+            assert!(matches!(dialer.dial(), Err(DialError::Refused(_))));
+        }
+        let again = TcpListener::bind(destination).unwrap();
+        let (_stream, report) = dialer.dial().unwrap();
+        assert_eq!(report.attempts, 1);
+        drop(again);
+    });
+}
+
+#[test]
+fn trap_5_no_answer_is_a_timeout_in_time() {
+    in_namespace(|| {
+        range("20000 20007");
+        // A listener whose queue is full answers no further SYN.
+        let (_listener, destination) = listener("127.0.0.1", 0);
+        let dialer = Dialer::to(destination).timeout(Duration::from_millis(50)).build().unwrap();
+        let mut held = Vec::new();
+        let error = loop {
+            match dialer.dial() {
+                Ok((stream, _)) => held.push(stream),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 8, "a backlog of 0 holds one or two connections");
+        };
+        let DialError::TimedOut { destination: to, after } = error else { panic!("{error:?}") };
+        assert_eq!(to, destination);
+        assert!(after >= Duration::from_millis(50), "{after:?}");
+    });
+}
+
+#[test]
+fn trap_8_a_socket_is_never_connected_to_itself() {
+    in_namespace(|| {
+        // The only port there is, is the one that is dialed, and nobody listens on it.
+        range("20000 20000");
+        let itself: SocketAddr = "127.0.0.1:20000".parse().unwrap();
+        let sources = SourcePool::one("127.0.0.1".parse::<IpAddr>().unwrap());
+        for strategy in [Strategy::KernelDefault, Strategy::Auto] {
+            let dialer = Dialer::to(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
+            for _ in 0..3 {
+                match dialer.dial() {
+                    Err(DialError::SelfConnect(address)) => assert_eq!(address, itself),
+                    other => panic!("{strategy}: {other:?}"),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn trap_9_each_namespace_has_a_range_of_its_own() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (outer, _) = capabilities::local_ports().unwrap();
+        let inner = thread::spawn(|| {
+            fourtuple_syscalls::netns::enter_new().unwrap();
+            range("30000 30009");
+            capabilities::local_ports().unwrap().0
+        })
+        .join()
+        .unwrap();
+        assert_eq!(outer, PortRange::new(20000, 20007).unwrap());
+        assert_eq!(inner, PortRange::new(30000, 30009).unwrap());
+    });
+}
+
+#[test]
+fn trap_9_a_dial_with_a_timeout_tells_the_search_from_the_handshake() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 16);
+        let dialer = Dialer::to(destination).timeout(Duration::from_secs(5)).build().unwrap();
+        let (stream, report) = dialer.dial().unwrap();
+        assert!(report.connect > Duration::ZERO && report.handshake > Duration::ZERO, "{report:?}");
+        // The stream must block again: a read of nothing would otherwise fail at once.
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        drop(stream);
+        let blocking = Dialer::to(destination).build().unwrap();
+        assert_eq!(blocking.dial().unwrap().1.handshake, Duration::ZERO);
+    });
+}
+
+#[test]
+fn trap_10_device_and_freebind_keep_working() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).device("lo").build().unwrap();
+        dialer.dial().unwrap();
+        let missing = Dialer::to(destination).device("nosuch0").build().unwrap();
+        match missing.dial() {
+            Err(DialError::Call { call: "setsockopt SO_BINDTODEVICE", .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        // 192.0.2.1 is no address of this namespace; the caller's own option makes it one.
+        let foreign: IpAddr = "192.0.2.1".parse().unwrap();
+        let dialer = Dialer::to(destination).sources(SourcePool::one(foreign)).build().unwrap();
+        assert!(matches!(dialer.dial(), Err(DialError::SourceNotLocal(address)) if address == foreign));
+        const IP_FREEBIND: i32 = 15;
+        let fd = socket::open(Transport::Tcp, destination, true).unwrap();
+        option::set_int(fd.as_fd(), 0, IP_FREEBIND, 1).unwrap();
+        dialer.prepare(fd.as_fd()).unwrap();
+        assert_eq!(socket::local_address(fd.as_fd()).unwrap().ip(), foreign);
+    });
+}
+
+#[test]
+fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
+    in_namespace(|| {
+        range("20000 20007");
+        set_sysctl("net.ipv4.tcp_fastopen", "1027");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        const TCP_FASTOPEN_CONNECT: i32 = 30;
+        let dialer = Dialer::to(destination).build().unwrap();
+        let fd = tcp(destination);
+        option::set_int(fd.as_fd(), 6, TCP_FASTOPEN_CONNECT, 1).unwrap();
+        let attempt = dialer.prepare(fd.as_fd()).unwrap();
+        socket::connect(fd.as_fd(), destination).unwrap();
+        let report = attempt.finish(fd.as_fd()).unwrap();
+        assert!((20000..=20007).contains(&report.source.port()));
+    });
+}
+
+#[test]
+fn trap_11_a_child_process_draws_other_ports() {
+    // Run again as a child of itself, this test only prints the ports that it draws.
+    const CHILD: &str = "FOURTUPLE_TEST_DRAWS";
+    if std::env::var_os(CHILD).is_some() {
+        let dialer = |port: u16| {
+            let destination = SocketAddr::from(([127, 0, 0, 1], port));
+            Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap()
+        };
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let drawn: Vec<u16> =
+            (0..8).map(|_| dialer(destination.port()).dial().unwrap().1.source.port()).collect();
+        println!("drawn {drawn:?}");
+        return;
+    }
+    in_namespace(|| {
+        let draw = || {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "trap_11_a_child_process_draws_other_ports", "--nocapture"])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            text.lines().find(|line| line.starts_with("drawn")).expect(&text).to_owned()
+        };
+        let draws: HashSet<String> = (0..4).map(|_| draw()).collect();
+        assert_eq!(draws.len(), 4, "children that draw alike collide on every port: {draws:?}");
+    });
+}
+
+#[test]
+fn trap_12_a_search_by_parity_may_miss_one_port_of_an_odd_range_and_a_linear_one_never() {
+    in_namespace(|| {
+        let found = found();
+        range("20000 20006");
+        // The search rounds the length down to 6 and starts anywhere: it passes over one port, not always the same.
+        let (_listener, anywhere) = listener("0.0.0.0", 4096);
+        let count = |host: u8, strategy| {
+            let destination = SocketAddr::from(([127, 1, 1, host], anywhere.port()));
+            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let mut streams = Vec::new();
+            while let Ok((stream, _)) = dialer.dial() {
+                streams.push(stream);
+            }
+            streams.len()
+        };
+        let by_parity: Vec<usize> = (1..200).map(|host| count(host, Strategy::KernelDefault)).collect();
+        assert!(by_parity.iter().all(|count| [6, 7].contains(count)), "{by_parity:?}");
+        assert!(by_parity.contains(&6), "no search missed a port: {by_parity:?}");
+        if found == LocalPortRange::Linear {
+            assert!((200..=250).all(|host| count(host, Strategy::FullRange) == 7));
+        }
+    });
+}
+
+#[test]
+fn a_bind_of_port_zero_that_fails_for_want_of_ports_is_exhaustion_too() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        // Without IP_BIND_ADDRESS_NO_PORT bind() itself chooses, and says EADDRINUSE when it cannot.
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let held: Vec<_> = (0..8).map(|_| TcpListener::bind(any).unwrap()).collect();
+        let error = TcpListener::bind(any).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        match dialer.dial() {
+            Err(DialError::PortsExhausted { census: Some(census), .. }) => {
+                assert_eq!((census.established, census.otherwise), (0, 8));
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(held);
+    });
+}
+
+#[test]
+fn windows_outside_of_the_range_are_clamped_bound_by_bound() {
+    in_namespace(|| {
+        if found() == LocalPortRange::Absent {
+            return skip("windows_outside_of_the_range", "ip_local_port_range", "not in this kernel");
+        }
+        range("20000 20063");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let port = |low, high| {
+            let fd = connect_within(destination, low, high).unwrap();
+            option::set_reset_on_close(fd.as_fd()).unwrap();
+            port_of(&fd)
+        };
+        for _ in 0..8 {
+            assert!((20000..=20063).contains(&port(30000, 30009)), "wholly outside: the full range");
+            assert!((20000..=20003).contains(&port(10, 20003)), "the lower bound is clamped");
+            assert!((20060..=20063).contains(&port(20060, 60000)), "the upper bound is clamped");
+        }
+        let backwards = connect_within(destination, 20009, 20000).unwrap_err();
+        assert_eq!(backwards.raw_os_error(), Some(22), "EINVAL");
+    });
+}
+
+#[test]
+fn bad_settings_are_refused_before_any_call() {
+    let to = |text: &str| Dialer::to(text.parse().unwrap());
+    assert!(matches!(to("127.0.0.1:0").build(), Err(BuildError::PortZero(_))));
+    let v6 = SourcePool::one("::1".parse().unwrap());
+    assert!(matches!(to("127.0.0.1:1").sources(v6).build(), Err(BuildError::Family { .. })));
+    assert!(matches!(to("127.0.0.1:1").device("").build(), Err(BuildError::Device(_))));
+    assert!(matches!(to("127.0.0.1:1").device("a-name-too-long!").build(), Err(BuildError::Device(_))));
+    assert!(matches!(to("127.0.0.1:1").source_port(0).build(), Err(BuildError::SourcePort)));
+}

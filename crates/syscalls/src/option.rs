@@ -1,0 +1,114 @@
+//! Socket options. Setting one has three answers: done, this kernel has not got it, failed.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::check;
+
+/// IP_LOCAL_PORT_RANGE (include/uapi/linux/in.h, Linux 6.3); libc does not name it.
+pub const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+
+/// What a kernel said to an option that it may not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an option that the kernel has not got was not set"]
+pub enum Answer {
+    /// Set.
+    Done,
+    /// ENOPROTOOPT: this kernel has not got it.
+    Absent,
+}
+
+/// setsockopt(2) with an int.
+pub fn set_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: i32) -> io::Result<()> {
+    set(socket, level, name, &value)
+}
+
+/// getsockopt(2) of an int.
+pub fn get_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<i32> {
+    get(socket, level, name, 0)
+}
+
+/// getsockopt(2) of a 64-bit number.
+pub fn get_u64(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<u64> {
+    get(socket, level, name, 0)
+}
+
+/// Only for plain integers: the kernel writes any bytes into `value`.
+fn get<T: Copy>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut length = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: the pointers describe writable room for one T, and its length; both callers give an integer, of which
+    // every bit pattern is valid.
+    check(unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
+    })?;
+    Ok(value)
+}
+
+fn set<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+    let length = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length describe one initialised value that outlives the call.
+    check(unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), length)
+    })
+    .map(drop)
+}
+
+fn answer(result: io::Result<()>) -> io::Result<Answer> {
+    match result {
+        Ok(()) => Ok(Answer::Done),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(Answer::Absent),
+        Err(error) => Err(error),
+    }
+}
+
+/// IP_LOCAL_PORT_RANGE: ports that an automatic choice may take, both inclusive; 0 leaves a bound to the kernel.
+///
+/// Works on IPv6 sockets too, through level IPPROTO_IP.
+pub fn set_local_port_range(socket: BorrowedFd<'_>, low: u16, high: u16) -> io::Result<Answer> {
+    let packed = u32::from(low) | u32::from(high) << 16;
+    answer(set(socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &packed))
+}
+
+/// IP_BIND_ADDRESS_NO_PORT (Linux 4.2): bind() of port 0 leaves the port to connect().
+pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
+    answer(set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1))
+}
+
+/// SO_REUSEADDR
+pub fn set_reuse_address(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, i32::from(on))
+}
+
+/// SO_BINDTODEVICE: a network device or a VRF by name, at most 15 bytes.
+pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
+    let length = device.len() as libc::socklen_t;
+    // SAFETY: pointer and length describe the bytes of the name; the kernel copies them and needs no terminator.
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            device.as_ptr().cast(),
+            length,
+        )
+    })
+    .map(drop)
+}
+
+/// SO_LINGER of 0 seconds: close() sends RST and leaves no TIME_WAIT. Applications do not close like this.
+pub fn set_reset_on_close(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    set(socket, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
+}
+
+/// SO_ERROR: takes the pending error off the socket.
+pub fn take_error(socket: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
+    let errno = get_int(socket, libc::SOL_SOCKET, libc::SO_ERROR)?;
+    Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+}

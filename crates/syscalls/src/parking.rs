@@ -1,0 +1,308 @@
+//! Holding more sockets open than RLIMIT_NOFILE lets a process have descriptors.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use io_uring::IoUring;
+
+use crate::check;
+use crate::resource;
+
+/// Descriptors given per call: as many as one SCM_RIGHTS message can carry (SCM_MAX_FD is 253).
+const BATCH: usize = 250;
+
+/// Slots per ring: the kernel refuses a table of more than RLIMIT_NOFILE, and more rings are cheap.
+const RING_SLOTS: u64 = 16_384;
+
+/// A place that keeps sockets open without a descriptor of this process for each.
+///
+/// First choice are the direct descriptors of io_uring, whose tables count against the limit one by one; where io_uring
+/// is switched off, child processes that were forked for it hold them. Dropping the parking closes all sockets.
+pub struct Parking {
+    waiting: Vec<OwnedFd>,
+    parked: u64,
+    place: Place,
+}
+
+enum Place {
+    Rings { rings: Vec<IoUring>, slots: u32, used: u32 },
+    Holders { holders: Vec<Holder>, capacity: u64 },
+}
+
+/// Where a [`Parking`] keeps its sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceKind {
+    /// io_uring direct descriptors.
+    Rings,
+    /// Child processes.
+    Holders,
+}
+
+impl Parking {
+    /// Parks in io_uring where it is allowed, else in child processes.
+    pub fn new() -> io::Result<Self> {
+        match Parking::with(PlaceKind::Rings) {
+            // The three ways in which io_uring is switched off: not built in, by sysctl, by a seccomp profile.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES)) => {
+                Parking::with(PlaceKind::Holders)
+            }
+            result => result,
+        }
+    }
+
+    /// Parks in the named place or fails.
+    pub fn with(kind: PlaceKind) -> io::Result<Self> {
+        let (soft, _) = resource::descriptor_limits()?;
+        let place = match kind {
+            PlaceKind::Rings => {
+                let slots = soft.min(RING_SLOTS) as u32;
+                Place::Rings { rings: vec![ring(slots)?], slots, used: 0 }
+            }
+            PlaceKind::Holders => {
+                // A holder needs its own end of the pair and, while a message is taken in, nothing else.
+                let capacity = soft.saturating_sub(8).max(1);
+                Place::Holders { holders: vec![Holder::fork(capacity)?], capacity }
+            }
+        };
+        Ok(Parking { waiting: Vec::with_capacity(BATCH), parked: 0, place })
+    }
+
+    /// Where the sockets are kept.
+    pub fn kind(&self) -> PlaceKind {
+        match self.place {
+            Place::Rings { .. } => PlaceKind::Rings,
+            Place::Holders { .. } => PlaceKind::Holders,
+        }
+    }
+
+    /// Sockets held.
+    pub fn len(&self) -> u64 {
+        self.parked + self.waiting.len() as u64
+    }
+
+    /// Whether no socket is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes `socket`. True when that filled a batch and [`Parking::settle`] should be called soon.
+    pub fn park(&mut self, socket: OwnedFd) -> bool {
+        self.waiting.push(socket);
+        self.waiting.len() >= BATCH
+    }
+
+    /// Moves what was taken out of this process's descriptors. Separate from `park` so that a measuring loop can keep
+    /// it out of its time.
+    pub fn settle(&mut self) -> io::Result<()> {
+        let mut rest = self.waiting.as_slice();
+        while !rest.is_empty() {
+            let taken = match &mut self.place {
+                Place::Rings { rings, slots, used } => {
+                    if *used == *slots {
+                        rings.push(ring(*slots)?);
+                        *used = 0;
+                    }
+                    let batch = &rest[..rest.len().min((*slots - *used) as usize)];
+                    let raw: Vec<i32> = batch.iter().map(AsRawFd::as_raw_fd).collect();
+                    let last = rings.last().expect("there is always a ring");
+                    let taken = last.submitter().register_files_update(*used, &raw)?;
+                    *used += taken as u32;
+                    taken
+                }
+                Place::Holders { holders, capacity } => {
+                    if holders.last().expect("there is always a holder").room == 0 {
+                        holders.push(Holder::fork(*capacity)?);
+                    }
+                    let last = holders.last_mut().expect("there is always a holder");
+                    let taken = rest.len().min(BATCH).min(last.room as usize);
+                    last.give(&rest[..taken])?;
+                    last.room -= taken as u64;
+                    taken
+                }
+            };
+            self.parked += taken as u64;
+            rest = &rest[taken..];
+        }
+        self.waiting.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Parking {
+    fn drop(&mut self) {
+        if let Place::Rings { rings, .. } = &self.place {
+            for ring in rings {
+                // Closes the sockets here and now: left to the ring's own end they would be closed by a worker of the
+                // kernel while the next measurement runs. A failure leaves it to that worker.
+                let _ = ring.submitter().unregister_files();
+            }
+        }
+    }
+}
+
+fn ring(slots: u32) -> io::Result<IoUring> {
+    let ring = IoUring::new(2)?;
+    ring.submitter().register_files_sparse(slots)?;
+    Ok(ring)
+}
+
+/// A child process that takes descriptors in and holds them until this process lets go of it.
+struct Holder {
+    channel: OwnedFd,
+    process: libc::pid_t,
+    room: u64,
+}
+
+impl Holder {
+    fn fork(room: u64) -> io::Result<Self> {
+        let mut pair = [0; 2];
+        // SAFETY: the pointer is to writable room for two descriptors.
+        check(unsafe {
+            libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, pair.as_mut_ptr())
+        })?;
+        // SAFETY: both descriptors are fresh and nobody else's.
+        let [ours, theirs] = pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        // SAFETY: the child calls nothing but async-signal-safe functions and never returns (see `hold`).
+        let process = check(unsafe { libc::fork() })?;
+        if process == 0 {
+            hold(theirs.as_raw_fd());
+        }
+        Ok(Holder { channel: ours, process, room })
+    }
+
+    fn give(&self, sockets: &[OwnedFd]) -> io::Result<()> {
+        let mut control = ControlBuffer::new();
+        let mut byte = 0_u8;
+        let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let message = control.message(&mut vector, sockets.len());
+        // SAFETY: the control buffer has room for one header and BATCH descriptors, and `message` points into it.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(mem::size_of_val(sockets) as u32) as _;
+            let data = libc::CMSG_DATA(header).cast::<libc::c_int>();
+            for (index, socket) in sockets.iter().enumerate() {
+                data.add(index).write_unaligned(socket.as_raw_fd());
+            }
+        }
+        // SAFETY: the message describes live buffers; the kernel only reads them.
+        let sent = unsafe { libc::sendmsg(self.channel.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent == -1 { Err(io::Error::last_os_error()) } else { self.confirm(self.channel.as_fd()) }
+    }
+
+    /// Waits for the holder's answer: a descriptor in flight would keep the socket open, but count against the limit
+    /// on descriptors in flight.
+    fn confirm(&self, channel: BorrowedFd<'_>) -> io::Result<()> {
+        let mut byte = 0_u8;
+        // SAFETY: the pointer is to writable room for one byte.
+        match unsafe { libc::recv(channel.as_raw_fd(), (&raw mut byte).cast(), 1, 0) } {
+            1 if byte == 1 => Ok(()),
+            -1 => Err(io::Error::last_os_error()),
+            _ => Err(io::Error::other("a process that holds sockets could not take more")),
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // SAFETY: the child is ours and not yet waited for; killing it closes what it holds.
+        unsafe {
+            libc::kill(self.process, libc::SIGKILL);
+            libc::waitpid(self.process, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// The life of a holder: take descriptors in until the other end is gone. Runs between fork and _exit, so it must not
+/// allocate, lock or unwind.
+fn hold(channel: libc::c_int) -> ! {
+    // SAFETY: only async-signal-safe calls on descriptors of this process and on buffers of this stack frame.
+    unsafe {
+        // Descriptors inherited from the parent would keep its sockets alive and use up this process's limit.
+        libc::dup2(channel, 0);
+        libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0);
+        let mut control = ControlBuffer::new();
+        loop {
+            let mut byte = 0_u8;
+            let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+            let mut message = control.message(&mut vector, BATCH);
+            if libc::recvmsg(0, &raw mut message, 0) <= 0 {
+                libc::_exit(0);
+            }
+            byte = u8::from(message.msg_flags & libc::MSG_CTRUNC == 0);
+            libc::send(0, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
+        }
+    }
+}
+
+/// Room for one SCM_RIGHTS header with `BATCH` descriptors, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct ControlBuffer([u8; 16 + BATCH * 4 + 8]);
+
+impl ControlBuffer {
+    fn new() -> Self {
+        ControlBuffer([0; _])
+    }
+
+    fn message(&mut self, vector: &mut libc::iovec, descriptors: usize) -> libc::msghdr {
+        // SAFETY: msghdr is plain data for which all zeroes is a valid value.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        message.msg_iov = vector;
+        message.msg_iovlen = 1;
+        message.msg_control = self.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE only computes.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE((descriptors * 4) as u32) } as _;
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn keeps_sockets_open_until_dropped(kind: PlaceKind) {
+        let mut parking = match Parking::with(kind) {
+            Ok(parking) => parking,
+            Err(error) if kind == PlaceKind::Rings => {
+                eprintln!("SKIPPED parking in rings: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut ours = Vec::new();
+        for _ in 0..BATCH + 10 {
+            let (kept, parked) = UnixStream::pair().unwrap();
+            ours.push(kept);
+            if parking.park(parked.into()) {
+                parking.settle().unwrap();
+            }
+        }
+        parking.settle().unwrap();
+        assert_eq!(parking.len(), BATCH as u64 + 10);
+        for stream in &mut ours {
+            stream.set_nonblocking(true).unwrap();
+            let error = stream.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "the other end is still open");
+        }
+        drop(parking);
+        for stream in &mut ours {
+            stream.set_nonblocking(false).unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the other end is closed");
+        }
+    }
+
+    #[test]
+    fn rings_keep_sockets_open_until_dropped() {
+        keeps_sockets_open_until_dropped(PlaceKind::Rings);
+    }
+
+    #[test]
+    fn holders_keep_sockets_open_until_dropped() {
+        keeps_sockets_open_until_dropped(PlaceKind::Holders);
+    }
+}

@@ -1,0 +1,32 @@
+//! Limits and clocks of this process.
+
+use std::io;
+use std::time::Duration;
+
+use crate::check;
+
+/// RLIMIT_NOFILE: the soft and the hard limit on descriptors.
+pub fn descriptor_limits() -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to writable room for one rlimit.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
+/// Raises the soft limit on descriptors to the hard one and returns it; no privilege is needed for that.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    let (_, hard) = descriptor_limits()?;
+    let limit = libc::rlimit { rlim_cur: hard, rlim_max: hard };
+    // SAFETY: the pointer is to one initialised rlimit.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(hard)
+}
+
+/// CPU time that the calling thread has used, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to writable room for one timespec; the clock exists for every thread.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(result, 0, "every Linux thread has a CPU clock");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

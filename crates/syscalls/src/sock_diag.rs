@@ -1,0 +1,172 @@
+//! sock_diag(7): which sockets the kernel has on a tuple, filtered inside the kernel.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::netlink;
+use crate::socket::Transport;
+
+/// States of TCP as sock_diag numbers them (include/net/tcp_states.h); UDP uses the first and `CLOSE`.
+pub mod state {
+    /// Connected.
+    pub const ESTABLISHED: u8 = 1;
+    /// Closed by us last; the port is kept for 60 s.
+    pub const TIME_WAIT: u8 = 6;
+}
+
+/// A socket that the kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// One of [`state`], or another of the kernel's.
+    pub state: u8,
+    /// Its own address and port.
+    pub local: SocketAddr,
+    /// Its peer's.
+    pub remote: SocketAddr,
+}
+
+/// What to look for; a `None` matches everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Filter {
+    /// Protocol.
+    pub transport: Transport,
+    /// Address of this side.
+    pub source: Option<IpAddr>,
+    /// Port of this side.
+    pub source_port: Option<u16>,
+    /// Address and port of the other side.
+    pub destination: SocketAddr,
+}
+
+/// Calls `found` for every socket in the calling thread's network namespace that matches.
+///
+/// # Errors
+///
+/// ENOENT: the kernel has no tcp_diag or udp_diag and cannot load it. Others are netlink's.
+pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
+    let family = if filter.destination.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    dump(filter, family as u8, &mut found)?;
+    if family == libc::AF_INET {
+        // IPv6 sockets with v4-mapped addresses share the tables of IPv4, but are listed under their own family.
+        dump(filter, libc::AF_INET6 as u8, &mut found)?;
+    }
+    Ok(())
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const INET_DIAG_REQ_BYTECODE: u16 = 1;
+const INET_DIAG_BC_S_COND: u8 = 7;
+const INET_DIAG_BC_D_COND: u8 = 8;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SocketId {
+    source_port: [u8; 2],
+    destination_port: [u8; 2],
+    source: [u8; 16],
+    destination: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Reply {
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    user: u32,
+    inode: u32,
+}
+
+fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(filter, family), |body| {
+        if body.len() >= mem::size_of::<Reply>() {
+            // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
+            let reply = unsafe { body.as_ptr().cast::<Reply>().read_unaligned() };
+            found(entry(&reply));
+        }
+    })
+}
+
+fn entry(reply: &Reply) -> Entry {
+    let address = |bytes: [u8; 16], port: [u8; 2]| {
+        let ip = if i32::from(reply.family) == libc::AF_INET {
+            IpAddr::from(*bytes.first_chunk::<4>().expect("16 bytes hold 4"))
+        } else {
+            // Mapped addresses are the IPv4 ones that the caller knows.
+            IpAddr::from(bytes).to_canonical()
+        };
+        SocketAddr::new(ip, u16::from_be_bytes(port))
+    };
+    Entry {
+        state: reply.state,
+        local: address(reply.id.source, reply.id.source_port),
+        remote: address(reply.id.destination, reply.id.destination_port),
+    }
+}
+
+fn request(filter: &Filter, family: u8) -> Vec<u8> {
+    let program = bytecode(filter);
+    let protocol = match filter.transport {
+        Transport::Tcp => libc::IPPROTO_TCP,
+        Transport::Udp => libc::IPPROTO_UDP,
+    };
+    // struct inet_diag_req_v2: family, protocol, no extensions, padding, all states, and no socket in particular.
+    let mut body = vec![family, protocol as u8, 0, 0];
+    body.extend_from_slice(&u32::MAX.to_ne_bytes());
+    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
+    body.extend_from_slice(&((4 + program.len()) as u16).to_ne_bytes());
+    body.extend_from_slice(&INET_DIAG_REQ_BYTECODE.to_ne_bytes());
+    body.extend_from_slice(&program);
+    body
+}
+
+/// A program for the kernel's filter machine (inet_diag_bc_run): conditions in a row, each of which jumps past the end
+/// when it does not hold, which means: leave this socket out.
+fn bytecode(filter: &Filter) -> Vec<u8> {
+    let mut conditions =
+        vec![condition(INET_DIAG_BC_D_COND, filter.destination.ip(), Some(filter.destination.port()))];
+    match (filter.source, filter.source_port) {
+        (Some(source), port) => conditions.push(condition(INET_DIAG_BC_S_COND, source, port)),
+        (None, Some(port)) => {
+            // A prefix of length 0 matches any address of any family.
+            let mut any = condition(INET_DIAG_BC_S_COND, IpAddr::V4(Ipv4Addr::UNSPECIFIED), Some(port));
+            any[4] = libc::AF_UNSPEC as u8;
+            any[5] = 0;
+            any.truncate(12);
+            any[1] = 12;
+            conditions.push(any);
+        }
+        (None, None) => {}
+    }
+    let mut rest: usize = conditions.iter().map(Vec::len).sum();
+    let mut program = Vec::with_capacity(rest);
+    for mut one in conditions {
+        let no = (rest + 4) as u16;
+        rest -= one.len();
+        one[2..4].copy_from_slice(&no.to_ne_bytes());
+        program.append(&mut one);
+    }
+    program
+}
+
+/// struct inet_diag_bc_op and struct inet_diag_hostcond; the jump for "no" is left open.
+fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
+    let (family, octets): (i32, Vec<u8>) = match address {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, Ipv6Addr::octets(&v6).to_vec()),
+    };
+    let length = 12 + octets.len();
+    let port = port.map_or(-1, i32::from);
+    let mut bytes = vec![code, length as u8, 0, 0, family as u8, (octets.len() * 8) as u8, 0, 0];
+    bytes.extend_from_slice(&port.to_ne_bytes());
+    bytes.extend_from_slice(&octets);
+    bytes
+}

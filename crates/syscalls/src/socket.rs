@@ -1,0 +1,130 @@
+//! Sockets: open, bind, connect, wait, and what address they have.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::address::RawAddress;
+use crate::check;
+
+/// TCP or UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// SOCK_STREAM
+    Tcp,
+    /// SOCK_DGRAM
+    Udp,
+}
+
+/// A new socket of the family of `address`, close-on-exec.
+pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = match transport {
+        Transport::Tcp => libc::SOCK_STREAM,
+        Transport::Udp => libc::SOCK_DGRAM,
+    };
+    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    // SAFETY: socket() takes no pointers.
+    let fd = check(unsafe { libc::socket(family, kind | flags, 0) })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// bind(2)
+pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let raw = RawAddress::from(address);
+    // SAFETY: pointer and length describe one initialised address that outlives the call.
+    check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
+}
+
+/// How far connect(2) got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connect {
+    /// Connected.
+    Done,
+    /// The port is found and the handshake under way: EINPROGRESS, or EINTR of a blocking socket, after which calling
+    /// again would be wrong too.
+    Pending,
+}
+
+/// connect(2)
+pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Connect> {
+    let raw = RawAddress::from(address);
+    // SAFETY: pointer and length describe one initialised address that outlives the call.
+    match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }) {
+        Ok(_) => Ok(Connect::Done),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINPROGRESS | libc::EINTR) => Ok(Connect::Pending),
+            _ => Err(error),
+        },
+    }
+}
+
+/// connect(2) to AF_UNSPEC: takes the peer (and an address that was chosen by itself) off the socket again.
+pub fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let raw = RawAddress::empty();
+    // SAFETY: pointer and length describe one initialised address, whose family is AF_UNSPEC, that outlives the call.
+    check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
+}
+
+/// listen(2); the kernel cuts `backlog` to net.core.somaxconn.
+pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
+    // SAFETY: listen() takes no pointers.
+    check(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
+}
+
+/// accept4(2), close-on-exec, without asking for the peer's address.
+pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: both address pointers may be null: no address is wanted.
+    let fd = check(unsafe {
+        libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
+    })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// getsockname(2)
+pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    let mut raw = RawAddress::empty();
+    // SAFETY: the pointers describe writable room for the longest address, and its length.
+    check(unsafe { libc::getsockname(socket.as_raw_fd(), raw.as_mut_ptr(), raw.length_mut()) })?;
+    raw.to_std()
+}
+
+/// Clears or sets O_NONBLOCK with one call.
+pub fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> io::Result<()> {
+    let mut flag = libc::c_int::from(nonblocking);
+    // SAFETY: FIONBIO reads one int through the pointer.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONBIO, &raw mut flag) }).map(drop)
+}
+
+/// What poll(2) found a connecting socket to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Connected.
+    Connected,
+    /// Failed: SO_ERROR says why.
+    Failed,
+    /// Still connecting when the time was up.
+    Pending,
+}
+
+/// Waits until a connecting socket is connected or has failed, or `timeout` is over; `None` waits for ever.
+pub fn wait_connected(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<Progress> {
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: one pollfd, a timespec that outlives the call or null, and no signal mask.
+    let ready = check(unsafe { libc::ppoll(&raw mut entry, 1, timeout, std::ptr::null()) })?;
+    Ok(if ready == 0 {
+        Progress::Pending
+    } else if entry.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 {
+        Progress::Failed
+    } else {
+        Progress::Connected
+    })
+}

@@ -1,0 +1,119 @@
+//! A network namespace for each test, and skips that are counted. Only ever a dev-dependency.
+#![forbid(unsafe_code)]
+
+use std::any::type_name_of_val;
+use std::env;
+use std::fs;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic;
+use std::process::Command;
+use std::thread;
+
+use fourtuple_syscalls::netns;
+use fourtuple_syscalls::socket::{self, Transport};
+
+const INSIDE: &str = "FOURTUPLE_TEST_IS_INSIDE";
+
+/// Runs the body of a test in a network namespace of its own, with loopback up and nothing else in it.
+///
+/// As root the body runs on a new thread in a new namespace. Without root the test binary is started again for this one
+/// test, in a new user namespace. Where neither is allowed the test is skipped, aloud, or fails if `FOURTUPLE_REQUIRE`
+/// names `netns`. The body must be a closure written in the test itself: its type tells the name of the test.
+pub fn in_namespace<F: FnOnce() + Send + 'static>(body: F) {
+    if env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let name = test_name(type_name_of_val(&body));
+    let entered = thread::spawn(move || match netns::enter_new() {
+        Ok(()) => {
+            body();
+            Ok(())
+        }
+        Err(error) => Err(error),
+    });
+    match entered.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => again_in_user_namespace(&name),
+        Ok(Err(error)) => panic!("{name}: cannot enter a network namespace: {error}"),
+        Err(payload) => panic::resume_unwind(payload),
+    }
+}
+
+fn again_in_user_namespace(name: &str) {
+    let mut command = Command::new(env::current_exe().expect("a running test has a path"));
+    command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+    netns::start_in_new(&mut command);
+    match command.output() {
+        Ok(output) => assert!(
+            output.status.success(),
+            "{name} failed in a user namespace:\n{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ),
+        Err(error) => skip(name, "netns", &format!("no network namespace to be had: {error}")),
+    }
+}
+
+/// Path of a test function within its crate, from the type name of a closure in it.
+fn test_name(closure: &str) -> String {
+    let path = closure.split("::{{closure}}").next().expect("split gives at least one part");
+    path.split_once("::").map_or(path, |(_, rest)| rest).to_owned()
+}
+
+/// Says, past the test runner's capture, that a test did not run; fails it if `FOURTUPLE_REQUIRE` names `need`.
+pub fn skip(test: &str, need: &str, reason: &str) {
+    let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name == need),
+        "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}"
+    );
+    // Not eprintln!, which the test runner swallows when the test passes.
+    writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
+}
+
+/// Writes a sysctl of the current network namespace, by its dotted name.
+pub fn set_sysctl(name: &str, value: &str) {
+    let path = format!("/proc/sys/{}", name.replace('.', "/"));
+    fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+}
+
+/// A listener that nobody accepts from: its queue holds the other side of the connections without descriptors.
+pub fn listener(address: &str, backlog: i32) -> (OwnedFd, SocketAddr) {
+    let address: IpAddr = address.parse().expect("an address");
+    let wanted = SocketAddr::new(address, 0);
+    let socket = socket::open(Transport::Tcp, wanted, false).expect("a socket");
+    // Well below the small ranges that tests set, so that it takes none of their ports.
+    let port = (4000..5000)
+        .find(|port| socket::bind(socket.as_fd(), SocketAddr::new(address, *port)).is_ok())
+        .expect("a free port for the listener");
+    socket::listen(socket.as_fd(), backlog).expect("a listening socket");
+    (socket, SocketAddr::new(address, port))
+}
+
+/// Number of descriptors that this process has open.
+pub fn open_descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_test_is_in_its_closure() {
+        let closure = || ();
+        assert_eq!(test_name(type_name_of_val(&closure)), "tests::the_name_of_a_test_is_in_its_closure");
+    }
+
+    #[test]
+    fn every_test_has_a_namespace_of_its_own() {
+        let outside = netns::identity().unwrap();
+        in_namespace(move || {
+            assert_ne!(netns::identity().unwrap(), outside);
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20001");
+        });
+        assert_eq!(netns::identity().unwrap(), outside);
+    }
+}

@@ -4,6 +4,21 @@
 //! Nothing in this module opens a socket, reads a clock or draws its own randomness: all of it is passed in, so that
 //! every claim can be tested.
 
+mod advice;
+mod budget;
+mod cost;
+mod counted;
+mod fleet;
+mod free;
+mod kernel;
+mod plan;
 mod range;
+mod simulate;
 
+pub use budget::{Budget, BudgetError, Closer, TIME_WAIT, steady_tuples};
+pub use cost::{CostError, Costs, ProbeCost, expected_probes, halves};
+pub use fleet::Fleet;
+pub use kernel::{Found, Probes, Search, TupleTable};
+pub use plan::{Dialing, Outcome, Plan, PlanError, Point};
 pub use range::{PortRange, PortSet, RangeError};
+pub use simulate::{Dialed, Fill, FillPart, dial};

@@ -63,6 +63,29 @@ impl PortRange {
         self.low <= port && port <= self.high
     }
 
+    /// What a socket gets that asks for `wanted` (option IP_LOCAL_PORT_RANGE) in a namespace whose range is this one:
+    /// each bound that lies outside is ignored by itself (`inet_sk_get_local_port_range`).
+    ///
+    /// ```
+    /// use fourtuple::ports::PortRange;
+    ///
+    /// let namespace = PortRange::KERNEL_DEFAULT;
+    /// assert_eq!(namespace.window(PortRange::ALL), namespace);
+    /// assert_eq!(namespace.window(PortRange::new(100, 200).unwrap()), namespace);
+    /// assert_eq!(namespace.window(PortRange::new(60000, 65000).unwrap()).to_string(), "60000-60999");
+    /// ```
+    pub fn window(self, wanted: PortRange) -> PortRange {
+        PortRange {
+            low: if self.contains(wanted.low) { wanted.low } else { self.low },
+            high: if self.contains(wanted.high) { wanted.high } else { self.high },
+        }
+    }
+
+    /// The words of a [`PortSet`] that hold the range: index and mask of each.
+    pub(super) fn masks(self) -> impl Iterator<Item = (u16, u64)> {
+        (self.low >> 6..=self.high >> 6).map(move |index| (index, mask(self, index)))
+    }
+
     /// All ports in ascending order.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u16> {
         // u32 so that 65535 has a successor; the cast back cannot cut.
@@ -129,6 +152,16 @@ impl PortSet {
         self.words.fill(0);
     }
 
+    /// Takes all ports of `range` out, and maybe neighbours within 63 ports of it.
+    pub(super) fn clear_in(&mut self, range: PortRange) {
+        self.words[usize::from(range.low >> 6)..=usize::from(range.high >> 6)].fill(0);
+    }
+
+    /// 64 ports, the lowest in the lowest bit, starting with port 64 x `index`.
+    pub(super) fn word(&self, index: u16) -> u64 {
+        self.words[usize::from(index)]
+    }
+
     /// Makes this set equal to `other`, without allocating.
     pub fn copy_from(&mut self, other: &PortSet) {
         self.words.copy_from_slice(&other.words[..]);
@@ -136,7 +169,7 @@ impl PortSet {
 
     /// Number of ports of `range` that are in the set.
     pub fn count_in(&self, range: PortRange) -> u32 {
-        self.masked_words(range).map(|(_, word)| word.count_ones()).sum()
+        range.masks().map(|(index, mask)| (self.word(index) & mask).count_ones()).sum()
     }
 
     /// The first port at or after `start` that is within `range` and not in the set, going around at the range's end.
@@ -150,11 +183,6 @@ impl PortSet {
             let free = !self.words[usize::from(index)] & mask(range, index);
             (free != 0).then(|| (index << 6) + free.trailing_zeros() as u16)
         })
-    }
-
-    fn masked_words(&self, range: PortRange) -> impl Iterator<Item = (u16, u64)> + '_ {
-        (range.low >> 6..=range.high >> 6)
-            .map(move |index| (index, self.words[usize::from(index)] & mask(range, index)))
     }
 
     /// Reads the list format of net.ipv4.ip_local_reserved_ports: `8080,9000-9005`; an empty text is an empty set.

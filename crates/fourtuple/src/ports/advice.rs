@@ -1,0 +1,202 @@
+use std::time::Duration;
+
+use super::{Budget, Closer, Outcome, Plan, Search, steady_tuples};
+use crate::dial::Strategy;
+
+/// What an [`Outcome`] means, for people: what is, when it hurts, and what to set.
+pub(super) fn lines(plan: &Plan, budget: &Budget, outcome: &Outcome) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{} connections fit: {} ports x {} x {}.",
+        grouped(outcome.capacity),
+        grouped(u64::from(budget.ports())),
+        counted(plan.sources, "source"),
+        counted(plan.destinations, "destination"),
+    )];
+    lines.extend(churn(plan, budget, outcome));
+    lines.extend(cliff(plan, outcome));
+    lines.extend(failures(plan, budget, outcome));
+    lines.extend(odd(plan, outcome));
+    lines.extend(remedies(plan, outcome));
+    lines
+}
+
+fn churn(plan: &Plan, budget: &Budget, outcome: &Outcome) -> Option<String> {
+    let (rate, steady) = (plan.arrival_per_s?, outcome.steady_tuples?);
+    let wait = match plan.closer {
+        Closer::Us => ", then 60 s in TIME_WAIT",
+        Closer::Them => "",
+    };
+    let held = format!(
+        "{}/s, each open for {}{wait}, hold {} tuples",
+        decimal(rate),
+        in_words(plan.hold),
+        grouped(steady)
+    );
+    Some(match outcome.exhausted_after {
+        None => format!("{held}: there is room for them."),
+        Some(after) => format!(
+            "{held}: more than fit. The ports run out after {}; from then on {} new connections a second succeed.",
+            in_words(after),
+            decimal(budget.ceiling_per_s(plan.hold, plan.closer)),
+        ),
+    })
+}
+
+fn cliff(plan: &Plan, outcome: &Outcome) -> Option<String> {
+    let at = format!("The cliff is at {} connections", grouped(outcome.cliff_connections?));
+    let when = match (plan.arrival_per_s, outcome.cliff_after) {
+        (Some(rate), Some(after)) => {
+            format!("{at}; at {}/s you are there in {}.", decimal(rate), in_words(after))
+        }
+        (Some(rate), None) => format!("{at}; at {}/s you never get there.", decimal(rate)),
+        (None, _) => format!("{at}."),
+    };
+    let (first, last) = (outcome.by_fill.first()?, outcome.by_fill.last()?);
+    Some(format!(
+        "{when} Beyond it connect() looks through half of the ports in vain: about {} instead of {}.",
+        in_words(Duration::from_nanos(last.mean_ns)),
+        in_words(Duration::from_nanos(first.mean_ns)),
+    ))
+}
+
+fn failures(plan: &Plan, budget: &Budget, outcome: &Outcome) -> Option<String> {
+    let way_out = match plan.strategy {
+        Strategy::RandomWindow { .. } => "let the last try search the full range",
+        Strategy::SelectTestRepeat { .. } => "after the last try let the kernel search",
+        _ => return None,
+    };
+    (outcome.failed_dials > 0).then(|| {
+        format!(
+            "Of {} dials that fill one pair {} fail though ports are free: {way_out}.",
+            grouped(u64::from(budget.ports())),
+            grouped(outcome.failed_dials),
+        )
+    })
+}
+
+fn odd(plan: &Plan, outcome: &Outcome) -> Option<String> {
+    let loses = outcome.cliff_connections.is_some() && plan.range.len() % 2 == 1 && plan.range.len() > 1;
+    loses.then(|| {
+        format!(
+            "{} has an odd number of ports, and a search by parity does not see one of them: make it even.",
+            plan.range
+        )
+    })
+}
+
+fn remedies(plan: &Plan, outcome: &Outcome) -> Vec<String> {
+    let mut lines = Vec::new();
+    let never = plan.arrival_per_s.is_some() && outcome.cliff_after.is_none();
+    if outcome.cliff_connections.is_some() && !never {
+        lines.push(match plan.search {
+            Search::Linear => {
+                "Set IP_LOCAL_PORT_RANGE to 0xFFFF0000 on the socket (strategy full-range): the kernel \
+                               then goes from port to port, and there is no cliff."
+                    .to_owned()
+            }
+            Search::Parity => {
+                "This kernel searches windows by parity too: take small ones at random places and the \
+                               full range as a last try (strategy random-window:500), and there is no cliff."
+                    .to_owned()
+            }
+        });
+    }
+    if outcome.sources_needed > plan.sources {
+        let goal =
+            if outcome.cliff_connections.is_some() { "stay before the cliff" } else { "never run out" };
+        lines.push(format!("{} would {goal}.", counted(outcome.sources_needed, "source address")));
+    }
+    if outcome.exhausted_after.is_some() {
+        if plan.range.len() < 60_000 {
+            lines.push("net.ipv4.ip_local_port_range of \"1024 65535\" would give 64,512 ports.".to_owned());
+        }
+        if let (Closer::Us, Some(rate)) = (plan.closer, plan.arrival_per_s) {
+            let without = steady_tuples(rate, plan.hold, Closer::Them);
+            lines.push(format!(
+                "If the other end closed first, TIME_WAIT would not be ours, and {} tuples in use at a time. Connections \
+                 kept for more than one request need fewer dials.",
+                grouped(without)
+            ));
+        }
+    }
+    lines
+}
+
+/// `28,232`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 source`, `2 sources`, `2 source addresses`.
+fn counted(number: u64, noun: &str) -> String {
+    let plural = match (number, noun.ends_with('s')) {
+        (1, _) => "",
+        (_, false) => "s",
+        (_, true) => "es",
+    };
+    format!("{} {noun}{plural}", grouped(number))
+}
+
+/// `2,000`, `470.5`, `0.003`.
+fn decimal(number: f64) -> String {
+    if number >= 1000.0 || number.fract() == 0.0 {
+        return grouped(number.round() as u64);
+    }
+    format!("{number:.*}", if number >= 1.0 { 1 } else { 3 })
+}
+
+/// Three digits and the unit that suits: `14.1 s`, `4.68 ms`, `3.2 days`.
+fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    let (number, unit) = match seconds {
+        0.0 => return "0 s".to_owned(),
+        s if s < 1e-6 => (s * 1e9, "ns"),
+        s if s < 1e-3 => (s * 1e6, "us"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s if s < 600.0 => (s, "s"),
+        s if s < 7_200.0 => (s / 60.0, "min"),
+        s if s < 172_800.0 => (s / 3_600.0, "h"),
+        s if s < 63_072_000.0 => (s / 86_400.0, "days"),
+        s => (s / 31_557_600.0, "years"),
+    };
+    let digits = match number {
+        n if n < 10.0 => 2,
+        n if n < 100.0 => 1,
+        _ => 0,
+    };
+    let text = format!("{number:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            ["1", "999", "1,000", "28,232", "1,000,000"],
+            [1, 999, 1000, 28232, 1_000_000].map(grouped).each_ref().map(String::as_str)
+        );
+        assert_eq!(
+            ["0", "0.003", "470.5", "2,000"],
+            [0.0, 0.003, 470.53, 2000.4].map(decimal).each_ref().map(String::as_str)
+        );
+        let words = |ns| in_words(Duration::from_nanos(ns));
+        assert_eq!(
+            [words(0), words(4_682_000), words(7_058_000_000), words(60_000_000_000)],
+            ["0 s", "4.68 ms", "7.06 s", "60 s"]
+        );
+        assert_eq!(in_words(Duration::from_nanos(u64::MAX)), "585 years");
+        assert_eq!([counted(1, "source"), counted(2, "source address")], ["1 source", "2 source addresses"]);
+    }
+}

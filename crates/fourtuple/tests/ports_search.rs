@@ -1,0 +1,345 @@
+//! The model of the kernel's search against one that looks at port after port, and what follows from its rules.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, HashSet};
+
+use fastrand::Rng;
+use fourtuple::ports::{Found, PortRange, PortSet, Probes, Search, TupleTable};
+use proptest::prelude::*;
+
+/// What a tuple is in.
+#[derive(Clone, Copy, PartialEq)]
+enum Held {
+    Established,
+    TimeWait,
+}
+
+/// The search as one writes it down without a thought of speed.
+struct PortByPort {
+    range: PortRange,
+    search: Search,
+    passed: HashSet<u16>,
+    bound: HashSet<u16>,
+    held: BTreeMap<u16, Held>,
+    pointer: u32,
+}
+
+impl PortByPort {
+    fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> Found {
+        let window = window.filter(|window| (window.low(), window.high()) != (0, 0));
+        let (mut low, mut high) = (u32::from(self.range.low()), u32::from(self.range.high()));
+        if let Some(window) = window {
+            let (first, last) = (u32::from(window.low()), u32::from(window.high()));
+            let within = low..=high;
+            low = if within.contains(&first) { first } else { low };
+            high = if within.contains(&last) { last } else { high };
+        }
+        let linear = window.is_some() && self.search == Search::Linear;
+        let (step, end) = (if linear { 1 } else { 2 }, high + 1);
+        let mut length = end - low;
+        if !linear && length > 1 {
+            length -= length % 2;
+        }
+        let mut offset = self.pointer % length;
+        if !linear {
+            offset -= offset % 2;
+        }
+        let mut probes = Probes::default();
+        loop {
+            let (mut port, mut walked) = (low + offset, 0);
+            while walked < length {
+                if port >= end {
+                    port -= length;
+                }
+                let candidate = u16::try_from(port).unwrap();
+                if self.passed.contains(&candidate) || self.bound.contains(&candidate) {
+                    probes.skipped += 1;
+                } else {
+                    match self.held.get(&candidate) {
+                        Some(Held::Established) => probes.established += 1,
+                        Some(Held::TimeWait) => probes.time_wait += 1,
+                        None => {
+                            probes.free += 1;
+                            self.held.insert(candidate, Held::Established);
+                            let jump = walked.max((random.u32(..) >> 29) * step);
+                            self.pointer = self.pointer.wrapping_add(jump + step);
+                            return Found { port: Some(candidate), probes };
+                        }
+                    }
+                }
+                walked += step;
+                port += step;
+            }
+            offset += 1;
+            if linear || offset.is_multiple_of(2) || length <= 1 {
+                return Found { port: None, probes };
+            }
+        }
+    }
+
+    fn bind(&mut self, port: u16) -> bool {
+        if self.held.get(&port) == Some(&Held::Established) {
+            return false;
+        }
+        self.held.insert(port, Held::Established);
+        self.bound.insert(port);
+        true
+    }
+
+    fn close(&mut self, port: u16) -> bool {
+        let open = self.held.get(&port) == Some(&Held::Established);
+        if open {
+            self.held.insert(port, Held::TimeWait);
+        }
+        open
+    }
+
+    fn release(&mut self, port: u16) -> bool {
+        let held = self.held.remove(&port).is_some();
+        if held {
+            self.bound.remove(&port);
+        }
+        held
+    }
+
+    fn waiting(&self) -> usize {
+        self.held.values().filter(|held| **held == Held::TimeWait).count()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Connect,
+    Window(u16, u16),
+    Bind(u16),
+    Close(u16),
+    Release(u16),
+    Poison(u16),
+}
+
+fn acts(low: u16, high: u16) -> impl Strategy<Value = Vec<Act>> {
+    let port = move || low.saturating_sub(5)..=high.saturating_add(5);
+    let act = prop_oneof![
+        6 => Just(Act::Connect),
+        6 => (port(), port()).prop_map(|(a, b)| Act::Window(a.min(b), a.max(b))),
+        2 => Just(Act::Window(0, u16::MAX)),
+        1 => Just(Act::Window(0, 0)),
+        1 => port().prop_map(Act::Bind),
+        4 => port().prop_map(Act::Close),
+        3 => port().prop_map(Act::Release),
+        1 => port().prop_map(Act::Poison),
+    ];
+    prop::collection::vec(act, 1..400)
+}
+
+fn scenes() -> impl Strategy<Value = (PortRange, Vec<u16>, Vec<Act>)> {
+    let low = prop_oneof![1_u16..300, 32_000_u16..33_000, 65_400_u16..=65_535];
+    let more = prop_oneof![4 => 0_u16..200, 1 => 0_u16..5_000];
+    (low, more).prop_flat_map(|(low, more)| {
+        let high = low.saturating_add(more);
+        let range = PortRange::new(low, high).unwrap();
+        (Just(range), prop::collection::vec(low..=high, 0..6), acts(low, high))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn finds_the_same_ports_at_the_same_cost_as_port_by_port(
+        (range, mut reserved, acts) in scenes(),
+        linear: bool,
+        seed: u64,
+    ) {
+        let search = if linear { Search::Linear } else { Search::Parity };
+        let mut set = PortSet::new();
+        for &port in &reserved {
+            set.insert(port);
+        }
+        let (mut random, mut same) = (Rng::with_seed(seed), Rng::with_seed(seed));
+        let mut table = TupleTable::new(range, search, &set, &mut random);
+        // The second round is on the table of another destination, which keeps only what is true of the namespace.
+        for _ in 0..2 {
+            random.seed(seed);
+            same.seed(seed);
+            table.reset(&mut random);
+            let mut model = PortByPort {
+                range,
+                search,
+                passed: reserved.iter().copied().collect(),
+                bound: HashSet::new(),
+                held: BTreeMap::new(),
+                pointer: same.u32(..),
+            };
+            for act in &acts {
+                match *act {
+                    Act::Connect => {
+                        prop_assert_eq!(table.connect(None, &mut random), model.connect(None, &mut same));
+                    }
+                    Act::Window(low, high) => {
+                        let window = PortRange::new(low, high).ok();
+                        prop_assert_eq!(table.connect(window, &mut random), model.connect(window, &mut same));
+                    }
+                    Act::Bind(port) => prop_assert_eq!(table.bind(port).port.is_some(), model.bind(port)),
+                    Act::Close(port) => prop_assert_eq!(table.close(port), model.close(port)),
+                    Act::Release(port) => prop_assert_eq!(table.release(port), model.release(port)),
+                    Act::Poison(port) => {
+                        table.poison(port);
+                        reserved.push(port);
+                        model.passed.insert(port);
+                    }
+                }
+                prop_assert_eq!(table.held() as usize, model.held.len());
+                prop_assert_eq!(table.in_time_wait() as usize, model.waiting());
+            }
+        }
+    }
+
+    #[test]
+    fn a_port_set_is_a_set(
+        acts in prop::collection::vec((any::<bool>(), 0_u16..300), 0..500),
+        low in 0_u16..300,
+        more in 0_u16..300,
+        start in 0_u16..300,
+    ) {
+        let (mut set, mut model) = (PortSet::new(), HashSet::new());
+        for (insert, port) in acts {
+            if insert {
+                prop_assert_eq!(set.insert(port), model.insert(port));
+            } else {
+                prop_assert_eq!(set.remove(port), model.remove(&port));
+            }
+        }
+        let range = PortRange::new(low, low + more).unwrap();
+        let within = model.iter().filter(|port| range.contains(**port)).count();
+        prop_assert_eq!(set.count_in(range) as usize, within);
+        prop_assert!((0..400).all(|port| set.contains(port) == model.contains(&port)));
+        let start = low + start % (more + 1);
+        let next = (start..=range.high()).chain(low..start).find(|port| !model.contains(port));
+        prop_assert_eq!(set.next_free(range, start), next);
+    }
+}
+
+/// Every range of up to 9 ports, every set of them taken, twenty starts: a port is found if there is one.
+#[test]
+fn a_free_port_is_found_wherever_it_is() {
+    let mut lost = 0;
+    for length in 1..=9_u16 {
+        let range = PortRange::new(1001, 1000 + length).unwrap();
+        for taken in 0..1_u32 << length {
+            let is_free = |port: &u16| taken >> (port - 1001) & 1 == 0;
+            let free: Vec<u16> = range.iter().filter(is_free).collect();
+            for seed in 0..20 {
+                for (search, window) in [
+                    (Search::Linear, Some(PortRange::ALL)),
+                    (Search::Parity, Some(PortRange::ALL)),
+                    (Search::Linear, None),
+                ] {
+                    let mut random = Rng::with_seed(seed);
+                    let mut table = TupleTable::new(range, search, &PortSet::new(), &mut random);
+                    for port in range.iter().filter(|port| !is_free(port)) {
+                        table.poison(port);
+                    }
+                    let by_parity = window.is_none() || search == Search::Parity;
+                    match table.connect(window, &mut random).port {
+                        Some(port) => assert!(free.contains(&port)),
+                        // Trap 12: by parity, one end of a range of odd length is out of sight.
+                        None if by_parity && length % 2 == 1 && length > 1 && !free.is_empty() => {
+                            assert!(free == [range.low()] || free == [range.high()]);
+                            lost += 1;
+                        }
+                        None => assert!(free.is_empty(), "{range} {taken:b} {search:?} {window:?}"),
+                    }
+                }
+            }
+        }
+    }
+    assert!(lost > 0);
+}
+
+#[test]
+fn a_range_of_odd_length_can_lose_a_port_by_parity_and_none_port_by_port() {
+    let range = PortRange::new(32768, 32796).unwrap();
+    assert_eq!(range.len(), 29);
+    let mut lost = 0;
+    for seed in 0..50 {
+        let mut random = Rng::with_seed(seed);
+        let mut table = TupleTable::new(range, Search::Linear, &PortSet::new(), &mut random);
+        assert!((0..28).all(|_| table.connect(None, &mut random).port.is_some()));
+        let last = table.connect(None, &mut random);
+        if last.port.is_none() {
+            lost += 1;
+            assert_eq!(last.probes.established, 28, "all but one were looked at");
+            // The same socket, after setting the option, finds the very port that was out of sight.
+            let found = table.connect(Some(PortRange::ALL), &mut random).port;
+            assert!(found == Some(range.low()) || found == Some(range.high()), "{found:?}");
+        }
+    }
+    // Now and then a start falls on the one offset from which the port is seen, so that not every fill loses it.
+    assert!((1..50).contains(&lost), "{lost} of 50");
+}
+
+#[test]
+fn bounds_outside_the_range_are_ignored_one_by_one() {
+    let namespace = PortRange::new(40000, 50000).unwrap();
+    for (low, high, expected) in [
+        (0, 65535, "40000-50000"),
+        (41000, 42000, "41000-42000"),
+        (40000, 50000, "40000-50000"),
+        (30000, 42000, "40000-42000"),
+        (41000, 60000, "41000-50000"),
+        (30000, 35000, "40000-50000"),
+        (60000, 65000, "40000-50000"),
+        (50000, 60000, "50000-50000"),
+        (1, 40000, "40000-40000"),
+    ] {
+        assert_eq!(
+            namespace.window(PortRange::new(low, high).unwrap()).to_string(),
+            expected,
+            "{low}-{high}"
+        );
+    }
+}
+
+#[test]
+fn an_old_kernel_takes_every_second_port_of_a_window_first() {
+    let window = PortRange::new(40001, 40010).unwrap();
+    let mut random = Rng::with_seed(1);
+    let mut ports = |search| {
+        let mut table = TupleTable::new(PortRange::KERNEL_DEFAULT, search, &PortSet::new(), &mut random);
+        let ports: Vec<u16> = (0..10).filter_map(|_| table.connect(Some(window), &mut random).port).collect();
+        assert_eq!((ports.len(), table.connect(Some(window), &mut random).port), (10, None));
+        ports
+    };
+    let old = ports(Search::Parity);
+    assert!(
+        old[..5].iter().all(|port| port % 2 == 1),
+        "those with the parity of the window's first port: {old:?}"
+    );
+    let new = ports(Search::Linear);
+    assert!(
+        new[..5].iter().any(|port| port % 2 == 0) && new[..5].iter().any(|port| port % 2 == 1),
+        "{new:?}"
+    );
+}
+
+#[test]
+fn a_bind_takes_over_time_wait_and_reserved_ports_but_not_open_ones() {
+    let range = PortRange::new(5000, 5003).unwrap();
+    let mut random = Rng::with_seed(1);
+    let mut table =
+        TupleTable::new(range, Search::Linear, &PortSet::parse_list("5000").unwrap(), &mut random);
+    assert_eq!(table.ports(), 3);
+    assert!(table.bind(5000).port.is_some() && table.bind(80).port.is_some());
+    assert!(table.bind(5001).port.is_some() && table.bind(5001).port.is_none());
+    assert!(table.close(5001) && !table.close(5001));
+    assert_eq!((table.held(), table.in_time_wait()), (3, 1));
+    assert!(table.bind(5001).port.is_some());
+    assert_eq!((table.held(), table.in_time_wait()), (3, 0));
+    // 5002 and 5003 are what is left for a search.
+    assert!((0..2).all(|_| table.connect(Some(PortRange::ALL), &mut random).port >= Some(5002)));
+    let full = table.connect(Some(PortRange::ALL), &mut random);
+    assert_eq!((full.port, full.probes.skipped, full.probes.established), (None, 2, 2));
+    assert!(table.release(5002) && !table.release(5002));
+    assert_eq!(table.connect(Some(PortRange::ALL), &mut random).port, Some(5002));
+}

@@ -23,7 +23,8 @@ fn c_string(text: &str) -> io::Result<CString> {
 pub fn mount(kind: &str, target: &str) -> io::Result<()> {
     let (kind, target) = (c_string(kind)?, c_string(target)?);
     // SAFETY: the three strings end in NUL and outlive the call; these file systems take no data, so it is null.
-    checked(unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) }.into())?;
+    let result = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+    checked(result.into())?;
     Ok(())
 }
 

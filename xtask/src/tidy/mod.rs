@@ -1,0 +1,4 @@
+//! TODO
+pub(crate) fn run() -> anyhow::Result<bool> {
+    Ok(true)
+}

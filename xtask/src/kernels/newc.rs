@@ -77,8 +77,11 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// Reads an archive back: name, mode, device, content.
-    fn read(bytes: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    /// Name, mode, device, content.
+    type Entry = (String, u32, (u32, u32), Vec<u8>);
+
+    /// Reads an archive back.
+    fn read(bytes: &[u8]) -> Vec<Entry> {
         let mut entries = Vec::new();
         let mut at = 0;
         loop {

@@ -115,8 +115,9 @@ fn unpacked(name: &str, cache: &Path) -> Result<Kernel> {
     let Some(package) = package else { bail!("apt-get download {name} left no file") };
     command(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&partial))?;
     fs::remove_file(&package).with_context(|| format!("remove {}", package.display()))?;
+    let image = Kernel::unpacked_at(release, &partial).image();
+    ensure!(image.is_file(), "{name} has no {}", image.display());
     fs::rename(&partial, &directory).with_context(|| format!("rename {}", partial.display()))?;
-    ensure!(kernel.image().is_file(), "{name} has no {}", kernel.image().display());
     Ok(kernel)
 }
 

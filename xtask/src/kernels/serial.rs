@@ -85,6 +85,11 @@ impl Ran {
         }
     }
 
+    /// The tests that said that they did not run: `crates/testing` writes such a line past the test runner's capture.
+    pub(crate) fn skipped(&self) -> Vec<&str> {
+        self.everything.iter().map(String::as_str).filter(|line| line.starts_with("SKIPPED ")).collect()
+    }
+
     /// The sum of its `test result:` lines, or `None` when it printed none.
     pub(crate) fn tests(&self) -> Option<Tests> {
         let mut sum = None;
@@ -118,6 +123,7 @@ mod tests {
 FOURTUPLE-GUEST unit begin\r
 unit| running 2 tests\r
 unit! thread 'x' panicked\r
+unit! SKIPPED x (needs y): z\r
 unit| test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.00s\r
 FOURTUPLE-GUEST unit exit=101 seconds=1.2\r
 FOURTUPLE-GUEST lab begin\r
@@ -138,6 +144,7 @@ FOURTUPLE-GUEST done failed=1\r
         assert_eq!(unit.seconds, Some(1.2));
         assert_eq!(unit.tests(), Some(Tests { passed: 1, failed: 1, ignored: 3 }));
         assert_eq!(unit.everything[1], "thread 'x' panicked");
+        assert_eq!(unit.skipped(), ["SKIPPED x (needs y): z"]);
         assert_eq!(lab.output.join("\n"), "{\"a\":\n1}");
         assert_eq!(lab.tests(), None);
     }

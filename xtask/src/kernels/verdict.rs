@@ -45,6 +45,9 @@ pub(crate) fn print(session: &Session, faults: &[String], booted: &Booted, log: 
     for ran in &session.ran {
         println!("{}", row(ran));
     }
+    for line in session.ran.iter().flat_map(Ran::skipped) {
+        println!("{line}");
+    }
     let is_faulty = |ran: &&Ran| faults.iter().any(|fault| fault.starts_with(&format!("{}: ", ran.name)));
     for ran in session.ran.iter().filter(is_faulty) {
         println!("--- the end of what {} said", ran.name);
@@ -78,7 +81,10 @@ fn row(ran: &Ran) -> String {
     let exit = ran.exit.as_deref().unwrap_or("none");
     let seconds = ran.seconds.map_or("-".to_owned(), |seconds| format!("{seconds:.1}"));
     let tests = ran.tests().map_or(String::new(), |tests| {
-        format!("{} passed, {} failed, {} ignored", tests.passed, tests.failed, tests.ignored)
+        // The test runner counts a test that skipped itself as passed.
+        let skipped = ran.skipped().len() as u64;
+        let passed = tests.passed.saturating_sub(skipped);
+        format!("{passed} passed, {} failed, {} ignored, {skipped} skipped", tests.failed, tests.ignored)
     });
     format!("{:<28} {exit:>10} {seconds:>8}  {tests}", ran.name).trim_end().to_owned()
 }
@@ -134,5 +140,11 @@ FOURTUPLE-GUEST done failed=0";
     fn a_row_shows_what_is_known() {
         let session = Session::parse("FOURTUPLE-GUEST unit begin\n");
         assert_eq!(row(&session.ran[0]), format!("{:<28} {:>10} {:>8}", "unit", "none", "-"));
+        let session = Session::parse(
+            "FOURTUPLE-GUEST unit begin
+unit! SKIPPED x (needs y): z
+unit| test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        );
+        assert!(row(&session.ran[0]).ends_with("  2 passed, 0 failed, 1 ignored, 1 skipped"));
     }
 }

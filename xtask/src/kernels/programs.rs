@@ -46,7 +46,9 @@ pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool
     for package in test_packages {
         arguments.extend(["-p", package]);
     }
-    let tests = cargo_json(workspace, &arguments, release)?;
+    let mut tests = cargo_json(workspace, &arguments, release)?;
+    // cargo names them as it finishes them; a table that people compare has one order.
+    tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
     Ok(Programs { init, binaries, tests })
 }

@@ -1,2 +1,38 @@
-//! TODO
-fn main() {}
+//! What CI does that cargo does not: `cargo xtask tidy` and `cargo xtask kernels`.
+#![forbid(unsafe_code)]
+
+mod kernels;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask kernels [--kernel 6.1|6.12|all] [--release]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words.split_first() {
+        Some((&"tidy", [])) => tidy::run(),
+        Some((&"kernels", rest)) => match kernels::Options::parse(rest) {
+            Ok(options) => kernels::run(&options),
+            Err(message) => return misused(&message),
+        },
+        Some((other, _)) => return misused(&format!("{other}: no such task, or it takes no arguments")),
+        None => return misused("which task?"),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn misused(message: &str) -> ExitCode {
+    eprintln!("xtask: {message}\n{USAGE}");
+    ExitCode::from(2)
+}

@@ -74,7 +74,8 @@ pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFADDR, &raw mut request) }).map(drop)
 }
 
-fn set_loopback_up() -> io::Result<()> {
+/// Sets the loopback device of the calling thread's network namespace up, which gives it 127.0.0.1/8 and ::1.
+pub fn set_loopback_up() -> io::Result<()> {
     let control = control_socket(SocketAddr::from(([0, 0, 0, 0], 0)))?;
     // SAFETY: ifreq is plain data for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };

@@ -16,10 +16,19 @@ pub fn descriptor_limits() -> io::Result<(u64, u64)> {
 /// Raises the soft limit on descriptors to the hard one and returns it; no privilege is needed for that.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let (_, hard) = descriptor_limits()?;
-    let limit = libc::rlimit { rlim_cur: hard, rlim_max: hard };
-    // SAFETY: the pointer is to one initialised rlimit.
-    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    set_descriptor_limits(hard, hard)?;
     Ok(hard)
+}
+
+/// Sets RLIMIT_NOFILE, soft and hard, of this process and of those it starts.
+///
+/// # Errors
+///
+/// EPERM: above the hard limit without CAP_SYS_RESOURCE, or above fs.nr_open.
+pub fn set_descriptor_limits(soft: u64, hard: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: the pointer is to one initialised rlimit, which the kernel only reads.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
 }
 
 /// CPU time that the calling thread has used, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).

@@ -1,0 +1,164 @@
+//! Debian's kernels, downloaded and unpacked but never installed: their install scripts are of no use here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Names that apt knows but has nothing to download for are passed over; after this many there is something wrong.
+const TRIES: usize = 6;
+
+/// A kernel package, unpacked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// As `uname -r` says it: `6.1.0-56-cloud-amd64`.
+    pub(crate) release: String,
+    directory: PathBuf,
+}
+
+impl Kernel {
+    /// The kernel of a package unpacked in a directory.
+    pub(crate) fn unpacked_at(release: &str, directory: &Path) -> Kernel {
+        Kernel { release: release.to_owned(), directory: directory.to_owned() }
+    }
+
+    /// The compressed kernel that a boot loader wants.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.directory.join(format!("boot/vmlinuz-{}", self.release))
+    }
+
+    /// Where its modules lie; packages that have merged `/usr` have them one level further down.
+    pub(crate) fn modules(&self) -> PathBuf {
+        let below = |prefix: &str| self.directory.join(prefix).join(&self.release);
+        let merged = below("usr/lib/modules");
+        if merged.is_dir() { merged } else { below("lib/modules") }
+    }
+}
+
+/// Unpacks the newest kernel of a series such as `6.12` under `cache`, unless it is there; `None` when apt offers none.
+pub(crate) fn newest(series: &str, cache: &Path) -> Result<Option<Kernel>> {
+    fs::create_dir_all(cache).with_context(|| format!("make {}", cache.display()))?;
+    let mut names = offered()?;
+    names.extend(cached(cache)?);
+    let mut last_error = None;
+    for name in pick(&names, series).into_iter().take(TRIES) {
+        match unpacked(name, cache) {
+            Ok(kernel) => return Ok(Some(kernel)),
+            Err(error) => last_error = Some(error),
+        }
+    }
+    match last_error {
+        Some(error) => Err(error),
+        None => Ok(None),
+    }
+}
+
+/// The packages of a series, newest first. Debug symbols and unsigned twins end in something else than the flavour.
+fn pick<'a>(names: &'a [String], series: &str) -> Vec<&'a str> {
+    let mut found: Vec<(Vec<u32>, &str)> = names
+        .iter()
+        .filter_map(|name| {
+            let version = name.strip_prefix("linux-image-")?.strip_prefix(series)?.strip_prefix('.')?;
+            Some((numbers(version.strip_suffix("-cloud-amd64")?), name.as_str()))
+        })
+        .collect();
+    found.sort();
+    found.dedup();
+    found.into_iter().rev().map(|(_, name)| name).collect()
+}
+
+/// The numbers in a version, so that 6.12.101 comes after 6.12.99.
+fn numbers(version: &str) -> Vec<u32> {
+    version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+fn offered() -> Result<Vec<String>> {
+    let output = match Command::new("apt-cache").args(["pkgnames", "linux-image-6"]).output() {
+        Ok(output) => output,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).context("start apt-cache"),
+    };
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
+
+fn cached(cache: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(cache).with_context(|| format!("list {}", cache.display()))? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+fn unpacked(name: &str, cache: &Path) -> Result<Kernel> {
+    let directory = cache.join(name);
+    let release = name.strip_prefix("linux-image-").context("a kernel's package name")?;
+    let kernel = Kernel::unpacked_at(release, &directory);
+    if directory.is_dir() {
+        return Ok(kernel);
+    }
+    // Another name until it is whole, so that an interrupted run leaves nothing that looks finished.
+    let partial = cache.join(format!("partial-{name}"));
+    if partial.exists() {
+        fs::remove_dir_all(&partial).with_context(|| format!("remove {}", partial.display()))?;
+    }
+    fs::create_dir_all(&partial).with_context(|| format!("make {}", partial.display()))?;
+    // Root's apt wants to download as a user who may not write below the target directory.
+    let sandbox = ["-o", "APT::Sandbox::User=root"];
+    command(
+        Command::new("apt-get").args(["-q"]).args(sandbox).args(["download", name]).current_dir(&partial),
+    )?;
+    let mut package = None;
+    for entry in fs::read_dir(&partial)? {
+        package = Some(entry?.path());
+    }
+    let Some(package) = package else { bail!("apt-get download {name} left no file") };
+    command(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&partial))?;
+    fs::remove_file(&package).with_context(|| format!("remove {}", package.display()))?;
+    let image = Kernel::unpacked_at(release, &partial).image();
+    ensure!(image.is_file(), "{name} has no {}", image.display());
+    fs::rename(&partial, &directory).with_context(|| format!("rename {}", partial.display()))?;
+    Ok(kernel)
+}
+
+fn command(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    ensure!(output.status.success(), "{:?}: {}: {last}", command.get_program(), output.status);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_of_a_series_comes_first() {
+        let names: Vec<String> = [
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64-dbg",
+            "linux-image-6.1.0-57-amd64",
+            "linux-image-6.12-cloud-amd64",
+            "linux-image-6.12.99+deb12-cloud-amd64",
+            "linux-image-6.12.117+deb12-cloud-amd64",
+            "linux-image-6.12.118+deb12-cloud-amd64-unsigned",
+            "partial-linux-image-6.12.119+deb12-cloud-amd64",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        assert_eq!(
+            pick(&names, "6.1"),
+            ["linux-image-6.1.0-56-cloud-amd64", "linux-image-6.1.0-9-cloud-amd64"]
+        );
+        assert_eq!(pick(&names, "6.12")[0], "linux-image-6.12.117+deb12-cloud-amd64");
+        assert!(pick(&names, "6.6").is_empty());
+    }
+
+    #[test]
+    fn a_cached_twin_of_an_offered_name_counts_once() {
+        let names = vec!["linux-image-6.1.0-56-cloud-amd64".to_owned(); 2];
+        assert_eq!(pick(&names, "6.1").len(), 1);
+    }
+}

@@ -1,0 +1,143 @@
+//! The programs that go into the guest, linked statically because the guest has no libc.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::workspace::{Workspace, cargo};
+
+/// With `--target`, flags that would break build scripts and procedural macros stay away from those.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Static, and without the debug information that would make the initramfs ten times larger; symbols stay for backtraces.
+const FLAGS: &str = "-C target-feature=+crt-static -C strip=debuginfo";
+
+/// A program of the host's target directory.
+pub(crate) struct Program {
+    /// What it is called in the guest: `fourtuple`, or `fourtuple-unit` and `ports` for tests.
+    pub(crate) name: String,
+    path: PathBuf,
+}
+
+impl Program {
+    /// The program itself.
+    pub(crate) fn content(&self) -> Result<Vec<u8>> {
+        fs::read(&self.path).with_context(|| format!("read {}", self.path.display()))
+    }
+}
+
+/// Everything the guest runs.
+pub(crate) struct Programs {
+    pub(crate) init: Program,
+    pub(crate) binaries: Vec<Program>,
+    pub(crate) tests: Vec<Program>,
+}
+
+/// Builds init, the command and the test programs of some packages.
+pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool) -> Result<Programs> {
+    let mut binaries =
+        cargo_json(workspace, &["build", "-p", "fourtuple-guest", "-p", "fourtuple-cli", "--bins"], release)?;
+    let init = binaries.iter().position(|program| program.name == "guest-init");
+    let init = binaries.remove(init.context("cargo built no guest-init")?);
+    let mut arguments = vec!["test", "--no-run"];
+    for package in test_packages {
+        arguments.extend(["-p", package]);
+    }
+    let mut tests = cargo_json(workspace, &arguments, release)?;
+    // cargo names them as it finishes them; a table that people compare has one order.
+    tests.sort_by(|a, b| a.name.cmp(&b.name));
+    ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
+    Ok(Programs { init, binaries, tests })
+}
+
+fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Result<Vec<Program>> {
+    let mut command = cargo();
+    command
+        .args(arguments)
+        .args(["--quiet", "--target", TARGET, "--message-format=json-render-diagnostics", "--target-dir"])
+        .arg(workspace.target.join("guest"))
+        .current_dir(&workspace.root)
+        // It would win over RUSTFLAGS.
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env("RUSTFLAGS", FLAGS)
+        .stderr(Stdio::inherit());
+    if release {
+        command.arg("--release");
+    }
+    let output = command.output().context("start cargo")?;
+    ensure!(output.status.success(), "cargo {}: {}", arguments.join(" "), output.status);
+    executables(&String::from_utf8_lossy(&output.stdout), arguments.first() == Some(&"test"))
+}
+
+/// The executables among cargo's messages, one JSON object a line: the test programs or the others.
+fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
+    let mut programs: Vec<Program> = Vec::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
+        let (Some(path), Some(target)) = (message["executable"].as_str(), message["target"]["name"].as_str())
+        else {
+            continue;
+        };
+        let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+        let is_test = message["profile"]["test"].as_bool().unwrap_or(false);
+        // For its tests cargo also builds the binaries and examples of a package; nobody runs those here.
+        if is_test != tests {
+            continue;
+        }
+        let name = match (is_test, kind) {
+            (true, "lib") => format!("{target}-unit"),
+            (true, "bin") => format!("{target}-bin-unit"),
+            _ => target.to_owned(),
+        };
+        if programs.iter().any(|program| program.name == name) {
+            bail!("two programs for the guest are called {name}");
+        }
+        programs.push(Program { name, path: Path::new(path).to_owned() });
+    }
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(name: &str, kind: &str, test: bool, executable: Option<&str>) -> String {
+        serde_json::json!({
+            "reason": "compiler-artifact",
+            "target": { "name": name, "kind": [kind] },
+            "profile": { "test": test },
+            "executable": executable,
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn unit_tests_and_test_files_are_told_apart() {
+        let messages = [
+            message("libc", "lib", false, None),
+            message("fourtuple", "lib", true, Some("/t/a")),
+            message("dial", "test", true, Some("/t/b")),
+            message("plain", "example", false, Some("/t/c")),
+        ]
+        .join("\n");
+        let names: Vec<String> =
+            executables(&messages, true).unwrap().into_iter().map(|it| it.name).collect();
+        assert_eq!(names, ["fourtuple-unit", "dial"]);
+    }
+
+    #[test]
+    fn a_build_gives_its_binaries() {
+        let messages = message("guest-init", "bin", false, Some("/t/guest-init"));
+        assert_eq!(executables(&messages, false).unwrap()[0].name, "guest-init");
+    }
+
+    #[test]
+    fn two_of_a_name_are_refused() {
+        let messages =
+            [message("dial", "test", true, Some("/a")), message("dial", "test", true, Some("/b"))].join("\n");
+        assert!(executables(&messages, true).err().unwrap().to_string().contains("dial"));
+    }
+}

@@ -1,0 +1,179 @@
+//! Places where the clock, randomness and the kernel are passed in, so that tests need no socket and no sleep.
+
+use std::path::Path;
+
+use super::lexer::{Kind, Token};
+use super::{Fault, Tree};
+
+/// Directories, or the file of the same name.
+const PURE: &[&str] = &[
+    "crates/fourtuple/src/ports",
+    "crates/fourtuple/src/dial/strategy",
+    "crates/measure",
+    "crates/record",
+    "crates/doctor",
+];
+
+/// Modules of the standard library that ask the world.
+const MODULES: &[&str] = &["env", "fs", "process"];
+
+/// Types of the standard library that ask the world, in modules that are harmless otherwise.
+const TYPES: &[&str] = &[
+    "net::TcpListener",
+    "net::TcpStream",
+    "net::UdpSocket",
+    "os::unix::net::UnixDatagram",
+    "os::unix::net::UnixListener",
+    "os::unix::net::UnixStream",
+    "time::Instant",
+    "time::SystemTime",
+];
+
+pub(super) fn check(tree: &Tree) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for source in tree.sources.iter().filter(|source| is_pure(&source.path)) {
+        for (line, path) in paths(&source.product_tokens()) {
+            if let Some(why) = impure(&path) {
+                faults.push(Fault::at(&source.path, line, format!("{path} in a pure place: {why}")));
+            }
+        }
+    }
+    faults
+}
+
+fn is_pure(path: &Path) -> bool {
+    PURE.iter().any(|place| path.starts_with(place) || path.to_str() == Some(&format!("{place}.rs")))
+}
+
+/// Why a path has no business in a pure place.
+fn impure(path: &str) -> Option<&'static str> {
+    let (is_std, rest) = match path.strip_prefix("std::") {
+        Some(rest) => (true, rest),
+        None => (false, path),
+    };
+    let (first, _) = rest.split_once("::").unwrap_or((rest, ""));
+    if is_std && (MODULES.contains(&first) || matches!(rest, "*" | "net::*" | "time::*" | "os::unix::net::*"))
+    {
+        return Some("pass in what it would give");
+    }
+    let within =
+        |item: &str| rest.strip_prefix(item).is_some_and(|more| more.is_empty() || more.starts_with("::"));
+    if TYPES.iter().any(|item| within(item)) {
+        return Some("pass in what it would give");
+    }
+    // Both take their seed from the clock and the thread; so do the functions that are not of a generator.
+    let seeds_itself = path.ends_with("Rng::new") || path.ends_with("Rng::default");
+    let is_global =
+        path.strip_prefix("fastrand::").is_some_and(|item| item.starts_with(|c: char| c.is_lowercase()));
+    (seeds_itself || is_global).then_some("pass the generator in")
+}
+
+/// Every path in the code with its line, the braces of `use` taken apart.
+fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        at = if tokens[at].kind == Kind::Word { path(tokens, at, "", &mut found) } else { at + 1 };
+    }
+    found
+}
+
+/// Reads one path, or the tree of paths of a `use`, behind a prefix; returns where it ends.
+fn path(tokens: &[Token<'_>], mut at: usize, prefix: &str, found: &mut Vec<(usize, String)>) -> usize {
+    let mut so_far = prefix.to_owned();
+    while let Some(token) = tokens.get(at) {
+        if token.kind == Kind::Word {
+            if !so_far.is_empty() {
+                so_far.push_str("::");
+            }
+            so_far.push_str(token.text);
+            at += 1;
+            if !is_separator(tokens, at) {
+                found.push((token.line, so_far));
+                return at;
+            }
+            at += 2;
+        } else if token.is('{') {
+            at += 1;
+            while tokens
+                .get(at)
+                .is_some_and(|token| token.kind == Kind::Word || token.is('*') || token.is('{'))
+            {
+                at = path(tokens, at, &so_far, found);
+                if tokens.get(at).is_some_and(|token| token.text == "as") {
+                    at += 2;
+                }
+                if tokens.get(at).is_some_and(|token| token.is(',')) {
+                    at += 1;
+                }
+            }
+            return at + 1;
+        } else {
+            let glob = if token.is('*') { "::*" } else { "" };
+            found.push((token.line, so_far + glob));
+            return at + 1;
+        }
+    }
+    at
+}
+
+fn is_separator(tokens: &[Token<'_>], at: usize) -> bool {
+    tokens.get(at..at + 2).is_some_and(|pair| pair.iter().all(|token| token.is(':')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{lines, tree};
+    use super::*;
+
+    fn faults(path: &str, text: &str) -> Vec<String> {
+        lines(check(&tree(Vec::new(), &[(path, text)])))
+    }
+
+    #[test]
+    fn pure_code_passes() {
+        let text = "use std::{collections::HashMap, net::{IpAddr, SocketAddr}, time::Duration};
+            // std::fs and std::time::Instant
+            fn a(rng: &mut fastrand::Rng, elapsed: Duration) -> u16 { rng.u16(..) }
+            const A: &str = \"std::env::var\";
+            #[cfg(test)]
+            mod tests { use std::time::Instant; fn b() { fastrand::Rng::new(); } }";
+        assert_eq!(faults("crates/measure/src/lib.rs", text), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_asks_the_world_is_caught_in_every_spelling() {
+        let text = "use std::{fs::{self, File}, time::{Duration, Instant as Clock}};
+            use std::time;
+            fn a() { time::SystemTime::now(); ::std::env::var(\"A\"); }
+            fn b() { std::net::TcpStream::connect(0); fastrand::u16(..); fastrand::Rng::new(); }
+            use std::net::*;
+            fn c<T: std::process::Termination>() {}";
+        let found = faults("crates/fourtuple/src/dial/strategy/auto.rs", text);
+        let expected = [
+            (1, "std::fs::self"),
+            (1, "std::fs::File"),
+            (1, "std::time::Instant"),
+            (3, "time::SystemTime::now"),
+            (3, "std::env::var"),
+            (4, "std::net::TcpStream::connect"),
+            (4, "fastrand::u16"),
+            (4, "fastrand::Rng::new"),
+            (5, "std::net::*"),
+            (6, "std::process::Termination"),
+        ];
+        assert_eq!(found.len(), expected.len(), "{found:#?}");
+        for (fault, (line, path)) in found.iter().zip(expected) {
+            let start = format!("crates/fourtuple/src/dial/strategy/auto.rs:{line}: {path} in a pure place");
+            assert!(fault.starts_with(&start), "{fault}");
+        }
+    }
+
+    #[test]
+    fn other_places_and_tests_may_ask() {
+        let text = "use std::time::Instant;";
+        assert!(faults("crates/fourtuple/src/dial/mod.rs", text).is_empty());
+        assert!(faults("crates/measure/tests/speed.rs", text).is_empty());
+        assert_eq!(faults("crates/fourtuple/src/ports.rs", text).len(), 1);
+    }
+}

@@ -7,7 +7,7 @@ pub(crate) const NOTHING: &str = "–";
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A duration in nanoseconds: `0`, `999ns`, `1.00us`, `49.3ms`, `59.9s`, `2m14s`, `3h05m`, `2d07h`.
+/// A duration in nanoseconds: `0`, `999ns`, `1.00us`, `49.3ms`, `59.4s`, `2m14s`, `3h05m`, `2d07h`.
 pub(crate) fn duration(ns: u64) -> String {
     if ns == 0 {
         return "0".to_owned();
@@ -20,7 +20,8 @@ pub(crate) fn duration(ns: u64) -> String {
         }
         value /= 1000.0;
     }
-    if value < 59.95 {
+    // Two minutes of seconds, so that stalls around the 60 s of TIME_WAIT compare at a glance.
+    if value < 119.5 {
         return format!("{}s", three_digits(value));
     }
     let seconds = ns.saturating_add(SECOND_NS / 2) / SECOND_NS;
@@ -92,6 +93,11 @@ pub(crate) fn share(value: f64) -> String {
     format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// A sum that a made-up record cannot overflow.
+pub(crate) fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u64 {
+    counts.into_iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
 /// A plain quantity that need not be whole: `1.00`, `28,256`.
 pub(crate) fn quantity(value: f64) -> String {
     if !value.is_finite() || value < 0.0 {
@@ -101,6 +107,8 @@ pub(crate) fn quantity(value: f64) -> String {
 }
 
 fn three_digits(value: f64) -> String {
+    // Halves go up, as JavaScript has them, not to the even digit: 17.25 is 17.3 on both sides of a page.
+    let value = value * (1.0 + 1e-12);
     if value < 9.995 {
         format!("{value:.2}")
     } else if value < 99.95 {
@@ -123,13 +131,16 @@ mod tests {
             (1_000, "1.00us"),
             (9_994, "9.99us"),
             (9_996, "10.0us"),
+            (17_250, "17.3us"),
             (99_960, "100us"),
             (999_499, "999us"),
             (999_950, "1.00ms"),
             (4_682_000, "4.68ms"),
             (999_500_000, "1.00s"),
             (59_940_000_000, "59.9s"),
-            (59_960_000_000, "1m00s"),
+            (59_960_000_000, "60.0s"),
+            (119_400_000_000, "119s"),
+            (119_600_000_000, "2m00s"),
             (133_700_000_000, "2m14s"),
             (3_599_600_000_000, "1h00m"),
             (11_100_000_000_000, "3h05m"),

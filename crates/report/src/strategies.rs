@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 
 use fourtuple_record::{FillPoint, Spread, StrategyResult};
 
+use crate::number::total;
+
 /// All runs of one strategy: medians over its repeats.
 pub(crate) struct StrategyRow<'a> {
     /// The name as it was asked for.
@@ -63,7 +65,8 @@ pub(crate) fn rows(results: &[StrategyResult]) -> Vec<StrategyRow<'_>> {
 fn row<'a>(runs: &[&'a StrategyResult]) -> StrategyRow<'a> {
     let mut errors = BTreeMap::new();
     for (errno, count) in runs.iter().flat_map(|run| &run.errors) {
-        *errors.entry(errno.as_str()).or_insert(0_u64) += count;
+        let sum = errors.entry(errno.as_str()).or_insert(0_u64);
+        *sum = sum.saturating_add(*count);
     }
     let rates = || runs.iter().map(|run| run.rate_per_s);
     let ratios: Vec<f64> = runs
@@ -76,7 +79,7 @@ fn row<'a>(runs: &[&'a StrategyResult]) -> StrategyRow<'a> {
         chosen: runs[0].chosen.as_deref(),
         runs: runs.len(),
         connections: median_of(runs.iter().map(|run| run.connections)),
-        failed: median_of(runs.iter().map(|run| run.failed())),
+        failed: median_of(runs.iter().map(|run| total(run.errors.values()))),
         errors,
         elapsed_ns: median_of(runs.iter().map(|run| run.elapsed_ns)),
         rate: (
@@ -113,9 +116,10 @@ fn by_fill(runs: &[&StrategyResult]) -> Vec<FillPoint> {
     (0..parts)
         .map(|part| {
             let points = || runs.iter().filter_map(|run| run.by_fill.get(part));
-            let connections: u64 = points().map(|point| point.connections).sum();
-            let time: u128 =
-                points().map(|point| u128::from(point.connections) * u128::from(point.mean_ns)).sum();
+            let connections = points().fold(0_u64, |sum, point| sum.saturating_add(point.connections));
+            let time = points()
+                .map(|point| u128::from(point.connections) * u128::from(point.mean_ns))
+                .fold(0, u128::saturating_add);
             FillPoint {
                 fill: points().map(|point| point.fill).fold(0.0, f64::max),
                 connections,

@@ -12,6 +12,7 @@ use crate::envelope::{Envelope, envelope, host_words};
 
 const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
+const PLOT_JS: &str = include_str!("../../assets/plot.js");
 const CHARTS_JS: &str = include_str!("../../assets/charts.js");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
 
@@ -59,7 +60,11 @@ pub fn page(records: &[Saved]) -> String {
                     }
                 }
                 script { (PreEscaped(UPLOT_JS)) }
-                script { (PreEscaped(CHARTS_JS)) }
+                script {
+                    (PreEscaped("(() => {\n\"use strict\";\n"))
+                    (PreEscaped(PLOT_JS)) (PreEscaped(CHARTS_JS))
+                    (PreEscaped("})();"))
+                }
             }
         }
     }
@@ -114,7 +119,7 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (plan::section(index, &envelope.settings[0], &record.results))
                 }
             }
-            (provenance(envelope))
+            (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
         }
     }
@@ -189,12 +194,12 @@ fn table(head: &[&str], rows: &Markup) -> Markup {
     }
 }
 
-fn provenance(envelope: &Envelope<'_>) -> Markup {
+fn provenance(envelope: &Envelope<'_>, computed: bool) -> Markup {
     let host = envelope.host;
     html! {
         section.provenance {
             h2 { "Where this comes from" }
-            p { "Measured " time { (envelope.started) } " by" }
+            p { (if computed { "Computed" } else { "Measured" }) " " time { (envelope.started) } " by" }
             div.scroll tabindex="0" { pre { code { (envelope.command_line) } } }
             @if !host.sysctls.is_empty() || !host.capabilities.is_empty() {
                 details {

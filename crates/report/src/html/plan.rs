@@ -19,6 +19,7 @@ pub(super) fn section(index: usize, settings: &[String], results: &PlanResults) 
                 h2 { "Cost of connect() along the fill" }
                 (chart("plan", index, "", &html! {
                     "Predicted mean time in connect() of a dial while the ports of one source and destination fill up."
+                    @if results.cliff_connections.is_some() { " Dashed: where the search turns slow." }
                 }))
                 details {
                     summary { "The same as a table" }

@@ -61,8 +61,7 @@ fn strategies(rows: &[StrategyRow<'_>]) -> Markup {
         "Max",
         "Even mean",
         "Odd mean",
-        "Floor",
-        "vs floor",
+        "Mean vs floor",
         "CPU per dial",
     ];
     table(
@@ -86,8 +85,7 @@ fn strategies(rows: &[StrategyRow<'_>]) -> Markup {
                     td { (all(|all| all.max)) }
                     td { (maybe_duration(row.even.map(|even| even.mean))) }
                     td { (maybe_duration(row.odd.map(|odd| odd.mean))) }
-                    td { (duration(row.floor_ns)) }
-                    td { (factor(row.ratio)) }
+                    td { (factor(row.ratio)) br; span.dim { "of " (duration(row.floor_ns)) } }
                     td { (duration(row.cpu_ns_per_dial)) }
                 }
             }

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use super::{chart, table, words};
 use crate::envelope::plural;
 use crate::figures::{none_or, stall, transactions};
-use crate::number::{count, duration, maybe_count, rate};
+use crate::number::{count, duration, maybe_count, rate, total};
 
 pub(super) fn section(index: usize, part: &str, settings: &[String], results: &TimeWaitResults) -> Markup {
     html! {
@@ -56,7 +56,7 @@ fn remedies(runs: &[TimeWaitRun]) -> Markup {
                     td { (none_or(run.predicted_stall_ns)) }
                     td.bad[run.stall_ns > 0] { (stall(run)) }
                     td {
-                        (count(run.errors.values().sum()))
+                        (count(total(run.errors.values())))
                         @for (errno, number) in &run.errors {
                             br; span.dim { @if run.errors.len() > 1 { (count(*number)) " " } (errno) }
                         }

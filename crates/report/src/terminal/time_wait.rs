@@ -5,7 +5,7 @@ use super::spark;
 use super::table::{Cell, Column, Table};
 use crate::envelope::plural;
 use crate::figures::{none_or, stall, transactions};
-use crate::number::{NOTHING, count, duration, maybe_count, rate};
+use crate::number::{NOTHING, count, duration, maybe_count, rate, total};
 
 pub(super) fn body(sheet: &mut Sheet, settings: &[String], results: &TimeWaitResults) {
     sheet.heading("How long the ports last when every connection is closed at once");
@@ -42,7 +42,7 @@ fn runs(runs: &[TimeWaitRun]) -> Table {
         Column::number("elapsed", 6),
     ]);
     for run in runs {
-        let errors: u64 = run.errors.values().sum();
+        let errors = total(run.errors.values());
         table.row(vec![
             Cell::toned(run.remedy.as_str(), Tone::Strong),
             transactions(run).into(),

@@ -315,7 +315,13 @@ pub(crate) fn hostile() -> PortsRecord {
     record.results.advice.push(evil.into());
     record.results.strategies[0].strategy = evil.into();
     record.results.strategies[0].chosen = Some(evil.into());
-    record.results.strategies[0].errors.insert(evil.into(), u64::MAX / 2);
+    record.results.strategies[0].errors.insert(evil.into(), u64::MAX);
+    record.results.strategies[0].errors.insert("EVIL".into(), u64::MAX);
+    record.results.strategies[0].by_fill[0].connections = u64::MAX;
+    record.results.strategies[0].by_fill[0].mean_ns = u64::MAX;
+    record.results.strategies.push(record.results.strategies[0].clone());
+    record.results.strategies[0].rate_per_s = f64::MAX;
+    record.results.strategies[0].elapsed_ns = u64::MAX;
     record
 }
 

@@ -261,7 +261,7 @@ function paint(u, { n, log, kind }, wanted, color) {
   const dpr = devicePixelRatio || 1;
   const size = Math.round(Math.min(Math.max(perDot * 0.7, 1.6 * dpr), 6 * dpr));
   const grid = perDot < size ? size : 1;
-  const arm = Math.round(3.5 * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
+  const arm = Math.round(Math.min(Math.max(perDot * 2, 2), 4) * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
   const columns = Math.ceil(width / grid) + 1, rows = Math.ceil(height / grid) + 1;
   if (owners.length < columns * rows) owners = new Uint8Array(columns * rows);
   else owners.fill(0);

@@ -184,7 +184,7 @@ function plot(figure, full, data, options) {
   const u = new uPlot({
     width,
     height: height(width),
-    padding: [12, 14, 0, 0],
+    padding: [12, 22, 0, 0],
     legend: { live: true },
     focus: { alpha: 0.3 },
     ...others,

@@ -43,7 +43,12 @@ fn replace(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io:
 }
 
 fn write_whole(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    // Left by a killed process that had our number, or a link that somebody planted: never written through.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::create_new(path)?;
     if let Some(permissions) = permissions {
         file.set_permissions(permissions)?;
     }

@@ -27,6 +27,7 @@ fn nothing_is_fetched() {
         assert!(!own.contains(address), "the page contains {address}");
     }
     assert!(own.contains("default-src 'none'"));
+    assert!(own.contains("Permission is hereby granted"), "the licence of uPlot is part of every copy");
 }
 
 #[test]

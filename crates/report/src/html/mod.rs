@@ -14,6 +14,8 @@ const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
 const PLOT_JS: &str = include_str!("../../assets/plot.js");
 const CHARTS_JS: &str = include_str!("../../assets/charts.js");
+/// Its notice has to be in every copy, and every page is one.
+const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
 
 /// Whatever a record may hold, the browser is to fetch nothing.
@@ -39,7 +41,7 @@ pub fn page(records: &[Saved]) -> String {
                 // Otherwise browsers ask the server for one.
                 link rel="icon" href="data:,";
                 title { (title(&envelopes)) }
-                style { (PreEscaped(UPLOT_CSS)) (PreEscaped(PAGE_CSS)) }
+                style { (PreEscaped("/* uPlot\n")) (PreEscaped(UPLOT_LICENSE)) (PreEscaped("*/\n")) (PreEscaped(UPLOT_CSS)) (PreEscaped(PAGE_CSS)) }
             }
             body {
                 noscript {

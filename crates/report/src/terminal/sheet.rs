@@ -22,6 +22,9 @@ impl Tone {
     }
 }
 
+/// A line: texts that stand side by side, each with its tone.
+pub(crate) type Line = Vec<(String, Tone)>;
+
 /// Lines of limited width.
 pub(crate) struct Sheet {
     width: usize,

@@ -1,4 +1,4 @@
-use super::sheet::{Tone, printable};
+use super::sheet::{Line, Tone, printable};
 
 /// Where a column's cells stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Table {
     }
 
     /// The lines of the table within `width`, and the titles of the columns that had to go.
-    pub(crate) fn fit(&self, width: usize) -> (Vec<Vec<(String, Tone)>>, Vec<&'static str>) {
+    pub(crate) fn fit(&self, width: usize) -> (Vec<Line>, Vec<&'static str>) {
         let mut widths: Vec<usize> =
             self.columns.iter().enumerate().map(|(at, _)| self.column_width(at)).collect();
         // A long name is no reason to leave out numbers.
@@ -101,12 +101,7 @@ impl Table {
         (lines, dropped.into_iter().map(|at| self.columns[at].title).collect())
     }
 
-    fn line<'a>(
-        &self,
-        kept: &[usize],
-        widths: &[usize],
-        cell: impl Fn(usize) -> (&'a str, Tone),
-    ) -> Vec<(String, Tone)> {
+    fn line<'a>(&self, kept: &[usize], widths: &[usize], cell: impl Fn(usize) -> (&'a str, Tone)) -> Line {
         let mut pieces = Vec::with_capacity(kept.len());
         for (position, &at) in kept.iter().enumerate() {
             let (text, tone) = cell(at);

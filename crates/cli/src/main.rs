@@ -1,2 +1,3 @@
-//! TODO
+//! todo
+#![forbid(unsafe_code)]
 fn main() {}

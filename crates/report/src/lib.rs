@@ -1,1 +1,17 @@
-//! TODO
+//! Records as people see them: [`terminal::render`] gives text, [`html::page`] one self-contained HTML file.
+//!
+//! Everything here is a pure function of the records, except [`save`], which puts a text into a file whole or not at
+//! all. Nothing is measured or judged: figures are taken as the record has them, remarks on validity come first, and the
+//! advice is the record's own. The same record always gives the same bytes.
+#![forbid(unsafe_code)]
+
+pub mod html;
+pub mod terminal;
+
+mod envelope;
+mod figures;
+mod number;
+mod save;
+mod strategies;
+
+pub use save::save;

@@ -1,0 +1,270 @@
+//! The schema in the tree says neither more nor less than the Rust types write.
+
+use std::collections::BTreeMap;
+
+use boon::{Compiler, SchemaIndex, Schemas};
+use fourtuple_record::*;
+use serde_json::{Value, json};
+
+struct Validator {
+    schemas: Schemas,
+    index: SchemaIndex,
+}
+
+impl Validator {
+    fn new() -> Validator {
+        let mut compiler = Compiler::new();
+        let schema: Value = serde_json::from_str(SCHEMA_JSON).unwrap();
+        let address = schema["$id"].as_str().unwrap().to_owned();
+        compiler.add_resource(&address, schema).unwrap();
+        let mut schemas = Schemas::new();
+        let index = compiler.compile(&address, &mut schemas).unwrap();
+        Validator { schemas, index }
+    }
+
+    fn accepts(&self, record: &Value) -> bool {
+        self.schemas.validate(record, self.index).is_ok()
+    }
+
+    fn require(&self, name: &str, record: &Value) {
+        if let Err(error) = self.schemas.validate(record, self.index) {
+            panic!("{name}: {error:#}");
+        }
+    }
+}
+
+fn record<S: serde::Serialize, R: serde::Serialize>(command: &str, settings: S, results: R) -> Value {
+    let record = Record {
+        schema: SCHEMA.into(),
+        command: command.into(),
+        started: "2026-03-01T12:00:00Z".into(),
+        host: Host {
+            kernel: "6.18.5".into(),
+            cpus: 2,
+            virtualization: "kvm".into(),
+            sysctls: BTreeMap::from([("net.ipv4.tcp_tw_reuse".into(), "2".into())]),
+            capabilities: BTreeMap::from([("ip_local_port_range".into(), "linear".into())]),
+        },
+        settings,
+        validity: vec![Remark::new("interrupted", "stopped by Ctrl-C")],
+        results,
+    };
+    serde_json::to_value(record).unwrap()
+}
+
+fn ports() -> (PortsSettings, PortsResults) {
+    let settings = PortsSettings {
+        low: 9024,
+        high: 65535,
+        strategies: vec!["auto".into()],
+        fill: 0.5,
+        protocol: "tcp".into(),
+        family: 4,
+        sources: 1,
+        repeats: 1,
+        seed: u64::MAX,
+    };
+    let mut scatter = Scatter::default();
+    scatter.push(15_000, true, false);
+    let spread = Spread { count: 1, mean: 15_000, p50: 15_000, p99: 15_000, p999: 15_000, max: 15_000 };
+    let result = StrategyResult {
+        strategy: "auto".into(),
+        chosen: Some("full-range".into()),
+        repeat: 1,
+        dials: 2,
+        connections: 1,
+        retries: 0,
+        errors: BTreeMap::from([("EADDRNOTAVAIL".into(), 1)]),
+        elapsed_ns: 20_000,
+        rate_per_s: 50_000.0,
+        cpu_ns_per_dial: 12_000,
+        connect_ns: ByParity { all: Some(spread), even: None, odd: Some(spread) },
+        by_fill: vec![FillPoint { fill: 1.0, connections: 1, mean_ns: 15_000, floor_ns: 0 }],
+        floor_ns: 14_000,
+        scatter: Some(scatter),
+    };
+    let bare =
+        StrategyResult { chosen: None, scatter: None, connect_ns: ByParity::default(), ..result.clone() };
+    (
+        settings,
+        PortsResults { tuples: 56_512, strategies: vec![result, bare], advice: vec!["set option 51".into()] },
+    )
+}
+
+fn time_wait() -> (TimeWaitSettings, TimeWaitResults) {
+    let settings = TimeWaitSettings {
+        low: 49_152,
+        high: 65_535,
+        remedies: vec!["none-over".into()],
+        patience_ns: 70_000_000_000,
+    };
+    let run = TimeWaitRun {
+        remedy: "none-over".into(),
+        transactions: 16_385,
+        completed: 16_384,
+        elapsed_ns: 60_000_000_000,
+        rate_per_s: 20_000.5,
+        predicted_stall_at: Some(16_385),
+        stalled_at: Some(16_385),
+        predicted_stall_ns: 59_200_000_000,
+        stall_ns: 59_300_000_000,
+        cut: true,
+        errors: BTreeMap::from([("EADDRNOTAVAIL".into(), 5_900)]),
+        time_wait: vec![TimeWaitPoint { at_ns: 0, count: 0, completed: 0 }],
+    };
+    let calm = TimeWaitRun { predicted_stall_at: None, stalled_at: None, ..run.clone() };
+    let results = TimeWaitResults {
+        ports: 16_384,
+        time_wait_ns: 60_000_000_000,
+        ceiling_per_s: 273.07,
+        runs: vec![run, calm],
+        advice: Vec::new(),
+    };
+    (settings, results)
+}
+
+fn plan() -> (PlanSettings, PlanResults) {
+    let settings = PlanSettings {
+        low: 32_768,
+        high: 60_999,
+        reserved: 0,
+        sources: 1,
+        destinations: 1_000_000,
+        arrival_per_s: 0.0,
+        hold_ns: 0,
+        closer: "them".into(),
+        kernel: "linear".into(),
+        strategy: "full-range".into(),
+        costs: "reference".into(),
+    };
+    let results = PlanResults {
+        capacity: 28_232_000_000,
+        cliff_connections: None,
+        steady_tuples: Some(1),
+        cliff_after_ns: None,
+        exhausted_after_ns: Some(7),
+        sources_needed: 1,
+        failed_dials: 0,
+        by_fill: vec![PlanPoint { fill: 0.5, probes: 1.9, mean_ns: 15_000 }],
+        simulated: 1_000_000_000,
+        advice: vec!["one address is enough".into()],
+    };
+    (settings, results)
+}
+
+fn samples() -> [(&'static str, Value); 4] {
+    let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
+    let (plan_settings, plan_results) = plan();
+    let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
+    let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
+    [
+        ("lab", record("lab", lab_settings, lab_results)),
+        ("lab ports", record("lab ports", ports_settings, ports_results)),
+        ("lab time-wait", record("lab time-wait", time_wait_settings, time_wait_results)),
+        ("plan", record("plan", plan_settings, plan_results)),
+    ]
+}
+
+/// Every place in `value` as a JSON pointer, the objects and what is in them.
+fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+    found.push(at.to_owned());
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+            let name = name.replace('~', "~0").replace('/', "~1");
+            places(value, &format!("{at}/{name}"), found);
+        }),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| places(item, &format!("{at}/{index}"), found));
+        }
+        _ => {}
+    }
+}
+
+fn all_places(value: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    places(value, "", &mut found);
+    found
+}
+
+/// Objects whose keys are data.
+fn is_map(place: &str) -> bool {
+    ["/sysctls", "/capabilities", "/errors"].iter().any(|map| place.ends_with(map))
+}
+
+const OPTIONAL: [&str; 4] = ["chosen", "scatter", "predicted_stall_at", "stalled_at"];
+
+#[test]
+fn every_kind_of_record_is_valid_and_is_read_back() {
+    let validator = Validator::new();
+    for (name, sample) in samples() {
+        validator.require(name, &sample);
+        Saved::parse(&sample.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn every_field_is_required_unless_it_may_be_absent() {
+    let validator = Validator::new();
+    for (name, sample) in samples() {
+        for place in all_places(&sample) {
+            let Some((parent, field)) = place.rsplit_once('/') else { continue };
+            let mut broken = sample.clone();
+            let Some(Value::Object(object)) = broken.pointer_mut(parent) else { continue };
+            object.remove(&field.replace("~1", "/").replace("~0", "~"));
+            let fine = is_map(parent) || OPTIONAL.contains(&field);
+            assert_eq!(validator.accepts(&broken), fine, "{name} without {place}");
+        }
+    }
+}
+
+#[test]
+fn no_object_takes_a_field_that_the_types_do_not_have() {
+    let validator = Validator::new();
+    for (name, sample) in samples() {
+        for place in all_places(&sample) {
+            if is_map(&place) {
+                continue;
+            }
+            let mut broken = sample.clone();
+            let Some(Value::Object(object)) = broken.pointer_mut(&place) else { continue };
+            object.insert("zzz".into(), json!(1));
+            assert!(!validator.accepts(&broken), "{name} with zzz in {place:?}");
+        }
+    }
+}
+
+#[test]
+fn no_number_is_negative_and_no_value_is_of_another_type() {
+    let validator = Validator::new();
+    for (name, sample) in samples() {
+        for place in all_places(&sample).iter().filter(|place| !place.is_empty()) {
+            let mut broken = sample.clone();
+            let value = broken.pointer_mut(place).unwrap();
+            *value = match value {
+                Value::Number(_) => json!(-1),
+                Value::Bool(_) | Value::Null => json!("yes"),
+                _ => json!(17),
+            };
+            assert!(!validator.accepts(&broken), "{name} with {} in {place}", broken.pointer(place).unwrap());
+        }
+    }
+}
+
+#[test]
+fn other_versions_commands_and_mixtures_are_refused() {
+    let validator = Validator::new();
+    let [(_, lab), (_, ports), (_, time_wait), (_, plan)] = samples();
+    for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
+        let mut broken = ports.clone();
+        broken[field] = json!(value);
+        assert!(!validator.accepts(&broken), "{field} {value}");
+    }
+    for (one, other) in [(&lab, &ports), (&ports, &time_wait), (&time_wait, &plan), (&plan, &lab)] {
+        let mut mixed = one.clone();
+        mixed["results"] = other["results"].clone();
+        assert!(!validator.accepts(&mixed), "{} with the results of {}", one["command"], other["command"]);
+    }
+    let mut broken = ports;
+    broken["results"]["strategies"][0]["elapsed_ns"] = json!(1.5);
+    assert!(!validator.accepts(&broken), "a duration with a fraction");
+}

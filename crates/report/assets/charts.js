@@ -1,0 +1,388 @@
+// The charts of a page, from the records that it carries as JSON. plot.js stands before this in the same function.
+
+// ---- data ---------------------------------------------------------------------------------------------------------
+
+const EVEN = 0, ODD = 1, FAILED = 2;
+
+function resultsOf(figure) {
+  const { record, part } = figure.dataset;
+  const json = document.getElementById("data-" + record).textContent;
+  const results = (resultsOf.cache[record] ??= JSON.parse(json)).results;
+  return part ? results[part] : results;
+}
+resultsOf.cache = {};
+
+// The scatter's words (see fourtuple-record): bit 0 odd, bits 1-30 the time in units of 2 ns, bit 31 failed.
+function decode(base64) {
+  const bytes = atob(base64);
+  const n = bytes.length >> 2;
+  const dots = { n, x: new Float64Array(n), ns: new Float64Array(n), log: new Float32Array(n), kind: new Uint8Array(n) };
+  for (let i = 0, at = 0; i < n; i++) {
+    let word = 0;
+    for (let shift = 0; shift < 32; shift += 8) word |= bytes.charCodeAt(at++) << shift;
+    dots.x[i] = i + 1;
+    dots.ns[i] = Math.max(1, word & 0x7ffffffe);
+    dots.log[i] = Math.log10(dots.ns[i]);
+    dots.kind[i] = word < 0 ? FAILED : word & 1;
+  }
+  dots.mean = movingMean(dots);
+  return dots;
+}
+
+// Over the last 1/128 of the dials that succeeded, like the line of a regression but without a model.
+function movingMean({ n, ns, kind }) {
+  const mean = new Float64Array(n);
+  const ring = new Float64Array(Math.max(16, n >> 7));
+  let sum = 0, filled = 0;
+  for (let i = 0; i < n; i++) {
+    if (kind[i] !== FAILED) {
+      const slot = filled++ % ring.length;
+      sum += ns[i] - ring[slot];
+      ring[slot] = ns[i];
+    }
+    mean[i] = filled ? sum / Math.min(filled, ring.length) : NaN;
+  }
+  return mean;
+}
+
+function dotsOf(strategy) {
+  if (!strategy.dots) {
+    strategy.dots = decode(strategy.scatter);
+    delete strategy.scatter;
+  }
+  return strategy.dots;
+}
+
+const drawnRuns = (results) => results.strategies.filter((strategy) => strategy.scatter || strategy.dots);
+
+function byName(strategies) {
+  const groups = new Map();
+  for (const strategy of strategies) {
+    if (!groups.has(strategy.strategy)) groups.set(strategy.strategy, []);
+    groups.get(strategy.strategy).push(strategy);
+  }
+  return [...groups];
+}
+
+// Whole decades around the values, for axes that all strategies share.
+function decades(low, high) {
+  const range = [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
+  return range[0] < range[1] ? range : [range[0], range[0] * 10];
+}
+
+// ---- the charts, by the name in data-chart ------------------------------------------------------------------------
+
+const lines = { focus: { prox: 30 } };
+
+const kinds = {
+  scatter(figure) {
+    const runs = drawnRuns(resultsOf(figure));
+    const repeated = runs.some((run) => run.repeat > 1);
+    let low = Infinity, high = 1, longest = 1;
+    for (const run of runs) {
+      const { n, ns } = dotsOf(run);
+      longest = Math.max(longest, n);
+      for (let i = 0; i < n; i++) {
+        low = Math.min(low, ns[i]);
+        high = Math.max(high, ns[i]);
+      }
+    }
+    const full = { x: [0, longest + 1], y: decades(Math.min(low, high), high) };
+    let dots = dotsOf(runs[figure.chosen ??= 0]);
+    const data = () => [dots.x, dots.ns, dots.ns, dots.ns, dots.mean];
+    const mark = (label, name) => ({
+      label,
+      stroke: css(name),
+      fill: css(name),
+      paths: (u, series) => paint(u, dots, series - 1, css(name)),
+      points: { show: false },
+      value: (u, value, series, index) => (index == null ? "–" : `${duration(value)} (no. ${count(index + 1)})`),
+    });
+    const u = plot(figure, full, data(), {
+      scales: { x: horizontal(full.x), y: vertical(full.y, true) },
+      series: [
+        { label: "dial", value: or(count) },
+        mark("even port", "--even"),
+        mark("odd port", "--odd"),
+        mark("failed", "--failed"),
+        { label: "moving mean", stroke: css("--text"), width: 2, points: { show: false }, value: or(duration) },
+      ],
+      axes: [axis("dial", count, { space: 70 }), upright("time in connect()", tick, log)],
+      cursor: { dataIdx: (u, series, index) => (series >= 1 && series <= 3 ? nearest(u, dots, series - 1, index) : index) },
+    });
+    tabs(figure, runs.map((run) => run.strategy + (repeated ? ` (run ${run.repeat})` : "")), (chosen) => {
+      dots = dotsOf(runs[chosen]);
+      u.setData(data(), false);
+      u.redraw();
+      const { even, odd } = runs[chosen].connect_ns;
+      const failed = Object.values(runs[chosen].errors).reduce((sum, errors) => sum + errors, 0);
+      const mean = (spread) => (spread ? duration(spread.mean) : "–");
+      return `${count(runs[chosen].connections)} connections, mean ${mean(even)} on even ports and ` +
+        `${mean(odd)} on odd ones, ${failed ? count(failed) : "none"} failed`;
+    });
+    return u;
+  },
+
+  distribution(figure) {
+    const PER_DECADE = 16;
+    const groups = byName(drawnRuns(resultsOf(figure)));
+    const shares = groups.map(([, runs]) => {
+      const bins = new Map();
+      let total = 0;
+      for (const { n, log, kind } of runs.map(dotsOf)) {
+        for (let i = 0; i < n; i++) {
+          if (kind[i] === FAILED) continue;
+          const bin = Math.floor(log[i] * PER_DECADE);
+          bins.set(bin, (bins.get(bin) ?? 0) + 1);
+          total++;
+        }
+      }
+      return new Map([...bins].map(([bin, dots]) => [bin, dots / total]));
+    });
+    const used = shares.flatMap((bins) => [...bins.keys()]);
+    // An empty bin at both ends brings the steps down to the axis.
+    const first = used.reduce((a, b) => Math.min(a, b), 1e9) - 1, last = used.reduce((a, b) => Math.max(a, b), 0) + 1;
+    const bins = used.length ? Array.from({ length: last - first + 1 }, (_, index) => first + index) : [0, 1];
+    const columns = shares.map((share) => bins.map((bin) => share.get(bin) ?? 0));
+    const top = columns.flat().reduce((a, b) => Math.max(a, b), 0.01);
+    const x = bins.map((bin) => 10 ** (bin / PER_DECADE));
+    const full = { x: [x[0], x[x.length - 1]], y: [0, top * 1.05] };
+    return plot(figure, full, [x, ...columns], {
+      scales: { x: horizontal(full.x, true), y: vertical(full.y) },
+      series: [
+        { label: "time from", value: or(duration) },
+        ...groups.map(([name], index) =>
+          line(name, index, { paths: uPlot.paths.stepped({ align: 1 }), value: or(percent) })),
+      ],
+      axes: [axis("time in connect()", tick, log), upright("share of connections", percent)],
+      cursor: lines,
+    });
+  },
+
+  fill(figure) {
+    const groups = byName(resultsOf(figure).strategies.filter((strategy) => strategy.by_fill.length));
+    const points = groups.flatMap(([, runs]) => runs.flatMap((run) => run.by_fill));
+    const x = [...new Set(points.map((point) => point.fill))].sort((a, b) => a - b);
+    const average = (points, weight, value) => {
+      const total = points.reduce((sum, point) => sum + weight(point), 0);
+      return total ? points.reduce((sum, point) => sum + weight(point) * value(point), 0) / total : null;
+    };
+    const columns = groups.map(([, runs]) => x.map((fill) => average(
+      runs.flatMap((run) => run.by_fill.filter((point) => point.fill === fill)),
+      (point) => point.connections, (point) => point.mean_ns)));
+    const floor = x.map((fill) => average(
+      points.filter((point) => point.fill === fill), (point) => +(point.floor_ns > 0), (point) => point.floor_ns));
+    const values = [...columns.flat(), ...floor].filter((value) => value > 0);
+    const full = { x: [0, Math.max(...x)], y: decades(Math.min(...values, 1e9), Math.max(...values, 1)) };
+    return plot(figure, full, [x, ...columns, floor], {
+      scales: { x: horizontal(full.x), y: vertical(full.y, true) },
+      series: [
+        { label: "ports in use", value: or(percent) },
+        ...groups.map(([name], index) =>
+          line(name, index, { points: { show: true, size: 5 }, value: or(duration), spanGaps: true })),
+        { label: "floor", stroke: css("--text"), width: 1.5, dash: [3, 4], points: { show: false }, value: or(duration) },
+      ],
+      axes: [axis("ports in use", percent), upright("mean in connect()", tick, log)],
+      cursor: lines,
+    });
+  },
+
+  "time-wait"(figure) {
+    const { runs, ports } = resultsOf(figure);
+    const SECOND = 1e9;
+    const tables = runs.map((run) => [run.time_wait.map((point) => point.at_ns / SECOND), run.time_wait.map((point) => point.count)]);
+    const joined = uPlot.join(tables.map((table) => (table[0].length ? table : [[0], [null]])));
+    const x = joined[0];
+    const stalls = runs.map((run) => {
+      if (run.predicted_stall_at == null || !(run.rate_per_s > 0)) return null;
+      const from = (run.predicted_stall_at - 1) / run.rate_per_s;
+      return [from, from + run.predicted_stall_ns / SECOND];
+    });
+    const right = Math.max(x[x.length - 1], ...stalls.filter(Boolean).map((stall) => stall[1]), 0.001);
+    const top = Math.max(ports, 1, ...tables.flatMap((table) => table[1]));
+    const full = { x: [0, right], y: [0, top * 1.05] };
+    const seconds = (value) => tick(value * SECOND);
+    return plot(figure, full, [...joined, x.map(() => ports)], {
+      scales: { x: horizontal(full.x), y: vertical(full.y) },
+      series: [
+        { label: "time", value: or((value) => duration(value * SECOND)) },
+        ...runs.map((run, index) => line(run.remedy, index, { spanGaps: true, value: or(count) })),
+        { label: "ports", stroke: css("--text"), width: 1, dash: [3, 4], points: { show: false }, value: or(count) },
+      ],
+      axes: [axis("since the first connect()", seconds), upright("sockets in TIME_WAIT", count)],
+      cursor: lines,
+      hooks: {
+        drawAxes: [(u) => stalls.forEach((stall, index) => {
+          if (stall && u.series[index + 1].show) band(u, stall, css("--series-" + (index % SERIES)));
+        })],
+      },
+    });
+  },
+
+  plan(figure) {
+    const results = resultsOf(figure);
+    const points = results.by_fill;
+    const means = points.map((point) => Math.max(1, point.mean_ns)), probes = points.map((point) => Math.max(1, point.probes));
+    const full = {
+      x: [0, Math.max(...points.map((point) => point.fill), 1e-6)],
+      y: decades(Math.min(...means), Math.max(...means)),
+      probes: decades(1, Math.max(...probes)),
+    };
+    const cliff = results.cliff_connections == null ? null : results.cliff_connections / results.capacity;
+    return plot(figure, full, [points.map((point) => point.fill), means, probes], {
+      scales: { x: horizontal(full.x), y: vertical(full.y, true), probes: vertical(full.probes, true) },
+      series: [
+        { label: "ports in use", value: or(percent) },
+        line("mean in connect()", 0, { points: { show: true, size: 5 }, value: or(duration) }),
+        line("ports looked at", 5, { scale: "probes", value: or((value) => (value < 100 ? digits(value) : count(value))) }),
+      ],
+      axes: [
+        axis("ports in use", percent),
+        upright("mean in connect()", tick, log),
+        upright("ports looked at", count, { ...log, scale: "probes", side: 1, grid: { show: false } }),
+      ],
+      cursor: lines,
+      hooks: { drawAxes: [(u) => cliff != null && band(u, [cliff, cliff], css("--failed"))] },
+    });
+  },
+};
+
+// ---- painting -----------------------------------------------------------------------------------------------------
+
+let owners = new Uint8Array(0);
+
+// One square per dot, a plus sign per failed dial. Where dots are closer than their squares, every square has one
+// owner, the last dot in it that is shown: nothing is painted twice, which keeps panning smooth, and neither the even
+// nor the odd ports hide the others.
+function paint(u, { n, log, kind }, wanted, color) {
+  const { ctx, bbox: { left, top, width, height } } = u;
+  const { x, y } = u.scales;
+  const bottom = Math.log10(y.min), perDot = width / (x.max - x.min), perDecade = height / (Math.log10(y.max) - bottom);
+  const dpr = devicePixelRatio || 1;
+  const size = Math.round(Math.min(Math.max(perDot * 0.7, 1.6 * dpr), 6 * dpr));
+  const grid = perDot < size ? size : 1;
+  const arm = Math.round(Math.min(Math.max(perDot * 2, 2), 4) * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
+  const columns = Math.ceil(width / grid) + 1, rows = Math.ceil(height / grid) + 1;
+  if (owners.length < columns * rows) owners = new Uint8Array(columns * rows);
+  else owners.fill(0);
+  const shown = [EVEN, ODD, FAILED].map((other) => (wanted === FAILED ? other === FAILED : other !== FAILED && u.series[other + 1].show));
+  const start = Math.max(0, Math.floor(x.min) - 1), end = Math.min(n, Math.ceil(x.max));
+  const cell = (i) => {
+    const column = (((i + 1 - x.min) * perDot) / grid) | 0, row = ((height - (log[i] - bottom) * perDecade) / grid) | 0;
+    return column < 0 || column >= columns || row < 0 || row >= rows ? -1 : row * columns + column;
+  };
+  for (let i = start; i < end; i++) {
+    if (!shown[kind[i]]) continue;
+    const at = cell(i);
+    if (at >= 0) owners[at] = kind[i] + 1;
+  }
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, top, width, height);
+  ctx.clip();
+  ctx.fillStyle = color;
+  for (let i = start; i < end; i++) {
+    if (kind[i] !== wanted) continue;
+    const at = cell(i);
+    if (at < 0 || owners[at] !== wanted + 1) continue;
+    owners[at] = 0;
+    const px = left + (at % columns) * grid, py = top + Math.floor(at / columns) * grid;
+    if (wanted === FAILED) {
+      ctx.fillRect(px - arm, py - thick / 2, 2 * arm, thick);
+      ctx.fillRect(px - thick / 2, py - arm, thick, 2 * arm);
+    } else {
+      ctx.fillRect(px - size / 2, py - size / 2, size, size);
+    }
+  }
+  ctx.restore();
+  // No path: uPlot asks again for every frame.
+  return null;
+}
+
+// The dot of a kind that is nearest to the pointer, within some pixels to the left and the right.
+function nearest(u, { n, log, kind }, wanted, index) {
+  if (index == null) return null;
+  const reach = Math.ceil((5 * (u.scales.x.max - u.scales.x.min)) / u.over.clientWidth);
+  const target = Math.log10(u.posToVal(u.cursor.top, "y"));
+  let best = null, least = Infinity;
+  for (let i = Math.max(0, index - reach); i < Math.min(n, index + reach + 1); i++) {
+    if (kind[i] === wanted && Math.abs(log[i] - target) < least) {
+      least = Math.abs(log[i] - target);
+      best = i;
+    }
+  }
+  return best;
+}
+
+function band(u, [from, to], color) {
+  const { ctx, bbox: { left, top, width, height } } = u;
+  const [start, end] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, top, width, height);
+  ctx.clip();
+  ctx.fillStyle = ctx.strokeStyle = color;
+  ctx.globalAlpha = 0.12;
+  ctx.fillRect(start, top, end - start, height);
+  ctx.globalAlpha = 1;
+  ctx.lineWidth = devicePixelRatio || 1;
+  ctx.setLineDash([4, 4]);
+  ctx.beginPath();
+  for (const at of [start, end]) {
+    ctx.moveTo(at, top);
+    ctx.lineTo(at, top + height);
+  }
+  ctx.stroke();
+  ctx.restore();
+}
+
+function tabs(figure, names, choose) {
+  figure.querySelector(".tabs")?.remove();
+  const bar = document.createElement("div");
+  bar.className = "tabs";
+  bar.setAttribute("role", "group");
+  bar.setAttribute("aria-label", "Strategy");
+  const summary = document.createElement("p");
+  const buttons = names.map((name, index) => {
+    const button = document.createElement("button");
+    button.textContent = name;
+    button.onclick = () => {
+      figure.chosen = index;
+      buttons.forEach((other) => other.setAttribute("aria-pressed", other === button));
+      summary.textContent = choose(index);
+    };
+    return button;
+  });
+  bar.append(...buttons, summary);
+  figure.prepend(bar);
+  buttons[figure.chosen].click();
+}
+
+// ---- all of them --------------------------------------------------------------------------------------------------
+
+const overflow = () => { root.toggleAttribute("data-overflow", root.scrollWidth > root.clientWidth); };
+const plots = new Map();
+
+function draw(figure) {
+  plots.get(figure)?.destroy();
+  try {
+    plots.set(figure, kinds[figure.dataset.chart](figure));
+  } catch (error) {
+    fail(`${figure.dataset.chart}: ${error.stack ?? error}`);
+    figure.querySelector(".plot").textContent = "This chart could not be drawn.";
+  }
+}
+
+const figures = [...document.querySelectorAll("figure[data-chart]")];
+figures.forEach(draw);
+overflow();
+
+// Colours are painted into the canvases, so another scheme means drawing again.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(draw));
+new ResizeObserver(() => {
+  for (const [figure, u] of plots) {
+    const width = figure.querySelector(".plot").clientWidth;
+    if (width > 0 && width !== u.width) u.setSize({ width, height: height(width) });
+  }
+  overflow();
+}).observe(document.body);

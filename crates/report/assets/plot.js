@@ -1,0 +1,219 @@
+// How every chart of a page looks and behaves: numbers, colours, axes, zoom, pan. charts.js says what is in them.
+// <html> gets data-drawn (charts on screen), data-overflow (the page is wider than its window) and data-errors: the
+// tests read them.
+
+const root = document.documentElement;
+const fail = (what) => { root.dataset.errors = [root.dataset.errors, what].filter(Boolean).join("; "); };
+addEventListener("error", (event) => fail(event.message));
+
+// ---- numbers, by the rules of number.rs ---------------------------------------------------------------------------
+
+const digits = (value) => value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
+
+function duration(ns) {
+  if (!(ns > 0)) return "0";
+  for (const unit of ["ns", "us", "ms"]) {
+    if (ns < 999.5) return (unit === "ns" ? Math.round(ns) : digits(ns)) + unit;
+    ns /= 1000;
+  }
+  if (ns < 119.5) return digits(ns) + "s";
+  const seconds = Math.round(ns);
+  return Math.floor(seconds / 60) + "m" + String(seconds % 60).padStart(2, "0") + "s";
+}
+
+// For axes: 10us, not 10.0us.
+const tick = (ns) => duration(ns).replace(/\.0+(?=\D|$)/, "");
+const count = (value) => Math.round(value).toLocaleString("en-US");
+const percent = (share) => +(share * 100).toPrecision(3) + "%";
+const or = (format) => (u, value) => (value == null || Number.isNaN(value) ? "–" : format(value));
+
+// ---- look ---------------------------------------------------------------------------------------------------------
+
+const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+const SERIES = 8;
+
+// The second four have the first four's order of hues but dashes, so that colour alone never tells two lines apart.
+const line = (label, index, more) => ({
+  label,
+  stroke: css("--series-" + (index % SERIES)),
+  width: 2,
+  dash: index % SERIES >= 4 ? [7, 3] : undefined,
+  points: { show: false },
+  ...more,
+});
+
+const axis = (label, values, more) => ({
+  label,
+  size: 34,
+  labelSize: 20,
+  labelGap: 0,
+  labelFont: "12px system-ui, sans-serif",
+  font: "12px system-ui, sans-serif",
+  stroke: css("--dim"),
+  grid: { stroke: css("--grid"), width: 1 },
+  ticks: { stroke: css("--grid"), width: 1, size: 5 },
+  values: (u, splits) => splits.map((value) => (value == null ? "" : values(value))),
+  ...more,
+});
+
+// 1 2 5 in every decade, 1 alone when there are many, even steps when there is not one: uPlot would start at the low
+// end of the scale and come by 10.2us, 102us.
+function logSplits(u, index, low, high) {
+  const decades = Math.log10(high / low);
+  const splits = [];
+  if (decades < 0.7) {
+    const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+    for (let value = Math.ceil(low / step) * step; value <= high; value += step) splits.push(value);
+    return splits;
+  }
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+    for (const factor of decades > 2.5 ? [1] : [1, 2, 5]) {
+      const value = power * factor;
+      if (value >= low * 0.9999 && value <= high * 1.0001) splits.push(value);
+    }
+  }
+  return splits;
+}
+const log = { splits: logSplits, filter: (u, splits) => splits };
+
+const upright = (label, values, more) => axis(label, values, { size: 58, ...more });
+
+// A scale that starts at `full`, keeps what the user zoomed to, and never shows more than `full`.
+const horizontal = (full, log) => ({
+  time: false,
+  distr: log ? 3 : 1,
+  range: (u, min, max) => (u.status ? [Math.max(min, full[0]), Math.min(max, full[1])] : full),
+});
+const vertical = (full, log) => ({ distr: log ? 3 : 1, auto: false, range: () => full });
+
+// ---- zoom and pan -------------------------------------------------------------------------------------------------
+
+const LEAST_ZOOM = 1e-4;
+
+// Shows of every scale what lies between the two corners, given in pixels of the plot.
+function show(u, full, left, top, right, bottom) {
+  u.batch(() => {
+    for (const [key, [low, high]] of Object.entries(full)) {
+      const [from, to] = key === "x" ? [left, right] : [bottom, top];
+      const log = u.scales[key].distr === 3;
+      const forth = log ? Math.log : Number, back = log ? Math.exp : Number;
+      let min = forth(u.posToVal(from, key)), max = forth(u.posToVal(to, key));
+      const bounds = [forth(low), forth(high)], all = bounds[1] - bounds[0];
+      const span = Math.min(Math.max(max - min, all * LEAST_ZOOM), all);
+      min = Math.min(Math.max(min, bounds[0]), bounds[1] - span);
+      u.setScale(key, { min: Math.max(back(min), low), max: Math.min(back(min + span), high) });
+    }
+  });
+}
+
+function zoom(u, full, x, y, factor) {
+  const { clientWidth: width, clientHeight: height } = u.over;
+  show(u, full, x - x * factor, y - y * factor, x + (width - x) * factor, y + (height - y) * factor);
+}
+
+function pan(u, full, dx, dy) {
+  show(u, full, -dx, -dy, u.over.clientWidth - dx, u.over.clientHeight - dy);
+}
+
+function reset(u, full) {
+  u.batch(() => {
+    for (const [key, [min, max]] of Object.entries(full)) u.setScale(key, { min, max });
+  });
+}
+
+function listen(u, full) {
+  const over = u.over;
+  const at = ({ clientX, clientY }) => {
+    const box = over.getBoundingClientRect();
+    return [clientX - box.left, clientY - box.top];
+  };
+  over.addEventListener("mousedown", (down) => {
+    if (!pans(down)) return;
+    down.preventDefault();
+    let last = at(down);
+    const move = (event) => {
+      const now = at(event);
+      pan(u, full, now[0] - last[0], now[1] - last[1]);
+      last = now;
+    };
+    const up = () => {
+      removeEventListener("mousemove", move);
+      removeEventListener("mouseup", up);
+    };
+    addEventListener("mousemove", move);
+    addEventListener("mouseup", up);
+  });
+  over.addEventListener("wheel", (event) => {
+    // A bare wheel goes on scrolling the page.
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
+    event.preventDefault();
+    zoom(u, full, ...at(event), Math.exp((event.deltaY || event.deltaX) * 0.002));
+  }, { passive: false });
+  let pinch = null;
+  const fingers = ({ touches: [a, b] }) => {
+    const [[ax, ay], [bx, by]] = [at(a), at(b)];
+    return { x: (ax + bx) / 2, y: (ay + by) / 2, apart: Math.max(10, Math.hypot(ax - bx, ay - by)) };
+  };
+  over.addEventListener("touchstart", (event) => { pinch = event.touches.length === 2 ? fingers(event) : null; });
+  over.addEventListener("touchmove", (event) => {
+    if (!pinch || event.touches.length !== 2) return;
+    event.preventDefault();
+    const now = fingers(event);
+    pan(u, full, now.x - pinch.x, now.y - pinch.y);
+    zoom(u, full, now.x, now.y, pinch.apart / now.apart);
+    pinch = now;
+  }, { passive: false });
+}
+
+const pans = (event) => event.shiftKey || event.button === 1;
+
+// ---- one chart ----------------------------------------------------------------------------------------------------
+
+const height = (width) => Math.round(Math.min(Math.max(width * 0.5, 300), 460));
+
+function plot(figure, full, data, options) {
+  const room = figure.querySelector(".plot");
+  const width = room.clientWidth;
+  if (!Object.values(full).flat().every(Number.isFinite)) throw new RangeError("a scale without ends");
+  const drawn = () => {
+    figure.dataset.shown = "";
+    root.dataset.drawn = document.querySelectorAll("figure[data-shown]").length;
+  };
+  const { hooks, cursor, ...others } = options;
+  const u = new uPlot({
+    width,
+    height: height(width),
+    padding: [12, 22, 0, 0],
+    legend: { live: true },
+    focus: { alpha: 0.3 },
+    ...others,
+    cursor: {
+      drag: { x: true, y: true, uni: 24, dist: 6 },
+      bind: {
+        mousedown: (u, target, handler) => (event) => { if (!pans(event)) handler(event); },
+        dblclick: (u) => () => reset(u, full),
+      },
+      ...cursor,
+    },
+    hooks: { ...hooks, draw: [drawn] },
+  }, data, room);
+  listen(u, full);
+  tools(figure, () => reset(u, full));
+  return u;
+}
+
+function tools(figure, action) {
+  let bar = figure.querySelector(".tools");
+  if (!bar) {
+    bar = document.createElement("div");
+    bar.className = "tools";
+    bar.append(document.createElement("button"), document.createElement("span"));
+    bar.lastChild.textContent = matchMedia("(pointer: coarse)").matches
+      ? "Pinch to zoom and pan, tap to read a value."
+      : "Drag to zoom, shift-drag to pan, ctrl-wheel to zoom, double-click to reset.";
+    bar.firstChild.textContent = "Reset view";
+    figure.querySelector(".plot").after(bar);
+  }
+  bar.firstChild.onclick = action;
+}

@@ -1,0 +1,169 @@
+//! What every record has, whatever its command: one view for the terminal and the page.
+
+use fourtuple_record::{Host, PlanSettings, PortsSettings, Record, Remark, Saved, TimeWaitSettings};
+
+use crate::number::{count, duration, quantity, share};
+
+/// The envelope of a record, with its settings in words.
+pub(crate) struct Envelope<'a> {
+    pub(crate) command: &'a str,
+    pub(crate) started: &'a str,
+    pub(crate) host: &'a Host,
+    pub(crate) validity: &'a [Remark],
+    /// `9024-65535 (56,512 ports)`, `1 source`, ...: one list per experiment.
+    pub(crate) settings: Vec<Vec<String>>,
+    /// The command line that asks for the same again.
+    pub(crate) command_line: String,
+}
+
+pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
+    match saved {
+        Saved::Lab(record) => {
+            let (ports, time_wait) = (&record.settings.ports, &record.settings.time_wait);
+            let words = vec![ports_words(ports), time_wait_words(time_wait)];
+            // A bare `lab` has no settings of its own but the seed.
+            of(record, words, format!("fourtuple lab --seed {}", ports.seed))
+        }
+        Saved::Ports(record) => of(record, vec![ports_words(&record.settings)], ports_line(&record.settings)),
+        Saved::TimeWait(record) => {
+            of(record, vec![time_wait_words(&record.settings)], time_wait_line(&record.settings))
+        }
+        Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
+    }
+}
+
+fn of<S, R>(record: &Record<S, R>, settings: Vec<Vec<String>>, command_line: String) -> Envelope<'_> {
+    Envelope {
+        command: &record.command,
+        started: &record.started,
+        host: &record.host,
+        validity: &record.validity,
+        settings,
+        command_line,
+    }
+}
+
+/// `kernel 6.18.5`, `2 CPUs`, `kvm`.
+pub(crate) fn host_words(host: &Host) -> Vec<String> {
+    let machine = match host.virtualization.as_str() {
+        "" => "virtualization unknown",
+        "none" => "bare metal",
+        other => other,
+    };
+    vec![format!("kernel {}", host.kernel), plural(host.cpus.into(), "CPU"), machine.to_owned()]
+}
+
+fn ports_words(settings: &PortsSettings) -> Vec<String> {
+    let PortsSettings { low, high, strategies: _, fill, protocol, family, sources, repeats, seed } = settings;
+    vec![
+        range(*low, *high),
+        plural((*sources).into(), "source"),
+        format!("{}/IPv{family}", protocol.to_uppercase()),
+        format!("filled to {}", share(*fill)),
+        if *repeats == 1 { "one run each".to_owned() } else { format!("medians of {repeats} runs each") },
+        format!("seed {seed}"),
+    ]
+}
+
+fn ports_line(settings: &PortsSettings) -> String {
+    let PortsSettings { low, high, strategies, fill, protocol, family, sources, repeats, seed } = settings;
+    format!(
+        "fourtuple lab ports --range {low}-{high} --strategy {} --fill {fill} --protocol {protocol} \
+         --family {family} --sources {sources} --repeats {repeats} --seed {seed}",
+        strategies.join(",")
+    )
+}
+
+fn time_wait_words(settings: &TimeWaitSettings) -> Vec<String> {
+    let TimeWaitSettings { low, high, remedies: _, patience_ns } = settings;
+    vec![range(*low, *high), format!("a stall is sat out for {} at most", duration(*patience_ns))]
+}
+
+fn time_wait_line(settings: &TimeWaitSettings) -> String {
+    let TimeWaitSettings { low, high, remedies, patience_ns } = settings;
+    format!(
+        "fourtuple lab time-wait --range {low}-{high} --remedy {} --patience {}",
+        remedies.join(","),
+        typed(*patience_ns)
+    )
+}
+
+fn plan_words(settings: &PlanSettings) -> Vec<String> {
+    let closer = if settings.closer == "us" { "we close first" } else { "they close first" };
+    vec![
+        range(settings.low, settings.high),
+        format!("{} reserved", count(settings.reserved.into())),
+        plural(settings.sources, "source"),
+        plural(settings.destinations, "destination"),
+        format!("{} new connections a second", quantity(settings.arrival_per_s)),
+        format!("held for {}", duration(settings.hold_ns)),
+        closer.to_owned(),
+        format!("{} search", settings.kernel),
+        settings.strategy.clone(),
+        format!("{} costs", settings.costs),
+    ]
+}
+
+fn plan_line(settings: &PlanSettings) -> String {
+    let PlanSettings {
+        low,
+        high,
+        reserved,
+        sources,
+        destinations,
+        arrival_per_s,
+        hold_ns,
+        closer,
+        kernel,
+        strategy,
+        costs,
+    } = settings;
+    format!(
+        "fourtuple plan --range {low}-{high} --reserved {reserved} --sources {sources} \
+         --destinations {destinations} --rate {arrival_per_s}/s --hold {} --closer {closer} --kernel {kernel} \
+         --strategy {strategy} --costs {costs}",
+        typed(*hold_ns)
+    )
+}
+
+/// A duration as the command line reads it, exact.
+fn typed(ns: u64) -> String {
+    for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
+        if ns.is_multiple_of(size) {
+            return format!("{}{unit}", ns / size);
+        }
+    }
+    format!("{ns}ns")
+}
+
+fn range(low: u16, high: u16) -> String {
+    let ports = (u64::from(high) + 1).saturating_sub(low.into());
+    format!("{low}-{high} ({})", plural(ports, "port"))
+}
+
+/// `1 port`, `2 ports`.
+pub(crate) fn plural(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_for_the_command_line_are_exact() {
+        assert_eq!(
+            [60_000_000_000, 1_500_000_000, 7_000, 7_001, 0].map(typed).join(" "),
+            "60s 1500ms 7us 7001ns 0s"
+        );
+    }
+
+    #[test]
+    fn nouns_agree_with_their_numbers() {
+        assert_eq!(
+            [0, 1, 56_512].map(|number| plural(number, "port")).join(", "),
+            "0 ports, 1 port, 56,512 ports"
+        );
+        assert_eq!(range(9, 8), "9-8 (0 ports)");
+    }
+}

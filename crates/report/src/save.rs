@@ -1,0 +1,153 @@
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes `text` to `path` so that there is the old file or the whole new one, never a half and never nothing.
+///
+/// The text goes to a temporary file beside `path`, reaches the disk, and only then takes its name: a full disk or a
+/// kill leaves what was there. The temporary file is removed on an error; a kill may leave it, as `.NAME.PID.partial`.
+/// A symbolic link is followed and stays a link; the permissions of the old file stay. What is no regular file
+/// (`/dev/stdout`, a pipe, `/dev/full`) is written to directly.
+///
+/// # Errors
+/// The error of the call that failed, of the same kind, with the path in its message.
+pub fn save(path: &Path, text: &str) -> io::Result<()> {
+    let result = match fs::metadata(path) {
+        // Below /dev and /proc a name is another process's open file, even when that is a regular one: no renaming.
+        _ if path.starts_with("/dev") || path.starts_with("/proc") => write_through(path, text),
+        Ok(old) if old.is_file() => {
+            fs::canonicalize(path).and_then(|target| replace(&target, text, Some(old.permissions())))
+        }
+        Ok(_) => write_through(path, text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => replace(path, text, None),
+        Err(error) => Err(error),
+    };
+    result.map_err(|error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
+}
+
+fn write_through(path: &Path, text: &str) -> io::Result<()> {
+    // Appending, because /dev/stdout may be a file that the shell has opened and that others have written to.
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.flush()
+}
+
+fn replace(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io::Result<()> {
+    let temporary = beside(path)?;
+    let result = write_whole(&temporary, text, permissions).and_then(|()| fs::rename(&temporary, path));
+    if result.is_err() {
+        // The error that brought us here matters more than one from cleaning up.
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+fn write_whole(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io::Result<()> {
+    // Left by a killed process that had our number, or a link that somebody planted: never written through.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::create_new(path)?;
+    if let Some(permissions) = permissions {
+        file.set_permissions(permissions)?;
+    }
+    file.write_all(text.as_bytes())?;
+    // Some file systems find out only here that the disk is full.
+    file.sync_all()
+}
+
+fn beside(path: &Path) -> io::Result<PathBuf> {
+    let name =
+        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}.partial", std::process::id()));
+    Ok(path.with_file_name(temporary))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    struct Room(PathBuf);
+
+    impl Room {
+        fn new(name: &str) -> Room {
+            let path = std::env::temp_dir().join(format!("fourtuple-save-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Room(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let mut names: Vec<String> = fs::read_dir(&self.0)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Room {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn writes_a_new_file_and_replaces_an_old_one() {
+        let room = Room::new("replace");
+        let path = room.0.join("report.html");
+        save(&path, "first").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        save(&path, "second").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(room.names(), ["report.html"]);
+    }
+
+    #[test]
+    fn a_link_stays_a_link() {
+        let room = Room::new("link");
+        let (target, link) = (room.0.join("target"), room.0.join("link"));
+        fs::write(&target, "old").unwrap();
+        symlink(&target, &link).unwrap();
+        save(&link, "new").unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(room.names(), ["link", "target"]);
+    }
+
+    #[test]
+    fn an_error_names_the_path_and_leaves_nothing_behind() {
+        let room = Room::new("error");
+        let missing = room.0.join("no/such/report.html");
+        let error = save(&missing, "text").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
+        let error = save(&room.0, "text").unwrap_err();
+        assert!(error.to_string().contains(room.0.to_str().unwrap()), "{error}");
+        assert!(room.names().is_empty());
+    }
+
+    #[test]
+    fn a_file_that_cannot_take_its_name_keeps_the_old_and_removes_the_new() {
+        let room = Room::new("rename");
+        // A directory in the way fails at the last step, after all was written.
+        let path = room.0.join("report.html");
+        fs::create_dir(&path).unwrap();
+        assert!(replace(&path, "text", None).is_err());
+        assert_eq!(room.names(), ["report.html"]);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_with_the_path() {
+        let error = save(Path::new("/dev/full"), "text").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("/dev/full"), "{error}");
+        save(Path::new("/dev/null"), "text").unwrap();
+    }
+}

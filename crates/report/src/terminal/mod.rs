@@ -1,0 +1,58 @@
+//! A record as text for a terminal, a log or a mail.
+
+mod plan;
+mod ports;
+mod sheet;
+mod spark;
+mod table;
+mod time_wait;
+
+use fourtuple_record::Saved;
+
+use crate::envelope::{envelope, host_words};
+use sheet::{Sheet, Tone};
+
+/// The record as lines of at most `width` columns (20 at least), with ANSI colours when `color` is true.
+///
+/// Remarks on validity come first. When a table does not fit, its less important columns are left out and named below
+/// it; no line is ever longer than `width`. Control characters of the record are replaced, so that a record from
+/// elsewhere cannot steer the terminal.
+pub fn render(saved: &Saved, width: usize, color: bool) -> String {
+    let envelope = envelope(saved);
+    let mut sheet = Sheet::new(width, color);
+    for remark in envelope.validity {
+        sheet.item("! ", &format!("{}: {}", remark.id, remark.message), Tone::Bad);
+    }
+    if !envelope.validity.is_empty() {
+        sheet.gap();
+    }
+    sheet.list(&host_words(envelope.host), Tone::Dim);
+    sheet.list(&[format!("fourtuple {}", envelope.command), envelope.started.to_owned()], Tone::Dim);
+    let settings = &envelope.settings;
+    let advice = match saved {
+        Saved::Lab(record) => {
+            ports::body(&mut sheet, &settings[0], &record.results.ports);
+            time_wait::body(&mut sheet, &settings[1], &record.results.time_wait);
+            [record.results.ports.advice.as_slice(), record.results.time_wait.advice.as_slice()].concat()
+        }
+        Saved::Ports(record) => {
+            ports::body(&mut sheet, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+        Saved::TimeWait(record) => {
+            time_wait::body(&mut sheet, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+        Saved::Plan(record) => {
+            plan::body(&mut sheet, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+    };
+    if !advice.is_empty() {
+        sheet.heading("In plain words");
+        for line in &advice {
+            sheet.item("- ", line, Tone::Plain);
+        }
+    }
+    sheet.finish()
+}

@@ -1,0 +1,154 @@
+//! The page in a browser: charts are drawn, nothing sticks out, hover and zoom answer.
+
+mod samples;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use fourtuple_record::Saved;
+use fourtuple_report::html::page;
+
+const NAMES: [&str; 3] = ["chromium", "chromium-headless-shell", "chromium-browser"];
+
+fn chromium() -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .flat_map(|directory| NAMES.map(|name| directory.join(name)))
+        .find(|file| file.is_file())
+}
+
+/// The browser, or a counted skip.
+fn chromium_or_skip(test: &str) -> Option<PathBuf> {
+    let found = chromium();
+    if found.is_none() {
+        let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
+        assert!(
+            !required.split(',').any(|name| name.trim() == "chromium"),
+            "{test} needs chromium, which is not in PATH"
+        );
+        eprintln!("SKIPPED {test}: no chromium");
+    }
+    found
+}
+
+struct Room(PathBuf);
+
+impl Room {
+    fn new(name: &str) -> Room {
+        let path = env::temp_dir().join(format!("fourtuple-report-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Room(path)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Opens `html` in a frame of `width` x `height` and gives the attributes of its `html` element.
+///
+/// A frame, because a browser window cannot be narrower than 500 pixels. `srcdoc` gives it the origin of the page
+/// around it, which copies the attributes to itself, where `--dump-dom` shows them.
+fn open(browser: &Path, room: &Room, html: &str, width: u32, height: u32) -> String {
+    let frame = html.replace('&', "&amp;").replace('"', "&quot;");
+    let around = format!(
+        "<!DOCTYPE html><html><body style=\"margin:0\"><iframe width=\"{width}\" height=\"{height}\" style=\"border:0\" \
+         onload=\"setTimeout(() => {{ for (const a of this.contentDocument.documentElement.attributes) \
+         document.documentElement.setAttribute('in-' + a.name, a.value); }}, 500)\" srcdoc=\"{frame}\"></iframe></body></html>"
+    );
+    let file = room.0.join("around.html");
+    fs::write(&file, around).unwrap();
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"])
+        .args([
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--virtual-time-budget=20000",
+        ])
+        .arg(format!("--user-data-dir={}", room.0.join("profile").display()))
+        .arg(format!("--window-size={},{}", width.max(500), height))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", file.display()))
+        .stderr(Stdio::null())
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout);
+    let start = dom.find("<html").expect("the browser gives a document");
+    dom[start..start + dom[start..].find('>').unwrap()].to_owned()
+}
+
+fn check(browser: &Path, room: &Room, name: &str, records: &[Saved]) {
+    let html = page(records);
+    let charts = html.matches("data-chart=\"").count();
+    for (width, height) in [(1280, 900), (360, 800)] {
+        let attributes = open(browser, room, &html, width, height);
+        assert!(!attributes.contains("data-errors"), "{name} at {width}: {attributes}");
+        assert!(!attributes.contains("data-overflow"), "{name} at {width}: {attributes}");
+        let drawn = format!("in-data-drawn=\"{charts}\"");
+        assert!(attributes.contains(&drawn), "{name} at {width}: {charts} charts, but {attributes}");
+    }
+}
+
+#[test]
+fn report_in_chromium() {
+    let Some(browser) = chromium_or_skip("report_in_chromium") else { return };
+    let room = Room::new("full");
+    check(&browser, &room, "56,512 ports", &[Saved::Ports(samples::full_ports())]);
+    let all: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
+    check(&browser, &room, "records of every kind", &all);
+}
+
+/// Moves a pointer over the scatter of the page it stands in and writes down what the legend says.
+const POINTER: &str = "<script>(async () => {
+    const figure = document.querySelector('figure[data-chart=scatter]'), over = figure.querySelector('.u-over');
+    const box = over.getBoundingClientRect(), seen = [];
+    const fire = (type, x, y, more) => over.dispatchEvent(new (type === 'wheel' ? WheelEvent : MouseEvent)(type, {
+        clientX: box.left + x * box.width, clientY: box.top + y * box.height, bubbles: true, cancelable: true, ...more }));
+    const settle = async () => { for (let i = 0; i < 20; i++) await null; };
+    const look = async (what) => {
+        await settle();
+        fire('mousemove', 0.25, 0.8);
+        await settle();
+        seen.push(what + ' ' + figure.querySelector('.u-value').textContent.replace(',', ''));
+    };
+    fire('mouseenter', 0.25, 0.8);
+    await look('hover');
+    fire('wheel', 0, 0.5, { ctrlKey: true, deltaY: -400 });
+    await look('zoom');
+    fire('mousedown', 0.5, 0.5, { shiftKey: true });
+    window.dispatchEvent(new MouseEvent('mousemove', { clientX: box.left + box.width * 0.3, clientY: box.top + box.height * 0.5 }));
+    window.dispatchEvent(new MouseEvent('mouseup'));
+    await look('pan');
+    fire('dblclick', 0.5, 0.5);
+    await look('reset');
+    figure.querySelectorAll('.tabs button')[1].click();
+    await look('other');
+    figure.querySelectorAll('.u-series th')[1].click();
+    await settle();
+    seen.push('off ' + figure.querySelectorAll('.u-series.u-off').length);
+    document.documentElement.dataset.seen = seen.join(' ');
+})();</script>";
+
+#[test]
+fn charts_answer_the_pointer() {
+    let Some(browser) = chromium_or_skip("charts_answer_the_pointer") else { return };
+    let room = Room::new("pointer");
+    let html = page(&[Saved::Ports(samples::ports(&["kernel-default", "auto"], 1, 8_000))]);
+    let html = html.replace("</body>", &format!("{POINTER}</body>"));
+    let attributes = open(&browser, &room, &html, 1280, 900);
+    assert!(!attributes.contains("data-errors"), "{attributes}");
+    let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
+    let words: Vec<&str> = seen.split('"').next().unwrap().split(' ').collect();
+    let number = |name: &str| -> u32 {
+        let at = words.iter().position(|word| *word == name).unwrap();
+        words[at + 1].parse().unwrap_or_else(|_| panic!("{name} in {seen}"))
+    };
+    let hover = number("hover");
+    assert!((1_900..2_100).contains(&hover), "a quarter of 8,000: {seen}");
+    assert!(number("zoom") < hover * 6 / 10, "{seen}");
+    assert!(number("pan") > number("zoom") + 300, "{seen}");
+    assert_eq!((number("reset"), number("other"), number("off")), (hover, hover, 1), "{seen}");
+}

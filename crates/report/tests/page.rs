@@ -1,0 +1,92 @@
+//! The page as text: whole, closed in itself, deaf to hostile records.
+
+mod samples;
+
+use fourtuple_record::Saved;
+use fourtuple_report::html::page;
+
+/// The page without what uPlot brings along, whose licence comment names its home.
+fn own(page: &str) -> String {
+    let uplot = include_str!("../assets/uplot/uPlot.iife.min.js");
+    assert!(page.contains(uplot), "the page carries uPlot");
+    page.replace(uplot, "")
+}
+
+#[test]
+fn the_same_records_give_the_same_bytes() {
+    for (name, saved) in samples::all() {
+        assert_eq!(page(std::slice::from_ref(&saved)), page(&[saved]), "{name}");
+    }
+}
+
+#[test]
+fn nothing_is_fetched() {
+    let records: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
+    let own = own(&page(&records));
+    for address in ["http://", "https://", "src=", "url(", "@import", "fetch(", "XMLHttpRequest"] {
+        assert!(!own.contains(address), "the page contains {address}");
+    }
+    assert!(own.contains("default-src 'none'"));
+    assert!(own.contains("Permission is hereby granted"), "the licence of uPlot is part of every copy");
+}
+
+#[test]
+fn hostile_records_stay_text() {
+    let page = own(&page(&[Saved::Ports(samples::hostile())]));
+    assert!(!page.contains("<script>alert"));
+    assert!(page.contains("&lt;script&gt;alert"));
+    // One script element each for uPlot, the charts and the data, and no more ends than beginnings.
+    assert_eq!(page.matches("<script").count(), 3);
+    assert_eq!(page.matches("</script").count(), 3);
+    assert!(!page.contains("<!--"));
+}
+
+#[test]
+fn the_page_carries_the_record() {
+    for (name, saved) in samples::all() {
+        let page = page(std::slice::from_ref(&saved));
+        let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data-0\">").unwrap();
+        let (json, _) = rest.split_once("</script>").unwrap();
+        assert_eq!(Saved::parse(json).unwrap(), saved, "{name}");
+    }
+}
+
+#[test]
+fn every_kind_of_record_has_its_charts_and_tables() {
+    let charts = |saved: Saved| {
+        let page = page(&[saved]);
+        let kinds = ["scatter", "distribution", "fill", "time-wait", "plan"];
+        kinds.into_iter().filter(|kind| page.contains(&format!("data-chart=\"{kind}\""))).collect::<Vec<_>>()
+    };
+    assert_eq!(charts(Saved::Ports(samples::ports(&["auto"], 1, 64))), ["scatter", "distribution", "fill"]);
+    assert_eq!(charts(Saved::TimeWait(samples::time_wait())), ["time-wait"]);
+    assert_eq!(charts(Saved::Plan(samples::plan())), ["plan"]);
+    assert_eq!(charts(Saved::Lab(samples::lab())), ["scatter", "distribution", "fill", "time-wait"]);
+    let mut plain = samples::ports(&["auto", "random-window:500"], 1, 64);
+    plain.results.strategies.iter_mut().for_each(|strategy| strategy.scatter = None);
+    assert_eq!(charts(Saved::Ports(plain.clone())), ["fill"]);
+    let page = page(&[Saved::Ports(plain)]);
+    for text in [
+        "Window size",
+        "chose full-range",
+        "Mean vs floor",
+        "In plain words",
+        "kernel 6.18.5",
+        "--range 9024-9087",
+    ] {
+        assert!(page.contains(text), "{text} is missing");
+    }
+}
+
+#[test]
+fn remarks_stand_before_the_results() {
+    let mut record = samples::ports(&["auto"], 1, 64);
+    record.validity.push(fourtuple_record::Remark::new("interrupted", "stopped by Ctrl-C"));
+    let page = page(&[Saved::Ports(record)]);
+    assert!(page.find("stopped by Ctrl-C").unwrap() < page.find("In plain words").unwrap());
+}
+
+#[test]
+fn a_page_about_nothing_is_still_a_page() {
+    assert!(page(&[]).starts_with("<!DOCTYPE html>"));
+}

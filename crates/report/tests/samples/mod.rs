@@ -1,0 +1,362 @@
+//! Made-up records with the figures that kernel 6.18 gave on two cores (56,512 ports, loopback).
+#![allow(dead_code, reason = "every test file uses its own part of the samples")]
+
+use std::collections::BTreeMap;
+
+use fourtuple_record::*;
+
+pub(crate) const LOW: u16 = 9024;
+pub(crate) const HIGH: u16 = 65535;
+pub(crate) const PORTS: u64 = 56_512;
+
+/// Multiplicative congruential: the same dots on every machine.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// About `mean`, skewed as times are, with a rare outlier.
+    fn time(&mut self, mean: f64) -> u64 {
+        let skewed = (self.next() + self.next() + self.next() - 1.5).exp2();
+        let outlier = if self.next() < 0.001 { 8.0 + 20.0 * self.next() } else { 1.0 };
+        (mean * 0.97 * skewed * outlier) as u64
+    }
+}
+
+pub(crate) fn host() -> Host {
+    Host {
+        kernel: "6.18.5".into(),
+        cpus: 2,
+        virtualization: "kvm".into(),
+        sysctls: BTreeMap::from([
+            ("net.ipv4.ip_local_port_range".into(), "32768 60999".into()),
+            ("net.ipv4.tcp_tw_reuse".into(), "2".into()),
+        ]),
+        capabilities: BTreeMap::from([("ip_local_port_range".into(), "linear".into())]),
+    }
+}
+
+fn record<S, R>(command: &str, settings: S, results: R) -> Record<S, R> {
+    Record {
+        schema: SCHEMA.into(),
+        command: command.into(),
+        started: "2026-03-01T12:00:00Z".into(),
+        host: host(),
+        settings,
+        validity: Vec::new(),
+        results,
+    }
+}
+
+/// One run over `dials` ports. `cost(fill, odd)` is the mean time in connect(), `failing(fill)` the share that fails.
+fn run(
+    strategy: &str,
+    repeat: u32,
+    dials: u64,
+    parity: impl Fn(f64, f64) -> bool,
+    cost: impl Fn(f64, bool) -> f64,
+    failing: impl Fn(f64) -> f64,
+) -> StrategyResult {
+    let mut noise = Noise(strategy.len() as u64 * 7919 + u64::from(repeat));
+    let mut scatter = Scatter::with_capacity(dials as usize);
+    let (mut even, mut odd, mut failed, mut elapsed) = (Vec::new(), Vec::new(), 0_u64, 0_u64);
+    let mut parts = vec![(0_u64, 0_u64); 16];
+    for dial in 0..dials {
+        let fill = dial as f64 / dials as f64;
+        let is_odd = parity(fill, noise.next());
+        let time = noise.time(cost(fill, is_odd));
+        let fails = noise.next() < failing(fill);
+        scatter.push(time, is_odd, fails);
+        elapsed += time + 4_000;
+        if fails {
+            failed += 1;
+            continue;
+        }
+        let part = &mut parts[(fill * 16.0) as usize];
+        *part = (part.0 + 1, part.1 + time);
+        if is_odd { odd.push(time) } else { even.push(time) }
+    }
+    let mut all = [even.as_slice(), odd.as_slice()].concat();
+    StrategyResult {
+        strategy: strategy.into(),
+        chosen: (strategy == "auto").then(|| "full-range".into()),
+        repeat,
+        dials,
+        connections: dials - failed,
+        retries: 0,
+        errors: if failed > 0 { BTreeMap::from([("EADDRNOTAVAIL".into(), failed)]) } else { BTreeMap::new() },
+        elapsed_ns: elapsed,
+        rate_per_s: (dials - failed) as f64 / elapsed as f64 * 1e9,
+        cpu_ns_per_dial: elapsed / dials - 900,
+        connect_ns: ByParity { all: spread(&mut all), even: spread(&mut even), odd: spread(&mut odd) },
+        by_fill: parts
+            .iter()
+            .enumerate()
+            .map(|(part, (connections, time))| FillPoint {
+                fill: (part + 1) as f64 / 16.0,
+                connections: *connections,
+                mean_ns: time.checked_div(*connections).unwrap_or(0),
+                floor_ns: 14_100 + 37 * (part as u64 % 3),
+            })
+            .collect(),
+        floor_ns: 14_130,
+        scatter: Some(scatter),
+    }
+}
+
+fn spread(times: &mut [u64]) -> Option<Spread> {
+    times.sort_unstable();
+    let count = times.len();
+    let rank = |per_mille: usize| times[(count * per_mille).div_ceil(1000).max(1) - 1];
+    (count > 0).then(|| Spread {
+        count: count as u64,
+        mean: times.iter().sum::<u64>() / count as u64,
+        p50: rank(500),
+        p99: rank(990),
+        p999: rank(999),
+        max: times[count - 1],
+    })
+}
+
+pub(crate) fn strategy(name: &str, repeat: u32, dials: u64) -> StrategyResult {
+    let by_chance = |_: f64, chance: f64| chance < 0.5;
+    match name {
+        "kernel-default" => {
+            let cost = |_: f64, odd: bool| if odd { 4_682_000.0 } else { 16_500.0 };
+            run(name, repeat, dials, |fill, _| fill >= 0.5, cost, |_| 0.0)
+        }
+        "select-test-repeat" => {
+            let cost = |fill: f64, _: bool| 15_000.0 + 2_500.0 / (1.001 - fill);
+            run(name, repeat, dials, by_chance, cost, |_| 0.0)
+        }
+        "full-range" | "auto" => {
+            let cost = |fill: f64, _: bool| 14_300.0 + 40.0 / (1.0005 - fill);
+            run(name, repeat, dials, by_chance, cost, |_| 0.0)
+        }
+        window => {
+            let width: f64 = window.rsplit(':').next().unwrap().parse().unwrap();
+            let cost = move |fill: f64, _: bool| {
+                15_000.0 + width * 3.0 * fill.powi(3) + width * 12.0 * fill.powi(30)
+            };
+            let failing = move |fill: f64| (fill.powi(14) * (0.2 + width / 12_000.0)).min(0.95);
+            run(name, repeat, dials, by_chance, cost, failing)
+        }
+    }
+}
+
+pub(crate) fn ports(names: &[&str], repeats: u32, dials: u64) -> PortsRecord {
+    let mut strategies = Vec::new();
+    for repeat in 1..=repeats {
+        strategies.extend(names.iter().map(|name| strategy(name, repeat, dials)));
+    }
+    let settings = PortsSettings {
+        low: LOW,
+        high: LOW + (dials - 1) as u16,
+        strategies: names.iter().map(|&name| name.into()).collect(),
+        fill: 1.0,
+        protocol: "tcp".into(),
+        family: 4,
+        sources: 1,
+        repeats,
+        seed: 7,
+    };
+    let advice = vec![
+        "This kernel searches linearly when IP_LOCAL_PORT_RANGE is set: set option 51 at SOL_IP to 0xFFFF0000 on \
+         every socket before connect(), or dial through fourtuple::dial with Strategy::Auto."
+            .into(),
+        "Without it, connect() takes 4.68ms instead of 16.5us once half of the range is in use.".into(),
+    ];
+    record("lab ports", settings, PortsResults { tuples: dials, strategies, advice })
+}
+
+/// All that seed 000 measured, at its size.
+pub(crate) fn full_ports() -> PortsRecord {
+    let names = [
+        "kernel-default",
+        "select-test-repeat",
+        "random-window:500",
+        "random-window:1000",
+        "random-window:5000",
+        "random-window:10000",
+        "full-range",
+        "auto",
+    ];
+    ports(&names, 1, PORTS)
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+fn time_wait_run(remedy: &str, transactions: u64, stalls: bool, keeps: f64) -> TimeWaitRun {
+    let (rate, ports) = (19_800.0, 16_384_u64);
+    let first_part = transactions.min(if stalls { ports } else { transactions });
+    let busy_ns = (first_part as f64 / rate * 1e9) as u64;
+    let stall_ns = if stalls { 60 * SECOND - busy_ns + 180_000_000 } else { 0 };
+    let rest_ns = ((transactions - first_part) as f64 / rate * 1e9) as u64;
+    let end = busy_ns + stall_ns + rest_ns;
+    let step = if stalls { 500_000_000 } else { 20_000_000 };
+    let points = (0..=end / step).map(|index| {
+        let at_ns = index * step;
+        let completed = if at_ns < busy_ns {
+            (at_ns as f64 / 1e9 * rate) as u64
+        } else if at_ns < busy_ns + stall_ns {
+            first_part
+        } else {
+            first_part + ((at_ns - busy_ns - stall_ns) as f64 / 1e9 * rate) as u64
+        };
+        TimeWaitPoint { at_ns, count: (completed.min(ports * 4) as f64 * keeps) as u64, completed }
+    });
+    TimeWaitRun {
+        remedy: remedy.into(),
+        transactions,
+        completed: transactions,
+        elapsed_ns: end,
+        rate_per_s: rate,
+        predicted_stall_at: stalls.then_some(ports + 1),
+        stalled_at: stalls.then_some(ports + 1),
+        predicted_stall_ns: if stalls { 60 * SECOND - busy_ns } else { 0 },
+        stall_ns,
+        cut: false,
+        errors: if stalls { BTreeMap::from([("EADDRNOTAVAIL".into(), 5_911)]) } else { BTreeMap::new() },
+        time_wait: points.collect(),
+    }
+}
+
+pub(crate) fn time_wait() -> TimeWaitRecord {
+    let mut cut = time_wait_run("none-over", 18_432, true, 1.0);
+    cut.errors.insert("ECONNREFUSED".into(), 1);
+    let runs = vec![
+        time_wait_run("none-under", 16_383, false, 1.0),
+        cut,
+        time_wait_run("more-sources", 32_768, false, 1.0),
+        time_wait_run("wider-range", 32_768, false, 1.0),
+        time_wait_run("tcp-tw-reuse", 32_768, false, 0.6),
+        time_wait_run("server-closes-first", 32_768, false, 0.01),
+        time_wait_run("keep-alive", 32_768, false, 0.0),
+    ];
+    let settings = TimeWaitSettings {
+        low: 49_152,
+        high: 65_535,
+        remedies: runs.iter().map(|run| run.remedy.clone()).collect(),
+        patience_ns: 70 * SECOND,
+    };
+    let advice = vec![
+        "One source address closes 273 connections a second for ever; beyond that a stall of up to 60 s is certain."
+            .into(),
+        "Keep connections alive, or let the server close first; net.ipv4.tcp_tw_reuse=1 also removes the stall here."
+            .into(),
+    ];
+    let results = TimeWaitResults {
+        ports: 16_384,
+        time_wait_ns: 60 * SECOND,
+        ceiling_per_s: 16_384.0 / 60.0,
+        runs,
+        advice,
+    };
+    record("lab time-wait", settings, results)
+}
+
+pub(crate) fn plan() -> PlanRecord {
+    let settings = PlanSettings {
+        low: LOW,
+        high: HIGH,
+        reserved: 12,
+        sources: 2,
+        destinations: 1_000,
+        arrival_per_s: 850_000.0,
+        hold_ns: 4 * SECOND,
+        closer: "us".into(),
+        kernel: "parity".into(),
+        strategy: "kernel-default".into(),
+        costs: "calibrated".into(),
+    };
+    let by_fill = (1..=16).map(|part| {
+        let fill = f64::from(part) / 16.0;
+        let probes = if fill <= 0.5 { 1.0 / (1.03 - 2.0 * fill).max(0.03) } else { 28_250.0 + 90.0 * fill };
+        PlanPoint { fill, probes, mean_ns: 14_100 + (probes * 165.0) as u64 }
+    });
+    let results = PlanResults {
+        capacity: 113_000_000,
+        cliff_connections: Some(56_500_000),
+        steady_tuples: Some(54_400_000),
+        cliff_after_ns: None,
+        exhausted_after_ns: None,
+        sources_needed: 2,
+        failed_dials: 0,
+        by_fill: by_fill.collect(),
+        simulated: 113_000_000,
+        advice: vec![
+            "Two source addresses are enough, with 3.7% to spare before connect() turns slow.".into(),
+        ],
+    };
+    record("plan", settings, results)
+}
+
+pub(crate) fn lab() -> LabRecord {
+    let (ports, time_wait) = (ports(&["kernel-default", "full-range", "auto"], 1, 4_000), time_wait());
+    record(
+        "lab",
+        LabSettings { ports: ports.settings, time_wait: time_wait.settings },
+        LabResults { ports: ports.results, time_wait: time_wait.results },
+    )
+}
+
+/// A record that somebody made to break the page or the terminal.
+pub(crate) fn hostile() -> PortsRecord {
+    let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
+    let mut record = ports(&["random-window:500"], 1, 64);
+    record.started = evil.into();
+    record.host.kernel = evil.into();
+    record.host.virtualization = evil.into();
+    record.host.sysctls.insert(evil.into(), evil.into());
+    record.validity.push(Remark::new("evil", evil.repeat(20)));
+    record.results.advice.push(evil.into());
+    record.results.strategies[0].strategy = evil.into();
+    record.results.strategies[0].chosen = Some(evil.into());
+    record.results.strategies[0].errors.insert(evil.into(), u64::MAX);
+    record.results.strategies[0].errors.insert("EVIL".into(), u64::MAX);
+    record.results.strategies[0].by_fill[0].connections = u64::MAX;
+    record.results.strategies[0].by_fill[0].mean_ns = u64::MAX;
+    record.results.strategies.push(record.results.strategies[0].clone());
+    record.results.strategies[0].rate_per_s = f64::MAX;
+    record.results.strategies[0].elapsed_ns = u64::MAX;
+    record
+}
+
+/// One of each kind, and some that are out of the ordinary.
+pub(crate) fn all() -> Vec<(&'static str, Saved)> {
+    let mut empty = ports(&[], 1, 1);
+    empty.results.tuples = 0;
+    let mut invalid = ports(&["kernel-default", "random-window:500"], 3, 1_000);
+    invalid.validity.push(Remark::new(
+        "interrupted",
+        "stopped by Ctrl-C after 41% of the dials; what was measured is below",
+    ));
+    let nothing = StrategyResult {
+        connect_ns: ByParity::default(),
+        by_fill: Vec::new(),
+        scatter: None,
+        ..strategy("auto", 1, 8)
+    };
+    let mut unmeasured = ports(&[], 1, 8);
+    unmeasured.results.strategies.push(nothing);
+    vec![
+        (
+            "ports",
+            Saved::Ports(ports(
+                &["kernel-default", "random-window:500", "random-window:10000", "auto"],
+                1,
+                5_000,
+            )),
+        ),
+        ("repeats", Saved::Ports(invalid)),
+        ("empty", Saved::Ports(empty)),
+        ("unmeasured", Saved::Ports(unmeasured)),
+        ("time-wait", Saved::TimeWait(time_wait())),
+        ("plan", Saved::Plan(plan())),
+        ("lab", Saved::Lab(lab())),
+        ("hostile", Saved::Ports(hostile())),
+    ]
+}

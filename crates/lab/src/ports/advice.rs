@@ -39,7 +39,7 @@ pub fn advice(results: &PortsResults) -> Vec<String> {
             best.rate_per_s / default.rate_per_s.max(1e-9)
         ));
     }
-    if find("full-range").is_some_and(|run| is_linear(run)) {
+    if find("full-range").is_some_and(is_linear) {
         lines.push(
             "Set this on every socket before connect(): setsockopt(fd, SOL_IP, IP_LOCAL_PORT_RANGE (51), \
              &(uint32_t){0xFFFF0000}, 4). It asks for the full range and makes the search linear; bind(source, 0) \

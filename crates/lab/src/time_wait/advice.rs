@@ -29,7 +29,7 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
             (at - 1) as f64 / run.rate_per_s.max(1e-9),
         ));
     }
-    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(|run| name(run)).collect();
+    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(name).collect();
     if !helped.is_empty() {
         lines.push(format!("The same transactions did not stall with: {}.", helped.join("; ")));
     }

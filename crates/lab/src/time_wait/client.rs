@@ -95,7 +95,7 @@ pub(super) fn run(
         let Some((stream, accepted)) = connection.take() else { break };
         exchange(&stream, &accepted).map_err(LabError::call("a transaction on loopback"))?;
         log.completed += 1;
-        if log.completed % remedy.per_connection() == 0 || log.completed == transactions {
+        if log.completed.is_multiple_of(remedy.per_connection()) || log.completed == transactions {
             if remedy == Remedy::ServerClosesFirst {
                 drop(accepted);
                 dialer.release(stream.local_addr().map_err(LabError::call("getsockname"))?);
@@ -108,7 +108,7 @@ pub(super) fn run(
         } else {
             connection = Some((stream, accepted));
         }
-        if log.completed % 64 == 0 {
+        if log.completed.is_multiple_of(64) {
             watch.progress.at(log.completed);
             log.sample_if_due();
         }

@@ -1,3 +1,83 @@
-//! todo
+//! The `fourtuple` command: reads flags, calls a room, prints its record. One file per subcommand.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod commands;
+mod exit;
+mod output;
+mod progress;
+mod stop;
+mod units;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use commands::{lab, plan, report};
+
+/// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 fine, 1 a claim is falsified, 2 bad usage, 3 the run is not valid, 4 this environment \
+                  cannot do it."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Lab(lab::Lab),
+    Plan(plan::Plan),
+    Report(report::Report),
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let result = match arguments.command {
+        Command::Lab(lab) => lab.run(),
+        Command::Plan(plan) => plan.run(),
+        Command::Report(report) => report.run(),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            let exit = exit::of(&error);
+            // Nobody is left to read a message that cannot be written.
+            let _ = writeln!(io::stderr(), "fourtuple: {error:#}");
+            exit.into()
+        }
+    }
+}
+
+/// Help and version as clap prints them; anything else as one line that names the flag, the value and what is accepted.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let _ = error.print();
+        return if error.use_stderr() { exit::Exit::Usage.into() } else { ExitCode::SUCCESS };
+    }
+    let text = error.render().to_string();
+    let message: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let message = message.join(" ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    let _ = writeln!(io::stderr(), "fourtuple: {message}");
+    exit::Exit::Usage.into()
+}

@@ -23,8 +23,7 @@ pub fn prepare_process() -> Result<(), LabError> {
         return Err(LabError::Descriptors { limit, needed: DESCRIPTORS });
     }
     // Trying is the only test that holds: root in a container may lack the right, and a user may have it.
-    let trial = thread::spawn(netns::enter_new).join().unwrap_or_else(|panic| panic::resume_unwind(panic));
-    match trial {
+    match netns::try_new() {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             netns::become_root_of_new_user_namespace().map_err(LabError::Namespace)

@@ -16,6 +16,8 @@ pub struct PortsSettings {
     pub high: u16,
     /// Strategies in the order given, by name.
     pub strategies: Vec<String>,
+    /// The random windows have one try each and no way out, as seed 000 published them.
+    pub windows: bool,
     /// Share of the tuples to fill, 0 to 1.
     pub fill: f64,
     /// `tcp` or `udp`.
@@ -79,7 +81,7 @@ pub struct StrategyResult {
 impl StrategyResult {
     /// Dials that failed.
     pub fn failed(&self) -> u64 {
-        self.errors.values().sum()
+        self.errors.values().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
 

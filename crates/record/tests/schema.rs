@@ -57,6 +57,7 @@ fn ports() -> (PortsSettings, PortsResults) {
         low: 9024,
         high: 65535,
         strategies: vec!["auto".into()],
+        windows: false,
         fill: 0.5,
         protocol: "tcp".into(),
         family: 4,

@@ -54,23 +54,31 @@ pub(crate) fn host_words(host: &Host) -> Vec<String> {
 }
 
 fn ports_words(settings: &PortsSettings) -> Vec<String> {
-    let PortsSettings { low, high, strategies: _, fill, protocol, family, sources, repeats, seed } = settings;
+    let PortsSettings { low, high, strategies: _, windows, fill, protocol, family, sources, repeats, seed } =
+        settings;
     vec![
         range(*low, *high),
         plural((*sources).into(), "source"),
         format!("{}/IPv{family}", protocol.to_uppercase()),
         format!("filled to {}", share(*fill)),
         if *repeats == 1 { "one run each".to_owned() } else { format!("medians of {repeats} runs each") },
+        if *windows {
+            "windows with one try and no way out".to_owned()
+        } else {
+            "windows with a way out".to_owned()
+        },
         format!("seed {seed}"),
     ]
 }
 
 fn ports_line(settings: &PortsSettings) -> String {
-    let PortsSettings { low, high, strategies, fill, protocol, family, sources, repeats, seed } = settings;
+    let PortsSettings { low, high, strategies, windows, fill, protocol, family, sources, repeats, seed } =
+        settings;
     format!(
-        "fourtuple lab ports --range {low}-{high} --strategy {} --fill {fill} --protocol {protocol} \
+        "fourtuple lab ports --range {low}-{high} --strategy {}{} --fill {fill} --protocol {protocol} \
          --family {family} --sources {sources} --repeats {repeats} --seed {seed}",
-        strategies.join(",")
+        strategies.join(","),
+        if *windows { " --windows" } else { "" },
     )
 }
 

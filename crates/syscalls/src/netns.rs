@@ -1,6 +1,6 @@
 //! Network and user namespaces, and the loopback device within.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -20,6 +20,15 @@ pub fn enter_new() -> io::Result<()> {
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     set_loopback_up()
+}
+
+/// Finds out whether [`enter_new`] would be allowed, by making a network namespace and going back.
+pub fn try_new() -> io::Result<()> {
+    let home = File::open("/proc/thread-self/ns/net")?;
+    // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+    // SAFETY: setns() takes no pointers; the descriptor is the network namespace that this thread came from.
+    check(unsafe { libc::setns(home.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
 /// Moves this process into a user namespace in which it is root, so that it may make network namespaces.

@@ -39,3 +39,11 @@ pub fn thread_cpu_time() -> Duration {
     assert_eq!(result, 0, "every Linux thread has a CPU clock");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
+
+/// Columns of the terminal that stdout is; `None` when it is none, or does not know.
+pub fn terminal_width() -> Option<usize> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCGWINSZ fills in one winsize through the pointer.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
+}

@@ -25,6 +25,8 @@ pub struct Ports {
     pub range: PortRange,
     /// What to compare, in this order.
     pub strategies: Vec<Strategy>,
+    /// The random windows among them have one try each and no way out, as [`as_published`] makes them.
+    pub windows: bool,
     /// Share of the tuples to dial, above 0 and up to 1.
     pub fill: f64,
     /// TCP or UDP.
@@ -39,16 +41,12 @@ pub struct Ports {
     pub seed: u64,
 }
 
-/// The windows of seed 000: one try each and no way out, as published.
-pub fn published_windows() -> Vec<Strategy> {
-    [500, 1_000, 5_000, 10_000]
-        .into_iter()
-        .map(|width| Strategy::RandomWindow {
-            width: NonZeroU16::new(width).expect("not zero"),
-            tries: NonZeroU16::MIN,
-            then_full_range: false,
-        })
-        .collect()
+/// Widths of the windows in the table of seed 000.
+pub const PUBLISHED_WIDTHS: [u16; 4] = [500, 1_000, 5_000, 10_000];
+
+/// A window as seed 000 published it: one try and no way out.
+pub fn as_published(width: NonZeroU16) -> Strategy {
+    Strategy::RandomWindow { width, tries: NonZeroU16::MIN, then_full_range: false }
 }
 
 impl Ports {
@@ -89,6 +87,7 @@ impl Ports {
             low: self.range.low(),
             high: self.range.high(),
             strategies: self.strategies.iter().map(Strategy::to_string).collect(),
+            windows: self.windows,
             fill: self.fill,
             protocol: match self.transport {
                 Transport::Tcp => "tcp",

@@ -156,6 +156,7 @@ pub(crate) fn ports(names: &[&str], repeats: u32, dials: u64) -> PortsRecord {
         low: LOW,
         high: LOW + (dials - 1) as u16,
         strategies: names.iter().map(|&name| name.into()).collect(),
+        windows: false,
         fill: 1.0,
         protocol: "tcp".into(),
         family: 4,

@@ -1,0 +1,5 @@
+//! One file per subcommand.
+
+pub(crate) mod lab;
+pub(crate) mod plan;
+pub(crate) mod report;

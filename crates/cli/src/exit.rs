@@ -1,0 +1,47 @@
+use std::process::ExitCode;
+
+use fourtuple_lab::LabError;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It did what was asked.
+    Fine,
+    /// Bad usage.
+    Usage,
+    /// There is a result, and a reason not to believe it wholly.
+    NotValid,
+    /// This environment cannot do it.
+    Environment,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(match exit {
+            Exit::Fine => 0,
+            Exit::Usage => 2,
+            Exit::NotValid => 3,
+            Exit::Environment => 4,
+        })
+    }
+}
+
+/// A value that was understood and cannot be met.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// The exit code of a command that failed: usage where other flags would have helped, else the environment.
+pub(crate) fn of(error: &anyhow::Error) -> Exit {
+    let usage = error.chain().any(|cause| {
+        cause.is::<UsageError>() || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
+    });
+    if usage { Exit::Usage } else { Exit::Environment }
+}

@@ -1,0 +1,141 @@
+//! What every command does with its record: table or JSON on stdout, a page if asked for, the exit code.
+
+use std::env;
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use anyhow::Context;
+use clap::Args;
+use fourtuple_record::{Host, Record, Remark, SCHEMA, Saved};
+use fourtuple_report::{html, terminal};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::exit::Exit;
+
+/// Flags that every command has.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Output {
+    /// Print the record as JSON, and nothing else, on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the record as one self-contained HTML page
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Show no progress
+    #[arg(long)]
+    pub(crate) quiet: bool,
+    /// Seed of fourtuple's own random choices; the kernel's cannot be seeded
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// The envelope around settings and results.
+pub(crate) fn record<S, R>(
+    command: &str,
+    started: OffsetDateTime,
+    host: Host,
+    settings: S,
+    validity: Vec<Remark>,
+    results: R,
+) -> Record<S, R> {
+    let whole = started.replace_nanosecond(0).unwrap_or(started);
+    Record {
+        schema: SCHEMA.to_owned(),
+        command: command.to_owned(),
+        started: whole.format(&Rfc3339).unwrap_or_else(|_| "1970-01-01T00:00:00Z".to_owned()),
+        host,
+        settings,
+        validity,
+        results,
+    }
+}
+
+impl Output {
+    /// Prints the record, writes the page, and says how the command ends.
+    pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
+        if self.json {
+            print(&format!("{}\n", json(saved)?))?;
+        } else {
+            print(&text(saved))?;
+        }
+        if let Some(path) = &self.html {
+            self.page(path, saved)?;
+        }
+        Ok(if validity(saved).is_empty() { Exit::Fine } else { Exit::NotValid })
+    }
+
+    /// A page that cannot be written must not cost the measurement: the record then goes where temporary files go.
+    fn page(&self, path: &Path, saved: &Saved) -> anyhow::Result<()> {
+        let Err(error) = fourtuple_report::save(path, &html::page(std::slice::from_ref(saved))) else {
+            if !self.json {
+                let _ = writeln!(io::stderr(), "wrote {}", path.display());
+            }
+            return Ok(());
+        };
+        if self.json {
+            return Err(error.into());
+        }
+        let rescue = env::temp_dir().join(format!("fourtuple-{}.json", process::id()));
+        match fs::write(&rescue, json(saved)?) {
+            Ok(()) => Err(anyhow::anyhow!(
+                "{error}; the record is saved: fourtuple report --html FILE {}",
+                rescue.display()
+            )),
+            Err(_) => Err(error.into()),
+        }
+    }
+}
+
+/// The record as JSON, without a line end.
+pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
+    let text = match saved {
+        Saved::Lab(record) => serde_json::to_string(record),
+        Saved::Ports(record) => serde_json::to_string(record),
+        Saved::TimeWait(record) => serde_json::to_string(record),
+        Saved::Plan(record) => serde_json::to_string(record),
+    };
+    text.context("cannot write the record as JSON")
+}
+
+fn validity(saved: &Saved) -> Vec<Remark> {
+    match saved {
+        Saved::Lab(record) => record.validity.clone(),
+        Saved::Ports(record) => record.validity.clone(),
+        Saved::TimeWait(record) => record.validity.clone(),
+        Saved::Plan(record) => record.validity.clone(),
+    }
+}
+
+/// The record as a table for this terminal.
+pub(crate) fn text(saved: &Saved) -> String {
+    let colour = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    terminal::render(saved, width(), colour)
+}
+
+/// COLUMNS where it is set, else what the terminal says, else 100.
+fn width() -> usize {
+    let columns = env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
+}
+
+/// Prints on stdout; a reader that has gone away is no failure of ours.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::new(error).context("cannot write to stdout"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The host as a record shows it, with what was found of the kernel.
+pub(crate) fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
+    let mut host = fourtuple_host::read(Path::new("/"), sysctls);
+    host.capabilities =
+        capabilities.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+    host
+}

@@ -1,0 +1,90 @@
+//! Values with units, as flags take them.
+
+use std::time::Duration;
+
+/// Reads `10s`, `50us`, `1.5ms`, `2m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let refuse =
+        || format!("{text:?} is not a duration: expected a number and ns, us, ms, s, m or h, such as 10s");
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(refuse)?;
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ns" => 1e-9,
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(refuse()),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| refuse())?;
+    Duration::try_from_secs_f64(number * scale).map_err(|_| refuse())
+}
+
+/// Reads `2000/s`, `20k/s`, `1.5M/s`; the `/s` may be left out.
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
+    number(text.strip_suffix("/s").unwrap_or(text)).ok_or_else(|| {
+        format!("{text:?} is not a rate: expected a number per second, such as 2000/s or 20k/s")
+    })
+}
+
+/// Reads `1000000`, `1M`, `1e6`.
+pub(crate) fn count(text: &str) -> Result<u64, String> {
+    let refuse =
+        || format!("{text:?} is not a count: expected a whole number from 1 to 1e12, such as 50000 or 1M");
+    match text.parse::<u64>() {
+        Ok(count) if (1..=1_000_000_000_000).contains(&count) => Ok(count),
+        Ok(_) => Err(refuse()),
+        Err(_) => {
+            let count = number(text).ok_or_else(refuse)?;
+            if count.fract() == 0.0 && (1.0..=1e12).contains(&count) {
+                Ok(count as u64)
+            } else {
+                Err(refuse())
+            }
+        }
+    }
+}
+
+/// A finite number of at least zero, with k, M or G behind it.
+fn number(text: &str) -> Option<f64> {
+    let (digits, scale) = match text.as_bytes().last()? {
+        b'k' => (&text[..text.len() - 1], 1e3),
+        b'M' => (&text[..text.len() - 1], 1e6),
+        b'G' => (&text[..text.len() - 1], 1e9),
+        _ => (text, 1.0),
+    };
+    let number = digits.parse::<f64>().ok()? * scale;
+    (number.is_finite() && number >= 0.0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("50us"), Ok(Duration::from_micros(50)));
+        assert_eq!(duration("1.5ms"), Ok(Duration::from_micros(1500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "10", "s", "-1s", "10 parsecs", "1e400s", "nans"] {
+            assert!(duration(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn rates_and_counts_have_multiples() {
+        assert_eq!(rate("20k/s"), Ok(20_000.0));
+        assert_eq!(rate("1.5M"), Ok(1_500_000.0));
+        assert_eq!(rate("0"), Ok(0.0));
+        assert_eq!(count("1M"), Ok(1_000_000));
+        assert_eq!(count("1e9"), Ok(1_000_000_000));
+        for text in ["", "k", "-1", "inf/s", "NaN"] {
+            assert!(rate(text).is_err(), "{text:?}");
+        }
+        for text in ["0", "1.5", "2e12", "99999999999999", "many"] {
+            assert!(count(text).is_err(), "{text:?}");
+        }
+    }
+}

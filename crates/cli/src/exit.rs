@@ -38,10 +38,19 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// The exit code of a command that failed: usage where other flags would have helped, else the environment.
+/// The exit code of a command that failed: usage where other flags would have helped, not valid
+/// when it was interrupted, else the environment.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let usage = error.chain().any(|cause| {
         cause.is::<UsageError>() || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
     });
-    if usage { Exit::Usage } else { Exit::Environment }
+    let interrupted =
+        error.chain().any(|cause| matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted)));
+    if usage {
+        Exit::Usage
+    } else if interrupted {
+        Exit::NotValid
+    } else {
+        Exit::Environment
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Strategy};
-use fourtuple::ports::{Costs, PortRange, PortSet};
+use fourtuple::ports::{CostError, Costs, CostsByFill, PortRange, ProbeCost};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -14,14 +14,12 @@ use fourtuple_syscalls::socket::{self, Transport};
 use crate::namespace::{Family, Namespace};
 use crate::{LabError, Watch};
 
-/// Dials at either end of the fill that the floor is the mean of.
-const FLOOR_DIALS: usize = 1_000;
-
 /// Searches that are timed per length.
-const SEARCHES: usize = 24;
+const SEARCHES: u32 = 24;
 
-/// Measures the costs of dials of `strategy` within `range`: fills a table, times what a dial costs that finds its port
-/// at once, and then searches that walk past 1, 16, 64, ... ports and find nothing.
+/// Measures the costs of dials of `strategy` within `range`, on a table that is half full and on one that is nearly full:
+/// what a dial costs that finds its port at once, what one costs that walks past half of the range first, and, when nothing
+/// is free, searches that walk past 16, 64, 256, ... ports in vain.
 ///
 /// # Errors
 ///
@@ -31,21 +29,29 @@ pub fn calibrate(
     strategy: Strategy,
     has_option: bool,
     watch: &Watch<'_>,
-) -> Result<Costs, LabError> {
+) -> Result<CostsByFill, LabError> {
     watch.progress.begin("calibrate", u64::from(range.len()));
-    Namespace::run(|namespace| Bench::set_up(range, namespace)?.costs(strategy, has_option, watch))
+    Namespace::run(|namespace| {
+        let mut bench = Bench::set_up(range, has_option, namespace)?;
+        match strategy {
+            Strategy::SelectTestRepeat { .. } => bench.by_number(watch),
+            _ => bench.by_search(watch),
+        }
+    })
 }
 
 struct Bench {
     range: PortRange,
+    has_option: bool,
     destination: SocketAddr,
     _listener: OwnedFd,
     parking: Parking,
-    taken: PortSet,
+    held: u32,
+    random: Rng,
 }
 
 impl Bench {
-    fn set_up(range: PortRange, namespace: &Namespace) -> Result<Self, LabError> {
+    fn set_up(range: PortRange, has_option: bool, namespace: &Namespace) -> Result<Self, LabError> {
         namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
         namespace.set("net.core.somaxconn", "4194304")?;
         let port = (1..=u16::MAX).find(|port| !range.contains(*port)).ok_or_else(|| {
@@ -53,116 +59,175 @@ impl Bench {
         })?;
         Ok(Bench {
             range,
+            has_option,
             destination: SocketAddr::new(Family::V4.loopback(), port),
             _listener: namespace.listen(Family::V4, port)?,
             parking: Parking::new().map_err(LabError::call("hold sockets"))?,
-            taken: PortSet::new(),
+            held: 0,
+            random: Rng::with_seed(1),
         })
     }
 
-    fn costs(mut self, strategy: Strategy, has_option: bool, watch: &Watch<'_>) -> Result<Costs, LabError> {
-        // Auto names a free port at any fill, so every one of these is a floor dial.
-        let auto = Dialer::to(self.destination).without_census().build()?;
-        let mut floors = Vec::with_capacity(self.range.len() as usize);
-        loop {
-            if watch.stopped() {
-                return Err(LabError::Setting("interrupted while calibrating: there is no plan".to_owned()));
+    /// Costs of strategies that leave the search to the kernel.
+    fn by_search(&mut self, watch: &Watch<'_>) -> Result<CostsByFill, LabError> {
+        let default = self.dialer(Strategy::KernelDefault)?;
+        let auto = self.dialer(Strategy::Auto)?;
+        let half_of_it = self.range.len() / 2;
+        let half_length = f64::from(half_of_it.max(1));
+        let floor_half = self.fill(&default, half_of_it, watch)?;
+        // One half of the ports is taken now: every search walks past it before it finds one in the other half. It is the
+        // same half every time, so the caches hold what they can of it; a search over everything would say nothing here.
+        let walk = self.fill(&default, SEARCHES, watch)?;
+        let half = ProbeCost::measured(floor_half, &[(half_length, walk)]).map_err(refuse)?;
+        let floor_full =
+            self.fill(&auto, (self.range.len() - self.held).saturating_sub(4 * SEARCHES), watch)?;
+        let walk = self.fill(&default, SEARCHES, watch)?;
+        self.fill(&auto, u32::MAX, watch)?;
+        let once = self.refused(1)?;
+        // Beyond the half, up to one of the ports that were still free, a few hundred ports: within the noise.
+        let mut means = vec![(half_length, walk)];
+        let mut width = 16;
+        while self.has_option && width < half_of_it {
+            means.push((f64::from(width - 1), floor_full + self.refused(width as u16)? - once));
+            width *= 4;
+        }
+        let full = ProbeCost::measured(floor_full, &means).map_err(refuse)?;
+        let costs = |floor_ns, established: ProbeCost| {
+            let reference = Costs::reference();
+            // TIME_WAIT is dearer by a lock, whatever the caches hold.
+            let lock = reference.time_wait.ns(1.0) - reference.established.ns(1.0);
+            Costs {
+                floor_ns,
+                time_wait: established.plus(lock),
+                established,
+                search_again_ns: once,
+                ..reference
             }
-            match auto.dial() {
+        };
+        Ok(CostsByFill { half: costs(floor_half, half), full: costs(floor_full, full) })
+    }
+
+    /// Costs of ports that are bound by number: all sockets share theirs, so that only connect() refuses.
+    fn by_number(&mut self, watch: &Watch<'_>) -> Result<CostsByFill, LabError> {
+        let mut times = Vec::with_capacity(self.range.len() as usize);
+        let mut half = None;
+        for (index, port) in self.range.iter().enumerate() {
+            if watch.stopped() {
+                return Err(LabError::Interrupted);
+            }
+            let (fd, time, connected) = self.dial_from(port)?;
+            if connected {
+                times.push(time);
+                self.park(fd, watch)?;
+            }
+            if index as u32 == self.range.len() / 2 {
+                half = Some((trimmed_mean_ns(&mut times.clone()), self.refused_by_number(port)?));
+            }
+        }
+        let again = self.refused_by_number(self.range.high())?;
+        let last = times.len() - times.len() / 4;
+        let full = (trimmed_mean_ns(&mut times[last..]), again);
+        let costs = |(floor_ns, bind_again_ns)| Costs { floor_ns, bind_again_ns, ..Costs::reference() };
+        Ok(CostsByFill { half: costs(half.unwrap_or(full)), full: costs(full) })
+    }
+
+    fn dialer(&self, strategy: Strategy) -> Result<Dialer, LabError> {
+        Ok(Dialer::to(self.destination).strategy(strategy).without_census().build()?)
+    }
+
+    /// Dials `count` more or until the ports run out, and gives the mean time of a dial.
+    fn fill(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<f64, LabError> {
+        let mut times = self.fill_each(dialer, count, watch)?;
+        Ok(trimmed_mean_ns(&mut times))
+    }
+
+    fn fill_each(
+        &mut self,
+        dialer: &Dialer,
+        count: u32,
+        watch: &Watch<'_>,
+    ) -> Result<Vec<Duration>, LabError> {
+        let mut times = Vec::new();
+        while (times.len() as u32) < count {
+            if watch.stopped() {
+                return Err(LabError::Interrupted);
+            }
+            match dialer.dial() {
                 Ok((stream, report)) => {
-                    floors.push(report.connect);
-                    self.taken.insert(report.source.port());
-                    if self.parking.park(stream.into()) {
-                        self.parking.settle().map_err(LabError::call("hold sockets"))?;
-                        watch.progress.at(floors.len() as u64);
-                    }
+                    times.push(report.connect);
+                    self.park(stream.into(), watch)?;
                 }
                 Err(DialError::PortsExhausted { .. }) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        self.parking.settle().map_err(LabError::call("hold sockets"))?;
-        let floor_ns = mean_ns(&floors[..floors.len().min(FLOOR_DIALS)]).min(mean_ns(&floors));
-        let mut costs = Costs::reference();
-        let once = self.refused(Some(PortRange::single(self.range.low())), has_option)?;
-        let mut walks = Vec::new();
-        if has_option {
-            let mut width = 16;
-            while width < self.range.len() {
-                walks.push((width, self.refused(Some(self.window(width as u16)), true)?));
-                width *= 4;
-            }
-        }
-        walks.push((self.range.len(), self.refused(None, has_option)?));
-        let means: Vec<(f64, f64)> = walks
-            .iter()
-            .map(|(width, mean)| {
-                let walked = f64::from(*width) - 1.0;
-                (walked, floor_ns + (mean - once).max(0.0))
-            })
-            .collect();
-        costs.search_again_ns = once;
-        if let Strategy::SelectTestRepeat { .. } = strategy {
-            costs.bind_again_ns = self.bound_and_refused()?;
-        }
-        costs.calibrated(floor_ns, &means).map_err(|error| LabError::Setting(error.to_string()))
+        Ok(times)
     }
 
-    /// A window of that width in the middle of the range.
-    fn window(&self, width: u16) -> PortRange {
-        let low = self.range.low() + (self.range.len() as u16 - width) / 2;
-        PortRange::new(low, low + (width - 1)).expect("a width of at least one never runs backwards")
+    fn park(&mut self, socket: OwnedFd, watch: &Watch<'_>) -> Result<(), LabError> {
+        self.held += 1;
+        if self.parking.park(socket) {
+            watch.progress.at(u64::from(self.held));
+            self.parking.settle().map_err(LabError::call("hold sockets"))?;
+        }
+        Ok(())
     }
 
-    /// Mean time of a connect() that looks at every port of the window (or of the range) in vain.
-    fn refused(&self, window: Option<PortRange>, has_option: bool) -> Result<f64, LabError> {
-        let mut times = Vec::with_capacity(SEARCHES);
+    /// Mean time of a connect() that looks at that many ports in vain: in a window somewhere else each time, for the caches
+    /// would hold one that was looked at before.
+    fn refused(&mut self, width: u16) -> Result<f64, LabError> {
+        let mut times = Vec::new();
         for _ in 0..SEARCHES {
-            let fd =
-                socket::open(Transport::Tcp, self.destination, false).map_err(LabError::call("socket"))?;
-            if let Some(window) = window.filter(|_| has_option) {
-                let _: Answer = option::set_local_port_range(fd.as_fd(), window.low(), window.high())
+            let fd = self.open()?;
+            let room = (self.range.len() - u32::from(width)) as u16;
+            let low = self.range.low() + self.random.u16(..=room);
+            if self.has_option {
+                let _: Answer = option::set_local_port_range(fd.as_fd(), low, low + (width - 1))
                     .map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))?;
             }
             let begun = Instant::now();
-            let result = socket::connect(fd.as_fd(), self.destination);
-            times.push(begun.elapsed());
-            if result.is_ok() {
-                return Err(LabError::Setting(format!(
-                    "a port of {} came free while calibrating",
-                    self.range
-                )));
-            }
-        }
-        Ok(trimmed_mean_ns(&mut times))
-    }
-
-    /// Mean time of bind() to a taken port and the connect() that is refused for it.
-    fn bound_and_refused(&self) -> Result<f64, LabError> {
-        let mut random = Rng::with_seed(1);
-        let mut times = Vec::with_capacity(8 * SEARCHES);
-        for _ in 0..8 * SEARCHES {
-            let fd =
-                socket::open(Transport::Tcp, self.destination, false).map_err(LabError::call("socket"))?;
-            option::set_reuse_address(fd.as_fd(), true).map_err(LabError::call("setsockopt SO_REUSEADDR"))?;
-            let port = random.u16(self.range.low()..=self.range.high());
-            let local = SocketAddr::from(([0, 0, 0, 0], port));
-            let begun = Instant::now();
-            if socket::bind(fd.as_fd(), local).is_ok() {
-                let _ = socket::connect(fd.as_fd(), self.destination);
-            }
+            // Nothing is free, so it fails; where it does not, a port of an odd range had been missed before.
+            let _ = socket::connect(fd.as_fd(), self.destination);
             times.push(begun.elapsed());
         }
         Ok(trimmed_mean_ns(&mut times))
     }
+
+    /// bind() and connect() from a port: the socket, their time, and whether it is connected.
+    fn dial_from(&self, port: u16) -> Result<(OwnedFd, Duration, bool), LabError> {
+        let fd = self.open()?;
+        option::set_reuse_address(fd.as_fd(), true).map_err(LabError::call("setsockopt SO_REUSEADDR"))?;
+        let local = SocketAddr::from(([0, 0, 0, 0], port));
+        let begun = Instant::now();
+        let connected = socket::bind(fd.as_fd(), local)
+            .and_then(|()| socket::connect(fd.as_fd(), self.destination))
+            .is_ok();
+        Ok((fd, begun.elapsed(), connected))
+    }
+
+    /// Mean time of a dial from a port that is taken, of the ports up to `last`.
+    fn refused_by_number(&mut self, last: u16) -> Result<f64, LabError> {
+        let mut times = (0..8 * SEARCHES)
+            .map(|_| {
+                let port = self.random.u16(self.range.low()..=last);
+                Ok(self.dial_from(port)?.1)
+            })
+            .collect::<Result<Vec<_>, LabError>>()?;
+        Ok(trimmed_mean_ns(&mut times))
+    }
+
+    fn open(&self) -> Result<OwnedFd, LabError> {
+        socket::open(Transport::Tcp, self.destination, false).map_err(LabError::call("socket"))
+    }
 }
 
-fn mean_ns(times: &[Duration]) -> f64 {
-    times.iter().map(Duration::as_nanos).sum::<u128>() as f64 / times.len().max(1) as f64
+fn refuse(error: CostError) -> LabError {
+    LabError::Setting(error.to_string())
 }
 
-/// The mean without the slowest eighth, which the neighbours made.
+/// The mean without the slowest sixteenth, which the neighbours made.
 fn trimmed_mean_ns(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
-    mean_ns(&times[..times.len() - times.len() / 8])
+    let kept = &times[..times.len() - times.len() / 16];
+    kept.iter().map(Duration::as_nanos).sum::<u128>() as f64 / kept.len().max(1) as f64
 }

@@ -45,6 +45,9 @@ pub enum LabError {
         /// What is needed.
         needed: u64,
     },
+    /// Ended by the watcher before there was anything to keep.
+    #[error("interrupted before there was a result")]
+    Interrupted,
     /// A dialer could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),

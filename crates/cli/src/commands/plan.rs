@@ -4,7 +4,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{self, Closer, Costs, PlanError, PortRange, PortSet, Search};
+use fourtuple::ports::{self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, Search};
 use fourtuple_lab::Watch;
 use fourtuple_record::{PlanPoint, PlanResults, PlanSettings, Saved};
 use time::OffsetDateTime;
@@ -116,7 +116,7 @@ impl Plan {
             strategy,
             costs: match costs {
                 CostSource::Calibrated => self.calibrate(range, strategy, found)?,
-                CostSource::Reference => Costs::reference(),
+                CostSource::Reference => Costs::reference().into(),
             },
             seed: self.output.seed,
             ..ports::Plan::new(strategy)
@@ -190,7 +190,7 @@ impl Plan {
         range: PortRange,
         strategy: Strategy,
         found: LocalPortRange,
-    ) -> anyhow::Result<Costs> {
+    ) -> anyhow::Result<CostsByFill> {
         let stop = stop::flag()?;
         let bars = Bars::new(self.output.quiet);
         let watch = Watch { stop: &stop, progress: &bars };

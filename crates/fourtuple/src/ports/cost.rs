@@ -154,6 +154,34 @@ impl Costs {
     }
 }
 
+/// Costs that change with the fill: the more sockets there are, the less of them the caches hold.
+///
+/// Up to half of the ports `half` holds, at the end `full`, and in between what lies between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostsByFill {
+    /// Costs while half of the ports or fewer are in use.
+    pub half: Costs,
+    /// Costs when all are.
+    pub full: Costs,
+}
+
+impl CostsByFill {
+    /// Mean nanoseconds of a dial that got its port in this part of a fill, around the share `fill` of ports in use;
+    /// `None` when none did.
+    pub fn mean_ns(&self, part: &FillPart, fill: f64) -> Option<f64> {
+        let towards_full = ((fill - 0.5) * 2.0).clamp(0.0, 1.0);
+        let (half, full) = (self.half.mean_ns(part)?, self.full.mean_ns(part)?);
+        Some(half + towards_full * (full - half))
+    }
+}
+
+impl From<Costs> for CostsByFill {
+    /// The same at every fill.
+    fn from(costs: Costs) -> Self {
+        CostsByFill { half: costs.clone(), full: costs }
+    }
+}
+
 /// Ports that a dial looks at on average, in closed form: what the simulation finds to within its clumps.
 ///
 /// `used` is the share of the `ports` ports in use, 0 to 1. A search that takes the next free port looks at 1/(1-u) of

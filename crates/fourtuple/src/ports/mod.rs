@@ -16,7 +16,7 @@ mod range;
 mod simulate;
 
 pub use budget::{Budget, BudgetError, Closer, TIME_WAIT, steady_tuples};
-pub use cost::{CostError, Costs, ProbeCost, expected_probes, halves};
+pub use cost::{CostError, Costs, CostsByFill, ProbeCost, expected_probes, halves};
 pub use fleet::Fleet;
 pub use kernel::{Found, Probes, Search, TupleTable};
 pub use plan::{Dialing, Outcome, Plan, PlanError, Point};

@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use super::advice;
 use super::{
-    Budget, BudgetError, Closer, Costs, Fill, Fleet, PortRange, PortSet, Search, halves, steady_tuples,
+    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, Fleet, PortRange, PortSet, Search,
+    halves, steady_tuples,
 };
 use crate::dial::Strategy;
 
@@ -50,7 +51,7 @@ pub struct Plan {
     /// How every dial is made; not [`Strategy::Auto`].
     pub strategy: Strategy,
     /// What a dial costs.
-    pub costs: Costs,
+    pub costs: CostsByFill,
     /// Connections to simulate one by one at most. A larger fleet is represented by some of its pairs.
     pub simulate_at_most: u64,
     /// Seed of all random choices.
@@ -136,7 +137,7 @@ impl Plan {
             closer: Closer::Them,
             search: Search::Linear,
             strategy,
-            costs: Costs::reference(),
+            costs: Costs::reference().into(),
             simulate_at_most: 1_000_000_000,
             seed: 0,
         }
@@ -231,7 +232,7 @@ impl Plan {
     fn points(&self, fill: &Fill) -> Vec<Point> {
         let parts = fill.parts.iter().enumerate();
         let point = |(index, part)| {
-            let mean_ns = self.costs.mean_ns(part)?.round() as u64;
+            let mean_ns = self.costs.mean_ns(part, middle(index))?.round() as u64;
             Some(Point { fill: (index + 1) as f64 / PARTS as f64, probes: part.probes_per_dial()?, mean_ns })
         };
         parts.filter_map(point).collect()
@@ -239,9 +240,17 @@ impl Plan {
 
     fn dialing(&self, pairs: u64, fill: &Fill) -> Dialing {
         let connected = fill.connected();
-        let parts = fill.parts.iter();
-        let sum: f64 = parts.filter_map(|part| Some(self.costs.mean_ns(part)? * part.connected as f64)).sum();
+        let parts = fill.parts.iter().enumerate();
+        let time = |(index, part): (usize, &FillPart)| {
+            Some(self.costs.mean_ns(part, middle(index))? * part.connected as f64)
+        };
+        let sum: f64 = parts.filter_map(time).sum();
         let mean_ns = (connected > 0).then(|| (sum / connected as f64).round() as u64);
         Dialing { pairs, connected, failed: fill.failed(), mean_ns }
     }
+}
+
+/// The share of ports in use in the middle of a part.
+fn middle(part: usize) -> f64 {
+    (part as f64 + 0.5) / PARTS as f64
 }

@@ -70,7 +70,7 @@ impl Output {
     /// A page that cannot be written must not cost the measurement: the record then goes where temporary files go.
     fn page(&self, path: &Path, saved: &Saved) -> anyhow::Result<()> {
         let Err(error) = fourtuple_report::save(path, &html::page(std::slice::from_ref(saved))) else {
-            if !self.json {
+            if !self.json && !self.quiet {
                 let _ = writeln!(io::stderr(), "wrote {}", path.display());
             }
             return Ok(());

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::resource;
@@ -76,6 +77,7 @@ impl Namespace {
                 Family::V6 => {
                     let address = Ipv6Addr::new(0xfd00, 0x4, 0, 0, 0, 0, (host >> 16) as u16, host as u16);
                     netns::add_loopback_address(address)
+                        .and_then(|()| usable(address))
                         .map_err(LabError::call(format!("add {address} to lo")))?;
                     Ok(address.into())
                 }
@@ -93,6 +95,23 @@ impl Namespace {
         socket::bind(listener.as_fd(), address).map_err(what())?;
         socket::listen(listener.as_fd(), i32::MAX).map_err(what())?;
         Ok(listener)
+    }
+}
+
+/// Waits until a new address can be bound: a worker of the kernel makes it so, even where no duplicate is looked for
+/// (addrconf_dad_work).
+fn usable(address: Ipv6Addr) -> io::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let local = SocketAddr::from((address, 0));
+    let probe = socket::open(Transport::Udp, local, false)?;
+    let begun = Instant::now();
+    loop {
+        match socket::bind(probe.as_fd(), local) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && begun.elapsed() < PATIENCE => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
     }
 }
 

@@ -198,7 +198,9 @@ const kinds = {
       const from = (run.predicted_stall_at - 1) / run.rate_per_s;
       return [from, from + run.predicted_stall_ns / SECOND];
     });
-    const right = Math.max(x[x.length - 1], ...stalls.filter(Boolean).map((stall) => stall[1]), 0.001);
+    // A stall that was not sat out has no reading in it: it is shown where it begins, not over its whole length.
+    const sat = stalls.filter((stall, index) => stall && !runs[index].cut);
+    const right = Math.max(x[x.length - 1], ...sat.map((stall) => stall[1]), 0.001);
     const top = Math.max(ports, 1, ...tables.flatMap((table) => table[1]));
     const full = { x: [0, right], y: [0, top * 1.05] };
     const seconds = (value) => tick(value * SECOND);

@@ -27,6 +27,12 @@ use crate::workspace::Workspace;
 /// The kernels that are tested, by series.
 const SERIES: &[&str] = &["6.1", "6.12"];
 
+/// What the library must find of IP_LOCAL_PORT_RANGE on a kernel: both have the option, and only what came
+/// with 6.8 tells them apart. It is the probe that is tested here, not the release.
+fn port_range_of(release: &str) -> &'static str {
+    if release.starts_with("6.1.") { "parity" } else { "linear" }
+}
+
 /// A machine that has not powered off by then is killed.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -128,7 +134,7 @@ fn test(kernel: &Kernel, programs: &Programs, entries: &[Entry], directory: &Pat
     if booted.timed_out {
         faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
     }
-    faults.extend(save(entries, &session, |name| file(&format!("-{name}")))?);
+    faults.extend(save(entries, &session, port_range_of(&kernel.release), |name| file(&format!("-{name}")))?);
     verdict::print(&session, &faults, &booted, &log);
     Ok(faults.is_empty())
 }
@@ -156,7 +162,12 @@ fn pack(kernel: &Kernel, programs: &Programs, entries: &[Entry]) -> Result<Vec<u
 }
 
 /// Keeps the records that programs wrote; returns those that are not what they should be.
-fn save(entries: &[Entry], session: &Session, path: impl Fn(&str) -> PathBuf) -> Result<Vec<String>> {
+fn save(
+    entries: &[Entry],
+    session: &Session,
+    port_range: &str,
+    path: impl Fn(&str) -> PathBuf,
+) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for entry in entries {
         let Some(name) = entry.save else { continue };
@@ -170,7 +181,14 @@ fn save(entries: &[Entry], session: &Session, path: impl Fn(&str) -> PathBuf) ->
         let Some(ran) = session.ran.iter().find(passed) else { continue };
         let text = ran.output.join("\n");
         match serde_json::from_str::<serde_json::Value>(&text) {
-            Ok(_) => fs::write(&path, text + "\n").with_context(|| format!("write {}", path.display()))?,
+            Ok(record) => {
+                let found = &record["host"]["capabilities"]["ip_local_port_range"];
+                if found != port_range {
+                    faults
+                        .push(format!("{}: the probe says {found} where {port_range} is right", entry.name));
+                }
+                fs::write(&path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+            }
             Err(error) => faults.push(format!("{}: its stdout is not JSON: {error}", entry.name)),
         }
     }

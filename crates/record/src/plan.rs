@@ -18,8 +18,9 @@ pub struct PlanSettings {
     pub sources: u64,
     /// Destinations (address and port), equally loaded.
     pub destinations: u64,
-    /// New connections per second over all destinations; 0: not said.
-    pub arrival_per_s: f64,
+    /// New connections per second over all destinations; absent: not said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arrival_per_s: Option<f64>,
     /// How long a connection lives.
     pub hold_ns: u64,
     /// `us` (TIME_WAIT stays with us for 60 s) or `them`.

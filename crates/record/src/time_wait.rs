@@ -55,7 +55,8 @@ pub struct TimeWaitRun {
     /// Measured: the first transaction that found no port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stalled_at: Option<u64>,
-    /// Predicted length of the stall: 60 s less the time that the first port has been waiting. 0: no stall.
+    /// Predicted length of the stall: 60 s less the time that the first port had been waiting when the last one was taken.
+    /// 0: no stall.
     pub predicted_stall_ns: u64,
     /// Measured length of the stall: from the first failure to the next success, or to the end of a run that was cut.
     pub stall_ns: u64,

@@ -131,7 +131,7 @@ fn plan() -> (PlanSettings, PlanResults) {
         reserved: 0,
         sources: 1,
         destinations: 1_000_000,
-        arrival_per_s: 0.0,
+        arrival_per_s: Some(0.0),
         hold_ns: 0,
         closer: "them".into(),
         kernel: "linear".into(),

@@ -103,7 +103,10 @@ fn plan_words(settings: &PlanSettings) -> Vec<String> {
         format!("{} reserved", count(settings.reserved.into())),
         plural(settings.sources, "source"),
         plural(settings.destinations, "destination"),
-        format!("{} new connections a second", quantity(settings.arrival_per_s)),
+        match settings.arrival_per_s {
+            Some(rate) => format!("{} new connections a second", quantity(rate)),
+            None => "no rate said".to_owned(),
+        },
         format!("held for {}", duration(settings.hold_ns)),
         closer.to_owned(),
         format!("{} search", settings.kernel),
@@ -128,8 +131,9 @@ fn plan_line(settings: &PlanSettings) -> String {
     } = settings;
     format!(
         "fourtuple plan --range {low}-{high} --reserved {reserved} --sources {sources} \
-         --destinations {destinations} --rate {arrival_per_s}/s --hold {} --closer {closer} --kernel {kernel} \
+         --destinations {destinations}{} --hold {} --closer {closer} --kernel {kernel} \
          --strategy {strategy} --costs {costs}",
+        arrival_per_s.map_or(String::new(), |rate| format!(" --rate {rate}/s")),
         typed(*hold_ns)
     )
 }

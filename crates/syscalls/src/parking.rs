@@ -43,8 +43,14 @@ impl Parking {
     /// Parks in io_uring where it is allowed, else in child processes.
     pub fn new() -> io::Result<Self> {
         match Parking::with(PlaceKind::Rings) {
-            // The three ways in which io_uring is switched off: not built in, by sysctl, by a seccomp profile.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES)) => {
+            // Not built in, switched off by sysctl or by a seccomp profile; EINVAL: before Linux 5.19 there are no empty
+            // tables (IORING_RSRC_REGISTER_SPARSE).
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL)
+                ) =>
+            {
                 Parking::with(PlaceKind::Holders)
             }
             result => result,

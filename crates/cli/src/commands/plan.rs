@@ -128,7 +128,7 @@ impl Plan {
             reserved: reserved.count_in(range),
             sources: self.sources,
             destinations: self.destinations,
-            arrival_per_s: self.rate.unwrap_or(0.0),
+            arrival_per_s: self.rate,
             hold_ns: u64::try_from(self.hold.as_nanos()).unwrap_or(u64::MAX),
             closer: match self.closer {
                 Who::Us => "us",

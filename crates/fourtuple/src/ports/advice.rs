@@ -78,7 +78,7 @@ fn odd(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let loses = outcome.cliff_connections.is_some() && plan.range.len() % 2 == 1 && plan.range.len() > 1;
     loses.then(|| {
         format!(
-            "{} has an odd number of ports, and a search by parity does not see one of them: make it even.",
+            "{} has an odd number of ports, and a search by parity passes over one of them, not always the same: make it even.",
             plan.range
         )
     })

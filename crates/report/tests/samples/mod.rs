@@ -266,7 +266,7 @@ pub(crate) fn plan() -> PlanRecord {
         reserved: 12,
         sources: 2,
         destinations: 1_000,
-        arrival_per_s: 850_000.0,
+        arrival_per_s: Some(850_000.0),
         hold_ns: 4 * SECOND,
         closer: "us".into(),
         kernel: "parity".into(),

@@ -192,7 +192,7 @@ fn is_map(place: &str) -> bool {
     ["/sysctls", "/capabilities", "/errors"].iter().any(|map| place.ends_with(map))
 }
 
-const OPTIONAL: [&str; 4] = ["chosen", "scatter", "predicted_stall_at", "stalled_at"];
+const OPTIONAL: [&str; 5] = ["arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
 
 #[test]
 fn every_kind_of_record_is_valid_and_is_read_back() {

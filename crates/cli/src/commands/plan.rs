@@ -28,16 +28,16 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "LIST", value_parser = reserved)]
     reserved: Option<PortSet>,
     /// Source addresses
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_negative_numbers = true)]
     sources: u64,
     /// Destinations (address and port), equally loaded
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_negative_numbers = true)]
     destinations: u64,
     /// New connections per second over all destinations, such as 2000/s or 20k/s
-    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    #[arg(long, value_name = "RATE", value_parser = units::rate, allow_negative_numbers = true)]
     rate: Option<f64>,
     /// How long a connection is open
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_negative_numbers = true)]
     hold: Duration,
     /// Who closes first: us leaves the port in TIME_WAIT for 60 s
     #[arg(long, value_enum, default_value_t = Who::Us)]
@@ -87,6 +87,7 @@ impl Plan {
             Kernel::This => CostSource::Calibrated,
             Kernel::Parity | Kernel::Linear => CostSource::Reference,
         });
+        self.check(range, &reserved)?;
         if costs == CostSource::Calibrated {
             fourtuple_lab::prepare_process()?;
         }
@@ -183,6 +184,23 @@ impl Plan {
                 Ok((range, given.clone().unwrap_or(reserved)))
             }
         }
+    }
+
+    /// What can be refused before anything is measured.
+    fn check(&self, range: PortRange, reserved: &PortSet) -> Result<(), UsageError> {
+        if range.low() == 0 {
+            return Err(UsageError(format!(
+                "invalid value '{range}' for '--range': 0 is no port; accepted are ranges from port 1 on"
+            )));
+        }
+        if reserved.count_in(range) == range.len() {
+            let flag = if self.reserved.is_some() { "--reserved" } else { "--range" };
+            return Err(UsageError(format!(
+                "invalid value for '{flag}': all {} ports of {range} are reserved; accepted is what leaves one",
+                range.len()
+            )));
+        }
+        Ok(())
     }
 
     fn calibrate(

@@ -19,6 +19,7 @@ use commands::{lab, plan, report};
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
 #[command(
+    name = "fourtuple",
     version,
     propagate_version = true,
     disable_help_subcommand = true,

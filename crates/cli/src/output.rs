@@ -29,7 +29,7 @@ pub(crate) struct Output {
     #[arg(long)]
     pub(crate) quiet: bool,
     /// Seed of fourtuple's own random choices; the kernel's cannot be seeded
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_hyphen_values = true)]
     pub(crate) seed: u64,
 }
 

@@ -54,3 +54,23 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         Exit::Environment
     }
 }
+
+/// One line: what failed, then each cause that says more. A setting is called by its flag.
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = match cause.downcast_ref::<LabError>() {
+            Some(LabError::Setting { setting, value, accepted }) => {
+                format!("invalid value '{value}' for '--{setting}': {accepted}")
+            }
+            _ => cause.to_string(),
+        };
+        // Many errors quote their cause, so that they say all by themselves.
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line.replace('\n', " ")
+}

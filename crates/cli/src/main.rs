@@ -19,6 +19,7 @@ use commands::{lab, plan, report};
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
 #[command(
+    name = "fourtuple",
     version,
     propagate_version = true,
     disable_help_subcommand = true,
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let exit = exit::of(&error);
             // Nobody is left to read a message that cannot be written.
-            let _ = writeln!(io::stderr(), "fourtuple: {error:#}");
+            let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
             exit.into()
         }
     }
@@ -76,8 +77,13 @@ fn refuse(error: &clap::Error) -> ExitCode {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let message = message.join(" ");
+    let message = message.join(" ").replace(" tip: ", "; ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
-    let _ = writeln!(io::stderr(), "fourtuple: {message}");
+    // Where no value is wrong there is no list of what is right either.
+    let more = match error.kind() {
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
+        _ => "",
+    };
+    let _ = writeln!(io::stderr(), "fourtuple: {message}{more}");
     exit::Exit::Usage.into()
 }

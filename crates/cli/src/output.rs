@@ -1,7 +1,7 @@
 //! What every command does with its record: table or JSON on stdout, a page if asked for, the exit code.
 
 use std::env;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::exit::Exit;
+use crate::units;
 
 /// Flags that every command has.
 #[derive(Clone, Debug, Args)]
@@ -28,7 +29,7 @@ pub(crate) struct Output {
     #[arg(long)]
     pub(crate) quiet: bool,
     /// Seed of fourtuple's own random choices; the kernel's cannot be seeded
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_hyphen_values = true)]
     pub(crate) seed: u64,
 }
 
@@ -56,35 +57,51 @@ pub(crate) fn record<S, R>(
 impl Output {
     /// Prints the record, writes the page, and says how the command ends.
     pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
-        if self.json {
-            print(&format!("{}\n", json(saved)?))?;
-        } else {
-            print(&text(saved))?;
-        }
-        if let Some(path) = &self.html {
-            self.page(path, saved)?;
-        }
-        Ok(if validity(saved).is_empty() { Exit::Fine } else { Exit::NotValid })
-    }
-
-    /// A page that cannot be written must not cost the measurement: the record then goes where temporary files go.
-    fn page(&self, path: &Path, saved: &Saved) -> anyhow::Result<()> {
-        let Err(error) = fourtuple_report::save(path, &html::page(std::slice::from_ref(saved))) else {
-            if !self.json && !self.quiet {
-                let _ = writeln!(io::stderr(), "wrote {}", path.display());
+        let printed = if self.json { print(&format!("{}\n", json(saved)?)) } else { print(&text(saved)) };
+        let page = match &self.html {
+            Some(path) => {
+                fourtuple_report::save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into)
             }
-            return Ok(());
+            None => Ok(()),
         };
-        if self.json {
-            return Err(error.into());
+        if let (Some(path), Ok(()), false) = (&self.html, &page, self.json || self.quiet) {
+            let _ = writeln!(io::stderr(), "wrote {}", path.display());
         }
-        let rescue = env::temp_dir().join(format!("fourtuple-{}.json", process::id()));
-        match fs::write(&rescue, json(saved)?) {
-            Ok(()) => Err(anyhow::anyhow!(
-                "{error}; the record is saved: fourtuple report --html FILE {}",
-                rescue.display()
-            )),
-            Err(_) => Err(error.into()),
+        match (printed, page) {
+            (Ok(()), Ok(())) => Ok(if validity(saved).is_empty() { Exit::Fine } else { Exit::NotValid }),
+            // Whoever has the JSON has lost nothing.
+            (Ok(()), Err(error)) if self.json => Err(error),
+            (Ok(()), Err(error)) | (Err(error), Ok(())) => Err(rescue(saved, &error)),
+            (Err(error), Err(page)) => Err(rescue(saved, &anyhow::anyhow!("{error:#}; {page:#}"))),
+        }
+    }
+}
+
+/// What cannot be written must not cost the measurement: the record then goes where temporary files go, else here.
+fn rescue(saved: &Saved, error: &anyhow::Error) -> anyhow::Error {
+    let text = match json(saved) {
+        Ok(text) => text,
+        Err(also) => return anyhow::anyhow!("{error:#}; {also:#}"),
+    };
+    match [env::temp_dir(), PathBuf::from(".")].iter().find_map(|room| keep(room, &text)) {
+        Some(path) => {
+            anyhow::anyhow!("{error:#}; the record is saved: fourtuple report --html FILE {}", path.display())
+        }
+        None => anyhow::anyhow!("{error:#}; nor can the record be saved as a temporary file"),
+    }
+}
+
+/// Writes a new file into `room`: never over what is there, nor through a link that somebody else has put there.
+fn keep(room: &Path, text: &str) -> Option<PathBuf> {
+    let names = (0..100).map(|number| room.join(format!("fourtuple-{}-{number}.json", process::id())));
+    let (path, mut file) =
+        names.into_iter().find_map(|path| Some((path.clone(), File::create_new(path).ok()?)))?;
+    match file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
+        Ok(()) => Some(path),
+        Err(_) => {
+            // Half a record is none.
+            let _ = fs::remove_file(&path);
+            None
         }
     }
 }

@@ -46,6 +46,28 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Reads a share: above 0, up to 1.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err(format!("{text:?} is not a share: expected a number above 0 and up to 1, such as 0.9")),
+    }
+}
+
+/// Reads a whole number from 1 to `MOST`.
+pub(crate) fn up_to<const MOST: u32>(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(number) if (1..=MOST).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} is not accepted: expected a whole number from 1 to {MOST}")),
+    }
+}
+
+/// Reads a seed.
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is not a seed: expected a whole number from 0 to {}", u64::MAX))
+}
+
 /// A finite number of at least zero, with k, M or G behind it.
 fn number(text: &str) -> Option<f64> {
     let (digits, scale) = match text.as_bytes().last()? {
@@ -71,6 +93,21 @@ mod tests {
         for text in ["", "10", "s", "-1s", "10 parsecs", "1e400s", "nans"] {
             assert!(duration(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn shares_and_numbers_are_bounded() {
+        assert_eq!(share("0.5"), Ok(0.5));
+        assert_eq!(share("1"), Ok(1.0));
+        for text in ["", "0", "-0.5", "1.5", "nan", "inf", "half"] {
+            assert!(share(text).is_err(), "{text:?}");
+        }
+        assert_eq!(up_to::<100>("100"), Ok(100));
+        for text in ["", "0", "101", "-1", "1.5", "5000000000"] {
+            assert!(up_to::<100>(text).is_err(), "{text:?}");
+        }
+        assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
+        assert!(seed("-1").is_err());
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Strategy};
-use fourtuple::ports::{CostError, Costs, CostsByFill, PortRange, ProbeCost};
+use fourtuple::ports::{Costs, CostsByFill, PortRange, ProbeCost};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::namespace::{Family, Namespace};
+use crate::ports::FIRST_PORT;
 use crate::{LabError, Watch};
 
 /// Searches that are timed per length.
@@ -30,6 +31,13 @@ pub fn calibrate(
     has_option: bool,
     watch: &Watch<'_>,
 ) -> Result<CostsByFill, LabError> {
+    if range.low() < FIRST_PORT {
+        return Err(LabError::setting(
+            "range",
+            range,
+            "ranges from port 1024 on can be tried (the kernel takes no lower ones)",
+        ));
+    }
     watch.progress.begin("calibrate", u64::from(range.len()));
     Namespace::run(|namespace| {
         let mut bench = Bench::set_up(range, has_option, namespace)?;
@@ -55,7 +63,7 @@ impl Bench {
         namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
         namespace.set("net.core.somaxconn", "4194304")?;
         let port = (1..=u16::MAX).find(|port| !range.contains(*port)).ok_or_else(|| {
-            LabError::Setting(format!("the range {range} leaves no port for a listener to calibrate with"))
+            LabError::setting("range", range, "a port must be left for a listener to calibrate with")
         })?;
         Ok(Bench {
             range,
@@ -78,7 +86,7 @@ impl Bench {
         // One half of the ports is taken now: every search walks past it before it finds one in the other half. It is the
         // same half every time, so the caches hold what they can of it; a search over everything would say nothing here.
         let walk = self.fill(&default, SEARCHES, watch)?;
-        let half = ProbeCost::measured(floor_half, &[(half_length, walk)]).map_err(refuse)?;
+        let half = ProbeCost::measured(floor_half, &[(half_length, walk)])?;
         let floor_full =
             self.fill(&auto, (self.range.len() - self.held).saturating_sub(4 * SEARCHES), watch)?;
         let walk = self.fill(&default, SEARCHES, watch)?;
@@ -91,7 +99,7 @@ impl Bench {
             means.push((f64::from(width - 1), floor_full + self.refused(width as u16)? - once));
             width *= 4;
         }
-        let full = ProbeCost::measured(floor_full, &means).map_err(refuse)?;
+        let full = ProbeCost::measured(floor_full, &means)?;
         let costs = |floor_ns, established: ProbeCost| {
             let reference = Costs::reference();
             // TIME_WAIT is dearer by a lock, whatever the caches hold.
@@ -219,10 +227,6 @@ impl Bench {
     fn open(&self) -> Result<OwnedFd, LabError> {
         socket::open(Transport::Tcp, self.destination, false).map_err(LabError::call("socket"))
     }
-}
-
-fn refuse(error: CostError) -> LabError {
-    LabError::Setting(error.to_string())
 }
 
 /// The mean without the slowest sixteenth, which the neighbours made.

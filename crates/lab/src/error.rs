@@ -1,14 +1,25 @@
 use std::io;
 
 use fourtuple::dial::{BuildError, DialError};
+use fourtuple::ports::CostError;
 
 /// Why an experiment could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
-    /// The settings cannot be met.
-    #[error("{0}")]
-    Setting(String),
+    /// A setting that no run can meet.
+    #[error("invalid {setting} {value}: {accepted}")]
+    Setting {
+        /// Which one, as it is called in records: `range`.
+        setting: &'static str,
+        /// What it was.
+        value: String,
+        /// What is accepted instead, and why.
+        accepted: String,
+    },
+    /// The costs that were measured make no model.
+    #[error(transparent)]
+    Costs(#[from] CostError),
     /// No namespace is to be had.
     #[error(
         "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
@@ -57,6 +68,14 @@ pub enum LabError {
 }
 
 impl LabError {
+    pub(crate) fn setting(
+        setting: &'static str,
+        value: impl ToString,
+        accepted: impl Into<String>,
+    ) -> LabError {
+        LabError::Setting { setting, value: value.to_string(), accepted: accepted.into() }
+    }
+
     pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(io::Error) -> LabError {
         let what = what.into();
         move |error| LabError::Call { what, error }
@@ -64,6 +83,6 @@ impl LabError {
 
     /// Whether other settings would have helped, rather than another environment.
     pub fn is_usage(&self) -> bool {
-        matches!(self, LabError::Setting(_))
+        matches!(self, LabError::Setting { .. })
     }
 }

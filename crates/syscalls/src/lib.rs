@@ -9,6 +9,7 @@ use std::io;
 
 mod address;
 pub mod boot;
+pub mod child;
 pub mod fork;
 mod netlink;
 pub mod netns;

@@ -39,8 +39,8 @@ enum Experiment {
 /// What connect() costs under each port strategy, from an empty table to a full one (seed 000)
 #[derive(Debug, Args)]
 struct PortsFlags {
-    /// Ephemeral range of the experiment's namespace, 8 to 65000 ports [default: 32768-49151, with --windows 9024-65535]
-    #[arg(long, value_name = "LOW-HIGH")]
+    /// Ephemeral range of the experiment's namespace, at least 8 ports from 1024 on [default: 32768-49151, with --windows 9024-65535]
+    #[arg(long, value_name = "LOW-HIGH", allow_hyphen_values = true)]
     range: Option<PortRange>,
     /// Strategies to compare, in this order: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
     /// [default: all of them, windows of 500]
@@ -50,19 +50,19 @@ struct PortsFlags {
     #[arg(long)]
     windows: bool,
     /// Share of the tuples to dial
-    #[arg(long, value_name = "0..1", default_value_t = 1.0)]
+    #[arg(long, value_name = "0..1", default_value = "1", value_parser = units::share, allow_hyphen_values = true)]
     fill: f64,
     /// Transport
     #[arg(long, value_enum, default_value_t = Protocol::Tcp)]
     protocol: Protocol,
     /// IPv4 or IPv6
-    #[arg(long, value_name = "4|6", default_value = "4", value_parser = family)]
+    #[arg(long, value_name = "4|6", default_value = "4", value_parser = family, allow_hyphen_values = true)]
     family: Family,
     /// Source addresses to spread over
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     sources: u32,
     /// Runs of every strategy, interleaved A B B A
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
     #[command(flatten)]
     output: Output,
@@ -72,14 +72,14 @@ struct PortsFlags {
 #[derive(Debug, Args)]
 struct TimeWaitFlags {
     /// Ephemeral range of the experiment's namespace, 64 to 32768 ports from 1024 on
-    #[arg(long, value_name = "LOW-HIGH", default_value = "49152-65535")]
+    #[arg(long, value_name = "LOW-HIGH", default_value = "49152-65535", allow_hyphen_values = true)]
     range: PortRange,
     /// Remedies to try: none-under, none-over, more-sources, wider-range, tcp-tw-reuse, server-closes-first, keep-alive
     /// [default: all of them]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = remedy)]
     remedy: Vec<Remedy>,
     /// Longest time to sit out one stall; TIME_WAIT lasts 60 s
-    #[arg(long, value_name = "TIME", default_value = "75s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "75s", value_parser = units::duration, allow_hyphen_values = true)]
     patience: Duration,
     #[command(flatten)]
     output: Output,
@@ -125,10 +125,11 @@ impl PortsFlags {
                     *strategy = ports::as_published(width);
                 }
             }
+            let given = strategies.clone();
             let published = ports::PUBLISHED_WIDTHS.map(|width| {
                 ports::as_published(NonZeroU16::new(width).expect("no window is zero ports wide"))
             });
-            strategies.extend(published.iter().filter(|window| !self.strategy.contains(window)));
+            strategies.extend(published.iter().filter(|window| !given.contains(window)));
         } else if strategies.is_empty() {
             strategies = all_strategies(found);
         }

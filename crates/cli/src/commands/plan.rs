@@ -22,22 +22,22 @@ use crate::{stop, units};
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     /// Ephemeral range [default: this host's]
-    #[arg(long, value_name = "LOW-HIGH")]
+    #[arg(long, value_name = "LOW-HIGH", allow_hyphen_values = true)]
     range: Option<PortRange>,
     /// Reserved ports, as net.ipv4.ip_local_reserved_ports lists them [default: this host's, of this host's range]
-    #[arg(long, value_name = "LIST", value_parser = reserved)]
+    #[arg(long, value_name = "LIST", value_parser = reserved, allow_hyphen_values = true)]
     reserved: Option<PortSet>,
     /// Source addresses
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     sources: u64,
     /// Destinations (address and port), equally loaded
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     destinations: u64,
     /// New connections per second over all destinations, such as 2000/s or 20k/s
-    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     rate: Option<f64>,
     /// How long a connection is open
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
     hold: Duration,
     /// Who closes first: us leaves the port in TIME_WAIT for 60 s
     #[arg(long, value_enum, default_value_t = Who::Us)]
@@ -87,8 +87,9 @@ impl Plan {
             Kernel::This => CostSource::Calibrated,
             Kernel::Parity | Kernel::Linear => CostSource::Reference,
         });
+        self.check(range, &reserved)?;
         if costs == CostSource::Calibrated {
-            fourtuple_lab::prepare_process()?;
+            fourtuple_lab::prepare_process().context(CALIBRATION)?;
         }
         let found = capabilities::probe()?.local_port_range;
         let search = match self.kernel {
@@ -185,6 +186,23 @@ impl Plan {
         }
     }
 
+    /// What can be refused before anything is measured.
+    fn check(&self, range: PortRange, reserved: &PortSet) -> Result<(), UsageError> {
+        if range.low() == 0 {
+            return Err(UsageError(format!(
+                "invalid value '{range}' for '--range': 0 is no port; accepted are ranges from port 1 on"
+            )));
+        }
+        if reserved.count_in(range) == range.len() {
+            let flag = if self.reserved.is_some() { "--reserved" } else { "--range" };
+            return Err(UsageError(format!(
+                "invalid value for '{flag}': all {} ports of {range} are reserved; accepted is what leaves one",
+                range.len()
+            )));
+        }
+        Ok(())
+    }
+
     fn calibrate(
         &self,
         range: PortRange,
@@ -195,9 +213,12 @@ impl Plan {
         let bars = Bars::new(self.output.quiet);
         let watch = Watch { stop: &stop, progress: &bars };
         fourtuple_lab::calibrate(range, strategy, found != LocalPortRange::Absent, &watch)
-            .context("cannot calibrate (--costs reference plans without)")
+            .context(CALIBRATION)
     }
 }
+
+/// What failed, and how to do without.
+const CALIBRATION: &str = "cannot calibrate (--costs reference plans without)";
 
 /// What `auto` stands for: the plan is for the search alone, without a book of ports.
 fn chosen(search: Search, absent: bool) -> Strategy {

@@ -30,15 +30,15 @@ impl Report {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             all.push(Saved::parse(&text).with_context(|| path.display().to_string())?);
         }
-        if let Some(path) = &self.html {
-            fourtuple_report::save(path, &html::page(&all))?;
-        }
         for saved in &all {
             if self.json {
                 output::print(&format!("{}\n", output::json(saved)?))?;
             } else {
                 output::print(&output::text(saved))?;
             }
+        }
+        if let Some(path) = &self.html {
+            fourtuple_report::save(path, &html::page(&all))?;
         }
         Ok(Exit::Fine)
     }

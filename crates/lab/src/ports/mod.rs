@@ -41,6 +41,10 @@ pub struct Ports {
     pub seed: u64,
 }
 
+/// The lowest port that net.ipv4.ip_local_port_range may begin with: those below are privileged
+/// (`ipv4_local_port_range` refuses a range that reaches below net.ipv4.ip_unprivileged_port_start).
+pub(crate) const FIRST_PORT: u16 = 1024;
+
 /// Widths of the windows in the table of seed 000.
 pub const PUBLISHED_WIDTHS: [u16; 4] = [500, 1_000, 5_000, 10_000];
 
@@ -52,31 +56,34 @@ pub fn as_published(width: NonZeroU16) -> Strategy {
 impl Ports {
     /// Checks what can be checked without a kernel.
     pub fn check(&self) -> Result<(), LabError> {
-        let refuse = |message: String| Err(LabError::Setting(message));
-        if self.range.low() == 0 {
-            return refuse(format!("the range {} begins at port 0, which is no port", self.range));
-        }
-        if self.range.len() < 8 || self.range.len() > 65_000 {
-            return refuse(format!(
-                "the range {} has {} ports; from 8 to 65000 are accepted, so that some are left for listeners",
-                self.range,
-                self.range.len()
-            ));
+        let refuse = |setting, value: String, accepted: &str| {
+            Err(LabError::Setting { setting, value, accepted: accepted.to_owned() })
+        };
+        if self.range.low() < FIRST_PORT || self.range.len() < 8 {
+            return refuse(
+                "range",
+                self.range.to_string(),
+                "accepted are ranges of at least 8 ports from port 1024 on (the kernel takes no lower ones)",
+            );
         }
         if !(self.fill > 0.0 && self.fill <= 1.0) {
-            return refuse(format!("a fill of {} is not above 0 and up to 1", self.fill));
+            return refuse("fill", self.fill.to_string(), "accepted is a share above 0 and up to 1");
         }
         if !(1..=1024).contains(&self.sources) {
-            return refuse(format!("{} sources: from 1 to 1024 are accepted", self.sources));
+            return refuse("sources", self.sources.to_string(), "accepted are 1 to 1024");
         }
         if self.transport == Transport::Udp && self.sources > 1 {
-            return refuse("UDP is measured from one source: its sockets share no ports anyway".to_owned());
+            return refuse(
+                "sources",
+                self.sources.to_string(),
+                "UDP is measured from 1 source: its sockets share no ports anyway",
+            );
         }
         if !(1..=100).contains(&self.repeats) {
-            return refuse(format!("{} repeats: from 1 to 100 are accepted", self.repeats));
+            return refuse("repeats", self.repeats.to_string(), "accepted are 1 to 100");
         }
         if self.strategies.is_empty() {
-            return refuse("no strategy to measure".to_owned());
+            return refuse("strategy", "(none)".to_owned(), "at least one is needed");
         }
         Ok(())
     }

@@ -35,6 +35,7 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     }
     if let Some(run) = find("tcp-tw-reuse")
         && run.stall_ns > 0
+        && !run.cut
     {
         lines.push(format!(
             "tcp_tw_reuse=1 shortened the stall to {:.2} s: a port is taken over once it has waited for a second.",

@@ -59,12 +59,14 @@ pub(super) fn run(
     let mut errors = BTreeMap::new();
     let (mut stall, mut stalled_at, mut first_closed, mut cut) = (None, None, None, false);
     log.sample();
-    'transactions: while log.completed < transactions {
+    while log.completed < transactions {
         let waiting = Instant::now();
         let mut refused = 0_u64;
         while connection.is_none() {
             if watch.stopped() {
-                break 'transactions;
+                // What was sat out of a stall stays in the result.
+                cut = refused > 0;
+                break;
             }
             match dialer.dial() {
                 Ok((stream, _)) => {
@@ -116,7 +118,6 @@ pub(super) fn run(
     let elapsed = begun.elapsed();
     log.sample();
     drop(work);
-    let _ = idle.send(());
     let stall_length = stall.map_or(Duration::ZERO, |(_, length)| length);
     // The first port to come back is the first that was closed.
     let predicted_stall = match (predicted_stall_at, stall, first_closed) {

@@ -95,12 +95,11 @@ impl TimeWait {
     /// Checks what can be checked without a kernel.
     pub fn check(&self) -> Result<(), LabError> {
         if self.range.low() < 1024 || self.range.len() < 64 || self.range.len() > 32_768 {
-            return Err(LabError::Setting(format!(
-                "the range {} has {} ports; from 64 to 32768 are accepted, from port 1024 on, so that a wider range is \
-                 left to try",
+            return Err(LabError::setting(
+                "range",
                 self.range,
-                self.range.len()
-            )));
+                "accepted are ranges of 64 to 32768 ports from port 1024 on, so that a wider range is left to try",
+            ));
         }
         Ok(())
     }
@@ -154,7 +153,12 @@ impl TimeWait {
                 let begun = first_sender.clone();
                 let turn = &turn;
                 handles.push(scope.spawn(move || {
-                    Namespace::run(|namespace| client::run(self, *remedy, namespace, watch, turn, &begun))
+                    let run = Namespace::run(|namespace| {
+                        client::run(self, *remedy, namespace, watch, turn, &begun)
+                    });
+                    // Also when it failed: the next one must not wait for ever.
+                    let _ = begun.send(());
+                    run
                 }));
                 // The next begins when this one is done, or waits for ports.
                 let _ = first.recv();

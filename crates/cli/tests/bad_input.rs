@@ -1,0 +1,185 @@
+//! Bad input: one line that names the flag, the value and what is accepted; exit code 2; nothing on stdout.
+
+mod program;
+
+use program::{Ended, Room, fourtuple, run};
+
+/// A flag, its value, and what the line must say besides.
+fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
+    let ended = run(&mut fourtuple(&format!("{command} {flag} {value}")));
+    let line = usage(&ended);
+    for part in [format!("'{flag}").as_str(), value, accepted] {
+        assert!(line.to_lowercase().contains(&part.to_lowercase()), "{part:?} is not in {line:?}");
+    }
+}
+
+fn usage(ended: &Ended) -> &str {
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(!ended.stderr.contains('\x1b'), "no colours for a pipe: {ended:?}");
+    ended.line()
+}
+
+#[test]
+fn ranges() {
+    for command in ["lab ports", "lab time-wait", "plan --kernel linear"] {
+        refused(command, "--range", "9-8", "the first port must not be above the last");
+        for malformed in ["9", "9-", "-9", "a-b", "1-65536", "1-2-3", "1.5-7", "0x10-0x20"] {
+            refused(command, "--range", malformed, "expected LOW-HIGH, each from 0 to 65535");
+        }
+    }
+    for range in ["0-9", "20000-20006", "1-65535", "1023-2000"] {
+        refused("lab ports", "--range", range, "at least 8 ports from port 1024 on");
+    }
+    for range in ["0-9", "20000-20062", "20000-60000", "1000-2000"] {
+        refused("lab time-wait", "--range", range, "64 to 32768 ports from port 1024 on");
+    }
+    refused("plan --kernel linear", "--range", "0-9", "from port 1 on");
+}
+
+#[test]
+fn strategies_and_remedies() {
+    let strategies =
+        "kernel-default, select-test-repeat, random-window:WIDTH (1 to 65535), full-range or auto";
+    for command in ["lab ports", "plan"] {
+        for name in ["nonsense", "random-window:0", "random-window:65536", "random-window:", "Auto"] {
+            refused(command, "--strategy", name, strategies);
+        }
+    }
+    let line = run(&mut fourtuple("lab ports --strategy auto,,full-range"));
+    assert!(usage(&line).contains(strategies), "{line:?}");
+    refused(
+        "lab time-wait",
+        "--remedy",
+        "prayer",
+        "none-under, none-over, more-sources, wider-range, tcp-tw-reuse",
+    );
+}
+
+#[test]
+fn numbers() {
+    for value in ["0", "1.5", "-1", "nan", "inf", "half"] {
+        refused("lab ports", "--fill", value, "above 0 and up to 1");
+    }
+    for value in ["0", "1025", "-1", "x", "1.5", "99999999999"] {
+        refused("lab ports", "--sources", value, "from 1 to 1024");
+    }
+    refused("lab ports --protocol udp", "--sources", "2", "UDP is measured from 1 source");
+    for value in ["0", "101", "-1", "x"] {
+        refused("lab ports", "--repeats", value, "from 1 to 100");
+    }
+    for value in ["5", "46", "-4", "x"] {
+        refused("lab ports", "--family", value, "4 or 6");
+    }
+    for value in ["-1", "x", "18446744073709551616"] {
+        refused("lab ports", "--seed", value, "from 0 to 18446744073709551615");
+    }
+    for flag in ["--sources", "--destinations"] {
+        for value in ["0", "-1", "x", "1.5", "2e12", "nan"] {
+            refused("plan", flag, value, "from 1 to 1e12");
+        }
+    }
+    for value in ["-1", "x", "nan", "inf/s", "20k/m"] {
+        refused("plan", "--rate", value, "such as 2000/s or 20k/s");
+    }
+}
+
+#[test]
+fn durations_have_units() {
+    for value in ["10", "-1s", "s", "10x", "nans", "1e400s"] {
+        refused("plan", "--hold", value, "ns, us, ms, s, m or h");
+        refused("lab time-wait", "--patience", value, "ns, us, ms, s, m or h");
+    }
+}
+
+#[test]
+fn names_out_of_a_list() {
+    refused("lab ports", "--protocol", "sctp", "possible values: tcp, udp");
+    refused("plan", "--kernel", "7", "possible values: this, parity, linear");
+    refused("plan", "--closer", "nobody", "possible values: us, them");
+    refused("plan", "--costs", "free", "possible values: calibrated, reference");
+}
+
+#[test]
+fn reserved_ports() {
+    refused("plan", "--reserved", "9-8", "the first port must not be above the last");
+    refused("plan", "--reserved", "x", "expected LOW-HIGH");
+    // Whatever the kernel, so that nothing is measured first.
+    for kernel in ["this", "linear"] {
+        let reserved = "20000-20003,20004-20007";
+        let ended =
+            run(&mut fourtuple(&format!("plan --kernel {kernel} --range 20000-20007 --reserved {reserved}")));
+        let line = usage(&ended);
+        assert!(line.contains("'--reserved'") && line.contains("all 8 ports of 20000-20007"), "{line}");
+    }
+}
+
+#[test]
+fn flags_and_commands() {
+    for command in ["lab", "lab ports", "lab time-wait", "plan", "report x.json"] {
+        let ended = run(&mut fourtuple(&format!("{command} --nonsense 7")));
+        let line = usage(&ended);
+        assert!(line.contains("'--nonsense'") && line.contains("--help"), "{line}");
+    }
+    for command in ["lab ports --range", "plan --rate", "lab --html"] {
+        let ended = run(&mut fourtuple(command));
+        let flag = command.split_whitespace().last().unwrap();
+        let line = usage(&ended);
+        assert!(line.contains("a value is required") && line.contains(flag), "{line}");
+    }
+    let ended = run(&mut fourtuple("ports"));
+    assert!(usage(&ended).contains("'ports'"), "{ended:?}");
+    let ended = run(&mut fourtuple("lab ports --range 2000-3000 --range 2000-3001"));
+    assert!(usage(&ended).contains("'--range <LOW-HIGH>' cannot be used multiple times"), "{ended:?}");
+    let ended = run(&mut fourtuple("report"));
+    assert!(usage(&ended).contains("<RECORD>"), "{ended:?}");
+}
+
+#[test]
+fn a_range_that_no_namespace_can_have_is_bad_usage_of_the_calibration() {
+    let ended = run(&mut fourtuple("plan --range 1-65535"));
+    if ended.is_without_namespaces() {
+        return fourtuple_testing::skip("bad_input::calibration", "netns", ended.line());
+    }
+    let line = usage(&ended);
+    assert!(line.contains("--costs reference") && line.contains("'1-65535' for '--range'"), "{line}");
+}
+
+#[test]
+fn files_that_are_no_records() {
+    let room = Room::new();
+    let cases = [
+        ("empty.json", "", "not a fourtuple record"),
+        ("prose.json", "hello", "not a fourtuple record"),
+        ("array.json", "[]", "not a fourtuple record"),
+        ("object.json", r#"{"a": 1}"#, "missing field `schema`"),
+        ("bare.json", r#"{"schema": "fourtuple/1", "command": "plan"}"#, "missing field"),
+        ("later.json", r#"{"schema": "fourtuple/2", "command": "plan"}"#, r#"reads "fourtuple/1""#),
+        ("other.json", r#"{"schema": "fourtuple/1", "command": "dance"}"#, "\"dance\""),
+    ];
+    for (name, content, says) in cases {
+        let path = room.file(name, content);
+        let ended = run(&mut fourtuple(&format!("report {path}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        let line = ended.line();
+        assert!(line.contains(&path) && line.contains(says), "{line}");
+        assert_eq!(line.matches(says).count(), 1, "said twice: {line}");
+    }
+    for path in [room.join("missing.json"), room.join("")] {
+        let ended = run(&mut fourtuple(&format!("report {path}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains(&format!("cannot read {path}")), "{ended:?}");
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for command in
+        ["--help", "lab --help", "lab ports --help", "lab time-wait --help", "plan --help", "report --help"]
+    {
+        let ended = run(&mut fourtuple(command));
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        assert!(ended.stdout.contains("Usage: fourtuple") && !ended.stdout.contains('\x1b'), "{ended:?}");
+    }
+    let ended = run(&mut fourtuple("--version"));
+    assert_eq!((ended.code, ended.stdout), (0, format!("fourtuple {}\n", env!("CARGO_PKG_VERSION"))));
+}

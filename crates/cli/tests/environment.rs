@@ -1,0 +1,182 @@
+//! An environment that cannot do it: one line, exit code 4, and no measurement lost.
+
+mod program;
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::process::Stdio;
+
+use fourtuple_record::Saved;
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use program::{Ended, Room, fourtuple, is_root, list, measure_with, number, run};
+
+#[test]
+fn without_the_right_to_make_a_namespace() {
+    for command in ["lab", "lab ports", "lab time-wait", "plan"] {
+        let room = Room::new();
+        let mut command = fourtuple(command);
+        child::refuse(&mut command, Facility::Namespaces);
+        let ended = run(command.current_dir(room.path()));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        let line = ended.line();
+        for part in ["cannot make a network namespace", "Operation not permitted", "user.max_user_namespaces"]
+        {
+            assert_eq!(line.matches(part).count(), 1, "{part:?} in {line:?}");
+        }
+        assert!(room.names().is_empty(), "nothing measured, nothing written");
+    }
+    let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json");
+    child::refuse(&mut command, Facility::Namespaces);
+    let ended = run(&mut command);
+    assert_eq!(ended.code, 0, "a plan on paper needs no namespace: {ended:?}");
+    assert_eq!(ended.json()["results"]["capacity"], 128);
+}
+
+#[test]
+fn with_too_few_descriptors() {
+    for command in ["lab ports", "lab time-wait", "plan"] {
+        let mut command = fourtuple(command);
+        child::limit_descriptors(&mut command, 64);
+        let ended = run(&mut command);
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        let line = ended.line();
+        assert!(line.contains("RLIMIT_NOFILE") && line.contains("is 64") && line.contains("512"), "{line}");
+    }
+}
+
+/// More sockets than the limit has descriptors: held by rings, and where those are switched off by other processes.
+#[test]
+fn with_just_enough_descriptors() {
+    for rings in [true, false] {
+        let mut command = fourtuple("lab ports --range 20000-21999 --strategy full-range --json");
+        child::limit_descriptors(&mut command, 512);
+        if !rings {
+            child::refuse(&mut command, Facility::IoUring);
+        }
+        let Some(ended) = measure_with("environment::with_just_enough_descriptors", &mut command) else {
+            return;
+        };
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert_eq!(number(&list(&ended.json(), "/results/strategies")[0], "connections"), 2000);
+    }
+}
+
+const SMALL: &str = "lab ports --range 20000-20127";
+
+/// The record that a run has saved because its page or its output could not be written.
+fn saved(ended: &Ended) -> Saved {
+    assert_eq!(ended.code, 4, "{ended:?}");
+    let (_, path) = ended.line().rsplit_once("fourtuple report --html FILE ").expect("where it is saved");
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let redrawn = run(&mut fourtuple(&format!("report {path}")));
+    assert_eq!((redrawn.code, redrawn.stderr.as_str()), (0, ""), "{redrawn:?}");
+    if !ended.stdout.is_empty() {
+        assert_eq!(redrawn.stdout, ended.stdout, "the table that was printed is that of the saved record");
+    }
+    Saved::parse(&text).unwrap()
+}
+
+fn connections(saved: &Saved) -> u64 {
+    let Saved::Ports(record) = saved else { panic!("not of lab ports") };
+    record.results.strategies.iter().map(|run| run.connections).sum()
+}
+
+#[test]
+fn a_page_that_cannot_be_written() {
+    let room = Room::new();
+    let missing = room.join("no/such/room/report.html");
+    for page in ["/dev/full", &missing] {
+        let mut command = fourtuple(&format!("{SMALL} --html {page}"));
+        command.env("TMPDIR", room.path());
+        let test = "environment::a_page_that_cannot_be_written";
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert!(ended.line().contains(&format!("cannot write {page}")), "{ended:?}");
+        assert!(ended.stdout.contains("kernel-default") && ended.stdout.contains("full-range"), "{ended:?}");
+        assert!(connections(&saved(&ended)) >= 128);
+    }
+    assert_eq!(room.names().len(), 2, "the two records and nothing else: {:?}", room.names());
+}
+
+#[test]
+fn a_page_that_cannot_be_written_beside_the_json() {
+    let room = Room::new();
+    let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json --html /dev/full");
+    let ended = run(command.env("TMPDIR", room.path()));
+    assert_eq!(ended.code, 4);
+    assert!(ended.line().contains("/dev/full"), "{ended:?}");
+    assert_eq!(ended.json()["results"]["capacity"], 128);
+    assert!(room.names().is_empty(), "whoever has the JSON has the record");
+}
+
+#[test]
+fn a_report_prints_what_it_can() {
+    let room = Room::new();
+    let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
+    let path = room.file("plan.json", &plan.stdout);
+    let ended = run(&mut fourtuple(&format!("report {path} --html /dev/full")));
+    assert_eq!(ended.code, 4, "{ended:?}");
+    assert!(ended.line().contains("/dev/full") && ended.stdout.contains("fourtuple plan"), "{ended:?}");
+}
+
+#[test]
+fn output_that_cannot_be_written() {
+    let room = Room::new();
+    for json in ["", "--json"] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = fourtuple(&format!("{SMALL} {json}"));
+        let child = command.env("TMPDIR", room.path()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let ended = Ended {
+            code: output.status.code().unwrap(),
+            stdout: String::new(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        if ended.is_without_namespaces() {
+            let test = "environment::output_that_cannot_be_written";
+            return fourtuple_testing::skip(test, "netns", ended.line());
+        }
+        assert!(ended.line().contains("cannot write to stdout"), "{ended:?}");
+        assert!(connections(&saved(&ended)) >= 128);
+    }
+}
+
+/// A real disk, full within the page.
+#[test]
+fn a_disk_that_fills_up() {
+    let test = "environment::a_disk_that_fills_up";
+    if !is_root() {
+        return fourtuple_testing::skip(test, "root", "mounting a small disk takes root");
+    }
+    // The page's disk is full; then that for temporary files as well, and the record goes to the working directory.
+    for temporary in ["elsewhere", "disk"] {
+        let room = Room::new();
+        for directory in ["disk", "elsewhere", "work"] {
+            fs::create_dir(room.join(directory)).unwrap();
+        }
+        let disk = room.join("disk");
+        let mut command = fourtuple(&format!("{SMALL} --html {disk}/report.html"));
+        command.env("TMPDIR", room.join(temporary)).current_dir(room.join("work"));
+        child::mount_small_disk(&mut command, Path::new(&disk), 4096).unwrap();
+        let ended = match command.output() {
+            Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            Ok(output) => Ended {
+                code: output.status.code().unwrap(),
+                stdout: String::from_utf8(output.stdout).unwrap(),
+                stderr: String::from_utf8(output.stderr).unwrap(),
+            },
+        };
+        if ended.is_without_namespaces() {
+            return fourtuple_testing::skip(test, "netns", ended.line());
+        }
+        assert!(ended.line().contains("No space left on device"), "{ended:?}");
+        let file = ended.line().rsplit('/').next().unwrap().to_owned();
+        let (kept, path) = match temporary {
+            "disk" => ("work", format!("./{file}")),
+            _ => ("elsewhere", room.join(&format!("elsewhere/{file}"))),
+        };
+        assert!(ended.line().ends_with(&path), "{ended:?}");
+        let text = fs::read_to_string(room.join(&format!("{kept}/{file}"))).unwrap();
+        assert!(connections(&Saved::parse(&text).unwrap()) >= 128);
+    }
+}

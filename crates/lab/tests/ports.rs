@@ -1,0 +1,155 @@
+//! The experiment with the ports, called as a library.
+
+use std::num::NonZeroU16;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fourtuple::dial::Strategy;
+use fourtuple::ports::PortRange;
+use fourtuple_lab::ports::{PUBLISHED_WIDTHS, Ports, as_published};
+use fourtuple_lab::{Family, LabError, Progress, Silent, Watch, calibrate};
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_testing::in_namespace;
+
+fn range(text: &str) -> PortRange {
+    text.parse().unwrap()
+}
+
+fn settings() -> Ports {
+    Ports {
+        range: range("20000-20999"),
+        strategies: vec![Strategy::KernelDefault, Strategy::Auto],
+        windows: false,
+        fill: 1.0,
+        transport: Transport::Tcp,
+        family: Family::V4,
+        sources: 1,
+        repeats: 1,
+        seed: 1,
+    }
+}
+
+/// Ends the experiment at the first sign of progress, and writes down what began.
+#[derive(Default)]
+struct Impatient {
+    stop: AtomicBool,
+    parts: Mutex<Vec<(String, u64)>>,
+}
+
+impl Progress for Impatient {
+    fn begin(&self, part: &str, total: u64) {
+        self.parts.lock().unwrap().push((part.to_owned(), total));
+    }
+
+    fn at(&self, done: u64) {
+        assert!(done > 0);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn settings_that_no_run_can_meet_are_named() {
+    let refused = |name: &str, change: &dyn Fn(&mut Ports)| {
+        let mut wrong = settings();
+        change(&mut wrong);
+        let error = wrong.check().expect_err(name);
+        assert!(error.is_usage(), "{error}");
+        let LabError::Setting { setting, .. } = error else { panic!("{error}") };
+        assert_eq!(setting, name);
+        // Nor does it run: the check is not left to the caller.
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        assert!(matches!(wrong.run(&watch), Err(LabError::Setting { .. })));
+    };
+    for narrow in ["20000-20006", "1023-2000", "0-65535"] {
+        refused("range", &|ports| ports.range = range(narrow));
+    }
+    for fill in [0.0, -0.5, 1.01, f64::NAN, f64::INFINITY] {
+        refused("fill", &|ports| ports.fill = fill);
+    }
+    for sources in [0, 1025] {
+        refused("sources", &|ports| ports.sources = sources);
+    }
+    refused("sources", &|ports| (ports.sources, ports.transport) = (2, Transport::Udp));
+    for repeats in [0, 101] {
+        refused("repeats", &|ports| ports.repeats = repeats);
+    }
+    refused("strategy", &|ports| ports.strategies.clear());
+    for widest in ["1024-65535", "20000-20007"] {
+        Ports { range: range(widest), ..settings() }.check().unwrap();
+    }
+}
+
+#[test]
+fn a_run_that_is_ended_keeps_its_dials() {
+    in_namespace(|| {
+        let impatient = Impatient::default();
+        let watch = Watch { stop: &impatient.stop, progress: &impatient };
+        let (results, remarks) = settings().run(&watch).unwrap();
+        assert_eq!(*impatient.parts.lock().unwrap(), [("kernel-default".to_owned(), 1000)]);
+        assert_eq!(remarks.len(), 1);
+        assert_eq!(remarks[0].id, "interrupted");
+        assert!(remarks[0].message.contains("kernel-default"), "{}", remarks[0].message);
+        let [run] = &results.strategies[..] else { panic!("one had begun: {results:?}") };
+        assert!((1..1000).contains(&run.dials), "{}", run.dials);
+        assert_eq!(run.connections, run.dials);
+        assert_eq!(run.scatter.as_ref().unwrap().dots().count() as u64, run.dials);
+    });
+}
+
+#[test]
+fn a_run_that_is_ended_before_it_began_has_no_result_and_says_so() {
+    in_namespace(|| {
+        let watch = Watch { stop: &AtomicBool::new(true), progress: &Silent };
+        let (results, remarks) = settings().run(&watch).unwrap();
+        assert!(results.strategies.is_empty(), "{results:?}");
+        assert_eq!(remarks.len(), 1);
+    });
+}
+
+/// The errors of published windows in a table of 2,000 ports, whose last ones no window finds.
+#[test]
+fn published_windows_have_one_try() {
+    let widths: Vec<Strategy> =
+        PUBLISHED_WIDTHS.iter().map(|width| as_published(NonZeroU16::new(*width).unwrap())).collect();
+    let one = NonZeroU16::MIN;
+    for strategy in widths {
+        let Strategy::RandomWindow { tries, then_full_range, .. } = strategy else { panic!("{strategy}") };
+        assert_eq!((tries, then_full_range), (one, false));
+    }
+}
+
+#[test]
+fn parts_of_the_fill_add_up() {
+    in_namespace(|| {
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        let (results, remarks) = Ports { fill: 0.25, repeats: 2, ..settings() }.run(&watch).unwrap();
+        assert!(remarks.is_empty());
+        assert_eq!(results.tuples, 1000);
+        assert_eq!(results.strategies.len(), 4);
+        for run in &results.strategies {
+            assert_eq!((run.dials, run.connections, run.failed()), (250, 250, 0));
+            assert_eq!(run.by_fill.iter().map(|part| part.connections).sum::<u64>(), 250);
+            assert_eq!(run.by_fill.last().unwrap().fill, 0.25);
+            assert!(run.by_fill.iter().any(|part| part.floor_ns > 0) && run.floor_ns > 0);
+        }
+    });
+}
+
+#[test]
+fn calibration_finds_costs_ends_early_and_refuses_what_no_kernel_takes() {
+    in_namespace(|| {
+        let quiet = AtomicBool::new(false);
+        let watch = Watch { stop: &quiet, progress: &Silent };
+        for strategy in [Strategy::FullRange, Strategy::SELECT_TEST_REPEAT] {
+            let costs = calibrate(range("20000-20511"), strategy, true, &watch).unwrap();
+            for part in [&costs.half, &costs.full] {
+                assert!(part.floor_ns.is_finite() && part.floor_ns > 0.0, "{part:?}");
+            }
+            let ended = Watch { stop: &AtomicBool::new(true), progress: &Silent };
+            let error = calibrate(range("20000-20511"), strategy, true, &ended).unwrap_err();
+            assert!(matches!(error, LabError::Interrupted), "{error}");
+        }
+        let error = calibrate(range("1000-2000"), Strategy::FullRange, true, &watch).unwrap_err();
+        assert!(matches!(error, LabError::Setting { setting: "range", .. }), "{error}");
+    });
+}

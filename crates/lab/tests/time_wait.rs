@@ -1,0 +1,102 @@
+//! The experiment with TIME_WAIT, called as a library.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_lab::time_wait::{Remedy, TimeWait};
+use fourtuple_lab::{LabError, Progress, Silent, Watch};
+use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_testing::in_namespace;
+
+fn settings(range: &str, remedies: &[Remedy]) -> TimeWait {
+    TimeWait {
+        range: range.parse().unwrap(),
+        remedies: remedies.to_vec(),
+        patience: Duration::from_millis(50),
+    }
+}
+
+#[test]
+fn ranges_that_leave_nothing_wider_are_refused() {
+    for range in ["20000-20062", "1000-2000", "1024-65535"] {
+        let error = settings(range, &Remedy::ALL).check().unwrap_err();
+        assert!(matches!(error, LabError::Setting { setting: "range", .. }), "{error}");
+    }
+    for range in ["20000-20063", "1024-33791"] {
+        settings(range, &Remedy::ALL).check().unwrap();
+    }
+}
+
+#[test]
+fn remedies_are_read_as_they_are_written() {
+    for remedy in Remedy::ALL {
+        assert_eq!(Remedy::named(remedy.name()), Some(remedy));
+    }
+    assert_eq!(Remedy::named("prayer"), None);
+}
+
+#[test]
+fn the_stall_comes_after_the_last_port() {
+    in_namespace(|| {
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        let settings = settings("20000-20063", &[Remedy::NoneUnder, Remedy::NoneOver]);
+        let (results, remarks) = settings.run(&watch).unwrap();
+        assert!(remarks.is_empty());
+        let [under, over] = &results.runs[..] else { panic!("{results:?}") };
+        assert_eq!((under.completed, under.stalled_at, under.cut), (63, None, false));
+        assert_eq!((over.completed, over.stalled_at, over.cut), (64, Some(65), true));
+        assert_eq!(over.predicted_stall_at, Some(65));
+        assert!(over.stall_ns >= 50_000_000, "{over:?}");
+        assert_eq!(over.time_wait.last().unwrap().count, 64);
+    });
+}
+
+/// Ends the experiment at the first sign of progress.
+struct Impatient(AtomicBool);
+
+impl Progress for Impatient {
+    fn begin(&self, _part: &str, _total: u64) {}
+    fn at(&self, _done: u64) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_run_that_is_ended_keeps_its_transactions() {
+    in_namespace(|| {
+        let impatient = Impatient(AtomicBool::new(false));
+        let watch = Watch { stop: &impatient.0, progress: &impatient };
+        let settings = settings("20000-20999", &[Remedy::NoneUnder, Remedy::WiderRange]);
+        let (results, remarks) = settings.run(&watch).unwrap();
+        assert_eq!(remarks[0].id, "interrupted");
+        let [run] = &results.runs[..] else { panic!("the second never began: {results:?}") };
+        assert_eq!((run.remedy.as_str(), run.completed), ("none-under", 64));
+        assert_eq!((run.stall_ns, run.cut), (0, false), "nothing had stalled");
+    });
+}
+
+/// A shortened stall is told from one that was cut.
+#[test]
+fn advice_claims_no_more_than_was_seen() {
+    in_namespace(|| {
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        let (results, _) = settings("20000-20063", &[Remedy::TcpTwReuse]).run(&watch).unwrap();
+        let run = &results.runs[0];
+        let said = results.advice.iter().any(|line| line.contains("shortened the stall"));
+        assert_eq!(said, run.stall_ns > 0 && !run.cut, "{results:?}");
+    });
+}
+
+#[test]
+fn without_namespaces_it_fails_at_once_instead_of_waiting() {
+    let refused = thread::spawn(|| {
+        // This thread and those that it starts; no other test.
+        seccomp::refuse(Facility::Namespaces).unwrap();
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        settings("20000-20063", &[Remedy::NoneUnder, Remedy::NoneOver]).run(&watch).map(drop)
+    });
+    let error = refused.join().unwrap().unwrap_err();
+    assert!(matches!(error, LabError::Namespace(_)), "{error}");
+    assert!(!error.is_usage());
+}

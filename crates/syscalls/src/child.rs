@@ -1,0 +1,64 @@
+//! Programs that are started with less than this process has, and the signal that a terminal sends them.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::seccomp::{self, Facility};
+use crate::{check, resource};
+
+/// Makes `command` start with RLIMIT_NOFILE, soft and hard, at `limit`.
+pub fn limit_descriptors(command: &mut Command, limit: u64) {
+    let enter = move || resource::set_descriptor_limits(limit, limit);
+    // SAFETY: the closure runs in the forked child before exec and makes one system call.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Makes `command` start where `facility` is refused with EPERM.
+pub fn refuse(command: &mut Command, facility: Facility) {
+    let enter = move || seccomp::refuse(facility);
+    // SAFETY: the closure runs in the forked child before exec; it makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Makes `command` start in a mount namespace of its own in which `directory` is an empty disk (tmpfs) of `bytes`, rounded
+/// up to pages. Needs CAP_SYS_ADMIN; the disk ends with the program.
+///
+/// # Errors
+///
+/// EINVAL for a path with a NUL byte. What unshare() and mount() say comes from starting the command.
+pub fn mount_small_disk(command: &mut Command, directory: &Path, bytes: u64) -> io::Result<()> {
+    let directory = CString::new(directory.as_os_str().as_bytes())?;
+    let size = CString::new(format!("size={bytes}"))?;
+    let enter = move || {
+        // SAFETY: unshare() takes no pointers.
+        check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+        let none = std::ptr::null();
+        // SAFETY: changing how mounts propagate reads the target alone, a string that ends in NUL.
+        check(unsafe {
+            libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
+        })?;
+        let kind = c"tmpfs".as_ptr();
+        // SAFETY: all strings end in NUL, belong to the closure or the program, and outlive the call.
+        check(unsafe { libc::mount(kind, directory.as_ptr(), kind, 0, size.as_ptr().cast()) }).map(drop)
+    };
+    // SAFETY: the closure runs in the forked child before exec; it makes system calls and allocates nothing.
+    unsafe { command.pre_exec(enter) };
+    Ok(())
+}
+
+/// Sends SIGINT to a process, as Ctrl-C does.
+///
+/// # Errors
+///
+/// ESRCH when it is gone, EPERM when it is somebody else's.
+pub fn interrupt(process: u32) -> io::Result<()> {
+    let Some(process) = i32::try_from(process).ok().filter(|process| *process > 1) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a process of ours"));
+    };
+    // SAFETY: kill(2) takes no pointers, and the check above keeps it from meaning more than one process.
+    check(unsafe { libc::kill(process, libc::SIGINT) }).map(drop)
+}

@@ -246,11 +246,12 @@ impl Dialer {
     /// See [`DialError`]. Only ports that are taken are tried again; a connection that is refused or not answered ends
     /// the dial at once.
     pub fn dial(&self) -> Result<(TcpStream, DialReport), DialError> {
-        let begun = Instant::now();
+        // Without a timeout the clock is read for connect() alone.
+        let begun = self.timeout.map(|_| Instant::now());
         let (socket, mut attempt, connected) = self.start(self.timeout.is_some())?;
         if !connected {
             let waiting = Instant::now();
-            self.wait(&socket, begun)?;
+            self.wait(&socket, begun.unwrap_or(waiting - attempt.time_in_connect()))?;
             attempt.add_handshake(waiting.elapsed());
         }
         if self.timeout.is_some() {

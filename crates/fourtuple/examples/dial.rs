@@ -39,10 +39,12 @@ fn fetch() -> Result<(), Box<dyn Error>> {
 
     // Built once, dialed often.
     let dialer = builder.build()?;
-    eprintln!("{strategy} means {} here", dialer.choice());
+    if strategy == Strategy::Auto {
+        eprintln!("auto means {} here", dialer.choice());
+    }
     let (mut stream, report) = dialer.dial()?;
     eprintln!(
-        "connected from {} by {}: {} tries, {:.1?} in connect(), then {:.1?} for the handshake",
+        "connected from {} by {} at try {}: {:.1?} in connect(), then {:.1?} for the handshake",
         report.source, report.strategy, report.attempts, report.connect, report.handshake
     );
 

@@ -7,6 +7,7 @@
 use std::env;
 use std::error::Error;
 use std::io::{self, Write};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use fourtuple::dial::Dialer;
@@ -17,11 +18,22 @@ use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
     let address = arguments.next().ok_or("usage: hyper ADDRESS [PATH] [SOURCES]")?;
     let path = arguments.next().unwrap_or_else(|| "/".to_owned());
-    let mut builder = Dialer::to(address.parse()?).timeout(Duration::from_secs(3));
+    let mut builder = Dialer::to(address.parse().map_err(|error| format!("ADDRESS: {error}"))?)
+        .timeout(Duration::from_secs(3));
     if let Some(sources) = arguments.next() {
         builder = builder.sources(sources.parse()?);
     }
@@ -50,6 +62,6 @@ async fn fetch(dialer: &Dialer, path: &str) -> Result<(), Box<dyn Error>> {
 
     drop(sender);
     connection.await??;
-    dialer.release(report.source);
+    // No Dialer::release: where the server would have kept the connection, it was closed here, and its port waits.
     Ok(())
 }

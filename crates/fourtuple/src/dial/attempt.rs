@@ -186,10 +186,6 @@ impl<'a> Attempt<'a> {
         result
     }
 
-    pub(super) fn time_in_connect(&self) -> Duration {
-        self.connect
-    }
-
     /// Takes note of the time that the caller spent in its own connect().
     pub fn add_connect(&mut self, time: Duration) {
         self.connect += time;

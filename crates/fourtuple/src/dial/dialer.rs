@@ -246,12 +246,11 @@ impl Dialer {
     /// See [`DialError`]. Only ports that are taken are tried again; a connection that is refused or not answered ends
     /// the dial at once.
     pub fn dial(&self) -> Result<(TcpStream, DialReport), DialError> {
-        // Without a timeout the clock is read for connect() alone.
-        let begun = self.timeout.map(|_| Instant::now());
+        let begun = Instant::now();
         let (socket, mut attempt, connected) = self.start(self.timeout.is_some())?;
         if !connected {
             let waiting = Instant::now();
-            self.wait(&socket, begun.unwrap_or(waiting - attempt.time_in_connect()))?;
+            self.wait(&socket, begun)?;
             attempt.add_handshake(waiting.elapsed());
         }
         if self.timeout.is_some() {

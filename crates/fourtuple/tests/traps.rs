@@ -284,6 +284,30 @@ fn trap_10_device_and_freebind_keep_working() {
 }
 
 #[test]
+fn trap_10_a_transparent_socket_stays_transparent_and_gets_its_port_at_connect() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        // An address of a client that is proxied, not of this namespace.
+        let client: IpAddr = "192.0.2.1".parse().unwrap();
+        const IP_TRANSPARENT: i32 = 19;
+        for strategy in [Strategy::KernelDefault, Strategy::Auto, Strategy::SELECT_TEST_REPEAT] {
+            let pool = SourcePool::one(client);
+            let dialer = Dialer::to(destination).sources(pool).strategy(strategy).build().unwrap();
+            let fd = socket::open(Transport::Tcp, destination, true).unwrap();
+            option::set_int(fd.as_fd(), 0, IP_TRANSPARENT, 1).unwrap();
+            let attempt = dialer.prepare(fd.as_fd()).unwrap();
+            // Nothing routes the answer back to here, so the handshake stays on its way.
+            assert_eq!(socket::connect(fd.as_fd(), destination).unwrap(), socket::Connect::Pending);
+            let report = attempt.finish(fd.as_fd()).unwrap();
+            assert_eq!(report.source.ip(), client, "{strategy}");
+            assert!((20000..=20007).contains(&report.source.port()), "{strategy}: {report:?}");
+            assert_eq!(option::get_int(fd.as_fd(), 0, IP_TRANSPARENT).unwrap(), 1, "{strategy}");
+        }
+    });
+}
+
+#[test]
 fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
     in_namespace(|| {
         range("20000 20007");

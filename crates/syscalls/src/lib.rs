@@ -8,6 +8,7 @@
 use std::io;
 
 mod address;
+pub mod allocator;
 pub mod boot;
 pub mod child;
 pub mod fork;

@@ -45,6 +45,9 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// Arrows that only a feature may draw.
 const OPTIONAL: &[(&str, &str)] = &[("fourtuple", "bpf")];
 
+/// Arrows that only tests and benchmarks may draw.
+const MEASURING: &[(&str, &str)] = &[("fourtuple", "measure")];
+
 /// What every crate may use for its tests and nothing else.
 const TESTING: &str = "testing";
 
@@ -76,6 +79,9 @@ fn wrong(name: &str, allowed: &[&str], dependency: &Dependency) -> Option<String
     if to == TESTING {
         return (dependency.kind != DependencyKind::Dev)
             .then(|| format!("{to} is for dev-dependencies only"));
+    }
+    if dependency.kind == DependencyKind::Dev && MEASURING.contains(&(name, to)) {
+        return None;
     }
     if !allowed.contains(&to) {
         let kind = match dependency.kind {
@@ -138,6 +144,15 @@ mod tests {
                 "crates/fourtuple/Cargo.toml: testing is for dev-dependencies only",
             ]
         );
+    }
+
+    #[test]
+    fn measuring_is_for_benchmarks_only() {
+        let packages = |kind| {
+            vec![package("fourtuple", &[("fourtuple-measure", kind)]), package("fourtuple-measure", &[])]
+        };
+        assert!(faults(packages(Dev)).is_empty());
+        assert_eq!(faults(packages(Normal)).len(), 1);
     }
 
     #[test]

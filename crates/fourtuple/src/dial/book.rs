@@ -1,7 +1,9 @@
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use fastrand::Rng;
 
+use super::rooms::Rooms;
 use crate::ports::{PortRange, PortSet};
 
 /// What a dialer knows of the ports towards its destination: which are taken, by source.
@@ -14,6 +16,12 @@ pub(super) struct Book {
     range: PortRange,
     reserved: PortSet,
     pages: Vec<Page>,
+    /// Ports of the range that are not in `taken`, by page.
+    rooms: Rooms,
+    /// Ports that an empty page has.
+    empty: u32,
+    /// Where the page of a source is; empty when the kernel chooses the source.
+    by_source: HashMap<IpAddr, usize>,
 }
 
 /// What is known of one source address.
@@ -22,32 +30,26 @@ struct Page {
     source: Option<IpAddr>,
     /// Ports that are taken, as far as known, and the reserved ones, which an automatic choice never gets.
     taken: PortSet,
-    /// Ports of the range that are not in `taken`.
-    room: u32,
 }
 
 impl Book {
     /// An empty book; without sources there is one page, for whatever source the kernel takes.
     pub(super) fn new(range: PortRange, reserved: PortSet, sources: &[IpAddr]) -> Self {
-        let page =
-            |source| Page { source, taken: reserved.clone(), room: range.len() - reserved.count_in(range) };
-        let pages = if sources.is_empty() {
+        let empty = range.len() - reserved.count_in(range);
+        let page = |source| Page { source, taken: reserved.clone() };
+        let pages: Vec<Page> = if sources.is_empty() {
             vec![page(None)]
         } else {
             sources.iter().map(|source| page(Some(*source))).collect()
         };
-        Book { range, reserved, pages }
+        let rooms = Rooms::new(pages.len(), empty);
+        let by_source = sources.iter().enumerate().map(|(page, source)| (*source, page)).collect();
+        Book { range, reserved, pages, rooms, empty, by_source }
     }
 
     /// The page with the most room, of equals the first.
     pub(super) fn roomiest(&self) -> usize {
-        let mut best = 0;
-        for (index, page) in self.pages.iter().enumerate() {
-            if page.room > self.pages[best].room {
-                best = index;
-            }
-        }
-        best
+        self.rooms.roomiest()
     }
 
     /// The source of a page.
@@ -57,52 +59,49 @@ impl Book {
 
     /// Ports left on a page, as far as known.
     pub(super) fn room(&self, page: usize) -> u32 {
-        self.pages[page].room
+        self.rooms.get(page)
     }
 
     /// Whether more than half of a page's ports are taken: where a search by parity falls off its cliff.
     pub(super) fn past_half(&self, page: usize) -> bool {
-        self.pages[page].room * 2 <= self.range.len()
+        self.rooms.get(page) * 2 <= self.range.len()
     }
 
     /// A free port of a page, taken from now on so that no other thread is given the same; drawn at random, for a port
     /// that can be guessed is half of an attack (RFC 6056).
     pub(super) fn take(&mut self, page: usize, random: &mut Rng) -> Option<u16> {
         let start = random.u16(self.range.low()..=self.range.high());
-        let page = &mut self.pages[page];
-        let port = page.taken.next_free(self.range, start)?;
-        page.taken.insert(port);
-        page.room -= 1;
+        let taken = &mut self.pages[page].taken;
+        let port = taken.next_free(self.range, start)?;
+        taken.insert(port);
+        self.rooms.set(page, self.rooms.get(page) - 1);
         Some(port)
     }
 
     /// Notes that a port is taken.
     pub(super) fn note(&mut self, page: usize, port: u16) {
-        let page = &mut self.pages[page];
-        if self.range.contains(port) && page.taken.insert(port) {
-            page.room -= 1;
+        if self.range.contains(port) && self.pages[page].taken.insert(port) {
+            self.rooms.set(page, self.rooms.get(page) - 1);
         }
     }
 
     /// Notes that a port is free again.
     pub(super) fn free(&mut self, page: usize, port: u16) {
-        let page = &mut self.pages[page];
-        if self.range.contains(port) && !self.reserved.contains(port) && page.taken.remove(port) {
-            page.room += 1;
+        if self.range.contains(port) && !self.reserved.contains(port) && self.pages[page].taken.remove(port) {
+            self.rooms.set(page, self.rooms.get(page) + 1);
         }
     }
 
     /// Forgets what is known of a page. A book that nobody tells of closed connections fills up with ports that are
     /// long free; once nothing is left in it, not knowing is the better guess.
     pub(super) fn forget(&mut self, page: usize) {
-        let page = &mut self.pages[page];
-        page.taken.copy_from(&self.reserved);
-        page.room = self.range.len() - self.reserved.count_in(self.range);
+        self.pages[page].taken.copy_from(&self.reserved);
+        self.rooms.set(page, self.empty);
     }
 
     /// The page of a source address.
     pub(super) fn page_of(&self, source: IpAddr) -> Option<usize> {
-        self.pages.iter().position(|page| page.source.is_none_or(|own| own == source))
+        if self.by_source.is_empty() { Some(0) } else { self.by_source.get(&source).copied() }
     }
 
     /// Forgets everything, on every page.

@@ -9,6 +9,7 @@ mod census;
 mod dialer;
 mod error;
 mod random;
+mod rooms;
 mod source;
 pub mod strategy;
 #[cfg(feature = "tokio")]

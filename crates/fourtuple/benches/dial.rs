@@ -1,0 +1,289 @@
+//! What a [`Dialer`] costs over the system calls that it makes: both, in one network namespace, on loopback.
+//!
+//! `cargo bench -p fourtuple --bench dial`; `-- overhead` for the comparison alone, without criterion.
+//!
+//! A dial is timed from socket() to getsockname(), and with what telling the dialer of its end costs, where it keeps a
+//! book; accepting and closing are not. Connections are closed with RST by both sides of every comparison, so that
+//! TIME_WAIT does not use the ports up, which is not how applications close.
+#![forbid(unsafe_code)]
+
+use std::hint::black_box;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use fourtuple::dial::{Dialer, SourcePool, Strategy};
+use fourtuple::ports::PortRange;
+use fourtuple_measure::median_interval;
+use fourtuple_syscalls::socket::{self, Progress, Transport};
+use fourtuple_syscalls::{netns, option};
+
+/// Connections that are held before they are closed and accepted, outside of the time.
+const HELD: usize = 50;
+/// Blocks of A B B A and B A A B by turns, four times `HELD` dials each.
+const BLOCKS: usize = 1000;
+
+type Dialed = (OwnedFd, SocketAddr);
+
+/// One side of a comparison.
+struct Arm {
+    name: &'static str,
+    dial: Box<dyn FnMut() -> Dialed>,
+    /// Tells the dialer that a connection is over.
+    release: Option<Box<dyn Fn(SocketAddr)>>,
+}
+
+/// The same dial, through the dialer and by hand.
+struct Pair {
+    name: &'static str,
+    dialer: Arm,
+    bare: Arm,
+}
+
+/// The listening side, and room for the connections of one round.
+struct Server {
+    listener: OwnedFd,
+    held: Vec<Dialed>,
+}
+
+impl Server {
+    fn listen() -> io::Result<(Self, SocketAddr)> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 4000));
+        let listener = socket::open(Transport::Tcp, address, false)?;
+        socket::bind(listener.as_fd(), address)?;
+        socket::listen(listener.as_fd(), 4 * HELD as i32)?;
+        Ok((Server { listener, held: Vec::with_capacity(HELD) }, address))
+    }
+
+    /// The time that `dials` dials take, at most `HELD` of them.
+    fn time(&mut self, arm: &mut Arm, dials: usize) -> Duration {
+        let begun = Instant::now();
+        for _ in 0..dials {
+            self.held.push((arm.dial)());
+        }
+        if let Some(release) = &arm.release {
+            for (_, source) in &self.held {
+                release(*source);
+            }
+        }
+        let elapsed = begun.elapsed();
+        for (client, _) in self.held.drain(..) {
+            let accepted = socket::accept(self.listener.as_fd()).expect("a connection in the queue");
+            option::set_reset_on_close(client.as_fd()).expect("SO_LINGER");
+            drop((client, accepted));
+        }
+        elapsed
+    }
+
+    fn time_many(&mut self, arm: &mut Arm, dials: u64) -> Duration {
+        let full = (0..dials / HELD as u64).map(|_| self.time(arm, HELD)).sum::<Duration>();
+        full + self.time(arm, (dials % HELD as u64) as usize)
+    }
+}
+
+fn through(builder: fourtuple::dial::Builder) -> Arm {
+    let dialer: &'static Dialer = Box::leak(Box::new(builder.build().expect("a dialer")));
+    let dial = || {
+        let (stream, report) = dialer.dial().expect("a connection");
+        let report = black_box(report);
+        (OwnedFd::from(stream), report.source)
+    };
+    let release = |source| dialer.release(source);
+    let keeps_book = dialer.choice().steered;
+    Arm { name: "dialer", dial: Box::new(dial), release: keeps_book.then_some(Box::new(release)) }
+}
+
+/// The calls that a dialer makes, in its order.
+fn by_hand(
+    destination: SocketAddr,
+    sources: SourcePool,
+    timeout: Option<Duration>,
+    mut window: impl FnMut() -> Option<PortRange> + 'static,
+) -> Arm {
+    let mut turn = 0;
+    let mut dial = move || {
+        let socket = socket::open(Transport::Tcp, destination, timeout.is_some())?;
+        if let Some(window) = window() {
+            let answer = option::set_local_port_range(socket.as_fd(), window.low(), window.high())?;
+            assert_eq!(answer, option::Answer::Done);
+        }
+        if let Some(source) = sources.addresses().get(turn).copied() {
+            turn = (turn + 1) % sources.addresses().len();
+            let answer = option::set_bind_address_no_port(socket.as_fd())?;
+            assert_eq!(answer, option::Answer::Done);
+            socket::bind(socket.as_fd(), SocketAddr::new(source, 0))?;
+        }
+        socket::connect(socket.as_fd(), destination)?;
+        if timeout.is_some() {
+            assert_eq!(socket::wait_connected(socket.as_fd(), timeout)?, Progress::Connected);
+            socket::set_nonblocking(socket.as_fd(), false)?;
+        }
+        let local = socket::local_address(socket.as_fd())?;
+        io::Result::Ok((socket, local))
+    };
+    Arm { name: "bare calls", dial: Box::new(move || dial().expect("a connection")), release: None }
+}
+
+/// Windows of one port each, none twice within thousands: what a dialer names from its book.
+fn named_ports() -> impl FnMut() -> Option<PortRange> {
+    let range = PortRange::KERNEL_DEFAULT;
+    let mut offset = 0;
+    move || {
+        // A prime, so that all ports come up in turn.
+        offset = (offset + 7919) % range.len();
+        Some(PortRange::single(range.low() + offset as u16))
+    }
+}
+
+fn pairs(destination: SocketAddr) -> Vec<Pair> {
+    let source = SourcePool::one(IpAddr::from([127, 0, 0, 2]));
+    let network = |text: &str| text.parse::<SourcePool>().expect("a network");
+    let timeout = Duration::from_secs(5);
+    let to = |strategy| Dialer::to(destination).strategy(strategy);
+    let from = |strategy, sources: &SourcePool| to(strategy).sources(sources.clone());
+    let any = SourcePool::any;
+    let all = || Some(PortRange::ALL);
+    vec![
+        Pair {
+            name: "kernel-default",
+            dialer: through(to(Strategy::KernelDefault)),
+            bare: by_hand(destination, any(), None, || None),
+        },
+        Pair {
+            name: "full-range",
+            dialer: through(to(Strategy::FullRange)),
+            bare: by_hand(destination, any(), None, all),
+        },
+        Pair {
+            name: "full-range, source set",
+            dialer: through(from(Strategy::FullRange, &source)),
+            bare: by_hand(destination, source.clone(), None, all),
+        },
+        Pair {
+            name: "full-range, timeout set",
+            dialer: through(to(Strategy::FullRange).timeout(timeout)),
+            bare: by_hand(destination, any(), Some(timeout), all),
+        },
+        Pair {
+            name: "auto",
+            dialer: through(to(Strategy::Auto)),
+            bare: by_hand(destination, any(), None, named_ports()),
+        },
+        Pair {
+            name: "auto, source set",
+            dialer: through(from(Strategy::Auto, &source)),
+            bare: by_hand(destination, source.clone(), None, named_ports()),
+        },
+        Pair {
+            name: "auto, 14 sources",
+            dialer: through(from(Strategy::Auto, &network("127.0.0.0/28"))),
+            bare: by_hand(destination, network("127.0.0.0/28"), None, named_ports()),
+        },
+        Pair {
+            name: "auto, 4094 sources",
+            dialer: through(from(Strategy::Auto, &network("127.0.0.0/20"))),
+            bare: by_hand(destination, network("127.0.0.0/20"), None, named_ports()),
+        },
+        Pair {
+            name: "nothing (bare calls twice)",
+            dialer: by_hand(destination, any(), None, all),
+            bare: by_hand(destination, any(), None, all),
+        },
+        Pair {
+            name: "std::net::TcpStream",
+            dialer: Arm {
+                name: "std",
+                dial: Box::new(move || {
+                    let stream = TcpStream::connect(destination).expect("a connection");
+                    let local = stream.local_addr().expect("an address");
+                    (OwnedFd::from(stream), local)
+                }),
+                release: None,
+            },
+            bare: by_hand(destination, any(), None, || None),
+        },
+    ]
+}
+
+/// Both arms by turns, so that what else the machine does falls on both; one ratio per block.
+fn overhead(server: &mut Server, pair: &mut Pair) {
+    let mut ratios = Vec::with_capacity(BLOCKS);
+    let mut bare = Duration::ZERO;
+    // The first twentieth warms up.
+    for block in 0..BLOCKS + BLOCKS / 20 {
+        let mut times = [Duration::ZERO; 2];
+        for turn in [0, 1, 1, 0] {
+            // Every other block is B A A B: the one in the middle has an advantage.
+            let side = turn ^ (block % 2);
+            let arm = if side == 0 { &mut pair.dialer } else { &mut pair.bare };
+            times[side] += server.time(arm, HELD);
+        }
+        if block >= BLOCKS / 20 {
+            ratios.push(times[0].as_secs_f64() / times[1].as_secs_f64());
+            bare += times[1];
+        }
+    }
+    let ratio = median_interval(&ratios, &mut fastrand::Rng::with_seed(1)).expect("there are blocks");
+    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+    let subject = if pair.dialer.name == "dialer" { "Dialer, " } else { "" };
+    println!(
+        "overhead of {subject}{} over bare calls: {:+.1}% ({:+.1} to {:+.1}) of {:.1} us",
+        pair.name,
+        percent(ratio.value),
+        percent(ratio.low),
+        percent(ratio.high),
+        bare.as_secs_f64() * 1e6 / (BLOCKS * 2 * HELD) as f64,
+    );
+}
+
+fn compare_with_criterion(server: &mut Server, pairs: &mut [Pair]) {
+    let mut criterion = Criterion::default()
+        .sample_size(50)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
+    for pair in pairs {
+        let mut group = criterion.benchmark_group(pair.name);
+        for arm in [&mut pair.dialer, &mut pair.bare] {
+            let name = arm.name;
+            group.bench_function(name, |bencher| {
+                bencher.iter_custom(|dials| server.time_many(arm, dials));
+            });
+        }
+        group.finish();
+    }
+    criterion.final_summary();
+}
+
+/// A namespace of its own, for which root becomes root of a user namespace where need be.
+fn enter_namespace() -> io::Result<()> {
+    match netns::enter_new() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            netns::become_root_of_new_user_namespace()?;
+            netns::enter_new()
+        }
+        result => result,
+    }
+}
+
+fn main() {
+    if let Err(error) = enter_namespace() {
+        println!("nothing measured: no network namespace to be had: {error}");
+        return;
+    }
+    let (mut server, destination) = Server::listen().expect("a listener in an empty namespace");
+    let mut pairs = pairs(destination);
+    let asked = |what: &str| std::env::args().any(|argument| argument == what);
+    if !asked("overhead") {
+        // Two arms of the same name are of no use to criterion.
+        pairs.retain(|pair| pair.dialer.name != pair.bare.name);
+        compare_with_criterion(&mut server, &mut pairs);
+        pairs = self::pairs(destination);
+    }
+    if asked("--bench") && !asked("--list") {
+        println!("{BLOCKS} blocks of A B B A, {HELD} dials a letter: median and its 95% interval");
+        pairs.iter_mut().for_each(|pair| overhead(&mut server, pair));
+    }
+}

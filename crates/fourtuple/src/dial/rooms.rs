@@ -1,0 +1,75 @@
+/// The ports left on each page of the book, and which page has most, found without looking at them all.
+///
+/// A tree in which every node holds the larger of its two children: with thousands of sources a look at each would cost a
+/// sixth of a dial.
+#[derive(Debug)]
+pub(super) struct Rooms {
+    /// The root is at 1, the children of `n` at `2n` and `2n + 1`; the pages are the leaves, from `leaves` on.
+    tree: Vec<u32>,
+    leaves: usize,
+}
+
+impl Rooms {
+    /// The same room on each of `pages` pages.
+    pub(super) fn new(pages: usize, room: u32) -> Self {
+        let leaves = pages.next_power_of_two();
+        let mut rooms = Rooms { tree: vec![0; 2 * leaves], leaves };
+        for page in 0..pages {
+            rooms.set(page, room);
+        }
+        rooms
+    }
+
+    pub(super) fn get(&self, page: usize) -> u32 {
+        self.tree[self.leaves + page]
+    }
+
+    pub(super) fn set(&mut self, page: usize, room: u32) {
+        let mut node = self.leaves + page;
+        self.tree[node] = room;
+        while node > 1 {
+            let largest = self.tree[node].max(self.tree[node ^ 1]);
+            node /= 2;
+            if self.tree[node] == largest {
+                return;
+            }
+            self.tree[node] = largest;
+        }
+    }
+
+    /// The page with the most room, of equals the first.
+    pub(super) fn roomiest(&self) -> usize {
+        let mut node = 1;
+        while node < self.leaves {
+            // Left first; the leaves that are no pages are all on the right.
+            node = 2 * node + usize::from(self.tree[2 * node] != self.tree[node]);
+        }
+        node - self.leaves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastrand::Rng;
+
+    use super::*;
+
+    #[test]
+    fn the_roomiest_is_the_one_a_look_at_all_would_find() {
+        let mut random = Rng::with_seed(3);
+        for pages in [1, 2, 3, 14, 16, 33] {
+            let mut rooms = Rooms::new(pages, 5);
+            let mut expected = vec![5; pages];
+            for _ in 0..2000 {
+                let (page, room) = (random.usize(..pages), random.u32(..9));
+                rooms.set(page, room);
+                expected[page] = room;
+                let most = *expected.iter().max().unwrap();
+                let first = expected.iter().position(|room| *room == most).unwrap();
+                assert_eq!((rooms.roomiest(), rooms.get(first)), (first, most));
+            }
+            expected.iter().enumerate().for_each(|(page, _)| rooms.set(page, 0));
+            assert_eq!(rooms.roomiest(), 0, "never a leaf that is no page");
+        }
+    }
+}

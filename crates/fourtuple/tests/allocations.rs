@@ -1,0 +1,106 @@
+//! A dial allocates nothing, whichever way it goes. The only test of its binary, for the allocator is the whole binary's.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use fourtuple::capabilities::{self, LocalPortRange};
+use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
+use fourtuple_syscalls::allocator::{CountingAllocator, allocations};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const DIALS: u64 = 50;
+
+/// Allocations of this thread while `act` runs; whatever a thread sets up once is done before.
+fn allocations_of(mut act: impl FnMut()) -> u64 {
+    act();
+    let before = allocations();
+    for _ in 0..DIALS {
+        act();
+    }
+    allocations() - before
+}
+
+#[test]
+fn a_dial_allocates_nothing() {
+    in_namespace(|| {
+        assert!(allocations_of(|| drop(std::hint::black_box(Box::new(1)))) >= DIALS, "the count counts");
+        // As many ports as are taken from each strategy, and some: books are forgotten and windows are full on the way.
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let has_option = capabilities::probe().unwrap().local_port_range != LocalPortRange::Absent;
+        let mut strategies = vec![Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT, Strategy::Auto];
+        if has_option {
+            strategies.extend([Strategy::FullRange, "random-window:10".parse().unwrap()]);
+        }
+        let pools = ["", "127.0.0.2", "127.0.0.3,127.0.0.4,127.0.0.5"];
+        for strategy in strategies {
+            for (host, pool) in pools.iter().enumerate() {
+                for timeout in [None, Some(Duration::from_secs(5))] {
+                    let (_listener, destination) = listener(&format!("127.0.1.{}", host + 1), 4096);
+                    dials_allocate_nothing(destination, strategy, pool, timeout);
+                }
+            }
+        }
+        a_prepared_socket_allocates_nothing(destination);
+        failures_allocate_nothing();
+    });
+}
+
+fn dials_allocate_nothing(
+    destination: SocketAddr,
+    strategy: Strategy,
+    pool: &str,
+    timeout: Option<Duration>,
+) {
+    let mut builder = Dialer::to(destination).strategy(strategy);
+    if !pool.is_empty() {
+        builder = builder.sources(pool.parse().unwrap());
+    }
+    if let Some(timeout) = timeout {
+        builder = builder.timeout(timeout);
+    }
+    let dialer = builder.build().unwrap();
+    let mut held = Vec::with_capacity(DIALS as usize + 1);
+    let mut told = false;
+    let count = allocations_of(|| {
+        let (stream, report) = dialer.dial().unwrap();
+        // Every other one is given back, so that the book is written both ways.
+        if told {
+            dialer.release(report.source);
+        }
+        told = !told;
+        held.push(stream);
+    });
+    assert_eq!(count, 0, "{strategy} from {pool:?}, timeout {timeout:?}: in {DIALS} dials");
+}
+
+fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
+    let dialer = Dialer::to(destination).sources(SourcePool::any()).build().unwrap();
+    let mut held = Vec::with_capacity(DIALS as usize + 1);
+    let count = allocations_of(|| {
+        let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+        let attempt = dialer.prepare(socket.as_fd()).unwrap();
+        socket::connect(socket.as_fd(), destination).unwrap();
+        attempt.finish(socket.as_fd()).unwrap();
+        held.push(socket);
+    });
+    assert_eq!(count, 0, "prepare and finish");
+}
+
+/// A crawler meets as many of these as it meets connections.
+fn failures_allocate_nothing() {
+    let nobody: SocketAddr = "127.0.0.1:4999".parse().unwrap();
+    let dialer = Dialer::to(nobody).build().unwrap();
+    let count = allocations_of(|| assert!(matches!(dialer.dial(), Err(DialError::Refused(_)))));
+    assert_eq!(count, 0, "refused connections");
+    let (_listener, destination) = listener("127.0.0.9", 4096);
+    let dialer = Dialer::to(destination).without_census().build().unwrap();
+    let _held: Vec<_> = std::iter::from_fn(|| dialer.dial().ok()).collect();
+    let exhausted = || assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
+    assert_eq!(allocations_of(exhausted), 0, "no port left");
+}

@@ -23,7 +23,7 @@ use commands::{lab, plan, report};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 fine, 1 a claim is falsified, 2 bad usage, 3 the run is not valid, 4 this environment \
+    after_help = "Exit codes: 0 fine, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it."
 )]
 struct Arguments {

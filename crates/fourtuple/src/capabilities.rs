@@ -109,7 +109,8 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
     }
 }
 
-/// Whether connections with the option set take ports of both parities while there are plenty of either.
+/// Whether connections with the option set take ports of both parities while there are plenty of either. Each is reset before
+/// the next, so that even a range of a few ports is enough.
 ///
 /// A search by parity exhausts one half first, so on a tuple of its own it never gets to the other; a linear one misses
 /// a parity in 16 tries once in 2^15 (its start moves on by 1 to 8 at random).
@@ -121,7 +122,6 @@ fn parities() -> Result<bool, ProbeError> {
     socket::listen(listener.as_fd(), 2 * PROBES as i32).map_err(at("listen"))?;
     let destination = socket::local_address(listener.as_fd()).map_err(at("getsockname"))?;
     let mut seen = [false; 2];
-    let mut held = Vec::with_capacity(PROBES);
     for _ in 0..PROBES {
         let probe = socket::open(Transport::Tcp, destination, true).map_err(at("socket"))?;
         let _: Answer = option::set_local_port_range(probe.as_fd(), 0, u16::MAX).map_err(at("setsockopt"))?;
@@ -129,7 +129,6 @@ fn parities() -> Result<bool, ProbeError> {
         socket::connect(probe.as_fd(), destination).map_err(at("connect"))?;
         let local = socket::local_address(probe.as_fd()).map_err(at("getsockname"))?;
         seen[usize::from(local.port() & 1)] = true;
-        held.push(probe);
     }
     Ok(seen == [true, true])
 }

@@ -9,3 +9,8 @@
 pub mod capabilities;
 pub mod dial;
 pub mod ports;
+
+// Keeps the code in the README true.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -69,7 +69,7 @@ fn kernel_default_fills_every_port() {
 fn full_range_fills_every_port() {
     in_namespace(|| {
         if !has_option() {
-            return skip("full_range_fills_every_port", "ip_local_port_range", "this kernel has not got it");
+            return skip("full_range_fills_every_port", "ip_local_port_range", "not in this kernel");
         }
         fills_every_port(Strategy::FullRange, "127.0.0.1");
     });
@@ -89,7 +89,11 @@ fn full_range_fills_every_port_of_ipv6() {
 fn random_window_ends_at_the_full_range_and_fills_every_port() {
     in_namespace(|| {
         if !has_option() {
-            return skip("random_window_fills_every_port", "ip_local_port_range", "not in this kernel");
+            return skip(
+                "random_window_ends_at_the_full_range_and_fills_every_port",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         let strategy = Strategy::RandomWindow {
             width: NonZeroU16::new(4).unwrap(),
@@ -104,7 +108,11 @@ fn random_window_ends_at_the_full_range_and_fills_every_port() {
 fn a_random_window_without_a_way_out_fails_with_ports_free() {
     in_namespace(|| {
         if !has_option() {
-            return skip("a_random_window_without_a_way_out", "ip_local_port_range", "not in this kernel");
+            return skip(
+                "a_random_window_without_a_way_out_fails_with_ports_free",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -181,7 +189,11 @@ fn auto_gets_along_with_ports_that_others_took_behind_its_back() {
 fn ports_in_use_when_the_dialer_is_built_are_in_its_book() {
     in_namespace(|| {
         if !has_option() {
-            return skip("ports_in_use_when_built", "ip_local_port_range", "not in this kernel");
+            return skip(
+                "ports_in_use_when_the_dialer_is_built_are_in_its_book",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);

@@ -45,7 +45,11 @@ fn trap_1_the_probe_tells_linear_search_from_search_by_parity() {
         let (_listener, destination) = listener("127.0.0.1", 2048);
         let claimed = found();
         if claimed == LocalPortRange::Absent {
-            return skip("trap_1", "ip_local_port_range", "this kernel has not got it");
+            return skip(
+                "trap_1_the_probe_tells_linear_search_from_search_by_parity",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         let ports: Vec<(OwnedFd, u16)> = (0..200)
             .map(|_| {
@@ -138,7 +142,11 @@ fn trap_3_one_socket_that_does_not_share_its_port_makes_a_bind_busy() {
 fn trap_4_windows_that_are_all_full_end_at_the_full_range_on_the_same_descriptor() {
     in_namespace(|| {
         if found() == LocalPortRange::Absent {
-            return skip("trap_4", "ip_local_port_range", "this kernel has not got it");
+            return skip(
+                "trap_4_windows_that_are_all_full_end_at_the_full_range_on_the_same_descriptor",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         range("20000 20063");
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -404,7 +412,11 @@ fn a_bind_of_port_zero_that_fails_for_want_of_ports_is_exhaustion_too() {
 fn windows_outside_of_the_range_are_clamped_bound_by_bound() {
     in_namespace(|| {
         if found() == LocalPortRange::Absent {
-            return skip("windows_outside_of_the_range", "ip_local_port_range", "not in this kernel");
+            return skip(
+                "windows_outside_of_the_range_are_clamped_bound_by_bound",
+                "ip_local_port_range",
+                "not in this kernel",
+            );
         }
         range("20000 20063");
         let (_listener, destination) = listener("127.0.0.1", 1024);

@@ -29,6 +29,8 @@ pub struct PlanSettings {
     pub kernel: String,
     /// The port strategy, by name.
     pub strategy: String,
+    /// Random windows have one try each and no way out.
+    pub windows: bool,
     /// Where the costs come from: `calibrated` on this host, or `reference` figures.
     pub costs: String,
 }

@@ -136,6 +136,7 @@ fn plan() -> (PlanSettings, PlanResults) {
         closer: "them".into(),
         kernel: "linear".into(),
         strategy: "full-range".into(),
+        windows: false,
         costs: "reference".into(),
     };
     let results = PlanResults {

@@ -127,14 +127,16 @@ fn plan_line(settings: &PlanSettings) -> String {
         closer,
         kernel,
         strategy,
+        windows,
         costs,
     } = settings;
     format!(
         "fourtuple plan --range {low}-{high} --reserved {reserved} --sources {sources} \
          --destinations {destinations}{} --hold {} --closer {closer} --kernel {kernel} \
-         --strategy {strategy} --costs {costs}",
+         --strategy {strategy}{} --costs {costs}",
         arrival_per_s.map_or(String::new(), |rate| format!(" --rate {rate}/s")),
-        typed(*hold_ns)
+        typed(*hold_ns),
+        if *windows { " --windows" } else { "" },
     )
 }
 

@@ -22,12 +22,7 @@ fn chromium() -> Option<PathBuf> {
 fn chromium_or_skip(test: &str) -> Option<PathBuf> {
     let found = chromium();
     if found.is_none() {
-        let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|name| name.trim() == "chromium"),
-            "{test} needs chromium, which is not in PATH"
-        );
-        eprintln!("SKIPPED {test}: no chromium");
+        fourtuple_testing::skip(test, "chromium", "no chromium in PATH");
     }
     found
 }

@@ -36,7 +36,9 @@ enum Experiment {
     TimeWait(TimeWaitFlags),
 }
 
-/// What connect() costs under each port strategy, from an empty table to a full one (seed 000)
+/// What connect() costs under each port strategy, from an empty table to a full one
+///
+/// Published: "connect() - why are you so slow?" (Cloudflare, 2024), whose figures and table it repeats on this kernel.
 #[derive(Debug, Args)]
 struct PortsFlags {
     /// Ephemeral range of the experiment's namespace, at least 8 ports from 1024 on [default: 32768-49151, with --windows 9024-65535]
@@ -46,7 +48,7 @@ struct PortsFlags {
     /// [default: all of them, windows of 500]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     strategy: Vec<Strategy>,
-    /// The table of seed 000: windows of 500, 1000, 5000 and 10000 ports, one try each and no way out
+    /// The table of that article: windows of 500, 1000, 5000 and 10000 ports, one try each and no way out
     #[arg(long)]
     windows: bool,
     /// Share of the tuples to dial
@@ -68,7 +70,9 @@ struct PortsFlags {
     output: Output,
 }
 
-/// When a client that closes its connections runs out of ports, for how long, and what helps (seed 002)
+/// When a client that closes its connections runs out of ports, for how long, and what helps
+///
+/// Published: "Benchmarkers, Beware the Ephemeral Port Limit" (Useful Platitudes), whose stall it repeats on this kernel.
 #[derive(Debug, Args)]
 struct TimeWaitFlags {
     /// Ephemeral range of the experiment's namespace, 64 to 32768 ports from 1024 on
@@ -106,7 +110,7 @@ fn remedy(text: &str) -> Result<Remedy, String> {
     })
 }
 
-/// The range of the experiments unless another is asked for: as many ports as seed 002 had, in the kernel's own range.
+/// The range of `lab ports` unless another is asked for: small enough for the kernel's own search to be done in seconds.
 fn short_range() -> PortRange {
     PortRange::new(32768, 49151).expect("not backwards")
 }
@@ -221,6 +225,8 @@ fn run_all(mut output: Output) -> anyhow::Result<Exit> {
         let (ports, mut remarks) = ports.run(watch)?;
         let (time_wait, more) = time_wait.run(watch)?;
         remarks.extend(more);
+        // One Ctrl-C ends both.
+        remarks.dedup_by(|later, first| later.id == "interrupted" && first.id == later.id);
         Ok((settings, LabResults { ports, time_wait }, remarks))
     })?;
     let (settings, results, validity) = result;

@@ -1,10 +1,11 @@
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, Search};
+use fourtuple::ports::{self, Closer, Costs, CostsByFill, Outcome, PlanError, PortRange, PortSet, Search};
 use fourtuple_lab::Watch;
 use fourtuple_record::{PlanPoint, PlanResults, PlanSettings, Saved};
 use time::OffsetDateTime;
@@ -48,6 +49,9 @@ pub(crate) struct Plan {
     /// Port strategy: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     strategy: Strategy,
+    /// Random windows as they were published: one try each and no way out
+    #[arg(long)]
+    windows: bool,
     /// Cost of a probe: measured on this host, or figures of the machine that fourtuple was made on
     /// [default: calibrated with --kernel this, else reference]
     #[arg(long, value_enum)]
@@ -60,6 +64,24 @@ pub(crate) struct Plan {
 enum Who {
     Us,
     Them,
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Who::Us => "us",
+            Who::Them => "them",
+        }
+    }
+}
+
+impl From<Who> for Closer {
+    fn from(who: Who) -> Closer {
+        match who {
+            Who::Us => Closer::Us,
+            Who::Them => Closer::Them,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -82,39 +104,34 @@ fn reserved(text: &str) -> Result<PortSet, String> {
 impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let started = OffsetDateTime::now_utc();
-        let (range, reserved) = self.ports()?;
         let costs = self.costs.unwrap_or(match self.kernel {
             Kernel::This => CostSource::Calibrated,
             Kernel::Parity | Kernel::Linear => CostSource::Reference,
         });
+        let (range, reserved) = self.ports()?;
         self.check(range, &reserved)?;
         if costs == CostSource::Calibrated {
             fourtuple_lab::prepare_process().context(CALIBRATION)?;
         }
-        let found = capabilities::probe()?.local_port_range;
-        let search = match self.kernel {
-            Kernel::Parity => Search::Parity,
-            Kernel::Linear => Search::Linear,
-            Kernel::This if found == LocalPortRange::Linear => Search::Linear,
-            Kernel::This => Search::Parity,
+        let found = match (self.kernel, costs) {
+            (Kernel::Parity | Kernel::Linear, CostSource::Reference) => None,
+            _ => Some(capabilities::probe()?.local_port_range),
         };
-        let strategy = match self.strategy {
-            Strategy::Auto => chosen(search, self.kernel == Kernel::This && found == LocalPortRange::Absent),
-            strategy => strategy,
+        let search = match (self.kernel, found) {
+            (Kernel::Linear, _) | (Kernel::This, Some(LocalPortRange::Linear)) => Search::Linear,
+            _ => Search::Parity,
         };
+        let strategy =
+            self.strategy(search, self.kernel == Kernel::This && found == Some(LocalPortRange::Absent));
         let plan = ports::Plan {
             range,
-            reserved: reserved.clone(),
+            reserved,
             sources: self.sources,
             destinations: self.destinations,
             arrival_per_s: self.rate,
             hold: self.hold,
-            closer: match self.closer {
-                Who::Us => Closer::Us,
-                Who::Them => Closer::Them,
-            },
+            closer: self.closer.into(),
             search,
-            strategy,
             costs: match costs {
                 CostSource::Calibrated => self.calibrate(range, strategy, found)?,
                 CostSource::Reference => Costs::reference().into(),
@@ -123,55 +140,51 @@ impl Plan {
             ..ports::Plan::new(strategy)
         };
         let outcome = plan.outcome().map_err(|error: PlanError| UsageError(error.to_string()))?;
-        let settings = PlanSettings {
-            low: range.low(),
-            high: range.high(),
-            reserved: reserved.count_in(range),
+        let capabilities: Vec<_> = found.iter().map(|found| ("ip_local_port_range", found.name())).collect();
+        let sysctls = ["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"];
+        let host = output::host(&sysctls, &capabilities);
+        let settings = self.settings(&plan, costs);
+        let record = output::record("plan", started, host, settings, Vec::new(), results(outcome));
+        self.output.finish(&Saved::Plan(record))
+    }
+
+    /// The strategy to plan with. `auto` stands for what it chooses on such a kernel, without its book of ports: a plan is
+    /// for everybody who dials there, and not for one process.
+    fn strategy(&self, search: Search, absent: bool) -> Strategy {
+        match self.strategy {
+            Strategy::RandomWindow { width, .. } if self.windows => fourtuple_lab::ports::as_published(width),
+            Strategy::Auto if absent => Strategy::KernelDefault,
+            Strategy::Auto => match search {
+                Search::Linear => Strategy::FullRange,
+                Search::Parity => Strategy::RANDOM_WINDOW,
+            },
+            strategy => strategy,
+        }
+    }
+
+    fn settings(&self, plan: &ports::Plan, costs: CostSource) -> PlanSettings {
+        PlanSettings {
+            low: plan.range.low(),
+            high: plan.range.high(),
+            reserved: plan.reserved.count_in(plan.range),
             sources: self.sources,
             destinations: self.destinations,
             arrival_per_s: self.rate,
-            hold_ns: u64::try_from(self.hold.as_nanos()).unwrap_or(u64::MAX),
-            closer: match self.closer {
-                Who::Us => "us",
-                Who::Them => "them",
-            }
-            .to_owned(),
-            kernel: match search {
+            hold_ns: nanoseconds(self.hold),
+            closer: self.closer.name().to_owned(),
+            kernel: match plan.search {
                 Search::Parity => "parity",
                 Search::Linear => "linear",
             }
             .to_owned(),
-            strategy: strategy.to_string(),
+            strategy: plan.strategy.to_string(),
+            windows: self.windows,
             costs: match costs {
                 CostSource::Calibrated => "calibrated",
                 CostSource::Reference => "reference",
             }
             .to_owned(),
-        };
-        let nanoseconds =
-            |time: Option<Duration>| time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        let results = PlanResults {
-            capacity: outcome.capacity,
-            cliff_connections: outcome.cliff_connections,
-            steady_tuples: outcome.steady_tuples,
-            cliff_after_ns: nanoseconds(outcome.cliff_after),
-            exhausted_after_ns: nanoseconds(outcome.exhausted_after),
-            sources_needed: outcome.sources_needed,
-            failed_dials: outcome.failed_dials,
-            by_fill: outcome
-                .by_fill
-                .iter()
-                .map(|point| PlanPoint { fill: point.fill, probes: point.probes, mean_ns: point.mean_ns })
-                .collect(),
-            simulated: outcome.simulated,
-            advice: outcome.advice,
-        };
-        let host = output::host(
-            &["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"],
-            &[("ip_local_port_range", found.name())],
-        );
-        let record = output::record("plan", started, host, settings, Vec::new(), results);
-        self.output.finish(&Saved::Plan(record))
+        }
     }
 
     /// The range and the reserved ports: as given, else this host's. Reserved ports of this host go with its range only.
@@ -207,24 +220,41 @@ impl Plan {
         &self,
         range: PortRange,
         strategy: Strategy,
-        found: LocalPortRange,
+        found: Option<LocalPortRange>,
     ) -> anyhow::Result<CostsByFill> {
         let stop = stop::flag()?;
         let bars = Bars::new(self.output.quiet);
         let watch = Watch { stop: &stop, progress: &bars };
-        fourtuple_lab::calibrate(range, strategy, found != LocalPortRange::Absent, &watch)
-            .context(CALIBRATION)
+        let has_option = found != Some(LocalPortRange::Absent);
+        let costs = fourtuple_lab::calibrate(range, strategy, has_option, &watch).context(CALIBRATION)?;
+        // Nothing of what follows can be kept: from here on the first Ctrl-C ends the process, as the second one did.
+        stop.store(true, Ordering::Relaxed);
+        Ok(costs)
     }
 }
 
 /// What failed, and how to do without.
 const CALIBRATION: &str = "cannot calibrate (--costs reference plans without)";
 
-/// What `auto` stands for: the plan is for the search alone, without a book of ports.
-fn chosen(search: Search, absent: bool) -> Strategy {
-    match search {
-        _ if absent => Strategy::KernelDefault,
-        Search::Linear => Strategy::FullRange,
-        Search::Parity => Strategy::RANDOM_WINDOW,
+fn results(outcome: Outcome) -> PlanResults {
+    PlanResults {
+        capacity: outcome.capacity,
+        cliff_connections: outcome.cliff_connections,
+        steady_tuples: outcome.steady_tuples,
+        cliff_after_ns: outcome.cliff_after.map(nanoseconds),
+        exhausted_after_ns: outcome.exhausted_after.map(nanoseconds),
+        sources_needed: outcome.sources_needed,
+        failed_dials: outcome.failed_dials,
+        by_fill: outcome
+            .by_fill
+            .iter()
+            .map(|point| PlanPoint { fill: point.fill, probes: point.probes, mean_ns: point.mean_ns })
+            .collect(),
+        simulated: outcome.simulated,
+        advice: outcome.advice,
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

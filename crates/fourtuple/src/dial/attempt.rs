@@ -79,8 +79,23 @@ impl<'a> Attempt<'a> {
         attempt
     }
 
+    /// Makes the first socket ready.
+    pub(super) fn first(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
+        self.set_device(socket)?;
+        self.ready(socket)
+    }
+
+    fn set_device(&self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
+        match &self.dialer.device {
+            Some(device) => {
+                self.dialer.call("setsockopt SO_BINDTODEVICE", option::set_device(socket, device))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Chooses a port or a window and sets it on `socket`.
-    pub(super) fn ready(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
+    fn ready(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
         match self.next_step() {
             Some(step) => {
                 self.step = step;
@@ -225,6 +240,7 @@ impl<'a> Attempt<'a> {
     pub fn renew(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
         self.source_bound = false;
         self.window = None;
+        self.set_device(socket)?;
         self.apply(socket)
     }
 

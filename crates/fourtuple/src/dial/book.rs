@@ -62,9 +62,9 @@ impl Book {
         self.rooms.get(page)
     }
 
-    /// Whether more than half of a page's ports are taken: where a search by parity falls off its cliff.
+    /// Whether half of a page's ports are taken, or more: where a search by parity falls off its cliff.
     pub(super) fn past_half(&self, page: usize) -> bool {
-        self.rooms.get(page) * 2 <= self.range.len()
+        self.rooms.get(page) * 2 <= self.range.len() - self.reserved.count_in(self.range)
     }
 
     /// A free port of a page, taken from now on so that no other thread is given the same; drawn at random, for a port

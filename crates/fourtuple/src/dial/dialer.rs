@@ -43,7 +43,7 @@ pub struct Dialer {
     pub(super) range: PortRange,
     pub(super) fixed_source: Option<IpAddr>,
     pub(super) source_port: Option<u16>,
-    device: Option<String>,
+    pub(super) device: Option<String>,
     timeout: Option<Duration>,
     book: Option<Mutex<Book>>,
     /// `None` where the ports are not to be counted.
@@ -314,7 +314,7 @@ impl Dialer {
     /// ```
     pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
         let mut attempt = Attempt::begin(self);
-        attempt.ready(socket)?;
+        attempt.first(socket)?;
         Ok(attempt)
     }
 
@@ -377,11 +377,7 @@ impl Dialer {
     }
 
     pub(super) fn open(&self, nonblocking: bool) -> Result<OwnedFd, DialError> {
-        let socket = self.call("socket", socket::open(Transport::Tcp, self.destination, nonblocking))?;
-        if let Some(device) = &self.device {
-            self.call("setsockopt SO_BINDTODEVICE", option::set_device(socket.as_fd(), device))?;
-        }
-        Ok(socket)
+        self.call("socket", socket::open(Transport::Tcp, self.destination, nonblocking))
     }
 
     pub(super) fn book(&self) -> Option<MutexGuard<'_, Book>> {

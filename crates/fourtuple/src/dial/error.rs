@@ -8,14 +8,15 @@ use fourtuple_syscalls::errno_name;
 /// Who holds the ports towards a destination, as sock_diag sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Ports that an automatic choice could use: the range less the reserved ones, times the sources looked at.
+    /// Ports that an automatic choice could use from one source: the range less the reserved ones.
     pub ports: u64,
     /// Sockets on that destination that are ESTABLISHED.
     pub established: u64,
     /// Sockets on that destination in TIME_WAIT.
     pub time_wait: u64,
-    /// What is left of `ports`: connections that are opening or closing, ports bound by number (on any address: an
-    /// automatic choice avoids them all), and ports of other sources.
+    /// What is left of `ports`: connections that are opening or closing, and ports bound by number (on any address: an
+    /// automatic choice avoids them all). Without a source the two counts above are those of all sources, and this one
+    /// may be too low.
     pub otherwise: u64,
 }
 

@@ -1,7 +1,35 @@
 use fourtuple_record::{PortsResults, StrategyResult};
+use fourtuple_syscalls::socket::Transport;
 
 /// What the results say about this kernel, and what to set here, in plain words.
-pub fn advice(results: &PortsResults) -> Vec<String> {
+pub fn advice(results: &PortsResults, transport: Transport) -> Vec<String> {
+    match transport {
+        Transport::Tcp => tcp(results),
+        Transport::Udp => udp(results),
+    }
+}
+
+fn udp(results: &PortsResults) -> Vec<String> {
+    let mut lines = failures(results);
+    if let Some(run) = results.strategies.iter().find(|run| run.strategy == "kernel-default")
+        && let (Some(even), Some(odd)) = (run.connect_ns.even, run.connect_ns.odd)
+    {
+        lines.insert(
+            0,
+            format!(
+                "UDP ports are not searched by halves: bind() and connect() take {} on average for even ports and {} for \
+                 odd ones. A socket has its port for every destination, so there are {} in all; \
+                 fourtuple::dial::UdpDialer can share them (Sharing::Shared).",
+                us(even.mean),
+                us(odd.mean),
+                results.tuples
+            ),
+        );
+    }
+    lines
+}
+
+fn tcp(results: &PortsResults) -> Vec<String> {
     let find = |name: &str| results.strategies.iter().find(|run| run.strategy == name);
     let mut lines = Vec::new();
     if let Some(run) = find("kernel-default")
@@ -53,17 +81,19 @@ pub fn advice(results: &PortsResults) -> Vec<String> {
                 .to_owned(),
         );
     }
-    for run in &results.strategies {
-        if run.failed() > 0 && run.strategy != "kernel-default" {
-            lines.push(format!(
-                "{} failed {} of {} dials though ports were free.",
-                run.strategy,
-                run.failed(),
-                run.dials
-            ));
-        }
-    }
+    lines.extend(failures(results));
     lines
+}
+
+fn failures(results: &PortsResults) -> Vec<String> {
+    results
+        .strategies
+        .iter()
+        .filter(|run| run.failed() > 0 && run.strategy != "kernel-default")
+        .map(|run| {
+            format!("{} failed {} of {} dials though ports were free.", run.strategy, run.failed(), run.dials)
+        })
+        .collect()
 }
 
 /// Whether a run took even and odd ports alike.

@@ -130,7 +130,16 @@ impl Ports {
             }
             for strategy in order {
                 watch.progress.begin(&self.part(strategy, repeat), self.dials());
-                let run = Namespace::run(|namespace| fill::fill(self, strategy, repeat, namespace, watch))?;
+                let run = Namespace::run(|namespace| fill::fill(self, strategy, repeat, namespace, watch));
+                let run = match run {
+                    Ok(run) => run,
+                    // What was measured before is worth keeping.
+                    Err(error) if !results.strategies.is_empty() => {
+                        remarks.push(Remark::new("failed", format!("{strategy} failed: {error}")));
+                        break 'repeats;
+                    }
+                    Err(error) => return Err(error),
+                };
                 let cut = run.dials < self.dials();
                 if run.dials > 0 {
                     results.strategies.push(run);
@@ -144,7 +153,7 @@ impl Ports {
                 }
             }
         }
-        results.advice = advice(&results);
+        results.advice = advice(&results, self.transport);
         Ok((results, remarks))
     }
 

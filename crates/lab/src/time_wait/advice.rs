@@ -38,7 +38,7 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
         && !run.cut
     {
         lines.push(format!(
-            "tcp_tw_reuse=1 shortened the stall to {:.2} s: a port is taken over once it has waited for a second.",
+            "tcp_tw_reuse=1 shortened the stall to {:.2} s: a port is taken over once it has waited for a second (before Linux 6.14: up to a second).",
             run.stall_ns as f64 / 1e9
         ));
     }

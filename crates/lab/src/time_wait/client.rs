@@ -151,8 +151,8 @@ fn exchange(mut client: &TcpStream, mut server: &TcpStream) -> io::Result<()> {
     client.read_exact(&mut [0])
 }
 
-/// How old a TIME_WAIT must be before tcp_tw_reuse takes it over (`tcp_twsk_unique`): tcp_tw_reuse_delay since Linux 6.14,
-/// before that one second.
+/// How old a TIME_WAIT must be before tcp_tw_reuse takes it over (`tcp_twsk_unique`): tcp_tw_reuse_delay since Linux 6.14;
+/// before that the next full second of the clock, so a second at most.
 fn reuse_delay() -> Duration {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_tw_reuse_delay")
         .ok()

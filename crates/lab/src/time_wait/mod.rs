@@ -146,9 +146,9 @@ impl TimeWait {
         // One run works at a time, lest they take the processor from each other; who waits for ports gives way.
         let turn = Mutex::new(());
         let (first_sender, first) = std::sync::mpsc::channel();
-        let mut runs: Vec<TimeWaitRun> = thread::scope(|scope| {
+        let ended: Vec<Result<TimeWaitRun, LabError>> = thread::scope(|scope| {
             let mut handles = Vec::new();
-            for remedy in &self.remedies {
+            for remedy in self.remedies.iter().take_while(|_| !watch.stopped()) {
                 watch.progress.begin(remedy.name(), self.transactions(*remedy));
                 let begun = first_sender.clone();
                 let turn = &turn;
@@ -166,10 +166,25 @@ impl TimeWait {
             handles
                 .into_iter()
                 .map(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect::<Result<_, _>>()
-        })?;
-        runs.retain(|run| run.completed > 0);
+                .collect()
+        });
         let mut remarks = Vec::new();
+        let mut runs = Vec::new();
+        let mut failed = None;
+        for (remedy, run) in self.remedies.iter().zip(ended) {
+            match run {
+                Ok(run) if run.completed > 0 => runs.push(run),
+                Ok(_) => {}
+                Err(error) => {
+                    remarks.push(Remark::new("failed", format!("{} failed: {error}", remedy.name())));
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        // What was measured is worth keeping; where nothing was, the failure is the answer.
+        if let (Some(error), true) = (failed, runs.is_empty()) {
+            return Err(error);
+        }
         if watch.stopped() {
             remarks.push(Remark::new("interrupted", "interrupted: runs are cut short or missing"));
         }

@@ -271,6 +271,7 @@ pub(crate) fn plan() -> PlanRecord {
         closer: "us".into(),
         kernel: "parity".into(),
         strategy: "kernel-default".into(),
+        windows: false,
         costs: "calibrated".into(),
     };
     let by_fill = (1..=16).map(|part| {

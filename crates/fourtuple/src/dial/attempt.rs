@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Connect};
 
-use super::dialer::{DialReport, Dialer};
+use super::dialer::Dialer;
 use super::error::DialError;
 use super::random;
+use super::report::DialReport;
 use super::strategy::{Step, Strategy};
 use crate::capabilities::LocalPortRange;
 use crate::ports::PortRange;

@@ -5,10 +5,12 @@
 
 mod attempt;
 mod book;
+mod builder;
 mod census;
 mod dialer;
 mod error;
 mod random;
+mod report;
 mod rooms;
 mod source;
 pub mod strategy;
@@ -17,8 +19,10 @@ mod tokio;
 mod udp;
 
 pub use attempt::{Attempt, Retry};
-pub use dialer::{Builder, Choice, DialReport, Dialer};
+pub use builder::{Builder, Choice};
+pub use dialer::Dialer;
 pub use error::{BuildError, Census, DialError};
+pub use report::DialReport;
 pub use source::{MOST_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};
 pub use udp::{Sharing, UdpDialer};

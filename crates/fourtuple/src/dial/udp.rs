@@ -9,9 +9,9 @@ use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use super::census;
-use super::dialer::DialReport;
 use super::error::{BuildError, DialError};
 use super::random;
+use super::report::DialReport;
 use super::strategy::Strategy;
 use crate::capabilities;
 use crate::ports::{PortRange, PortSet};

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use fourtuple_record::Saved;
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
-use program::{Ended, Room, fourtuple, is_root, list, measure_with, number, run};
+use program::{Ended, Room, fourtuple, is_root, list, measure_with, number, require_valid, run};
 
 #[test]
 fn without_the_right_to_make_a_namespace() {
@@ -179,4 +179,30 @@ fn a_disk_that_fills_up() {
         let text = fs::read_to_string(room.join(&format!("{kept}/{file}"))).unwrap();
         assert!(connections(&Saved::parse(&text).unwrap()) >= 128);
     }
+}
+
+#[test]
+fn a_kernel_without_the_option_is_measured_with_what_it_has() {
+    let test = "a_kernel_without_the_option_is_measured_with_what_it_has";
+    let mut command = fourtuple("lab ports --range 20000-20127 --json");
+    child::refuse(&mut command, Facility::LocalPortRange);
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["host"]["capabilities"]["ip_local_port_range"], "absent");
+    let strategies = record["results"]["strategies"].as_array().unwrap();
+    let names: Vec<&str> = strategies.iter().map(|run| run["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["kernel-default", "select-test-repeat", "auto"]);
+    assert_eq!(
+        strategies[2]["chosen"],
+        "kernel-default up to half of the ports, then select-test-repeat steered by its own book"
+    );
+    assert_eq!(strategies[2]["connections"], 128);
+
+    let mut command = fourtuple("lab ports --range 20000-20127 --strategy full-range");
+    child::refuse(&mut command, Facility::LocalPortRange);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""));
+    assert!(ended.line().contains("needs IP_LOCAL_PORT_RANGE, which this kernel has not got"), "{ended:?}");
 }

@@ -17,7 +17,7 @@ pub fn limit_descriptors(command: &mut Command, limit: u64) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Makes `command` start where `facility` is refused with EPERM.
+/// Makes `command` start where `facility` is refused.
 pub fn refuse(command: &mut Command, facility: Facility) {
     let enter = move || seccomp::refuse(facility);
     // SAFETY: the closure runs in the forked child before exec; it makes two system calls and allocates nothing.

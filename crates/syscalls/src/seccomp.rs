@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::check;
+use crate::option::IP_LOCAL_PORT_RANGE;
 
 /// From now on setsockopt of `name` at `level` answers ENOPROTOOPT in this thread and in those it starts.
 ///
@@ -31,16 +32,19 @@ pub enum Facility {
     Namespaces,
     /// io_uring_setup().
     IoUring,
+    /// The socket option IP_LOCAL_PORT_RANGE, which older kernels answer with ENOPROTOOPT.
+    LocalPortRange,
 }
 
-/// From now on this thread, those that it starts, and what they execute get EPERM where they ask for `facility`: what a
-/// container runtime's profile does.
+/// From now on this thread, those that it starts, and what they execute get EPERM where they ask for `facility` (for the
+/// option ENOPROTOOPT): what a container runtime's profile does, or an older kernel.
 ///
 /// There is no way back. No privilege is needed.
 pub fn refuse(facility: Facility) -> io::Result<()> {
     let call = match facility {
         Facility::Namespaces => libc::SYS_unshare,
         Facility::IoUring => libc::SYS_io_uring_setup,
+        Facility::LocalPortRange => return refuse_option(libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE),
     };
     let mut program = [
         load(NUMBER),

@@ -24,6 +24,9 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.steered && self.found == Some(LocalPortRange::Absent) {
+            write!(formatter, "kernel-default up to half of the ports, then ")?;
+        }
         self.strategy.fmt(formatter)?;
         if self.steered { write!(formatter, " steered by its own book") } else { Ok(()) }
     }

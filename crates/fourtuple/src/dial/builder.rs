@@ -85,7 +85,7 @@ impl Builder {
     /// Gives up when a connection is not there after this long; by default when the kernel does (tcp_syn_retries, about
     /// 130 s).
     ///
-    /// With a timeout connect() is made without blocking, so that [`DialReport::connect`] is the port search and the SYN
+    /// With a timeout connect() is made without blocking, so that [`DialReport::connect`](super::DialReport::connect) is the port search and the SYN
     /// alone; it costs two system calls more (ppoll, and setting the stream back to blocking).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

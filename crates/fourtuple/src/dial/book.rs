@@ -64,7 +64,7 @@ impl Book {
 
     /// Whether half of a page's ports are taken, or more: where a search by parity falls off its cliff.
     pub(super) fn past_half(&self, page: usize) -> bool {
-        self.rooms.get(page) * 2 <= self.range.len() - self.reserved.count_in(self.range)
+        self.rooms.get(page) * 2 <= self.empty
     }
 
     /// A free port of a page, taken from now on so that no other thread is given the same; drawn at random, for a port

@@ -110,8 +110,8 @@ impl Dialer {
     /// ```no_run
     /// use std::os::fd::AsFd;
     /// # use fourtuple::dial::{Dialer, Retry};
-    /// # fn open() -> std::os::fd::OwnedFd { todo!() }
-    /// # fn connect(_: std::os::fd::BorrowedFd<'_>, _: std::net::SocketAddr) -> std::io::Result<()> { todo!() }
+    /// # fn open() -> std::os::fd::OwnedFd { unreachable!("yours") }
+    /// # fn connect(_: std::os::fd::BorrowedFd<'_>, _: std::net::SocketAddr) -> std::io::Result<()> { unreachable!("yours") }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let dialer = Dialer::to("127.0.0.1:8080".parse()?).build()?;
     /// let mut socket = open();

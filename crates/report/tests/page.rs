@@ -90,3 +90,16 @@ fn remarks_stand_before_the_results() {
 fn a_page_about_nothing_is_still_a_page() {
     assert!(page(&[]).starts_with("<!DOCTYPE html>"));
 }
+
+#[test]
+fn published_figures_stand_only_beside_the_same_question() {
+    let mut record = samples::full_ports();
+    (record.settings.low, record.settings.high, record.settings.windows) = (9024, 65535, true);
+    (record.settings.fill, record.settings.sources, record.settings.family) = (1.0, 1, 4);
+    record.settings.protocol = "tcp".to_owned();
+    let with = page(&[Saved::Ports(record.clone())]);
+    assert!(with.contains("Published errors") && with.contains("30,139"));
+    record.settings.low = 9025;
+    let without = page(&[Saved::Ports(record)]);
+    assert!(!without.contains("Published errors"), "another range is another question");
+}

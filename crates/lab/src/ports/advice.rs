@@ -85,13 +85,24 @@ fn tcp(results: &PortsResults) -> Vec<String> {
     lines
 }
 
+/// A line for each strategy that failed though ports were free, over all of its repeats.
 fn failures(results: &PortsResults) -> Vec<String> {
-    results
-        .strategies
-        .iter()
-        .filter(|run| run.failed() > 0 && run.strategy != "kernel-default")
-        .map(|run| {
-            format!("{} failed {} of {} dials though ports were free.", run.strategy, run.failed(), run.dials)
+    let mut by_strategy: Vec<(&str, Vec<&StrategyResult>)> = Vec::new();
+    for run in results.strategies.iter().filter(|run| run.strategy != "kernel-default") {
+        match by_strategy.iter_mut().find(|(strategy, _)| *strategy == run.strategy) {
+            Some((_, runs)) => runs.push(run),
+            None => by_strategy.push((&run.strategy, vec![run])),
+        }
+    }
+    by_strategy
+        .into_iter()
+        .filter_map(|(strategy, runs)| {
+            let failed = runs.iter().map(|run| run.failed());
+            let (least, most) = (failed.clone().min()?, failed.max()?);
+            let number = if least == most { most.to_string() } else { format!("{least} to {most}") };
+            (most > 0).then(|| {
+                format!("{strategy} failed {number} of {} dials though ports were free.", runs[0].dials)
+            })
         })
         .collect()
 }
@@ -106,4 +117,42 @@ fn is_linear(run: &StrategyResult) -> bool {
 
 fn us(ns: u64) -> String {
     if ns < 1_000_000 { format!("{:.1} us", ns as f64 / 1e3) } else { format!("{:.2} ms", ns as f64 / 1e6) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fourtuple_record::ByParity;
+
+    use super::*;
+
+    fn run(strategy: &str, failed: u64) -> StrategyResult {
+        StrategyResult {
+            strategy: strategy.to_owned(),
+            chosen: None,
+            repeat: 1,
+            dials: 100,
+            connections: 100 - failed,
+            retries: 0,
+            errors: BTreeMap::from([("EADDRNOTAVAIL".to_owned(), failed)]),
+            elapsed_ns: 1,
+            rate_per_s: 1.0,
+            cpu_ns_per_dial: 1,
+            connect_ns: ByParity::default(),
+            by_fill: Vec::new(),
+            floor_ns: 1,
+            scatter: None,
+        }
+    }
+
+    #[test]
+    fn repeats_share_a_line_and_a_strategy_without_failures_has_none() {
+        let strategies = vec![run("random-window:500", 7), run("auto", 0), run("random-window:500", 3)];
+        let results = PortsResults { tuples: 100, strategies, advice: Vec::new() };
+        assert_eq!(
+            failures(&results),
+            ["random-window:500 failed 3 to 7 of 100 dials though ports were free."]
+        );
+    }
 }

@@ -105,12 +105,12 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
             @match saved {
                 Saved::Lab(record) => {
                     (advice(&[record.results.ports.advice.as_slice(), &record.results.time_wait.advice]))
-                    (ports::section(index, "ports", &envelope.settings[0], &record.results.ports))
+                    (ports::section(index, "ports", &envelope.settings[0], &record.settings.ports, &record.results.ports))
                     (time_wait::section(index, "time_wait", &envelope.settings[1], &record.results.time_wait))
                 }
                 Saved::Ports(record) => {
                     (advice(&[&record.results.advice]))
-                    (ports::section(index, "", &envelope.settings[0], &record.results))
+                    (ports::section(index, "", &envelope.settings[0], &record.settings, &record.results))
                 }
                 Saved::TimeWait(record) => {
                     (advice(&[&record.results.advice]))

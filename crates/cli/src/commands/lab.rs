@@ -12,6 +12,7 @@ use fourtuple_record::{Host, LabResults, LabSettings, Saved};
 use fourtuple_syscalls::socket::Transport;
 use time::OffsetDateTime;
 
+use super::compare::metric::several;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;
@@ -167,9 +168,7 @@ fn all_strategies(found: LocalPortRange) -> Vec<Strategy> {
 impl Lab {
     /// Whether a run gives one number, for `compare`, and whether it has times of connect(); else which flag is to be given.
     pub(crate) fn comparable(&self) -> Result<bool, String> {
-        let several = |command: &str, flag: &str| {
-            Err(format!("{command} is compared with '{flag}' of one name, so that a trial gives one number"))
-        };
+        let several = |command, flag| Err(several(command, flag));
         match &self.experiment {
             Some(Experiment::Ports(flags)) if flags.windows => {
                 Err("'--windows' measures several strategies; give '--strategy' with one name instead"

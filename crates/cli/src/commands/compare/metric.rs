@@ -87,7 +87,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
 }
 
 /// Which flag makes one of several.
-pub(super) fn several(command: &str, flag: &str) -> String {
+pub(crate) fn several(command: &str, flag: &str) -> String {
     format!("{command} is compared with '{flag}' of one name, so that one number comes out of a trial")
 }
 

@@ -1,6 +1,6 @@
 //! `fourtuple compare`: trials of two commands in turn, or two sides of saved records.
 
-mod metric;
+pub(crate) mod metric;
 mod saved;
 mod trial;
 mod words;

@@ -5,8 +5,10 @@ mod program;
 use std::process::Command;
 
 use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
 use program::{
-    Ended, Room, Running, children, fourtuple, list, measure_with, number, require_valid, run, text,
+    Ended, Room, Running, children, fourtuple, list, measure_with, number, require_valid, run, tcp_sockets,
+    text,
 };
 use serde_json::Value;
 
@@ -154,6 +156,41 @@ fn what_a_child_refuses() {
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     let alone = run(&mut fourtuple("lab ports --strategy auto --range 20000-20003"));
     assert_eq!(ended.line(), alone.line());
+}
+
+#[test]
+fn an_environment_that_cannot_do_it() {
+    let mut command = compare("", A, B);
+    child::refuse(&mut command, Facility::Namespaces);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().starts_with("cannot make a network namespace"), "{ended:?}");
+}
+
+#[test]
+fn a_trial_that_is_not_valid_is_made_again() {
+    let test = "compare::a_trial_that_is_not_valid_is_made_again";
+    let long = "lab ports --range 9024-65535 --strategy full-range";
+    let mut running = Running::start(&mut compare("--for 5m --warmup 0 --trials 1 --json", long, A));
+    let mut trial = None;
+    let begun = running.until("dialed", |id| {
+        let dials = |child: &u32| tcp_sockets(*child, "inuse").iter().any(|(_, inuse)| *inuse > 600);
+        trial = children(id).into_iter().find(dials);
+        trial.is_some()
+    });
+    if !begun {
+        let ended = running.end();
+        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        return fourtuple_testing::skip(test, "netns", ended.line());
+    }
+    child::interrupt(trial.expect("it was found")).unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let remarks: Vec<&str> = list(&record, "/validity").iter().map(|remark| text(remark, "id")).collect();
+    assert_eq!(remarks, ["trial-not-valid", "dropped"]);
+    assert_eq!(number(&record["results"], "pairs"), 1);
 }
 
 #[test]

@@ -38,17 +38,30 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
+/// There is no result that may be believed.
+#[derive(Debug)]
+pub(crate) struct NotValid(pub(crate) String);
+
+impl std::fmt::Display for NotValid {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+impl std::error::Error for NotValid {}
+
 /// The exit code of a command that failed: usage where other flags would have helped, not valid
-/// when it was interrupted, else the environment.
+/// when it was interrupted or gave nothing to believe, else the environment.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let usage = error.chain().any(|cause| {
         cause.is::<UsageError>() || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
     });
-    let interrupted =
-        error.chain().any(|cause| matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted)));
+    let not_valid = error.chain().any(|cause| {
+        cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
+    });
     if usage {
         Exit::Usage
-    } else if interrupted {
+    } else if not_valid {
         Exit::NotValid
     } else {
         Exit::Environment

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{lab, plan, report};
+use commands::{compare, lab, plan, report};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -26,15 +26,16 @@ use commands::{lab, plan, report};
     after_help = "Exit codes: 0 fine, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it."
 )]
-struct Arguments {
+pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     Lab(lab::Lab),
     Plan(plan::Plan),
+    Compare(compare::Compare),
     Report(report::Report),
 }
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Lab(lab) => lab.run(),
         Command::Plan(plan) => plan.run(),
+        Command::Compare(compare) => compare.run(),
         Command::Report(report) => report.run(),
     };
     match result {
@@ -70,6 +72,12 @@ fn refuse(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if error.use_stderr() { exit::Exit::Usage.into() } else { ExitCode::SUCCESS };
     }
+    let _ = writeln!(io::stderr(), "fourtuple: {}", one_line(error));
+    exit::Exit::Usage.into()
+}
+
+/// What clap says about bad usage, on one line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let message: Vec<&str> = text
         .lines()
@@ -84,6 +92,5 @@ fn refuse(error: &clap::Error) -> ExitCode {
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
         _ => "",
     };
-    let _ = writeln!(io::stderr(), "fourtuple: {message}{more}");
-    exit::Exit::Usage.into()
+    format!("{message}{more}")
 }

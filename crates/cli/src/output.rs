@@ -113,6 +113,7 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
         Saved::Ports(record) => serde_json::to_string(record),
         Saved::TimeWait(record) => serde_json::to_string(record),
         Saved::Plan(record) => serde_json::to_string(record),
+        Saved::Compare(record) => serde_json::to_string(record),
     };
     text.context("cannot write the record as JSON")
 }
@@ -123,6 +124,7 @@ fn validity(saved: &Saved) -> Vec<Remark> {
         Saved::Ports(record) => record.validity.clone(),
         Saved::TimeWait(record) => record.validity.clone(),
         Saved::Plan(record) => record.validity.clone(),
+        Saved::Compare(record) => record.validity.clone(),
     }
 }
 

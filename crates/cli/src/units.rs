@@ -54,6 +54,25 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads `2%`, `0.5%`; above 0 and up to 100, as a share.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
+    match number {
+        Some(number) if number > 0.0 && number <= 100.0 => Ok(number / 100.0),
+        _ => Err(format!(
+            "{text:?} is not accepted: expected a percentage above 0% and up to 100%, such as 2%"
+        )),
+    }
+}
+
+/// Reads a whole number from 0 to `MOST`.
+pub(crate) fn from_0_to<const MOST: u32>(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(number) if number <= MOST => Ok(number),
+        _ => Err(format!("{text:?} is not accepted: expected a whole number from 0 to {MOST}")),
+    }
+}
+
 /// Reads a whole number from 1 to `MOST`.
 pub(crate) fn up_to<const MOST: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
@@ -102,6 +121,11 @@ mod tests {
         for text in ["", "0", "-0.5", "1.5", "nan", "inf", "half"] {
             assert!(share(text).is_err(), "{text:?}");
         }
+        assert_eq!(percent("2%"), Ok(0.02));
+        for text in ["", "2", "0%", "-1%", "101%", "nan%", "%"] {
+            assert!(percent(text).is_err(), "{text:?}");
+        }
+        assert_eq!((from_0_to::<9>("0"), from_0_to::<9>("10").is_err()), (Ok(0), true));
         assert_eq!(up_to::<100>("100"), Ok(100));
         for text in ["", "0", "101", "-1", "1.5", "5000000000"] {
             assert!(up_to::<100>(text).is_err(), "{text:?}");

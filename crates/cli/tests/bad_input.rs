@@ -173,9 +173,15 @@ fn files_that_are_no_records() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for command in
-        ["--help", "lab --help", "lab ports --help", "lab time-wait --help", "plan --help", "report --help"]
-    {
+    for command in [
+        "--help",
+        "lab --help",
+        "lab ports --help",
+        "lab time-wait --help",
+        "plan --help",
+        "compare --help",
+        "report --help",
+    ] {
         let ended = run(&mut fourtuple(command));
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
         assert!(ended.stdout.contains("Usage: fourtuple") && !ended.stdout.contains('\x1b'), "{ended:?}");

@@ -35,7 +35,8 @@ pub fn median_interval(samples: &[f64], random: &mut Rng) -> Option<Interval> {
     Some(Interval { value, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] })
 }
 
-fn median(samples: &mut [f64]) -> f64 {
+/// The middle sample, or the mean of the two in the middle; sorts, and needs at least one.
+pub(crate) fn median(samples: &mut [f64]) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let middle = samples.len() / 2;
     if samples.len() % 2 == 1 { samples[middle] } else { (samples[middle - 1] + samples[middle]) / 2.0 }

@@ -3,8 +3,11 @@
 //! Nothing here measures. Samples come in as numbers, so every claim in a record can be tested on made-up data.
 #![forbid(unsafe_code)]
 
+mod comparison;
 mod interval;
+mod student;
 mod summary;
 
+pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Verdict, compare_saved};
 pub use interval::{Interval, median_interval};
 pub use summary::Summary;

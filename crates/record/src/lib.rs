@@ -8,6 +8,7 @@
 //! records is [`SCHEMA_JSON`].
 #![forbid(unsafe_code)]
 
+mod compare;
 mod host;
 mod lab;
 mod plan;
@@ -17,6 +18,7 @@ mod time_wait;
 
 use serde::{Deserialize, Serialize};
 
+pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
@@ -76,6 +78,8 @@ pub enum Saved {
     TimeWait(TimeWaitRecord),
     /// `fourtuple plan`
     Plan(PlanRecord),
+    /// `fourtuple compare`
+    Compare(CompareRecord),
 }
 
 /// Why a text is not a record.
@@ -112,6 +116,7 @@ impl Saved {
             "lab ports" => Saved::Ports(serde_json::from_str(text)?),
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
+            "compare" => Saved::Compare(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

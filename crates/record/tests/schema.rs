@@ -154,9 +154,34 @@ fn plan() -> (PlanSettings, PlanResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 4] {
+fn compare() -> (CompareSettings, CompareResults) {
+    let settings = CompareSettings {
+        a: "lab ports --strategy kernel-default".into(),
+        b: "lab ports --strategy full-range".into(),
+        metric: "rate".into(),
+        for_ns: Some(120_000_000_000),
+        narrow: 0.02,
+        trials: None,
+        warmup: 1,
+        seed: 1,
+    };
+    let results = CompareResults {
+        ratio: 1.058,
+        low: Some(1.041),
+        high: None,
+        verdict: "too noisy to say".into(),
+        trials: 2,
+        pairs: 1,
+        samples_a: vec![52_000.5],
+        samples_b: vec![55_000.0],
+    };
+    (settings, results)
+}
+
+fn samples() -> [(&'static str, Value); 5] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (plan_settings, plan_results) = plan();
+    let (compare_settings, compare_results) = compare();
     let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
     let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
     [
@@ -164,6 +189,7 @@ fn samples() -> [(&'static str, Value); 4] {
         ("lab ports", record("lab ports", ports_settings, ports_results)),
         ("lab time-wait", record("lab time-wait", time_wait_settings, time_wait_results)),
         ("plan", record("plan", plan_settings, plan_results)),
+        ("compare", record("compare", compare_settings, compare_results)),
     ]
 }
 
@@ -255,13 +281,15 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
 #[test]
 fn other_versions_commands_and_mixtures_are_refused() {
     let validator = Validator::new();
-    let [(_, lab), (_, ports), (_, time_wait), (_, plan)] = samples();
+    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare)] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
         broken[field] = json!(value);
         assert!(!validator.accepts(&broken), "{field} {value}");
     }
-    for (one, other) in [(&lab, &ports), (&ports, &time_wait), (&time_wait, &plan), (&plan, &lab)] {
+    for (one, other) in
+        [(&lab, &ports), (&ports, &time_wait), (&time_wait, &plan), (&plan, &compare), (&compare, &lab)]
+    {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();
         assert!(!validator.accepts(&mixed), "{} with the results of {}", one["command"], other["command"]);

@@ -1,6 +1,8 @@
 //! What every record has, whatever its command: one view for the terminal and the page.
 
-use fourtuple_record::{Host, PlanSettings, PortsSettings, Record, Remark, Saved, TimeWaitSettings};
+use fourtuple_record::{
+    CompareSettings, Host, PlanSettings, PortsSettings, Record, Remark, Saved, TimeWaitSettings,
+};
 
 use crate::number::{count, duration, quantity, share};
 
@@ -29,6 +31,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
             of(record, vec![time_wait_words(&record.settings)], time_wait_line(&record.settings))
         }
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
+        Saved::Compare(record) => {
+            of(record, vec![compare_words(&record.settings)], compare_line(&record.settings))
+        }
     }
 }
 
@@ -140,6 +145,53 @@ fn plan_line(settings: &PlanSettings) -> String {
     )
 }
 
+fn compare_words(settings: &CompareSettings) -> Vec<String> {
+    let CompareSettings { a: _, b: _, metric, for_ns, narrow, trials, warmup, seed } = settings;
+    let mut words = vec![metric_name(metric).to_owned()];
+    match for_ns {
+        Some(time) => {
+            words.push("A B B A, B A A B".to_owned());
+            words.push(format!("for {} at most", duration(*time)));
+            words.extend(trials.map(|pairs| format!("{} at most", plural(pairs, "pair"))));
+            words.push(format!("{} of each side to warm up", plural((*warmup).into(), "trial")));
+        }
+        None => words.extend(["saved records, not interleaved".to_owned(), format!("seed {seed}")]),
+    }
+    words.push(format!("until within {} each way", share(*narrow)));
+    words
+}
+
+/// What is compared, for people.
+fn metric_name(metric: &str) -> &str {
+    match metric {
+        "mean" => "mean of connect()",
+        "p50" => "median of connect()",
+        "p99" => "p99 of connect()",
+        "cpu" => "CPU time per dial",
+        other => other,
+    }
+}
+
+fn compare_line(settings: &CompareSettings) -> String {
+    let CompareSettings { a, b, metric, for_ns, narrow, trials, warmup, seed } = settings;
+    let percent = format!("{}%", narrow * 100.0);
+    match for_ns {
+        Some(time) => format!(
+            "fourtuple compare --metric {metric} --for {} --narrow {percent}{} --warmup {warmup} -- {} {}",
+            typed(*time),
+            trials.map_or(String::new(), |pairs| format!(" --trials {pairs}")),
+            quoted(a),
+            quoted(b),
+        ),
+        None => format!("fourtuple compare --metric {metric} --narrow {percent} --seed {seed} {a} {b}"),
+    }
+}
+
+/// A text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// A duration as the command line reads it, exact.
 fn typed(ns: u64) -> String {
     for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
@@ -170,6 +222,11 @@ mod tests {
             [60_000_000_000, 1_500_000_000, 7_000, 7_001, 0].map(typed).join(" "),
             "60s 1500ms 7us 7001ns 0s"
         );
+    }
+
+    #[test]
+    fn a_command_is_one_word() {
+        assert_eq!(quoted("lab 'ports'"), r"'lab '\''ports'\'''");
     }
 
     #[test]

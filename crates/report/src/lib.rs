@@ -8,6 +8,7 @@
 pub mod html;
 pub mod terminal;
 
+mod comparison;
 mod envelope;
 mod figures;
 mod number;

@@ -79,6 +79,17 @@ fn every_kind_of_record_has_its_charts_and_tables() {
 }
 
 #[test]
+fn a_comparison_has_its_verdict_and_a_dot_a_trial() {
+    let page = page(&[Saved::Compare(samples::compare())]);
+    for text in
+        ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "fourtuple compare --metric rate --for 120s"]
+    {
+        assert!(page.contains(text), "{text} is missing");
+    }
+    assert_eq!(page.matches("<circle").count(), 64);
+}
+
+#[test]
 fn remarks_stand_before_the_results() {
     let mut record = samples::ports(&["auto"], 1, 64);
     record.validity.push(fourtuple_record::Remark::new("interrupted", "stopped by Ctrl-C"));

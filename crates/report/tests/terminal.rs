@@ -60,6 +60,10 @@ fn the_key_figures_survive_sixty_columns() {
     for expected in ["remedy", "none-over", "stall", "predicted", "273/s"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
+    let text = render(&Saved::Compare(samples::compare()), 60, false);
+    for expected in ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "A: lab ports", "median", "k/s"] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     for expected in ["113,000,000", "56,500,000", "never", "probes", "100%"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");

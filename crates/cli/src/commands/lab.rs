@@ -12,6 +12,7 @@ use fourtuple_record::{Host, LabResults, LabSettings, Saved};
 use fourtuple_syscalls::socket::Transport;
 use time::OffsetDateTime;
 
+use super::compare::metric::several;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;
@@ -165,6 +166,27 @@ fn all_strategies(found: LocalPortRange) -> Vec<Strategy> {
 }
 
 impl Lab {
+    /// Whether a run gives one number, for `compare`, and whether it has times of connect(); else which flag is to be given.
+    pub(crate) fn comparable(&self) -> Result<bool, String> {
+        let several = |command, flag| Err(several(command, flag));
+        match &self.experiment {
+            Some(Experiment::Ports(flags)) if flags.windows => {
+                Err("'--windows' measures several strategies; give '--strategy' with one name instead"
+                    .to_owned())
+            }
+            Some(Experiment::Ports(flags)) if flags.strategy.len() != 1 => several("lab ports", "--strategy"),
+            Some(Experiment::Ports(flags)) if flags.repeats != 1 => {
+                Err("'--repeats' is what compare does: leave it out, and say --trials".to_owned())
+            }
+            Some(Experiment::Ports(_)) => Ok(true),
+            Some(Experiment::TimeWait(flags)) if flags.remedy.len() != 1 => {
+                several("lab time-wait", "--remedy")
+            }
+            Some(Experiment::TimeWait(_)) => Ok(false),
+            None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
+        }
+    }
+
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.experiment {
             Some(Experiment::Ports(flags)) => run_ports(&flags),

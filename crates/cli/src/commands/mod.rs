@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+pub(crate) mod compare;
 pub(crate) mod lab;
 pub(crate) mod plan;
 pub(crate) mod report;

@@ -1,5 +1,6 @@
 //! Records as one HTML file that needs nothing else: no network, no other file.
 
+mod compare;
 mod plan;
 mod ports;
 mod time_wait;
@@ -120,6 +121,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (plan::section(index, &envelope.settings[0], &record.results))
                 }
+                Saved::Compare(record) => {
+                    (compare::section(&envelope.settings[0], &record.settings, &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -133,6 +137,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Ports(_) => "What connect() costs under each port strategy",
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
         Saved::Plan(_) => "How many connections fit, and what they cost",
+        Saved::Compare(_) => "Is B faster than A?",
     }
 }
 
@@ -223,6 +228,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Ports(record) => results(record),
         Saved::TimeWait(record) => results(record),
         Saved::Plan(record) => results(record),
+        Saved::Compare(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

@@ -1,5 +1,6 @@
 //! A record as text for a terminal, a log or a mail.
 
+mod compare;
 mod plan;
 mod ports;
 mod sheet;
@@ -46,6 +47,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::Plan(record) => {
             plan::body(&mut sheet, &settings[0], &record.results);
             record.results.advice.clone()
+        }
+        Saved::Compare(record) => {
+            compare::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            Vec::new()
         }
     };
     if !advice.is_empty() {

@@ -305,6 +305,42 @@ pub(crate) fn lab() -> LabRecord {
     )
 }
 
+pub(crate) fn compare() -> CompareRecord {
+    let mut noise = Noise(11);
+    let mut samples = |middle: f64| (0..32).map(|_| middle * (0.97 + 0.06 * noise.next())).collect();
+    let settings = CompareSettings {
+        a: "lab ports --range 32768-40959 --strategy select-test-repeat".into(),
+        b: "lab ports --range 32768-40959 --strategy full-range".into(),
+        metric: "rate".into(),
+        for_ns: Some(120 * SECOND),
+        narrow: 0.02,
+        trials: None,
+        warmup: 1,
+        seed: 1,
+    };
+    let results = CompareResults {
+        ratio: 1.058,
+        low: Some(1.041),
+        high: Some(1.074),
+        verdict: "B is 5.8% faster, 4.1 to 7.4".into(),
+        trials: 64,
+        pairs: 32,
+        samples_a: samples(52_000.0),
+        samples_b: samples(55_000.0),
+    };
+    record("compare", settings, results)
+}
+
+/// One trial each, and numbers that nobody measured.
+fn odd_compare() -> CompareRecord {
+    let mut record = compare();
+    record.settings = CompareSettings { for_ns: None, metric: "p99".into(), ..record.settings };
+    let results = &mut record.results;
+    (results.low, results.high, results.ratio) = (None, None, f64::MAX);
+    (results.samples_a, results.samples_b) = (vec![f64::MAX, 0.0], Vec::new());
+    record
+}
+
 /// A record that somebody made to break the page or the terminal.
 pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
@@ -359,6 +395,8 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("time-wait", Saved::TimeWait(time_wait())),
         ("plan", Saved::Plan(plan())),
         ("lab", Saved::Lab(lab())),
+        ("compare", Saved::Compare(compare())),
+        ("odd compare", Saved::Compare(odd_compare())),
         ("hostile", Saved::Ports(hostile())),
     ]
 }

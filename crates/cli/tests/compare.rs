@@ -1,0 +1,231 @@
+//! `fourtuple compare`: two commands in turn, saved records, and what it refuses.
+
+mod program;
+
+use std::process::Command;
+
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use program::{
+    Ended, Room, Running, children, fourtuple, list, measure_with, number, require_valid, run, tcp_sockets,
+    text,
+};
+use serde_json::Value;
+
+const A: &str = "lab ports --range 20000-20127 --strategy full-range";
+const B: &str = "fourtuple lab ports --range '20000-20127' --strategy \"kernel-default\"";
+
+/// `compare` with two commands, of which each is one argument.
+fn compare(flags: &str, a: &str, b: &str) -> Command {
+    let mut command = fourtuple(&format!("compare {flags} --"));
+    command.args([a, b]);
+    command
+}
+
+fn refused(command: &mut Command, says: &[&str]) {
+    let ended = run(command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    for part in says {
+        assert!(ended.line().contains(part), "{part:?} is not in {:?}", ended.line());
+    }
+}
+
+fn samples<'a>(record: &'a Value, side: &str) -> &'a [Value] {
+    let samples = list(record, &format!("/results/samples_{side}"));
+    assert!(samples.iter().all(|sample| sample.as_f64().unwrap() > 0.0), "{record:#}");
+    samples
+}
+
+#[test]
+fn two_labs() {
+    let test = "compare::two_labs";
+    let mut command = compare("--trials 2 --warmup 0 --for 5m --json", A, B);
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let (settings, results) = (&record["settings"], &record["results"]);
+    assert_eq!((text(settings, "a"), text(settings, "b")), (A, B), "as typed");
+    assert_eq!((text(settings, "metric"), number(settings, "trials")), ("rate", 2));
+    assert_eq!((number(results, "trials"), number(results, "pairs")), (4, 2));
+    assert_eq!((samples(&record, "a").len(), samples(&record, "b").len()), (2, 2));
+    assert!(results["ratio"].as_f64().unwrap() > 0.0);
+    assert_eq!((&results["low"], &results["high"]), (&Value::Null, &Value::Null));
+    assert_eq!(text(results, "verdict"), "too noisy to say: 2 pairs, 8 are needed");
+    assert!(!text(&record["host"], "kernel").is_empty());
+    let room = Room::new();
+    let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.stdout.contains("Is B faster than A?"), "{again:?}");
+}
+
+#[test]
+fn eight_pairs_have_an_interval_around_the_ratio() {
+    let mut command = compare("--metric cpu --trials 8 --narrow 0.001% --for 5m --json --quiet", A, A);
+    let Some(ended) = measure_with("compare::eight_pairs", &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let figure = |key: &str| record["results"][key].as_f64().unwrap();
+    assert!(figure("low") <= figure("ratio") && figure("ratio") <= figure("high"), "{record:#}");
+    assert_eq!(number(&record["results"], "pairs"), 8);
+}
+
+/// What `lab ports` printed, with another rate.
+fn with_rate(record: &Value, rate: f64) -> String {
+    let mut record = record.clone();
+    record["results"]["strategies"][0]["rate_per_s"] = rate.into();
+    format!("{record}\n")
+}
+
+#[test]
+fn saved_records() {
+    let Some(record) = program::record("compare::saved_records", A) else { return };
+    let room = Room::new();
+    let saved = |flags: &str, a: &str, b: &str| -> Ended {
+        let (a, b) = (room.file("a.json", a), room.file("b.json", b));
+        run(&mut fourtuple(&format!("compare {a} {b} {flags}")))
+    };
+    let ended = saved("--json", &with_rate(&record, 50_000.0), &with_rate(&record, 55_000.0));
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let one = ended.json();
+    require_valid(&one);
+    let results = &one["results"];
+    assert!((results["ratio"].as_f64().unwrap() - 1.1).abs() < 1e-9);
+    assert_eq!((&results["low"], &results["high"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (text(results, "verdict"), number(results, "trials")),
+        ("too noisy to say: one trial each", 2)
+    );
+
+    let many = |middle: f64| -> String {
+        (0..20).map(|at| with_rate(&record, middle * (1.0 + 0.001 * f64::from(at % 5)))).collect()
+    };
+    let ended = saved("--json", &many(52_000.0), &many(55_016.0));
+    let faster = ended.json();
+    require_valid(&faster);
+    assert!(text(&faster["results"], "verdict").starts_with("B is 5.8% faster, "), "{faster:#}");
+    assert_eq!((number(&faster["results"], "trials"), number(&faster["results"], "pairs")), (40, 0));
+    // Lower is better there, and every record has the same.
+    let ended = saved("--metric mean", &many(52_000.0), &many(55_016.0));
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.stdout.contains("no difference larger than 2%"), "{ended:?}");
+
+    let mut cut = record.clone();
+    cut["validity"] = serde_json::json!([{ "id": "interrupted", "message": "cut short" }]);
+    let ended = saved("--json", &many(52_000.0), &format!("{cut}\n{}", many(52_000.0)));
+    assert_eq!(ended.code, 3, "{ended:?}");
+    let dropped = ended.json();
+    require_valid(&dropped);
+    assert_eq!(dropped["validity"][0]["id"], "dropped");
+    assert_eq!(samples(&dropped, "b").len(), 20);
+    let ended = saved("", &many(52_000.0), &cut.to_string());
+    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
+    assert!(ended.line().contains("no record of B is valid"), "{ended:?}");
+}
+
+#[test]
+fn what_is_no_comparison() {
+    let mut one = fourtuple("compare --");
+    refused(one.arg(A), &["two commands"]);
+    refused(&mut fourtuple("compare"), &["two commands"]);
+    refused(&mut fourtuple("compare a.json"), &["as many of A as of B"]);
+    refused(&mut compare("--metric beauty", A, B), &["'beauty'", "--metric", "rate, mean, p50, p99, cpu"]);
+    refused(&mut compare("--narrow 2", A, B), &["--narrow", "such as 2%"]);
+    refused(&mut compare("--for 2", A, B), &["--for", "such as 10s"]);
+    refused(&mut compare("--trials 0", A, B), &["--trials", "from 1 to"]);
+    refused(&mut compare("--warmup 101", A, B), &["--warmup", "from 0 to 100"]);
+    refused(&mut compare("", "lab ports --strategy 'auto", B), &["A, ", "a ' is not closed"]);
+    refused(&mut compare("", A, "ls -l"), &["B, 'ls -l'", "'ls'"]);
+    refused(&mut compare("", A, "plan"), &["B, 'plan'", "no other command"]);
+    refused(&mut compare("", A, "compare a b"), &["no other command"]);
+    refused(&mut compare("", A, "lab"), &["a bare lab"]);
+    refused(&mut compare("", A, "lab ports --help"), &["nothing to measure"]);
+    refused(&mut compare("", "lab ports", B), &["'--strategy' of one name"]);
+    refused(&mut compare("", "lab ports --strategy auto,full-range", B), &["'--strategy' of one name"]);
+    refused(&mut compare("", "lab ports --strategy auto --repeats 3", B), &["'--repeats'"]);
+    refused(&mut compare("", "lab time-wait", B), &["'--remedy' of one name"]);
+    refused(&mut compare("--metric p99", "lab time-wait --remedy keep-alive", A), &["'--metric'", "p99"]);
+    refused(&mut compare("", "lab ports --strategy auto --range 9-8", B), &["--range", "9-8"]);
+}
+
+/// What only the command itself finds is said in its own words, with its own code.
+#[test]
+fn what_a_child_refuses() {
+    let ended = run(&mut compare("", "lab ports --strategy auto --range 20000-20003", B));
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    let alone = run(&mut fourtuple("lab ports --strategy auto --range 20000-20003"));
+    assert_eq!(ended.line(), alone.line());
+}
+
+#[test]
+fn an_environment_that_cannot_do_it() {
+    let mut command = compare("", A, B);
+    child::refuse(&mut command, Facility::Namespaces);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().starts_with("cannot make a network namespace"), "{ended:?}");
+}
+
+#[test]
+fn a_trial_that_is_not_valid_is_made_again() {
+    let test = "compare::a_trial_that_is_not_valid_is_made_again";
+    let long = "lab ports --range 9024-65535 --strategy full-range";
+    let mut running = Running::start(&mut compare("--for 5m --warmup 0 --trials 1 --json", long, A));
+    let mut trial = None;
+    let begun = running.until("dialed", |id| {
+        let dials = |child: &u32| tcp_sockets(*child, "inuse").iter().any(|(_, inuse)| *inuse > 600);
+        trial = children(id).into_iter().find(dials);
+        trial.is_some()
+    });
+    if !begun {
+        let ended = running.end();
+        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        return fourtuple_testing::skip(test, "netns", ended.line());
+    }
+    child::interrupt(trial.expect("it was found")).unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let remarks: Vec<&str> = list(&record, "/validity").iter().map(|remark| text(remark, "id")).collect();
+    assert_eq!(remarks, ["trial-not-valid", "dropped"]);
+    assert_eq!(number(&record["results"], "pairs"), 1);
+}
+
+#[test]
+fn files_that_cannot_be_compared() {
+    let room = Room::new();
+    let prose = room.file("prose.json", "hello");
+    let ended = run(&mut fourtuple(&format!("compare {prose} {prose}")));
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("not a fourtuple record"), "{ended:?}");
+    let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
+    let plan = room.file("plan.json", &plan.stdout);
+    refused(&mut fourtuple(&format!("compare {plan} {plan}")), &["no others"]);
+}
+
+#[test]
+fn ctrl_c_keeps_the_trials_made() {
+    let mut running = Running::start(&mut compare("--for 5m --narrow 0.001% --json --quiet", A, A));
+    // The first trial of four warms up; each is a process of its own.
+    let mut seen = Vec::new();
+    let begun = running.until("ran five trials", |id| {
+        seen.extend(children(id));
+        seen.sort_unstable();
+        seen.dedup();
+        seen.len() >= 5
+    });
+    if !begun {
+        let ended = running.end();
+        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        return fourtuple_testing::skip("compare::ctrl_c_keeps_the_trials_made", "netns", ended.line());
+    }
+    child::interrupt(running.id()).unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["validity"][0]["id"], "interrupted");
+    assert!(number(&record["results"], "pairs") >= 1);
+}

@@ -32,7 +32,8 @@ const FEWEST_SAMPLES: usize = 6;
 ///
 /// On 2,000 simulated comparisons of A with A (3% log-normal noise that is correlated between neighbours, one trial in
 /// 20 slower by up to a factor of three, drift of up to 10%, 4 to 256 pairs) it claimed a difference in 55; of 2,000 in
-/// which B was 5.8% faster it saw 1,970 with 32 pairs at most, and all with 64 (`cargo test -p fourtuple-measure -- --ignored --nocapture`).
+/// which B was 5.8% faster it saw 1,970 with 32 pairs at most, and all with 64 (`cargo test -p fourtuple-measure
+/// two_thousand -- --nocapture`).
 #[derive(Clone, Debug)]
 pub struct Comparison {
     narrow: f64,

@@ -1,5 +1,6 @@
 //! What the parts of a dial cost on this machine: the constants of the cost model, measured in a namespace.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -60,9 +61,8 @@ struct Bench {
 
 impl Bench {
     fn set_up(range: PortRange, has_option: bool, namespace: &Namespace) -> Result<Self, LabError> {
-        namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
-        namespace.set("net.core.somaxconn", "4194304")?;
-        let port = (1..=u16::MAX).find(|port| !range.contains(*port)).ok_or_else(|| {
+        namespace.set_range(range)?;
+        let port = Namespace::ports_beside(range).next().ok_or_else(|| {
             LabError::setting("range", range, "a port must be left for a listener to calibrate with")
         })?;
         Ok(Bench {
@@ -82,18 +82,19 @@ impl Bench {
         let auto = self.dialer(Strategy::Auto)?;
         let half_of_it = self.range.len() / 2;
         let half_length = f64::from(half_of_it.max(1));
-        let floor_half = self.fill(&default, half_of_it, watch)?;
+        let floor_half = self.fill(&default, half_of_it, watch)?.ok_or_else(no_dials)?;
         // One half of the ports is taken now: every search walks past it before it finds one in the other half. It is the
         // same half every time, so the caches hold what they can of it; a search over everything would say nothing here.
-        let walk = self.fill(&default, SEARCHES, watch)?;
-        let half = ProbeCost::measured(floor_half, &[(half_length, walk)])?;
-        let floor_full =
-            self.fill(&auto, (self.range.len() - self.held).saturating_sub(4 * SEARCHES), watch)?;
-        let walk = self.fill(&default, SEARCHES, watch)?;
+        let walk_half = self.fill(&default, SEARCHES, watch)?.unwrap_or(floor_half);
+        let half = ProbeCost::measured(floor_half, &[(half_length, walk_half)])?;
+        // A range of few ports has no such parts left: what was measured at its half then stands for its end as well.
+        let rest = self.range.len().saturating_sub(self.held + 4 * SEARCHES);
+        let floor_full = self.fill(&auto, rest, watch)?.unwrap_or(floor_half);
+        let walk_full = self.fill(&default, SEARCHES, watch)?.unwrap_or(walk_half);
         self.fill(&auto, u32::MAX, watch)?;
         let once = self.refused(1)?;
         // Beyond the half, up to one of the ports that were still free, a few hundred ports: within the noise.
-        let mut means = vec![(half_length, walk)];
+        let mut means = vec![(half_length, walk_full)];
         let mut width = 16;
         while self.has_option && width < half_of_it {
             means.push((f64::from(width - 1), floor_full + self.refused(width as u16)? - once));
@@ -143,18 +144,8 @@ impl Bench {
         Ok(Dialer::to(self.destination).strategy(strategy).without_census().build()?)
     }
 
-    /// Dials `count` more or until the ports run out, and gives the mean time of a dial.
-    fn fill(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<f64, LabError> {
-        let mut times = self.fill_each(dialer, count, watch)?;
-        Ok(trimmed_mean_ns(&mut times))
-    }
-
-    fn fill_each(
-        &mut self,
-        dialer: &Dialer,
-        count: u32,
-        watch: &Watch<'_>,
-    ) -> Result<Vec<Duration>, LabError> {
+    /// Dials `count` more or until the ports run out, and gives the mean time of a dial; `None` when no port was left.
+    fn fill(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<Option<f64>, LabError> {
         let mut times = Vec::new();
         while (times.len() as u32) < count {
             if watch.stopped() {
@@ -169,7 +160,7 @@ impl Bench {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(times)
+        Ok((!times.is_empty()).then(|| trimmed_mean_ns(&mut times)))
     }
 
     fn park(&mut self, socket: OwnedFd, watch: &Watch<'_>) -> Result<(), LabError> {
@@ -227,6 +218,11 @@ impl Bench {
     fn open(&self) -> Result<OwnedFd, LabError> {
         socket::open(Transport::Tcp, self.destination, false).map_err(LabError::call("socket"))
     }
+}
+
+/// A namespace of our own in which not even the first dial finds a port.
+fn no_dials() -> LabError {
+    LabError::Call { what: "calibrate".to_owned(), error: io::ErrorKind::AddrNotAvailable.into() }
 }
 
 /// The mean without the slowest sixteenth, which the neighbours made.

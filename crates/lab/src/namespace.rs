@@ -7,6 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple::ports::PortRange;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -60,6 +61,16 @@ impl Namespace {
             .map_err(|error| LabError::Sysctl { name: name.to_owned(), value: value.to_owned(), error })
     }
 
+    /// Sets the ephemeral range.
+    pub fn set_range(&self, range: PortRange) -> Result<(), LabError> {
+        self.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))
+    }
+
+    /// Ports for listeners, from the low ones up: outside of the range, where they take none from those who dial.
+    pub fn ports_beside(range: PortRange) -> impl Iterator<Item = u16> {
+        (1..=u16::MAX).filter(move |port| !range.contains(*port))
+    }
+
     /// The address that servers listen on: all of them.
     pub fn any_address(family: Family) -> IpAddr {
         match family {
@@ -90,6 +101,8 @@ impl Namespace {
     pub fn listen(&self, family: Family, port: u16) -> Result<OwnedFd, LabError> {
         let address = SocketAddr::new(Self::any_address(family), port);
         let what = || LabError::call(format!("listen on {address}"));
+        // The kernel cuts every queue to this.
+        self.set("net.core.somaxconn", "4194304")?;
         let listener = socket::open(Transport::Tcp, address, false).map_err(what())?;
         fourtuple_syscalls::option::set_reuse_address(listener.as_fd(), true).map_err(what())?;
         socket::bind(listener.as_fd(), address).map_err(what())?;

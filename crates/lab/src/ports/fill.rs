@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple::dial::Strategy;
-use fourtuple::ports::PortRange;
 use fourtuple_measure::Summary;
 use fourtuple_record::{ByParity, FillPoint, Scatter, Spread, StrategyResult};
 use fourtuple_syscalls::parking::Parking;
@@ -37,11 +36,9 @@ pub(super) fn fill(
     watch: &Watch<'_>,
 ) -> Result<StrategyResult, LabError> {
     let range = settings.range;
-    namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
-    // The accept queue holds all of the server's side.
-    namespace.set("net.core.somaxconn", "4194304")?;
+    namespace.set_range(range)?;
     let family = settings.family;
-    let mut free = free_ports(range);
+    let mut free = Namespace::ports_beside(range);
     let mut listen = || {
         let port = free.next().expect("a range of 65,000 ports at most leaves some for listeners");
         Ok::<_, LabError>((namespace.listen(family, port)?, SocketAddr::new(family.loopback(), port)))
@@ -83,11 +80,6 @@ pub(super) fn fill(
     drop(floors);
     drop(_listener);
     Ok(tally.result(strategy, chosen, repeat))
-}
-
-/// Ports for listeners, outside of the range, from the low ones up.
-fn free_ports(range: PortRange) -> impl Iterator<Item = u16> {
-    (1..=u16::MAX).filter(move |port| !range.contains(*port))
 }
 
 /// What was measured so far.

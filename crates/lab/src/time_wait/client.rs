@@ -40,7 +40,7 @@ pub(super) fn run(
 ) -> Result<TimeWaitRun, LabError> {
     let mut work = Some(turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     let range = if remedy == Remedy::WiderRange { wide() } else { settings.range };
-    namespace.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))?;
+    namespace.set_range(range)?;
     // 2, the default, reuses TIME_WAIT on loopback and nowhere else: it would hide what happens to everybody else.
     let reuse = if remedy == Remedy::TcpTwReuse { "1" } else { "0" };
     namespace.set("net.ipv4.tcp_tw_reuse", reuse)?;

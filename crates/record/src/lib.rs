@@ -11,6 +11,7 @@
 mod compare;
 mod host;
 mod lab;
+mod load;
 mod plan;
 mod ports;
 mod scatter;
@@ -21,6 +22,9 @@ use serde::{Deserialize, Serialize};
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
+pub use load::{
+    Held, Latency, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second, Slow,
+};
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
 pub use scatter::{Dot, Scatter};

@@ -1,6 +1,58 @@
+use std::fmt;
 use std::io;
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Where a socket can be reached: over IP, or by a path of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// An address and a port.
+    Inet(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// Address and port; `None` of a unix socket.
+    pub fn inet(&self) -> Option<SocketAddr> {
+        match self {
+            Endpoint::Inet(address) => Some(*address),
+            Endpoint::Unix(_) => None,
+        }
+    }
+
+    pub(crate) fn family(&self) -> libc::c_int {
+        match self {
+            Endpoint::Inet(SocketAddr::V4(_)) => libc::AF_INET,
+            Endpoint::Inet(SocketAddr::V6(_)) => libc::AF_INET6,
+            Endpoint::Unix(_) => libc::AF_UNIX,
+        }
+    }
+
+    pub(crate) fn raw(&self) -> io::Result<RawAddress> {
+        match self {
+            Endpoint::Inet(address) => Ok(RawAddress::from(*address)),
+            Endpoint::Unix(path) => RawAddress::unix(path),
+        }
+    }
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        Endpoint::Inet(address)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Inet(address) => address.fmt(formatter),
+            Endpoint::Unix(path) => path.display().fmt(formatter),
+        }
+    }
+}
 
 /// A socket address in the kernel's form, with the length that goes with it.
 pub(crate) struct RawAddress {
@@ -16,6 +68,26 @@ impl RawAddress {
             storage: unsafe { mem::zeroed() },
             length: mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t,
         }
+    }
+
+    fn unix(path: &Path) -> io::Result<Self> {
+        let bytes = path.as_os_str().as_bytes();
+        // SAFETY: sockaddr_un is plain data for which all zeroes is a valid value.
+        let mut filled: libc::sockaddr_un = unsafe { mem::zeroed() };
+        filled.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        // A zero byte ends the path, and one at the start would mean an abstract name.
+        if bytes.is_empty() || bytes.len() >= filled.sun_path.len() || bytes.contains(&0) {
+            let message = format!("the path of a unix socket has 1 to 107 bytes, none of them 0: {path:?}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        for (to, from) in filled.sun_path.iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
+        }
+        let mut raw = RawAddress::empty();
+        // SAFETY: sockaddr_storage is at least as large as sockaddr_un and aligned for it.
+        unsafe { (&raw mut raw.storage).cast::<libc::sockaddr_un>().write(filled) };
+        raw.length = (mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1) as libc::socklen_t;
+        Ok(raw)
     }
 
     pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
@@ -97,5 +169,13 @@ mod tests {
             assert_eq!(RawAddress::from(address).to_std().unwrap(), address, "{text}");
         }
         assert!(RawAddress::empty().to_std().is_err());
+    }
+
+    #[test]
+    fn paths_that_no_unix_socket_can_have_are_refused() {
+        assert_eq!(RawAddress::unix(Path::new("/run/x")).unwrap().length(), 2 + 6 + 1);
+        for path in ["", "a\0b", &"x".repeat(108)] {
+            assert!(RawAddress::unix(Path::new(path)).is_err(), "{path:?}");
+        }
     }
 }

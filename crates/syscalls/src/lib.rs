@@ -11,6 +11,7 @@ mod address;
 pub mod allocator;
 pub mod boot;
 pub mod child;
+pub mod epoll;
 pub mod fork;
 mod netlink;
 pub mod netns;
@@ -21,6 +22,8 @@ pub mod route;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;
+
+pub use address::Endpoint;
 
 /// The result of a call that answers -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

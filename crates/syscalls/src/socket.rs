@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::address::RawAddress;
+use crate::address::{Endpoint, RawAddress};
 use crate::check;
 
 /// TCP or UDP.
@@ -31,6 +31,28 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A new stream socket of the family of `endpoint`, close-on-exec.
+pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    // SAFETY: socket() takes no pointers.
+    let fd = check(unsafe { libc::socket(endpoint.family(), libc::SOCK_STREAM | flags, 0) })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// bind(2) to an endpoint; a unix path must not be there yet.
+pub fn bind_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<()> {
+    let raw = endpoint.raw()?;
+    // SAFETY: pointer and length describe one initialised address that outlives the call.
+    check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
+}
+
+/// connect(2) to an endpoint. Where the queue of a unix socket is full, one that does not block has EAGAIN: there is no
+/// handshake that could go on.
+pub fn connect_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<Connect> {
+    connect_raw(socket, &endpoint.raw()?)
+}
+
 /// bind(2)
 pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let raw = RawAddress::from(address);
@@ -50,7 +72,10 @@ pub enum Connect {
 
 /// connect(2)
 pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Connect> {
-    let raw = RawAddress::from(address);
+    connect_raw(socket, &RawAddress::from(address))
+}
+
+fn connect_raw(socket: BorrowedFd<'_>, raw: &RawAddress) -> io::Result<Connect> {
     // SAFETY: pointer and length describe one initialised address that outlives the call.
     match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }) {
         Ok(_) => Ok(Connect::Done),
@@ -82,6 +107,32 @@ pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     })?;
     // SAFETY: the call above gave a fresh descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// accept4(2), close-on-exec and non-blocking, without asking for the peer's address.
+pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: both address pointers may be null: no address is wanted.
+    let fd = check(unsafe {
+        libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
+    })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// send(2) without SIGPIPE: EPIPE is the answer where the other end is gone.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe the bytes, which the kernel only reads.
+    let sent =
+        unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// recv(2); 0 of a stream is its end.
+pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe writable room.
+    let received = unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), 0) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
 /// getsockname(2)

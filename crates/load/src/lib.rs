@@ -1,0 +1,2 @@
+//! A generator of connections that tells the truth about them.
+#![forbid(unsafe_code)]

@@ -1,0 +1,151 @@
+//! epoll(7): which of many descriptors are ready.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::check;
+
+/// What to be told of a descriptor, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest(u32);
+
+impl Interest {
+    /// Something to read, or the end of it.
+    pub const READ: Interest = Interest(libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32);
+    /// Room to write; of a connecting socket: connected, or failed.
+    pub const WRITE: Interest = Interest(libc::EPOLLOUT as u32);
+    /// Told once per change instead of as long as it lasts.
+    pub const EDGE: Interest = Interest(libc::EPOLLET as u32);
+    /// Told once, and then not until the interest is set again.
+    pub const ONESHOT: Interest = Interest(libc::EPOLLONESHOT as u32);
+    /// Of several epolls that watch the descriptor wake only one (Linux 4.5).
+    pub const EXCLUSIVE: Interest = Interest(libc::EPOLLEXCLUSIVE as u32);
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, other: Interest) -> Interest {
+        Interest(self.0 | other.0)
+    }
+}
+
+/// A descriptor that is ready.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Ready(libc::epoll_event);
+
+impl Ready {
+    /// Room for an answer of [`Epoll::wait`].
+    pub const NONE: Ready = Ready(libc::epoll_event { events: 0, u64: 0 });
+
+    /// What the descriptor was added under.
+    pub fn token(&self) -> u64 {
+        self.0.u64
+    }
+
+    /// Something can be read, or the end of it was reached.
+    pub fn readable(&self) -> bool {
+        self.0.events & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
+    }
+
+    /// Something can be written, or connect() has come to an end.
+    pub fn writable(&self) -> bool {
+        self.0.events & (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
+    }
+
+    /// An error is pending, which SO_ERROR tells.
+    pub fn failed(&self) -> bool {
+        self.0.events & libc::EPOLLERR as u32 != 0
+    }
+}
+
+/// A set of watched descriptors.
+#[derive(Debug)]
+pub struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// epoll_create1(2)
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: epoll_create1() takes no pointers.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Watches `descriptor`; closing it (all copies of it) ends that.
+    pub fn add(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, descriptor, token, interest)
+    }
+
+    /// Changes what is watched.
+    pub fn modify(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, descriptor, token, interest)
+    }
+
+    /// Watches `descriptor` no longer.
+    pub fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, descriptor, 0, Interest(0))
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        descriptor: BorrowedFd<'_>,
+        token: u64,
+        interest: Interest,
+    ) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest.0, u64: token };
+        // SAFETY: the pointer is to one initialised event, which the kernel only reads.
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), operation, descriptor.as_raw_fd(), &raw mut event)
+        })
+        .map(drop)
+    }
+
+    /// Waits until something is ready, a signal comes or `timeout` is over (in whole milliseconds, rounded up; `None`: for
+    /// ever), and says what is.
+    pub fn wait<'a>(&self, room: &'a mut [Ready], timeout: Option<Duration>) -> io::Result<&'a [Ready]> {
+        let timeout = timeout.map_or(-1, |timeout| {
+            libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+        });
+        let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: Ready has the layout of epoll_event; pointer and count describe the writable room.
+        let result =
+            check(unsafe { libc::epoll_wait(self.0.as_raw_fd(), room.as_mut_ptr().cast(), most, timeout) });
+        match result {
+            Ok(count) => Ok(&room[..count as usize]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(&[]),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl std::os::fd::AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn what_is_ready_is_told_under_its_token() {
+        let epoll = Epoll::new().unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        epoll.add(theirs.as_fd(), 7, Interest::READ).unwrap();
+        let mut room = [Ready::NONE; 4];
+        assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+        ours.write_all(b"x").unwrap();
+        let ready = epoll.wait(&mut room, None).unwrap();
+        assert_eq!((ready.len(), ready[0].token(), ready[0].readable()), (1, 7, true));
+        assert!(!ready[0].failed());
+        epoll.remove(theirs.as_fd()).unwrap();
+        assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+    }
+}

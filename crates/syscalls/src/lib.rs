@@ -18,6 +18,7 @@ pub mod netns;
 pub mod option;
 pub mod parking;
 pub mod resource;
+pub mod ring;
 pub mod route;
 pub mod seccomp;
 pub mod sock_diag;

@@ -1,0 +1,593 @@
+//! io_uring for connections: whole chains of socket, options, bind, connect, send and receive, on direct descriptors, with
+//! one system call for many connections.
+//!
+//! A [`Ring`] has slots, each for one connection, and owns all memory that the kernel reads or writes for them. The steps
+//! of a chain are linked: one that fails ends it, and its error is the [`Event`] that follows.
+
+use std::io;
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use io_uring::types::{CancelBuilder, DestinationSlot, Fixed, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+use crate::address::{Endpoint, RawAddress};
+use crate::option::IP_LOCAL_PORT_RANGE;
+use crate::socket::Transport;
+
+/// Steps of the longest chain: close, socket, five options and binds, connect, send, receive, and one to spare.
+const LONGEST: usize = 12;
+
+/// Most entries of the submission queue (IORING_MAX_ENTRIES).
+const MOST_ENTRIES: usize = 32_768;
+
+/// A step of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Step {
+    /// socket(2) into the slot.
+    Open,
+    /// One of the options before connect().
+    Option,
+    /// bind(2)
+    Bind,
+    /// connect(2), or waiting for the connection of a socket that was adopted.
+    Connect,
+    /// send(2) of all bytes.
+    Send,
+    /// recv(2)
+    Receive,
+    /// close(2)
+    Close,
+    /// Waiting for the other end to close.
+    Watch,
+    /// Cancelling what the slot does.
+    Cancel,
+}
+
+impl Step {
+    const ALL: [Step; 9] = [
+        Step::Open,
+        Step::Option,
+        Step::Bind,
+        Step::Connect,
+        Step::Send,
+        Step::Receive,
+        Step::Close,
+        Step::Watch,
+        Step::Cancel,
+    ];
+
+    /// Whether success goes without saying.
+    fn is_silent(self) -> bool {
+        matches!(self, Step::Open | Step::Option | Step::Bind | Step::Send | Step::Close | Step::Cancel)
+    }
+}
+
+/// How a socket is made ready for connect().
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opening {
+    /// Source to bind: with port 0 the port is left to connect() (IP_BIND_ADDRESS_NO_PORT), else it is shared by
+    /// SO_REUSEADDR.
+    pub source: Option<SocketAddr>,
+    /// IP_LOCAL_PORT_RANGE, both bounds inclusive.
+    pub window: Option<(u16, u16)>,
+    /// SO_LINGER of 0: closing sends RST.
+    pub reset_on_close: bool,
+}
+
+/// What became of a step.
+#[derive(Debug)]
+pub struct Event {
+    /// Whose.
+    pub slot: u32,
+    /// Which.
+    pub step: Step,
+    /// Bytes of [`Step::Receive`], or what failed. After a failure nothing of the slot is under way.
+    pub result: io::Result<usize>,
+}
+
+/// Connections of one thread to one endpoint.
+pub struct Ring {
+    ring: IoUring,
+    family: libc::c_int,
+    kind: libc::c_int,
+    destination: Box<RawAddress>,
+    slots: Vec<Slot>,
+    room: usize,
+    /// Completions that will still come.
+    awaited: usize,
+    enters: u64,
+    entries: usize,
+}
+
+#[derive(Default)]
+struct Slot {
+    source: Option<Box<RawAddress>>,
+    window: Box<u32>,
+    outgoing: Vec<u8>,
+    received: Box<[u8]>,
+    /// The steps of the chain under way that are not known to be over.
+    chain: Chain,
+    /// An error whose followers are still to be heard of.
+    failed: Option<(Step, i32)>,
+}
+
+/// Up to [`LONGEST`] steps, oldest first.
+#[derive(Clone, Copy, Default)]
+struct Chain {
+    steps: [u8; LONGEST],
+    length: u8,
+}
+
+impl Chain {
+    fn push(&mut self, step: Step) {
+        self.steps[usize::from(self.length)] = step as u8;
+        self.length += 1;
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &self.steps[..usize::from(self.length)]
+    }
+
+    /// Forgets the oldest `count` steps.
+    fn drop_first(&mut self, count: usize) {
+        let length = usize::from(self.length);
+        self.steps.copy_within(count..length, 0);
+        self.length -= count as u8;
+    }
+}
+
+/// What options take that never change.
+static ON: libc::c_int = 1;
+static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
+
+impl Ring {
+    /// A ring for `slots` connections to `destination`, each with `room` bytes to receive into.
+    ///
+    /// # Errors
+    ///
+    /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE: more slots than
+    /// RLIMIT_NOFILE.
+    pub fn new(transport: Transport, destination: &Endpoint, slots: u32, room: usize) -> io::Result<Self> {
+        let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096).min(MOST_ENTRIES);
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize((entries * 4) as u32)
+            .build(entries as u32)?;
+        ring.submitter().register_files_sparse(slots)?;
+        Ok(Ring {
+            ring,
+            family: destination.family(),
+            kind: match transport {
+                Transport::Tcp => libc::SOCK_STREAM,
+                Transport::Udp => libc::SOCK_DGRAM,
+            },
+            destination: Box::new(destination.raw()?),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            room,
+            awaited: 0,
+            enters: 0,
+            entries,
+        })
+    }
+
+    /// System calls made so far.
+    pub fn enters(&self) -> u64 {
+        self.enters
+    }
+
+    /// Opens a connection on `slot`, whose last one must be closed; sends `bytes` and receives, unless there are none.
+    ///
+    /// Events: [`Step::Connect`], then [`Step::Receive`]; or the step that failed.
+    pub fn open(&mut self, slot: u32, opening: &Opening, bytes: &[u8]) -> io::Result<()> {
+        let (family, kind) = (self.family, self.kind);
+        self.idle(slot).source = opening.source.map(|source| Box::new(RawAddress::from(source)));
+        let mut chain = Builder::new(self, slot)?;
+        let target = DestinationSlot::try_from_slot_target(slot).map_err(|_| out_of_range())?;
+        chain.push(Step::Open, opcode::Socket::new(family, kind, 0).file_index(Some(target)).build());
+        if opening.reset_on_close {
+            let value = (&raw const RESET).cast();
+            chain.option(libc::SOL_SOCKET, libc::SO_LINGER, value, mem::size_of::<libc::linger>());
+        }
+        if let Some((low, high)) = opening.window {
+            let window = &mut chain.ring.slots[slot as usize].window;
+            **window = u32::from(low) | u32::from(high) << 16;
+            let value = (&raw const **window).cast();
+            chain.option(libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, value, mem::size_of::<u32>());
+        }
+        if let Some(source) = opening.source {
+            let (level, name) = match source.port() {
+                0 => (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+                _ => (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+            };
+            chain.option(level, name, (&raw const ON).cast(), mem::size_of::<libc::c_int>());
+            let source = chain.ring.slots[slot as usize].source.as_ref().expect("set above");
+            let bind = opcode::Bind::new(Fixed(slot), source.as_ptr(), source.length()).build();
+            chain.push(Step::Bind, bind);
+        }
+        let destination = &chain.ring.destination;
+        let connect = opcode::Connect::new(Fixed(slot), destination.as_ptr(), destination.length()).build();
+        chain.push(Step::Connect, connect);
+        if !bytes.is_empty() {
+            chain.send(bytes);
+            chain.receive();
+        }
+        chain.submit()
+    }
+
+    /// Takes a socket that is connected, or blocks no longer and connects, into `slot`, and goes on as [`Ring::open`]
+    /// does after connect().
+    pub fn adopt(&mut self, slot: u32, socket: OwnedFd, bytes: &[u8]) -> io::Result<()> {
+        self.idle(slot);
+        // What is queued must not come after this: a close of the slot's last connection, above all.
+        self.submit()?;
+        self.ring.submitter().register_files_update(slot, &[socket.as_raw_fd()])?;
+        self.enters += 1;
+        drop(socket);
+        let mut chain = Builder::new(self, slot)?;
+        chain.push(Step::Connect, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
+        if !bytes.is_empty() {
+            chain.send(bytes);
+            chain.receive();
+        }
+        chain.submit()
+    }
+
+    /// Sends `bytes` on an open connection, if there are any, and receives.
+    pub fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()> {
+        self.idle(slot);
+        let mut chain = Builder::new(self, slot)?;
+        if !bytes.is_empty() {
+            chain.send(bytes);
+        }
+        chain.receive();
+        chain.submit()
+    }
+
+    /// Waits, without receiving, until the other end closes.
+    pub fn watch(&mut self, slot: u32) -> io::Result<()> {
+        self.idle(slot);
+        let mut chain = Builder::new(self, slot)?;
+        chain.push(Step::Watch, opcode::PollAdd::new(Fixed(slot), libc::POLLRDHUP as u32).build());
+        chain.submit()
+    }
+
+    /// Closes what `slot` has open. No event follows, and the slot can be opened again at once.
+    pub fn close(&mut self, slot: u32) -> io::Result<()> {
+        self.idle(slot);
+        self.make_room()?;
+        let entry = opcode::Close::new(Fixed(slot)).build();
+        self.push(entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(user_data(slot, Step::Close)));
+        Ok(())
+    }
+
+    /// Ends what `slot` does: the event of the step that is under way follows, with ECANCELED.
+    pub fn cancel(&mut self, slot: u32) -> io::Result<()> {
+        self.make_room()?;
+        let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(Fixed(slot)).all()).build();
+        self.push(entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(user_data(slot, Step::Cancel)));
+        Ok(())
+    }
+
+    /// Hands over what was asked and waits until `want` completions are there or `timeout` is over.
+    pub fn wait(&mut self, want: usize, timeout: Duration) -> io::Result<()> {
+        self.enters += 1;
+        let timeout = Timespec::from(timeout);
+        let arguments = SubmitArgs::new().timespec(&timeout);
+        match self.ring.submitter().submit_with_args(want, &arguments) {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next event that has come in.
+    pub fn event(&mut self) -> Option<Event> {
+        loop {
+            let completion = self.ring.completion().next()?;
+            let (number, step) = (completion.user_data() >> 8, completion.user_data() as u8);
+            let step = Step::ALL[usize::from(step)];
+            // Nothing to close or to cancel: the connection was gone already.
+            if matches!(step, Step::Close | Step::Cancel) {
+                continue;
+            }
+            if let Some(event) = self.settle(number as u32, step, completion.result()) {
+                return Some(event);
+            }
+        }
+    }
+
+    /// Takes a completion into the books; gives an event unless more is to come before it may be told.
+    fn settle(&mut self, number: u32, step: Step, result: i32) -> Option<Event> {
+        let slot = &mut self.slots[number as usize];
+        let at = slot.chain.as_slice().iter().position(|waiting| *waiting == step as u8)?;
+        // Whatever came before it has succeeded in silence.
+        slot.chain.drop_first(at + 1);
+        if !step.is_silent() || slot.failed.is_some() {
+            self.awaited -= 1;
+        }
+        if let Some((first, errno)) = slot.failed {
+            return slot.chain.as_slice().is_empty().then(|| {
+                slot.failed = None;
+                Event { slot: number, step: first, result: Err(io::Error::from_raw_os_error(errno)) }
+            });
+        }
+        if result >= 0 {
+            return Some(Event { slot: number, step, result: Ok(result as usize) });
+        }
+        let followers = slot.chain.as_slice().len();
+        let loud =
+            slot.chain.as_slice().iter().filter(|step| !Step::ALL[usize::from(**step)].is_silent()).count();
+        if step.is_silent() || followers == 0 {
+            // One that was to succeed in silence takes the whole rest with it (REQ_F_SKIP_LINK_CQES).
+            self.awaited -= loud;
+            slot.chain = Chain::default();
+            return Some(Event { slot: number, step, result: Err(io::Error::from_raw_os_error(-result)) });
+        }
+        // The followers of any other are all heard of, also those that would have succeeded in silence.
+        self.awaited += followers - loud;
+        slot.failed = Some((step, -result));
+        None
+    }
+
+    /// The first `count` bytes that `slot` received last.
+    ///
+    /// # Panics
+    ///
+    /// Panics when the slot is receiving again.
+    pub fn received(&self, slot: u32, count: usize) -> &[u8] {
+        let slot = &self.slots[slot as usize];
+        assert!(slot.chain.as_slice().is_empty(), "the kernel may be writing there");
+        &slot.received[..count]
+    }
+
+    /// Whether something of `slot` is under way.
+    pub fn is_busy(&self, slot: u32) -> bool {
+        !self.slots[slot as usize].chain.as_slice().is_empty()
+    }
+
+    fn idle(&mut self, slot: u32) -> &mut Slot {
+        let slot = &mut self.slots[slot as usize];
+        assert!(slot.chain.as_slice().is_empty(), "a slot does one thing after the other");
+        slot
+    }
+
+    /// Room for the longest chain: one that is cut in two by a submission is two.
+    fn make_room(&mut self) -> io::Result<()> {
+        let mut queue = self.ring.submission();
+        queue.sync();
+        if self.entries - queue.len() < LONGEST {
+            drop(queue);
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() {
+            self.enters += 1;
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        // SAFETY: every pointer in an entry is to memory of this ring's slots (heap that does not move), to its destination
+        // or to a static. It is neither freed nor changed while the slot is busy: `idle` and `received` see to that, and
+        // `drop` waits.
+        unsafe { self.ring.submission().push(&entry) }.expect("there is room for a chain");
+    }
+}
+
+fn user_data(slot: u32, step: Step) -> u64 {
+    u64::from(slot) << 8 | step as u64
+}
+
+fn out_of_range() -> io::Error {
+    io::Error::from_raw_os_error(libc::EINVAL)
+}
+
+/// A chain in the making.
+struct Builder<'a> {
+    ring: &'a mut Ring,
+    slot: u32,
+    chain: Chain,
+    last: Option<(Step, squeue::Entry)>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(ring: &'a mut Ring, slot: u32) -> io::Result<Self> {
+        ring.make_room()?;
+        Ok(Builder { ring, slot, chain: Chain::default(), last: None })
+    }
+
+    fn push(&mut self, step: Step, entry: squeue::Entry) {
+        if let Some((step, entry)) = self.last.replace((step, entry)) {
+            self.flush(step, entry, squeue::Flags::IO_LINK);
+        }
+    }
+
+    fn flush(&mut self, step: Step, entry: squeue::Entry, link: squeue::Flags) {
+        let silent = if step.is_silent() { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
+        self.ring.push(entry.flags(link | silent).user_data(user_data(self.slot, step)));
+        self.chain.push(step);
+        self.ring.awaited += usize::from(!step.is_silent());
+    }
+
+    fn option(&mut self, level: libc::c_int, name: libc::c_int, value: *const libc::c_void, length: usize) {
+        let (level, name) = (level as u32, name as u32);
+        let entry = opcode::SetSockOpt::new(Fixed(self.slot), level, name, value, length as u32).build();
+        self.push(Step::Option, entry);
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        let outgoing = &mut self.ring.slots[self.slot as usize].outgoing;
+        outgoing.clear();
+        outgoing.extend_from_slice(bytes);
+        let entry = opcode::Send::new(Fixed(self.slot), outgoing.as_ptr(), outgoing.len() as u32)
+            .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+            .build();
+        self.push(Step::Send, entry);
+    }
+
+    fn receive(&mut self) {
+        let room = self.ring.room;
+        let received = &mut self.ring.slots[self.slot as usize].received;
+        if received.is_empty() {
+            *received = vec![0; room].into();
+        }
+        let entry = opcode::Recv::new(Fixed(self.slot), received.as_mut_ptr(), received.len() as u32).build();
+        self.push(Step::Receive, entry);
+    }
+
+    fn submit(mut self) -> io::Result<()> {
+        if let Some((step, entry)) = self.last.take() {
+            self.flush(step, entry, squeue::Flags::empty());
+        }
+        self.ring.slots[self.slot as usize].chain = self.chain;
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        // Cancelling takes effect in the background, and what is cancelled may write until its completion is there. Each
+        // step of a chain is under way only when the one before it is over, so that once is not enough.
+        while self.submit().is_ok() && self.awaited > 0 && begun.elapsed() < Duration::from_secs(1) {
+            let _ = self.ring.submitter().register_sync_cancel(None, CancelBuilder::any());
+            if self.wait(1, Duration::from_millis(1)).is_err() {
+                break;
+            }
+            while self.event().is_some() {}
+        }
+        if self.awaited > 0 {
+            // Better lost than written to when it belongs to somebody else.
+            mem::forget(mem::take(&mut self.slots));
+        }
+        // Closes the sockets here and now, not in a worker of the kernel some time later.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// A ring to a listener that answers one byte with another, or a word on why there is none.
+    fn ring(slots: u32) -> Option<(Ring, TcpListener)> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let destination = Endpoint::Inet(listener.local_addr().unwrap());
+        match Ring::new(Transport::Tcp, &destination, slots, 64) {
+            Ok(ring) => Some((ring, listener)),
+            Err(error) => {
+                eprintln!("SKIPPED io_uring: {error}");
+                None
+            }
+        }
+    }
+
+    fn event(ring: &mut Ring) -> Event {
+        for _ in 0..100 {
+            if let Some(event) = ring.event() {
+                return event;
+            }
+            ring.wait(1, Duration::from_millis(100)).unwrap();
+        }
+        panic!("no event within 10 s")
+    }
+
+    fn errno(event: &Event) -> Option<i32> {
+        event.result.as_ref().err()?.raw_os_error()
+    }
+
+    #[test]
+    fn a_chain_connects_asks_and_is_answered_again_and_again() {
+        let Some((mut ring, listener)) = ring(2) else { return };
+        // Not waited for, so that a failure here is not a test without an end.
+        thread::spawn(move || {
+            for (mut stream, _) in std::iter::repeat_with(|| listener.accept().unwrap()) {
+                let mut byte = [0];
+                while stream.read(&mut byte).is_ok_and(|read| read == 1) {
+                    stream.write_all(&[byte[0] + 1]).unwrap();
+                }
+            }
+        });
+        {
+            for round in 0..3 {
+                ring.open(1, &Opening { reset_on_close: round == 2, ..Opening::default() }, b"a").unwrap();
+                let connected = event(&mut ring);
+                assert_eq!(
+                    (connected.slot, connected.step, connected.result.unwrap()),
+                    (1, Step::Connect, 0)
+                );
+                assert_eq!(event(&mut ring).result.unwrap(), 1);
+                assert_eq!(ring.received(1, 1), b"b");
+                ring.exchange(1, b"c").unwrap();
+                assert_eq!(event(&mut ring).result.unwrap(), 1);
+                assert_eq!(ring.received(1, 1), b"d");
+                assert!(!ring.is_busy(1));
+                ring.close(1).unwrap();
+            }
+            ring.wait(0, Duration::ZERO).unwrap();
+        }
+        assert_eq!(ring.awaited, 0);
+    }
+
+    #[test]
+    fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
+        let Some((mut ring, listener)) = ring(2) else { return };
+        let opening = Opening { source: Some("127.0.0.2:0".parse().unwrap()), ..Opening::default() };
+        let foreign = Opening { source: Some("192.0.2.1:0".parse().unwrap()), ..Opening::default() };
+        // A step that is to succeed in silence fails, and takes the loud ones after it along.
+        ring.open(0, &foreign, b"a").unwrap();
+        let failed = event(&mut ring);
+        assert_eq!((failed.step, errno(&failed)), (Step::Bind, Some(libc::EADDRNOTAVAIL)));
+        assert_eq!((ring.awaited, ring.is_busy(0)), (0, false));
+        drop(listener);
+        // A loud one fails, and all that follow are heard of.
+        for _ in 0..3 {
+            ring.open(0, &opening, b"a").unwrap();
+            let refused = event(&mut ring);
+            assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
+            assert_eq!((ring.awaited, ring.is_busy(0)), (0, false));
+            ring.close(0).unwrap();
+        }
+        assert!(ring.event().is_none());
+    }
+
+    #[test]
+    fn what_waits_can_be_cancelled_and_a_socket_adopted() {
+        let Some((mut ring, listener)) = ring(1) else { return };
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        ring.adopt(0, stream.into(), b"a").unwrap();
+        assert_eq!(event(&mut ring).step, Step::Connect);
+        let (mut accepted, _) = listener.accept().unwrap();
+        accepted.read_exact(&mut [0]).unwrap();
+        ring.cancel(0).unwrap();
+        let cancelled = event(&mut ring);
+        assert_eq!((cancelled.step, errno(&cancelled)), (Step::Receive, Some(libc::ECANCELED)));
+        ring.watch(0).unwrap();
+        drop(accepted);
+        assert_eq!(event(&mut ring).step, Step::Watch);
+        ring.close(0).unwrap();
+        ring.open(0, &Opening::default(), b"a").unwrap();
+        // Dropped while it waits for an answer that never comes.
+        drop(ring);
+        drop(listener);
+    }
+}

@@ -41,6 +41,17 @@ pub struct Attempt<'a> {
     handshake: Duration,
 }
 
+/// What a socket must be given before connect(): for callers that make their system calls in a way of their own, such as
+/// io_uring on direct descriptors. See [`Dialer::begin`](super::Dialer::begin).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Address to bind. With port 0 after IP_BIND_ADDRESS_NO_PORT, so that connect() finds the port; with another after
+    /// SO_REUSEADDR.
+    pub source: Option<SocketAddr>,
+    /// IP_LOCAL_PORT_RANGE to set.
+    pub window: Option<PortRange>,
+}
+
 /// On what to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
@@ -200,6 +211,47 @@ impl<'a> Attempt<'a> {
         let result = socket::connect(socket, self.dialer.destination);
         self.connect += begun.elapsed();
         result
+    }
+
+    /// Takes the next step without a socket; see [`Dialer::begin`](super::Dialer::begin).
+    pub(super) fn want(&mut self) -> Result<Wanted, DialError> {
+        self.step = self.next_step().ok_or_else(|| self.exhausted())?;
+        Ok(match self.step {
+            Step::Search => {
+                Wanted { source: self.source.map(|source| SocketAddr::new(source, 0)), window: None }
+            }
+            Step::Window(window) => {
+                Wanted { source: self.source.map(|source| SocketAddr::new(source, 0)), window: Some(window) }
+            }
+            Step::Bind(port) => Wanted { source: Some(self.local(port)), window: None },
+        })
+    }
+
+    /// Says what the next socket must be given after one, made as [`Wanted`] said, found its port taken: EADDRNOTAVAIL of
+    /// connect(), EADDRINUSE of bind().
+    ///
+    /// # Errors
+    ///
+    /// [`DialError::PortsExhausted`], or [`DialError::TupleBusy`] for a fixed port.
+    pub fn taken(&mut self) -> Result<Wanted, DialError> {
+        self.attempts += 1;
+        self.named = None;
+        self.want().map_err(|error| match (self.dialer.source_port, self.step) {
+            (Some(_), Step::Bind(port)) => {
+                DialError::TupleBusy { local: self.local(port), destination: self.dialer.destination }
+            }
+            _ => error,
+        })
+    }
+
+    /// Takes leave of a dial that was made as [`Wanted`] said and has succeeded, without asking the kernel for its port: what
+    /// to give to [`Dialer::release`] when the connection is closed. `None` where the kernel chose the port; the dialer then
+    /// takes that port for free, which costs a later dial one refused connect().
+    pub fn keep(mut self) -> Option<SocketAddr> {
+        match (self.named.take(), self.step) {
+            (Some(port), _) | (None, Step::Bind(port)) => Some(self.local(port)),
+            _ => None,
+        }
     }
 
     /// Takes note of the time that the caller spent in its own connect().

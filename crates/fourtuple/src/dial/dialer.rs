@@ -8,7 +8,7 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::sock_diag;
 use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
-use super::attempt::{Attempt, Retry};
+use super::attempt::{Attempt, Retry, Wanted};
 use super::book::Book;
 use super::builder::{Builder, Choice};
 use super::census;
@@ -130,6 +130,19 @@ impl Dialer {
         let mut attempt = Attempt::begin(self);
         attempt.first(socket)?;
         Ok(attempt)
+    }
+
+    /// Begins a dial whose system calls the caller makes in a way of its own: options and bind() as [`Wanted`] says, then
+    /// connect(). Where the port was taken, [`Attempt::taken`] says what the next socket must be given; at the end
+    /// comes [`Attempt::keep`]. An attempt that is dropped gives the port back.
+    ///
+    /// # Errors
+    ///
+    /// None of its own: those of [`Attempt::taken`].
+    pub fn begin(&self) -> Result<(Attempt<'_>, Wanted), DialError> {
+        let mut attempt = Attempt::begin(self);
+        let wanted = attempt.want()?;
+        Ok((attempt, wanted))
     }
 
     /// Tells the dialer that a connection is closed, so that its port can be named again.

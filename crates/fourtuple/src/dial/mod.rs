@@ -18,7 +18,7 @@ pub mod strategy;
 mod tokio;
 mod udp;
 
-pub use attempt::{Attempt, Retry};
+pub use attempt::{Attempt, Retry, Wanted};
 pub use builder::{Builder, Choice};
 pub use dialer::Dialer;
 pub use error::{BuildError, Census, DialError};

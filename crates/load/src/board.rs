@@ -1,0 +1,138 @@
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use fourtuple_measure::{Histogram, HistogramLog};
+use fourtuple_record::Second;
+
+/// One second of one thread, or of all.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) operations: u64,
+    pub(crate) connections: u64,
+    pub(crate) errors: u64,
+    pub(crate) total: Histogram,
+}
+
+impl Part {
+    pub(crate) fn new() -> Self {
+        Part { operations: 0, connections: 0, errors: 0, total: Histogram::new() }
+    }
+
+    fn merge(&mut self, other: &Part) {
+        self.operations += other.operations;
+        self.connections += other.connections;
+        self.errors += other.errors;
+        self.total.merge(&other.total);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.operations = 0;
+        self.connections = 0;
+        self.errors = 0;
+        self.total.clear();
+    }
+}
+
+/// Where threads put their seconds together. A second is kept as a histogram until every thread is past it, then as a few
+/// numbers, so that a long run takes no more room than a short one.
+pub(crate) struct Board {
+    state: Mutex<State>,
+}
+
+struct State {
+    open: BTreeMap<u64, Part>,
+    /// The second that each thread is in.
+    at: Vec<u64>,
+    done: Vec<Second>,
+    log: Option<HistogramLog>,
+}
+
+impl Board {
+    /// `started` is the time of day, which the log of histograms tells.
+    pub(crate) fn new(threads: usize, log: bool, started: Duration) -> Self {
+        let log = log.then(|| HistogramLog::new(started));
+        Board {
+            state: Mutex::new(State { open: BTreeMap::new(), at: vec![0; threads], done: Vec::new(), log }),
+        }
+    }
+
+    /// Thread `number` has done with the seconds before `next`; `part` is what it did in `second`.
+    pub(crate) fn add(&self, number: usize, second: u64, part: &Part, next: u64) {
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.open.entry(second).or_insert_with(Part::new).merge(part);
+        state.at[number] = next;
+        let until = state.at.iter().copied().min().unwrap_or(0);
+        while let Some(entry) = state.open.first_entry().filter(|entry| *entry.key() < until) {
+            let (second, part) = entry.remove_entry();
+            state.close(second, &part);
+        }
+    }
+
+    /// The seconds that every thread is past, from number `from` on.
+    pub(crate) fn seconds_from(&self, from: usize) -> Vec<Second> {
+        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.done.get(from..).unwrap_or_default().to_vec()
+    }
+
+    /// All seconds, and the log of their histograms if it was wanted.
+    pub(crate) fn finish(self) -> (Vec<Second>, Option<String>) {
+        let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for (second, part) in std::mem::take(&mut state.open) {
+            state.close(second, &part);
+        }
+        (state.done, state.log.map(HistogramLog::finish))
+    }
+}
+
+impl State {
+    fn close(&mut self, second: u64, part: &Part) {
+        // A second in which nothing ended is one too.
+        let due = self.done.len() as u64;
+        for empty in due..second {
+            self.push(empty, &Part::new());
+        }
+        self.push(second, part);
+    }
+
+    fn push(&mut self, second: u64, part: &Part) {
+        if let Some(log) = &mut self.log {
+            log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
+        }
+        self.done.push(Second {
+            at_ns: second * 1_000_000_000,
+            operations: part.operations,
+            connections: part.connections,
+            errors: part.errors,
+            p50_ns: part.total.quantile(0.5),
+            p99_ns: part.total.quantile(0.99),
+            max_ns: part.total.max(),
+            ports_left: None,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(operations: u64) -> Part {
+        let mut part = Part { operations, connections: 0, errors: 0, total: Histogram::new() };
+        (0..operations).for_each(|_| part.total.record(1000));
+        part
+    }
+
+    #[test]
+    fn a_second_is_told_when_every_thread_is_past_it_and_none_is_left_out() {
+        let board = Board::new(2, false, Duration::ZERO);
+        board.add(0, 0, &part(3), 1);
+        assert!(board.seconds_from(0).is_empty());
+        board.add(1, 0, &part(4), 3);
+        assert_eq!(board.seconds_from(0).iter().map(|second| second.operations).collect::<Vec<_>>(), [7]);
+        board.add(0, 3, &part(5), 4);
+        let (seconds, _) = board.finish();
+        assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [7, 0, 0, 5]);
+        assert_eq!(seconds[3].at_ns, 3_000_000_000);
+        assert_eq!(seconds[1].max_ns, 0);
+    }
+}

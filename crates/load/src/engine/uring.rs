@@ -1,0 +1,191 @@
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use fourtuple::dial::Wanted;
+use fourtuple_syscalls::Endpoint;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::ring::{self, Opening, Ring, Step};
+use fourtuple_syscalls::socket::{self, Transport};
+
+use super::{Engine, Event, Stage};
+
+/// Bytes that are received at a time.
+const ROOM: usize = 16 * 1024;
+
+/// One connection of so many is opened by system calls of its own, so that connect() can be timed: within a chain the
+/// kernel does not say when the search for a port was over.
+const SAMPLE: u64 = 64;
+
+/// io_uring: chains of socket, options, connect, send and receive on direct descriptors, many connections per system call.
+pub(crate) struct UringEngine {
+    ring: Ring,
+    transport: Transport,
+    destination: Endpoint,
+    reset_on_close: bool,
+    opened: u64,
+    /// When a slot's connect() began and how long it took, of those that are sampled.
+    sampled: Vec<Option<u64>>,
+    /// Events that no completion brings.
+    failed: Vec<(u32, io::Error)>,
+    /// System calls beside the ring's.
+    calls: u64,
+}
+
+impl UringEngine {
+    pub(crate) fn new(
+        transport: Transport,
+        destination: &Endpoint,
+        slots: u32,
+        reset_on_close: bool,
+    ) -> io::Result<Self> {
+        Ok(UringEngine {
+            ring: Ring::new(transport, destination, slots, ROOM)?,
+            transport,
+            destination: destination.clone(),
+            reset_on_close,
+            opened: 0,
+            sampled: vec![None; slots as usize],
+            failed: Vec::new(),
+            calls: 0,
+        })
+    }
+
+    /// connect() with a stopwatch, and the socket into the ring.
+    fn open_timed(&mut self, slot: u32, destination: SocketAddr, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
+        let socket = socket::open(self.transport, destination, true)?;
+        self.calls += 4 + super::epoll::prepare(socket.as_fd(), wanted, self.reset_on_close)?;
+        let begun = Instant::now();
+        socket::connect(socket.as_fd(), destination)?;
+        self.sampled[slot as usize] = Some(begun.elapsed().as_nanos() as u64);
+        // A socket that does not block is one on which the ring does not wait.
+        socket::set_nonblocking(socket.as_fd(), false)?;
+        self.ring.adopt(slot, socket, bytes)
+    }
+}
+
+impl Engine for UringEngine {
+    fn open(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
+        self.opened += 1;
+        self.sampled[slot as usize] = None;
+        if let Some(destination) = self.destination.inet()
+            && self.opened % SAMPLE == 1
+        {
+            if let Err(error) = self.open_timed(slot, destination, wanted, bytes) {
+                self.failed.push((slot, error));
+            }
+            return Ok(());
+        }
+        let opening = Opening {
+            source: wanted.source,
+            window: wanted.window.map(|window| (window.low(), window.high())),
+            reset_on_close: self.reset_on_close,
+        };
+        self.ring.open(slot, &opening, bytes)
+    }
+
+    fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()> {
+        self.ring.exchange(slot, bytes)
+    }
+
+    fn watch(&mut self, slot: u32) -> io::Result<()> {
+        self.ring.watch(slot)
+    }
+
+    fn close(&mut self, slot: u32) -> io::Result<()> {
+        self.ring.close(slot)
+    }
+
+    fn cancel(&mut self, slot: u32) -> io::Result<()> {
+        self.ring.cancel(slot)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        let want = usize::from(self.failed.is_empty() && !timeout.is_zero());
+        self.ring.wait(want, timeout)
+    }
+
+    fn event(&mut self) -> Option<Event> {
+        if let Some((slot, error)) = self.failed.pop() {
+            return Some(Event::Failed { slot, stage: Stage::Connect, error });
+        }
+        let ring::Event { slot, step, result } = self.ring.event()?;
+        Some(match (step, result) {
+            (Step::Connect, Ok(_)) => {
+                Event::Connected { slot, search_ns: self.sampled[slot as usize].take() }
+            }
+            (Step::Watch, Ok(_)) => Event::Lost { slot },
+            (_, Ok(count)) => Event::Received { slot, count },
+            (Step::Open | Step::Option | Step::Bind | Step::Connect, Err(error)) => {
+                Event::Failed { slot, stage: Stage::Connect, error }
+            }
+            (_, Err(error)) => Event::Failed { slot, stage: Stage::Talk, error },
+        })
+    }
+
+    fn received(&self, slot: u32, count: usize) -> &[u8] {
+        self.ring.received(slot, count)
+    }
+
+    fn system_calls(&self) -> u64 {
+        self.ring.enters() + self.calls
+    }
+}
+
+/// Whether chains work here as they must, tried on a listener of our own: an answer, an option before connect(), and a
+/// failure in the middle. Some kernels lack a step, some lose completions of linked steps.
+///
+/// # Errors
+///
+/// What does not, in words.
+pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
+    let test = || -> io::Result<Result<(), String>> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
+        // RST, so that the test leaves nothing in TIME_WAIT.
+        let mut opening = Opening::default();
+        if with_options {
+            opening.reset_on_close = true;
+            opening.source = Some(SocketAddr::new(address.ip(), 0));
+        }
+        ring.open(0, &opening, b"?")?;
+        ring.wait(1, Duration::from_millis(100))?;
+        let accepted = listener.accept()?.0;
+        socket::send(accepted.as_fd(), b"!")?;
+        let connected = next(&mut ring)?;
+        let received = next(&mut ring)?;
+        match (&connected, &received) {
+            (ring::Event { step: Step::Connect, result: Ok(_), .. }, ring::Event { step: Step::Receive, result: Ok(1), .. }) => {}
+            (ring::Event { result: Err(error), step, .. }, _) => {
+                return Ok(Err(format!("{step:?} in a chain: {}", fourtuple_syscalls::errno_name(error))));
+            }
+            _ => return Ok(Err(format!("a chain gave {connected:?} and {received:?}"))),
+        }
+        option::set_reset_on_close(accepted.as_fd())?;
+        drop(accepted);
+        ring.close(0)?;
+        drop(listener);
+        ring.open(1, &opening, b"?")?;
+        let refused = next(&mut ring)?;
+        match refused.result {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !ring.is_busy(1) => Ok(Ok(())),
+            other => Ok(Err(format!("a chain to a closed port gave {other:?}"))),
+        }
+    };
+    match test() {
+        Ok(answer) => answer,
+        Err(error) => Err(fourtuple_syscalls::errno_name(&error)),
+    }
+}
+
+fn next(ring: &mut Ring) -> io::Result<ring::Event> {
+    for _ in 0..20 {
+        if let Some(event) = ring.event() {
+            return Ok(event);
+        }
+        ring.wait(1, Duration::from_millis(50))?;
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "a completion is missing"))
+}

@@ -1,0 +1,108 @@
+/// A body in chunks (RFC 9112, 7.1), of which only the end is wanted.
+pub(super) struct Chunked {
+    state: State,
+    /// A line that is not whole yet.
+    line: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Size,
+    Data(u64),
+    /// The line end after a chunk.
+    AfterData,
+    Trailers,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    More,
+    Whole,
+    Malformed,
+}
+
+/// Bytes that a line may have: a size with its extensions, or a trailer.
+const LONGEST_LINE: usize = 8192;
+
+impl Chunked {
+    pub(super) fn new() -> Self {
+        Chunked { state: State::Size, line: Vec::new() }
+    }
+
+    pub(super) fn heard(&mut self, mut bytes: &[u8]) -> Progress {
+        while !bytes.is_empty() {
+            if let State::Data(missing) = self.state {
+                let here = missing.min(bytes.len() as u64);
+                bytes = &bytes[here as usize..];
+                self.state = if here == missing { State::AfterData } else { State::Data(missing - here) };
+                continue;
+            }
+            let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
+                self.line.extend_from_slice(bytes);
+                return if self.line.len() > LONGEST_LINE { Progress::Malformed } else { Progress::More };
+            };
+            self.line.extend_from_slice(&bytes[..end]);
+            bytes = &bytes[end + 1..];
+            let line = std::mem::take(&mut self.line);
+            let line = line.strip_suffix(b"\r").unwrap_or(&line);
+            self.state = match (self.state, line) {
+                (State::Size, line) => match size(line) {
+                    Some(0) => State::Trailers,
+                    Some(size) => State::Data(size),
+                    None => return Progress::Malformed,
+                },
+                (State::AfterData, b"") => State::Size,
+                (State::Trailers, b"") if bytes.is_empty() => return Progress::Whole,
+                (State::Trailers, line) if !line.is_empty() => State::Trailers,
+                // Something where a line end belongs, or behind the end.
+                _ => return Progress::Malformed,
+            };
+        }
+        Progress::More
+    }
+}
+
+/// Hexadecimal, up to extensions that nobody uses.
+fn size(line: &[u8]) -> Option<u64> {
+    let digits = line.split(|byte| *byte == b';').next()?.trim_ascii();
+    let is_hexadecimal = !digits.is_empty() && digits.iter().all(u8::is_ascii_hexdigit);
+    let text = std::str::from_utf8(digits).ok().filter(|_| is_hexadecimal)?;
+    u64::from_str_radix(text, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hear(text: &str, piece: usize) -> Progress {
+        let mut chunked = Chunked::new();
+        let mut pieces = text.as_bytes().chunks(piece).peekable();
+        while let Some(bytes) = pieces.next() {
+            let progress = chunked.heard(bytes);
+            if progress != Progress::More || pieces.peek().is_none() {
+                assert!(pieces.peek().is_none() || progress == Progress::Malformed, "{text:?}");
+                return progress;
+            }
+        }
+        Progress::More
+    }
+
+    #[test]
+    fn the_end_is_found_in_whichever_pieces() {
+        for (text, expected) in [
+            ("0\r\n\r\n", Progress::Whole),
+            ("a;x=y\r\n0123456789\r\n1\r\nx\r\n0\r\nTrailer: 1\r\n\r\n", Progress::Whole),
+            ("5\r\nabc", Progress::More),
+            ("5\r\nabcdefg\r\n", Progress::Malformed),
+            ("x\r\n", Progress::Malformed),
+            ("\r\n", Progress::Malformed),
+            ("-1\r\n", Progress::Malformed),
+            ("ffffffffffffffffff\r\n", Progress::Malformed),
+        ] {
+            for piece in 1..=text.len() {
+                assert_eq!(hear(text, piece), expected, "{text:?} in pieces of {piece}");
+            }
+        }
+        assert_eq!(hear("0\r\n\r\nx", 99), Progress::Malformed);
+    }
+}

@@ -1,0 +1,108 @@
+use super::response::Response;
+use super::{Heard, Talk};
+
+/// A request of HTTP/1.1.
+#[derive(Clone, Debug)]
+pub struct HttpRequest {
+    /// `GET`
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// What the Host header says.
+    pub authority: String,
+    /// Further headers, name and value.
+    pub headers: Vec<(String, String)>,
+    /// What follows the headers.
+    pub body: Vec<u8>,
+    /// The last request of a connection asks the server to close it (`Connection: close`).
+    pub asks_to_close: bool,
+}
+
+impl HttpRequest {
+    fn bytes(&self, last: bool) -> Vec<u8> {
+        let mut text = format!("{} {} HTTP/1.1\r\n", self.method, self.path);
+        let has = |name: &str| self.headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
+        let mut header = |name: &str, value: &str| {
+            text.push_str(name);
+            text.push_str(": ");
+            text.push_str(value);
+            text.push_str("\r\n");
+        };
+        if !has("host") {
+            header("Host", &self.authority);
+        }
+        if !has("user-agent") {
+            header("User-Agent", concat!("fourtuple/", env!("CARGO_PKG_VERSION")));
+        }
+        for (name, value) in &self.headers {
+            header(name, value);
+        }
+        if !self.body.is_empty() && !has("content-length") {
+            header("Content-Length", &self.body.len().to_string());
+        }
+        if last && self.asks_to_close && !has("connection") {
+            header("Connection", "close");
+        }
+        text.push_str("\r\n");
+        let mut bytes = text.into_bytes();
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+}
+
+/// HTTP/1.1 without pipelining.
+pub(super) struct Http {
+    request: Vec<u8>,
+    last_request: Vec<u8>,
+    last: bool,
+    head: bool,
+    response: Response,
+}
+
+impl Http {
+    pub(super) fn new(request: &HttpRequest) -> Self {
+        Http {
+            request: request.bytes(false),
+            last_request: request.bytes(true),
+            last: false,
+            head: request.method == "HEAD",
+            response: Response::new(false),
+        }
+    }
+}
+
+impl Talk for Http {
+    fn begin(&mut self, last: bool) {
+        self.last = last;
+        self.response = Response::new(self.head);
+    }
+
+    fn outgoing(&self) -> &[u8] {
+        if self.last { &self.last_request } else { &self.request }
+    }
+
+    fn heard(&mut self, bytes: &[u8]) -> Heard {
+        self.response.heard(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_says_what_was_given_and_nothing_twice() {
+        let request = HttpRequest {
+            method: "POST".into(),
+            path: "/a".into(),
+            authority: "h:1".into(),
+            headers: vec![("user-agent".into(), "me".into()), ("X-A".into(), "b".into())],
+            body: b"abc".to_vec(),
+            asks_to_close: true,
+        };
+        let text = String::from_utf8(request.bytes(false)).unwrap();
+        assert_eq!(text, "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\nabc");
+        let last = String::from_utf8(request.bytes(true)).unwrap();
+        assert!(last.contains("\r\nConnection: close\r\n\r\nabc"), "{last}");
+    }
+}

@@ -19,6 +19,7 @@ pub mod option;
 pub mod parking;
 pub mod resource;
 pub mod route;
+pub mod schedule;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;

@@ -3,6 +3,7 @@
 //! Nothing here measures. Samples come in as numbers, so every claim in a record can be tested on made-up data.
 #![forbid(unsafe_code)]
 
+pub mod balance;
 mod comparison;
 mod interval;
 mod latency;

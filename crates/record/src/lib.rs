@@ -15,6 +15,7 @@ mod load;
 mod plan;
 mod ports;
 mod scatter;
+mod serve;
 mod time_wait;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ pub use load::{
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
 pub use scatter::{Dot, Scatter};
+pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 
 /// The value of the `schema` field of every record of this version.

@@ -13,6 +13,8 @@ pub struct Interest(u32);
 impl Interest {
     /// Something to read, or the end of it.
     pub const READ: Interest = Interest(libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32);
+    /// Somebody to accept. EPOLL_CTL_ADD refuses [`Interest::EXCLUSIVE`] with more than this (EINVAL).
+    pub const ACCEPT: Interest = Interest(libc::EPOLLIN as u32);
     /// Room to write; of a connecting socket: connected, or failed.
     pub const WRITE: Interest = Interest(libc::EPOLLOUT as u32);
     /// Told once per change instead of as long as it lasts.
@@ -51,6 +53,11 @@ impl Ready {
     /// Something can be written, or connect() has come to an end.
     pub fn writable(&self) -> bool {
         self.0.events & (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
+    }
+
+    /// The peer has ended its half, or all is over: whoever reads on will come to the end.
+    pub fn ended(&self) -> bool {
+        self.0.events & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
 
     /// An error is pending, which SO_ERROR tells.
@@ -129,6 +136,7 @@ impl std::os::fd::AsFd for Epoll {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::net::Shutdown;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
@@ -144,7 +152,9 @@ mod tests {
         ours.write_all(b"x").unwrap();
         let ready = epoll.wait(&mut room, None).unwrap();
         assert_eq!((ready.len(), ready[0].token(), ready[0].readable()), (1, 7, true));
-        assert!(!ready[0].failed());
+        assert!(!ready[0].failed() && !ready[0].ended());
+        ours.shutdown(Shutdown::Write).unwrap();
+        assert!(epoll.wait(&mut room, None).unwrap()[0].ended());
         epoll.remove(theirs.as_fd()).unwrap();
         assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
     }

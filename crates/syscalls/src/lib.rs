@@ -20,6 +20,7 @@ pub mod parking;
 pub mod resource;
 pub mod ring;
 pub mod route;
+pub mod schedule;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;

@@ -85,6 +85,22 @@ pub fn set_reuse_address(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, i32::from(on))
 }
 
+/// SO_REUSEPORT: sockets of one user may share address and port; the kernel spreads what comes in over them.
+pub fn set_reuse_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
+    answer(set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1))
+}
+
+/// TCP_DEFER_ACCEPT: accept() gets a connection when its first bytes are there, or at the first retransmission of the
+/// SYN-ACK after `seconds`.
+pub fn set_defer_accept(socket: BorrowedFd<'_>, seconds: i32) -> io::Result<Answer> {
+    answer(set_int(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds))
+}
+
+/// TCP_NODELAY: small segments do not wait for the ACK of earlier ones. Accepted sockets have it from their listener.
+pub fn set_no_delay(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+}
+
 /// SO_BINDTODEVICE: a network device or a VRF by name, at most 15 bytes.
 pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
     let length = device.len() as libc::socklen_t;

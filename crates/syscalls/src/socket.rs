@@ -135,6 +135,12 @@ pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<usize> {
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
+/// shutdown(2) of the writing half: the peer reads the end, and what it still sends can be read.
+pub fn shutdown_write(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: shutdown() takes no pointers.
+    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).map(drop)
+}
+
 /// getsockname(2)
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();

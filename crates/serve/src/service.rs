@@ -1,0 +1,279 @@
+//! How long a request is worked on: distributions, drawn with a generator that is passed in.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A distribution of service times: a mixture of shapes.
+///
+/// As text: `50us` always that long, `exp:1ms` exponential with that mean, `pareto:1ms:1.5` heavy tail with mean and
+/// shape. `10%:100ms`: a tenth of the requests 100 ms, the rest nothing; `5%:10ms,100us`: a twentieth 10 ms, the rest
+/// 100 us.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Service {
+    /// Probability and shape; what is left to 1 takes no time.
+    parts: Vec<(f64, Shape)>,
+}
+
+/// One part of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shape {
+    /// Always the same.
+    Fixed(Duration),
+    /// Exponential with this mean.
+    Exponential(Duration),
+    /// Pareto with this mean. The smaller the shape, the heavier the tail; with 2 and less the variance is infinite.
+    Pareto {
+        /// The mean.
+        mean: Duration,
+        /// Above 1: else there is no mean.
+        shape: f64,
+    },
+}
+
+const ACCEPTED: &str = "expected a time such as 50us, exp:MEAN, pareto:MEAN:SHAPE (above 1), PERCENT%: before any of \
+                        them, or such parts with commas, of which one may go without percent and is the rest";
+
+impl Service {
+    /// Requests take no time but that of answering them.
+    pub const NONE: Service = Service { parts: Vec::new() };
+
+    /// Every request has a time of this shape.
+    pub fn of(shape: Shape) -> Service {
+        Service { parts: vec![(1.0, shape)] }
+    }
+
+    /// A mixture: this share of the requests (0 to 1) has a time of `shape`, the others what they had.
+    #[must_use]
+    pub fn with(mut self, share: f64, shape: Shape) -> Service {
+        let share = share.clamp(0.0, 1.0);
+        self.parts.iter_mut().for_each(|(probability, _)| *probability *= 1.0 - share);
+        self.parts.push((share, shape));
+        self
+    }
+
+    /// Reads the text form; `duration` reads a time with its unit.
+    ///
+    /// # Errors
+    ///
+    /// A line that says what is wrong and what is accepted.
+    pub fn parse(text: &str, duration: impl Fn(&str) -> Result<Duration, String>) -> Result<Service, String> {
+        let refuse = || format!("{text:?} is not a service time: {ACCEPTED}");
+        let mut parts = Vec::new();
+        let mut rest = None;
+        let mut said = 0.0;
+        for part in text.split(',') {
+            match part.split_once("%:") {
+                Some((percent, shape)) => {
+                    let percent: f64 = percent.parse().map_err(|_| refuse())?;
+                    if !(percent > 0.0 && percent <= 100.0) {
+                        return Err(refuse());
+                    }
+                    said += percent / 100.0;
+                    parts.push((percent / 100.0, Shape::parse(shape, &duration).ok_or_else(refuse)?));
+                }
+                None if rest.is_none() => rest = Some(Shape::parse(part, &duration).ok_or_else(refuse)?),
+                None => return Err(refuse()),
+            }
+        }
+        if said > 1.0 + 1e-9 {
+            return Err(format!("{text:?} is not a service time: its parts are more than 100%"));
+        }
+        parts.extend(rest.map(|shape| ((1.0_f64 - said).max(0.0), shape)));
+        parts.retain(|(_, shape)| !shape.is_zero());
+        Ok(Service { parts })
+    }
+
+    /// Whether no request ever takes time.
+    pub fn is_none(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Draws a service time.
+    pub fn draw(&self, random: &mut fastrand::Rng) -> Duration {
+        let mut left = match self.parts.as_slice() {
+            [] => return Duration::ZERO,
+            // Whoever is alone needs no dice.
+            [(probability, shape)] if *probability >= 1.0 => return shape.draw(random),
+            _ => random.f64(),
+        };
+        for (probability, shape) in &self.parts {
+            if left < *probability {
+                return shape.draw(random);
+            }
+            left -= probability;
+        }
+        Duration::ZERO
+    }
+}
+
+impl Shape {
+    fn parse(text: &str, duration: &impl Fn(&str) -> Result<Duration, String>) -> Option<Shape> {
+        if let Some(mean) = text.strip_prefix("exp:") {
+            return Some(Shape::Exponential(duration(mean).ok()?));
+        }
+        if let Some(rest) = text.strip_prefix("pareto:") {
+            let (mean, shape) = rest.split_once(':')?;
+            let shape = shape.parse().ok().filter(|shape: &f64| *shape > 1.0 && shape.is_finite())?;
+            return Some(Shape::Pareto { mean: duration(mean).ok()?, shape });
+        }
+        duration(text).ok().map(Shape::Fixed)
+    }
+
+    fn is_zero(&self) -> bool {
+        let (Shape::Fixed(time) | Shape::Exponential(time) | Shape::Pareto { mean: time, .. }) = self;
+        time.is_zero()
+    }
+
+    fn draw(&self, random: &mut fastrand::Rng) -> Duration {
+        // Above 0, up to 1: its logarithm is finite.
+        let mut uniform = || 1.0 - random.f64();
+        let seconds = match self {
+            Shape::Fixed(time) => return *time,
+            Shape::Exponential(mean) => mean.as_secs_f64() * -uniform().ln(),
+            Shape::Pareto { mean, shape } => {
+                mean.as_secs_f64() * (shape - 1.0) / shape * uniform().powf(-1.0 / shape)
+            }
+        };
+        // A tail of years is as good as for ever.
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+impl fmt::Display for Service {
+    /// The text form, in which the part that is the rest has a percentage as well.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_none() {
+            return formatter.write_str("0s");
+        }
+        for (index, (probability, shape)) in self.parts.iter().enumerate() {
+            if index > 0 {
+                formatter.write_str(",")?;
+            }
+            if *probability < 1.0 {
+                // Percentages as they were typed, and not as binary fractions have them.
+                write!(formatter, "{}%:", (probability * 1e12).round() / 1e10)?;
+            }
+            write!(formatter, "{shape}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shape::Fixed(time) => formatter.write_str(&typed(*time)),
+            Shape::Exponential(mean) => write!(formatter, "exp:{}", typed(*mean)),
+            Shape::Pareto { mean, shape } => write!(formatter, "pareto:{}:{shape}", typed(*mean)),
+        }
+    }
+}
+
+/// A duration with the largest unit in which it is whole.
+fn typed(time: Duration) -> String {
+    let ns = time.as_nanos();
+    for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
+        if ns.is_multiple_of(size) {
+            return format!("{}{unit}", ns / size);
+        }
+    }
+    format!("{ns}ns")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn duration(text: &str) -> Result<Duration, String> {
+        let number = |unit| text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
+        number("us")
+            .map(Duration::from_micros)
+            .or_else(|| number("ms").map(Duration::from_millis))
+            .or_else(|| number("s").map(Duration::from_secs))
+            .ok_or_else(|| "no".to_owned())
+    }
+
+    fn parse(text: &str) -> Service {
+        Service::parse(text, duration).unwrap()
+    }
+
+    fn draws(text: &str, count: usize) -> Vec<Duration> {
+        let mut random = fastrand::Rng::with_seed(7);
+        let service = parse(text);
+        (0..count).map(|_| service.draw(&mut random)).collect()
+    }
+
+    fn mean(times: &[Duration]) -> f64 {
+        times.iter().map(Duration::as_secs_f64).sum::<f64>() / times.len() as f64
+    }
+
+    #[test]
+    fn the_text_form_goes_both_ways() {
+        for (text, shown) in [
+            ("0s", "0s"),
+            ("1000us", "1ms"),
+            ("exp:1ms", "exp:1ms"),
+            ("pareto:1ms:1.5", "pareto:1ms:1.5"),
+            ("10%:100ms", "10%:100ms"),
+            ("1ms,1%:100ms", "1%:100ms,99%:1ms"),
+            ("0.1%:exp:1s,30%:1ms", "0.1%:exp:1s,30%:1ms"),
+            ("100%:1ms", "1ms"),
+            ("5%:10ms,0s", "5%:10ms"),
+        ] {
+            assert_eq!(parse(text).to_string(), shown, "{text}");
+            assert_eq!(parse(shown), parse(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_refused() {
+        for text in [
+            "",
+            "1",
+            "fast",
+            "exp",
+            "exp:",
+            "exp:1",
+            "pareto:1ms",
+            "pareto:1ms:1",
+            "pareto:1ms:nan",
+            "pareto:1ms:inf",
+            "0%:1ms",
+            "101%:1ms",
+            "-1%:1ms",
+            "nan%:1ms",
+            "%:1ms",
+            "1ms,2ms",
+            "60%:1ms,50%:2ms",
+            "10%:",
+            "1ms,",
+        ] {
+            let error = Service::parse(text, duration).unwrap_err();
+            assert!(error.contains("is not a service time") && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn means_are_as_asked() {
+        assert!(draws("50us", 10).iter().all(|time| *time == Duration::from_micros(50)));
+        assert!(draws("0s", 10).iter().all(Duration::is_zero));
+        // The seed is fixed: these are the same draws on every machine.
+        assert!((mean(&draws("exp:1ms", 100_000)) - 1e-3).abs() < 2e-5);
+        assert!((mean(&draws("pareto:1ms:3", 100_000)) - 1e-3).abs() < 2e-5);
+        let smallest = *draws("pareto:1ms:3", 100_000).iter().min().unwrap();
+        assert!(smallest >= Duration::from_nanos(666_666), "mean x (shape - 1) / shape: {smallest:?}");
+    }
+
+    #[test]
+    fn shares_are_as_asked() {
+        let times = draws("5%:10ms,100us", 100_000);
+        let slow = times.iter().filter(|time| **time == Duration::from_millis(10)).count();
+        assert!((4_800..5_200).contains(&slow), "{slow}");
+        assert_eq!(times.iter().filter(|time| **time == Duration::from_micros(100)).count(), 100_000 - slow);
+        let built = Service::of(Shape::Fixed(Duration::from_micros(100)))
+            .with(0.05, Shape::Fixed(Duration::from_millis(10)));
+        let mut random = fastrand::Rng::with_seed(3);
+        let slow = (0..100_000).filter(|_| built.draw(&mut random) > Duration::from_millis(1)).count();
+        assert!((4_800..5_200).contains(&slow), "{slow}");
+    }
+}

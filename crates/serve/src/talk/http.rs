@@ -1,0 +1,242 @@
+//! HTTP/1.1 and 1.0 (RFC 9112), as far as a server with one resource needs it.
+
+use httparse::{EMPTY_HEADER, Request, Status};
+
+use super::{Answer, Place, Step};
+
+/// A longer head is answered with 431.
+const LONGEST_HEAD: usize = 16 * 1024;
+/// More headers than this too.
+const MOST_HEADERS: usize = 100;
+
+/// The answers, ready to be sent.
+pub(crate) struct Http {
+    keep: Vec<u8>,
+    close: Vec<u8>,
+    /// Where the body begins.
+    keep_head: usize,
+    close_head: usize,
+}
+
+impl Http {
+    pub(super) fn new(body: usize) -> Http {
+        let response = |connection: &str| {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {body}\r\n{connection}\r\n"
+            );
+            let length = head.len();
+            let mut bytes = head.into_bytes();
+            bytes.resize(length + body, b'x');
+            (bytes, length)
+        };
+        let ((keep, keep_head), (close, close_head)) = (response(""), response("Connection: close\r\n"));
+        Http { keep, close, keep_head, close_head }
+    }
+
+    pub(super) fn bytes(&self, answer: Answer) -> &[u8] {
+        match answer {
+            Answer::Keep => &self.keep,
+            Answer::Close => &self.close,
+            Answer::HeadKeep => &self.keep[..self.keep_head],
+            Answer::HeadClose => &self.close[..self.close_head],
+            Answer::Continue => b"HTTP/1.1 100 Continue\r\n\r\n",
+            Answer::BadRequest => {
+                b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+            Answer::LengthRequired => {
+                b"HTTP/1.1 411 Length Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+            Answer::HeaderTooLarge => {
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+        }
+    }
+
+    pub(super) fn next(&self, place: &mut Place, bytes: &[u8], last: bool) -> Step {
+        match *place {
+            Place::Body { left, answer } => {
+                if (bytes.len() as u64) < left {
+                    *place = Place::Body { left: left - bytes.len() as u64, answer };
+                    return Step { used: bytes.len(), answer: None };
+                }
+                *place = Place::Between;
+                Step { used: left as usize, answer: Some(answer) }
+            }
+            Place::Between => head(place, bytes, last),
+        }
+    }
+}
+
+/// What the head of a request asks for.
+fn head(place: &mut Place, bytes: &[u8], last: bool) -> Step {
+    let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+    let mut request = Request::new(&mut headers);
+    let refuse = |answer| Step { used: bytes.len(), answer: Some(answer) };
+    let used = match request.parse(bytes) {
+        Ok(Status::Complete(used)) if used <= LONGEST_HEAD => used,
+        Ok(Status::Partial) if bytes.len() <= LONGEST_HEAD => return Step { used: 0, answer: None },
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
+        Err(_) => return refuse(Answer::BadRequest),
+    };
+    let length = match body_length(&request) {
+        Ok(length) => length,
+        Err(answer) => return refuse(answer),
+    };
+    let closes = last || request.version == Some(0) || has(&request, "connection", "close");
+    let answer = match (request.method == Some("HEAD"), closes) {
+        (false, false) => Answer::Keep,
+        (false, true) => Answer::Close,
+        (true, false) => Answer::HeadKeep,
+        (true, true) => Answer::HeadClose,
+    };
+    let here = bytes.len() - used;
+    if length == 0 {
+        return Step { used, answer: Some(answer) };
+    }
+    *place = Place::Body { left: length, answer };
+    // Whoever waits to be told so is told, unless the body is on its way (RFC 9110, 10.1.1).
+    let waits = here == 0 && request.version == Some(1) && has(&request, "expect", "100-continue");
+    if waits {
+        return Step { used, answer: Some(Answer::Continue) };
+    }
+    if here as u64 >= length {
+        *place = Place::Between;
+        return Step { used: used + length as usize, answer: Some(answer) };
+    }
+    *place = Place::Body { left: length - here as u64, answer };
+    Step { used: bytes.len(), answer: None }
+}
+
+/// Whether a header with a list of words has this one.
+fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
+    request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).any(|header| {
+        header
+            .value
+            .split(|byte| *byte == b',')
+            .any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+    })
+}
+
+/// Content-Length, 0 without it; else how to refuse: chunks are not read, and two lengths are an attack (RFC 9112, 6.3).
+fn body_length(request: &Request<'_, '_>) -> Result<u64, Answer> {
+    let mut length = None;
+    for header in request.headers.iter() {
+        if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            return Err(Answer::LengthRequired);
+        }
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let digits = header.value.trim_ascii();
+            let said = str::from_utf8(digits)
+                .ok()
+                .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+                .and_then(|text| text.parse::<u64>().ok())
+                .ok_or(Answer::BadRequest)?;
+            if length.is_some_and(|length| length != said) {
+                return Err(Answer::BadRequest);
+            }
+            length = Some(said);
+        }
+    }
+    Ok(length.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first(text: &str) -> Step {
+        Http::new(2).next(&mut Place::Between, text.as_bytes(), false)
+    }
+
+    fn answer(text: &str) -> Option<Answer> {
+        first(text).answer
+    }
+
+    #[test]
+    fn connections_are_kept_as_the_version_and_the_header_say() {
+        for (text, wanted) in [
+            ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::Keep),
+            ("GET / HTTP/1.1\r\nconnection: keep-alive, Close\r\n\r\n", Answer::Close),
+            ("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", Answer::Close),
+            ("HEAD / HTTP/1.1\r\n\r\n", Answer::HeadKeep),
+            ("HEAD / HTTP/1.0\r\n\r\n", Answer::HeadClose),
+        ] {
+            assert_eq!(answer(text), Some(wanted), "{text:?}");
+        }
+        let last = Http::new(2).next(&mut Place::Between, b"GET / HTTP/1.1\r\n\r\n", true);
+        assert_eq!(last.answer, Some(Answer::Close));
+    }
+
+    #[test]
+    fn a_request_may_be_cut_anywhere() {
+        let text = "POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\nbodyGET / HTTP/1.1\r\n\r\n";
+        let http = Http::new(2);
+        for cut in 0..=text.len() {
+            let (mut place, mut kept, mut answers) = (Place::Between, Vec::new(), Vec::new());
+            for part in [&text[..cut], &text[cut..]] {
+                kept.extend_from_slice(part.as_bytes());
+                loop {
+                    let step = http.next(&mut place, &kept, false);
+                    kept.drain(..step.used);
+                    match step.answer {
+                        Some(answer) => answers.push(answer),
+                        None => break,
+                    }
+                }
+            }
+            assert_eq!((answers, kept.len()), (vec![Answer::Keep; 2], 0), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_by_its_status() {
+        for text in [
+            "nonsense\r\n\r\n",
+            "GET / HTTP/3.0\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        ] {
+            assert_eq!(answer(text), Some(Answer::BadRequest), "{text:?}");
+        }
+        let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        assert_eq!(answer(chunked), Some(Answer::LengthRequired));
+    }
+
+    #[test]
+    fn heads_end_at_16_kib_and_100_headers() {
+        let head = |length: usize| format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(length - 23));
+        assert_eq!(first(&head(16 * 1024)), Step { used: 16 * 1024, answer: Some(Answer::Keep) });
+        assert_eq!(answer(&head(16 * 1024 + 1)), Some(Answer::HeaderTooLarge));
+        let unended = head(16 * 1024 + 4);
+        assert_eq!(answer(&unended[..16 * 1024]), None, "it may still end");
+        assert_eq!(answer(&unended[..16 * 1024 + 1]), Some(Answer::HeaderTooLarge));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(101));
+        assert_eq!(answer(&many), Some(Answer::HeaderTooLarge));
+    }
+
+    #[test]
+    fn a_body_is_asked_for_when_the_client_waits() {
+        let http = Http::new(2);
+        let head = "POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
+        let mut place = Place::Between;
+        let step = http.next(&mut place, head.as_bytes(), false);
+        assert_eq!(step, Step { used: head.len(), answer: Some(Answer::Continue) });
+        assert_eq!(http.next(&mut place, b"abc", false), Step { used: 3, answer: Some(Answer::Keep) });
+        assert_eq!(answer(&format!("{head}abc")), Some(Answer::Keep), "it did not wait");
+    }
+
+    #[test]
+    fn responses_have_their_length() {
+        let http = Http::new(5);
+        let text = |answer| String::from_utf8(http.bytes(answer).to_vec()).unwrap();
+        assert!(text(Answer::Keep).ends_with("Content-Length: 5\r\n\r\nxxxxx"));
+        assert!(text(Answer::HeadClose).ends_with("Content-Length: 5\r\nConnection: close\r\n\r\n"));
+        for (answer, status) in
+            [(Answer::BadRequest, "400"), (Answer::LengthRequired, "411"), (Answer::HeaderTooLarge, "431")]
+        {
+            assert!(text(answer).starts_with(&format!("HTTP/1.1 {status} ")) && answer.ends());
+        }
+    }
+}

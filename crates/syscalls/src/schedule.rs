@@ -1,0 +1,70 @@
+//! Where and how precisely the calling thread runs.
+
+use std::io;
+use std::mem;
+
+use crate::check;
+
+/// sched_getaffinity(2): the processors that the calling thread may run on, in ascending order.
+pub fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: pointer and size describe writable room for one set; 0 is the calling thread.
+    check(unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &raw mut set) })?;
+    // SAFETY: CPU_ISSET only reads the set, and no number is past its end.
+    Ok((0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect())
+}
+
+/// sched_setaffinity(2): the calling thread, and threads that it starts, run on this processor only.
+///
+/// # Errors
+///
+/// EINVAL: there is no such processor, or this thread may not use it.
+pub fn pin_to(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the number was found to be within the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: pointer and size describe one initialised set, which the kernel only reads; 0 is the calling thread.
+    check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) }).map(drop)
+}
+
+/// PR_SET_TIMERSLACK of 1 ns: the calling thread's sleeps end when they should, and not up to 50 us later.
+pub fn sleep_precisely() -> io::Result<()> {
+    let slack: libc::c_ulong = 1;
+    // SAFETY: this operation takes a number and no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_has_one_processor() {
+        let allowed = allowed_cpus().unwrap();
+        let last = *allowed.last().unwrap();
+        let pinned = thread::spawn(move || pin_to(last).and_then(|()| allowed_cpus())).join().unwrap();
+        assert_eq!(pinned.unwrap(), [last]);
+        assert_eq!(allowed_cpus().unwrap(), allowed, "other threads stay as they were");
+        for nowhere in [libc::CPU_SETSIZE as usize - 1, usize::MAX] {
+            let error = thread::spawn(move || pin_to(nowhere)).join().unwrap().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        }
+    }
+
+    #[test]
+    fn slack_is_a_setting_of_the_thread() {
+        let slack = || {
+            sleep_precisely().unwrap();
+            // SAFETY: this operation takes no pointers.
+            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+        };
+        assert_eq!(thread::spawn(slack).join().unwrap(), 1);
+    }
+}

@@ -1,7 +1,9 @@
+use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-use super::{Remedy, Snapshot, Stall};
+use super::forecast::Course;
+use super::{Remedy, Snapshot, Stall, findings};
 
 /// What carries the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,15 +111,44 @@ impl fmt::Display for Finding {
     /// `what and how much; use this or that`
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)?;
+        let mut verb_said = false;
         for (index, remedy) in self.remedies.iter().enumerate() {
-            write!(formatter, "{}{remedy}", if index == 0 { "; use " } else { " or " })?;
+            formatter.write_str(if index == 0 { "; " } else { " or " })?;
+            if !verb_said && !remedy.is_an_order() {
+                formatter.write_str("use ")?;
+                verb_said = true;
+            }
+            write!(formatter, "{remedy}")?;
         }
         Ok(())
     }
 }
 
 /// Holds what a run needs against what the host has.
+///
+/// In an open loop the rate of new connections is known (the rate over the requests per connection), and the time of a
+/// stall is exact: the tuples are taken one by one, none comes back before `kept` is over, and the run stalls if the last
+/// free one is taken before that. A closed loop with a pause is at most as fast as its pauses allow; one without is taken
+/// to make [`ASSUMED_CONNECTIONS_PER_S`](super::ASSUMED_CONNECTIONS_PER_S): it has no time of a stall, only a number of
+/// connections.
 pub fn judge(snapshot: &Snapshot, need: &Need) -> Preflight {
-    let _ = (snapshot, need);
-    unimplemented!("follows")
+    let course = Course::of(snapshot, need);
+    let mut findings = findings::without_ports(snapshot, need, &course);
+    let has_ports = need.transport != Transport::Unix;
+    let mut stall = None;
+    if has_ports {
+        findings.extend(findings::of_ports(snapshot, need, &course));
+        stall = course.stall();
+    }
+    findings.sort_by_key(|finding| Reverse(finding.severity));
+    let churns = has_ports && course.leaves_time_wait();
+    Preflight {
+        budget: has_ports.then(|| snapshot.budget()),
+        taken: if has_ports { snapshot.taken.all() } else { 0 },
+        needed: has_ports.then(|| course.needed()),
+        kept: course.kept,
+        stall,
+        sustainable_per_s: churns.then(|| course.steady() as f64 / course.kept.as_secs_f64()),
+        findings,
+    }
 }

@@ -3,6 +3,7 @@
 //!
 //! [`Snapshot::read`] asks the kernel; everything else here is arithmetic on what it said.
 
+mod findings;
 mod forecast;
 mod hindsight;
 mod judge;

@@ -65,6 +65,12 @@ impl Taken {
     pub fn all(&self) -> u64 {
         self.established + self.time_wait + self.other
     }
+
+    /// What is left once TIME_WAIT is over.
+    pub(super) fn forget_time_wait(&mut self) {
+        self.time_wait = 0;
+        self.time_wait_back.clear();
+    }
 }
 
 /// RLIMIT_NOFILE, and what is used of it.

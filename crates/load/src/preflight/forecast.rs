@@ -207,3 +207,24 @@ pub fn predict_live(left: u64, used: u64, elapsed: Duration, kept: Duration) -> 
     let at = Duration::try_from_secs_f64(at).ok()?;
     (at < kept).then_some(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_forecast_goes_on_at_the_rate_so_far() {
+        let seconds = Duration::from_secs;
+        let minute = seconds(60);
+        assert_eq!(predict_live(8_000, 2_000, seconds(2), minute), Some(seconds(10)));
+        assert_eq!(predict_live(0, 10_000, seconds(10), minute), Some(seconds(10)), "they ended now");
+        assert_eq!(predict_live(8_000, 2_000, seconds(12), minute), None, "the first is back before");
+        assert_eq!(predict_live(8_000, 2_000, seconds(2), seconds(1)), None, "reused before");
+        assert_eq!(predict_live(8_000, 0, seconds(2), minute), None, "nothing was used");
+        assert_eq!(
+            predict_live(u64::MAX, 1, seconds(u64::MAX), minute),
+            None,
+            "beyond what there is of time"
+        );
+    }
+}

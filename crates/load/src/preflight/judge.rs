@@ -152,3 +152,6 @@ pub fn judge(snapshot: &Snapshot, need: &Need) -> Preflight {
         findings,
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

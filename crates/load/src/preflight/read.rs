@@ -232,3 +232,6 @@ impl Proc<'_> {
         count.ok_or_else(|| self.malformed(path, content))
     }
 }
+
+#[cfg(test)]
+mod tests;

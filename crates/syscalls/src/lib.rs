@@ -22,6 +22,7 @@ pub mod route;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;
+pub mod unix_diag;
 
 pub use address::Endpoint;
 

@@ -84,7 +84,7 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
         let result = ask(&body, |reply, attributes| {
             found(Listener {
                 local: entry(reply).local,
-                only_ipv6: attribute(attributes, INET_DIAG_SKV6ONLY)
+                only_ipv6: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
                     .is_some_and(|value| value.first() == Some(&1)),
                 waiting: reply.receive_queue,
                 backlog: reply.send_queue,
@@ -146,19 +146,6 @@ fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
             found(&reply, attributes);
         }
     })
-}
-
-/// The value of the attribute `kind` among those of a netlink message.
-fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    while let Some(header) = attributes.first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let value = attributes.get(4..length)?;
-        if u16::from_ne_bytes([header[2], header[3]]) == kind {
-            return Some(value);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-    None
 }
 
 fn entry(reply: &Reply) -> Entry {

@@ -23,7 +23,7 @@ const TAKEN: f64 = 0.1;
 
 /// What concerns every run.
 pub(super) fn without_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec<Finding> {
-    descriptors(snapshot, need, course).into_iter().collect()
+    descriptors(snapshot, need, course).into_iter().chain(backlog(snapshot, need, course)).collect()
 }
 
 /// What concerns runs over IP.
@@ -38,7 +38,6 @@ pub(super) fn of_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec
     found.extend(tracking(snapshot, need, course));
     if need.transport == Transport::Tcp {
         found.extend(time_wait(snapshot, need, course));
-        found.extend(backlog(snapshot, course));
         found.extend(handshakes(snapshot, course));
         found.extend(nobody(snapshot));
     }
@@ -252,13 +251,17 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Findin
     })
 }
 
-fn backlog(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
-    let queue = snapshot.listener?;
+/// A queue takes one more than its backlog (`sk_acceptq_is_full`, `unix_recvq_full`).
+fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+    let queue = snapshot.listener.filter(|_| need.transport != Transport::Udp)?;
     let at_once = course.at_most;
-    (at_once > queue.backlog).then(|| {
+    (at_once > queue.backlog + queue.sockets).then(|| {
+        let dropped = match need.transport {
+            Transport::Unix => "what does not fit fails at once (EAGAIN)",
+            _ => "what does not fit is dropped and comes again after 1 s, 3 s, 7 s",
+        };
         let message = format!(
-            "{} at once, the server's accept {} {} (backlog of listen(), {} waiting now): what does not fit is dropped \
-             and comes again after 1 s, 3 s, 7 s",
+            "{} at once, the server's accept {} {} (backlog of listen(), {} waiting now): {dropped}",
             counted(at_once, "connection"),
             if queue.sockets == 1 {
                 "queue holds".to_owned()

@@ -11,6 +11,7 @@ use fourtuple_syscalls::resource;
 use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter, Listener, state};
 use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::unix_diag;
 
 use super::{Conntrack, Descriptors, ListenQueue, Snapshot, Taken};
 
@@ -81,7 +82,30 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The same for a run over unix sockets, which has no ports.
+    /// The same for a run over the unix socket at `path`, which has no ports, but a queue.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`]. A path without a socket is none: it has no listener.
+    pub fn read_unix(proc: &Path, path: &Path) -> Result<Snapshot, ReadError> {
+        let mut snapshot = Snapshot::read_without_ports(proc)?;
+        let queue = match unix_diag::listener(path) {
+            Ok(queue) => queue,
+            // No such path; or a kernel without unix_diag, which cannot say.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                return Err(ReadError::Call { what: "look for the unix socket (unix_diag)", error });
+            }
+        };
+        snapshot.listener = queue.map(|queue| ListenQueue {
+            sockets: 1,
+            backlog: queue.backlog.into(),
+            waiting: queue.waiting.into(),
+        });
+        Ok(snapshot)
+    }
+
+    /// What concerns every run: limits, and what there is per namespace.
     pub fn read_without_ports(proc: &Path) -> Result<Snapshot, ReadError> {
         let proc = Proc(proc);
         let (soft, hard) =

@@ -1,6 +1,7 @@
 use std::env;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process;
 use std::thread;
 use std::time::Instant;
@@ -9,6 +10,7 @@ use fourtuple_syscalls::netns;
 use fourtuple_syscalls::socket;
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
+use super::super::Transport::Unix;
 use super::super::{Need, judge};
 use super::*;
 
@@ -95,6 +97,43 @@ fn the_backlog_is_the_servers_cut_to_somaxconn() {
         assert_eq!((snapshot.somaxconn, snapshot.listener.map(|queue| queue.backlog)), (20, Some(20)));
         drop(clients);
     });
+}
+
+#[test]
+fn a_queue_takes_one_more_than_its_backlog() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        let (socket, destination) = listener("127.0.0.1", 4);
+        let clients: Vec<TcpStream> =
+            (0..5).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+        assert_eq!(read(destination).listener.map(|queue| queue.waiting), Some(5));
+        // The sixth SYN is dropped: the answer would come with the next, after 1 s.
+        let sixth = TcpStream::connect_timeout(&destination, Duration::from_millis(200));
+        assert_eq!(sixth.expect_err("no room").kind(), io::ErrorKind::TimedOut);
+        drop((socket, clients));
+    });
+}
+
+#[test]
+fn unix_sockets_have_a_queue_and_no_ports() {
+    let path = env::temp_dir().join(format!("fourtuple-preflight-{}.sock", process::id()));
+    let server = UnixListener::bind(&path).expect("a listener");
+    let client = UnixStream::connect(&path).expect("a connection");
+    let snapshot = Snapshot::read_unix(Path::new(PROC), &path).expect("a snapshot");
+    let queue = snapshot.listener.expect("it listens");
+    assert_eq!((queue.sockets, queue.waiting), (1, 1));
+    let need = Need {
+        transport: Unix,
+        connections: queue.backlog + 2,
+        requests_per_connection: 1,
+        ..Need::default()
+    };
+    let judged = judge(&snapshot, &need);
+    assert_eq!((judged.budget, judged.findings[0].id), (None, "backlog"));
+    assert!(judged.findings[0].message.contains("EAGAIN"), "{}", judged.findings[0]);
+    drop((server, client));
+    fs::remove_file(&path).expect("the file of the socket");
+    assert_eq!(Snapshot::read_unix(Path::new(PROC), &path).expect("a snapshot").listener, None);
 }
 
 #[test]

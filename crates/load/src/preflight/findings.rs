@@ -272,7 +272,7 @@ fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding>
             grouped(queue.waiting),
         );
         let per_socket = at_once.div_ceil(queue.sockets.max(1));
-        let order = if per_socket > snapshot.somaxconn {
+        let order = if snapshot.somaxconn.is_none_or(|most| per_socket > most) {
             format!("set net.core.somaxconn={per_socket} and restart the server with a backlog of that")
         } else {
             format!("give the server a backlog of {per_socket}")

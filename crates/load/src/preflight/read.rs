@@ -124,7 +124,7 @@ impl Snapshot {
             tcp_tw_reuse_delay: proc.number("sys/net/ipv4/tcp_tw_reuse_delay")?.map(Duration::from_millis),
             tcp_timestamps: proc.required("sys/net/ipv4/tcp_timestamps")? != 0,
             descriptors: Descriptors { soft, hard, open: proc.entries("thread-self/fd")? },
-            somaxconn: proc.required("sys/net/core/somaxconn")?,
+            somaxconn: proc.number("sys/net/core/somaxconn")?,
             tcp_max_syn_backlog: proc.required("sys/net/ipv4/tcp_max_syn_backlog")?,
             // Absent without CONFIG_SYN_COOKIES.
             tcp_syncookies: proc.number("sys/net/ipv4/tcp_syncookies")?.unwrap_or(0) != 0,

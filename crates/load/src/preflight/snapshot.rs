@@ -30,8 +30,9 @@ pub struct Snapshot {
     pub tcp_timestamps: bool,
     /// Limits on descriptors.
     pub descriptors: Descriptors,
-    /// net.core.somaxconn: what listen(2) cuts a backlog to.
-    pub somaxconn: u64,
+    /// net.core.somaxconn: what listen(2) cuts a backlog to; `None`: not shown, as older kernels do in a namespace that
+    /// belongs to a user namespace (`sysctl_core_net_init`).
+    pub somaxconn: Option<u64>,
     /// net.ipv4.tcp_max_syn_backlog: handshakes under way, where there are no SYN cookies.
     pub tcp_max_syn_backlog: u64,
     /// net.ipv4.tcp_syncookies is not 0.

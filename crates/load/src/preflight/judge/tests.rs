@@ -22,7 +22,7 @@ pub(in super::super) fn host() -> Snapshot {
         tcp_tw_reuse_delay: Some(Duration::from_secs(1)),
         tcp_timestamps: true,
         descriptors: Descriptors { soft: 20_000, hard: 20_000, open: 10 },
-        somaxconn: 4096,
+        somaxconn: Some(4096),
         tcp_max_syn_backlog: 2048,
         tcp_syncookies: true,
         listener: None,

@@ -1,2 +1,4 @@
 //! A generator of connections that tells the truth about them.
 #![forbid(unsafe_code)]
+
+pub mod preflight;

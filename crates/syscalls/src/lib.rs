@@ -24,6 +24,7 @@ pub mod schedule;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;
+pub mod unix_diag;
 
 pub use address::Endpoint;
 

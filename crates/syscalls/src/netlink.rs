@@ -69,3 +69,16 @@ fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Res
     }
     Ok(false)
 }
+
+/// The value of the attribute `kind` among those of a netlink message.
+pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    while let Some(header) = attributes.first_chunk::<4>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let value = attributes.get(4..length)?;
+        if u16::from_ne_bytes([header[2], header[3]]) == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+    None
+}

@@ -31,21 +31,14 @@ pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
     source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// Walks the attributes of a route.
-fn preferred_source(mut attributes: &[u8]) -> Option<IpAddr> {
-    while let Some(header) = attributes.first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let value = attributes.get(4..length)?;
-        if u16::from_ne_bytes([header[2], header[3]]) == RTA_PREFSRC {
-            return match value.len() {
-                4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
-                16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
-                _ => None,
-            };
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
+/// The RTA_PREFSRC among the attributes of a route.
+fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
+    let value = netlink::attribute(attributes, RTA_PREFSRC)?;
+    match value.len() {
+        4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
+        16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
+        _ => None,
     }
-    None
 }
 
 #[cfg(test)]

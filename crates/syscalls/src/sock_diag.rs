@@ -3,6 +3,7 @@
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use crate::netlink;
 use crate::socket::Transport;
@@ -13,6 +14,8 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// Closed by us last; the port is kept for 60 s.
     pub const TIME_WAIT: u8 = 6;
+    /// Listening.
+    pub const LISTEN: u8 = 10;
 }
 
 /// A socket that the kernel has.
@@ -24,6 +27,22 @@ pub struct Entry {
     pub local: SocketAddr,
     /// Its peer's.
     pub remote: SocketAddr,
+    /// Until its timer fires, as far as it has one (idiag_expires): of TIME_WAIT, until its end.
+    pub expires: Option<Duration>,
+}
+
+/// A socket that listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Where; an unspecified address stands for all.
+    pub local: SocketAddr,
+    /// Of the unspecified address of IPv6: whether IPv4 is left out (IPV6_V6ONLY).
+    pub only_ipv6: bool,
+    /// Connections that wait for accept(2) (sk_ack_backlog, which sock_diag has in idiag_rqueue).
+    pub waiting: u32,
+    /// How many may wait: the backlog of listen(2), cut to net.core.somaxconn (sk_max_ack_backlog, in idiag_wqueue). The
+    /// kernel lets one more in (`sk_acceptq_is_full`).
+    pub backlog: u32,
 }
 
 /// What to look for; a `None` matches everything.
@@ -54,8 +73,36 @@ pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
     Ok(())
 }
 
+/// Calls `found` for every TCP socket that listens in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// ENOENT: the kernel has no tcp_diag and cannot load it. Others are netlink's.
+pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let body = request(family as u8, Transport::Tcp, 1 << state::LISTEN, &[]);
+        let result = ask(&body, |reply, attributes| {
+            found(Listener {
+                local: entry(reply).local,
+                only_ipv6: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
+                    .is_some_and(|value| value.first() == Some(&1)),
+                waiting: reply.receive_queue,
+                backlog: reply.send_queue,
+            });
+        });
+        match result {
+            // A kernel without IPv6 has no handler for it.
+            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const INET_DIAG_REQ_BYTECODE: u16 = 1;
+/// An attribute of replies about IPv6 sockets that listen.
+const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_BC_S_COND: u8 = 7;
 const INET_DIAG_BC_D_COND: u8 = 8;
 
@@ -86,11 +133,17 @@ struct Reply {
 }
 
 fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
-    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(filter, family), |body| {
-        if body.len() >= mem::size_of::<Reply>() {
+    let body = request(family, filter.transport, u32::MAX, &bytecode(filter));
+    ask(&body, |reply, _| found(entry(reply)))
+}
+
+/// Gives each reply, with the bytes of the attributes behind it, to `found`.
+fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, body, |body| {
+        if let Some(attributes) = body.get(mem::size_of::<Reply>()..) {
             // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
             let reply = unsafe { body.as_ptr().cast::<Reply>().read_unaligned() };
-            found(entry(&reply));
+            found(&reply, attributes);
         }
     })
 }
@@ -109,22 +162,25 @@ fn entry(reply: &Reply) -> Entry {
         state: reply.state,
         local: address(reply.id.source, reply.id.source_port),
         remote: address(reply.id.destination, reply.id.destination_port),
+        expires: (reply.timer != 0).then(|| Duration::from_millis(reply.expires.into())),
     }
 }
 
-fn request(filter: &Filter, family: u8) -> Vec<u8> {
-    let program = bytecode(filter);
-    let protocol = match filter.transport {
+fn request(family: u8, transport: Transport, states: u32, program: &[u8]) -> Vec<u8> {
+    let protocol = match transport {
         Transport::Tcp => libc::IPPROTO_TCP,
         Transport::Udp => libc::IPPROTO_UDP,
     };
-    // struct inet_diag_req_v2: family, protocol, no extensions, padding, all states, and no socket in particular.
+    // struct inet_diag_req_v2: family, protocol, no extensions, padding, states, and no socket in particular.
     let mut body = vec![family, protocol as u8, 0, 0];
-    body.extend_from_slice(&u32::MAX.to_ne_bytes());
+    body.extend_from_slice(&states.to_ne_bytes());
     body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
+    if program.is_empty() {
+        return body;
+    }
     body.extend_from_slice(&((4 + program.len()) as u16).to_ne_bytes());
     body.extend_from_slice(&INET_DIAG_REQ_BYTECODE.to_ne_bytes());
-    body.extend_from_slice(&program);
+    body.extend_from_slice(program);
     body
 }
 

@@ -9,6 +9,12 @@ use super::{Fault, Tree};
 const PURE: &[&str] = &[
     "crates/fourtuple/src/ports",
     "crates/fourtuple/src/dial/strategy",
+    "crates/load/src/preflight/findings",
+    "crates/load/src/preflight/forecast",
+    "crates/load/src/preflight/hindsight",
+    "crates/load/src/preflight/judge",
+    "crates/load/src/preflight/remedy",
+    "crates/load/src/preflight/snapshot",
     "crates/measure",
     "crates/record",
     "crates/doctor",

@@ -1,0 +1,303 @@
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fourtuple_record::{Remark, Second};
+
+use super::words::{counted, grouped, in_words, percent};
+use super::{Finding, Need, Preflight, Remedy};
+
+/// What was seen of a run.
+#[derive(Clone, Debug)]
+pub struct Seen<'a> {
+    /// What the preflight said.
+    pub preflight: &'a Preflight,
+    /// What was asked.
+    pub need: &'a Need,
+    /// When the ports were to end, at the latest forecast ([`predict_live`](super::predict_live)) or by the preflight.
+    pub predicted_stall: Option<Duration>,
+    /// When there was no port.
+    pub no_port: Option<NoPort>,
+    /// Tuples that the run's connections took.
+    pub tuples_used: u64,
+    /// Sockets in TIME_WAIT towards the destination when the ports were gone, or at the end; `None`: not read.
+    pub time_wait: Option<u64>,
+    /// Failures by name, as in the record.
+    pub errors: &'a BTreeMap<String, u64>,
+    /// Operations done.
+    pub operations: u64,
+    /// Second by second.
+    pub seconds: &'a [Second],
+    /// Operations that were under way at the end of each second, beside `seconds`. Empty: not counted.
+    pub in_flight: &'a [u64],
+    /// From the first intended start to the end of the last operation.
+    pub elapsed: Duration,
+    /// CPU time of the generating threads together.
+    pub client_cpu: Duration,
+    /// Time in which an operation was due and every connection was busy.
+    pub all_busy: Duration,
+}
+
+/// The time without a port (EADDRNOTAVAIL of connect(); EAGAIN of a UDP socket).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPort {
+    /// When a connection first found none, since the start of the run.
+    pub first: Duration,
+    /// When one last found none.
+    pub last: Duration,
+    /// For how long in all none could be opened.
+    pub total: Duration,
+}
+
+/// What the run proves less, and what to do about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hindsight {
+    /// Why the run is not, or not wholly, to be believed.
+    pub remarks: Vec<Remark>,
+    /// What it means, in plain words.
+    pub advice: Vec<String>,
+}
+
+/// Share of a thread's time on its CPU from which the numbers are the client's rather than the server's.
+const SATURATED: f64 = 0.95;
+
+/// Share of the offered operations that must have been done.
+const DELIVERED: f64 = 0.99;
+
+/// Looks back at a run.
+pub fn hindsight(seen: &Seen<'_>) -> Hindsight {
+    let mut found = Hindsight::default();
+    ports(seen, &mut found);
+    offered(seen, &mut found);
+    saturated(seen, &mut found);
+    server_stalls(seen, &mut found);
+    errors(seen, &mut found);
+    found
+}
+
+impl Hindsight {
+    fn remark(&mut self, id: &str, message: String) {
+        self.remarks.push(Remark::new(id, message));
+    }
+}
+
+impl Seen<'_> {
+    fn is_saturated(&self) -> bool {
+        let share = |cpu: Duration| cpu.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
+        share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
+    }
+}
+
+fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
+    let Some(no_port) = seen.no_port else {
+        if let Some(predicted) = seen.predicted_stall.filter(|at| *at < seen.elapsed) {
+            found.advice.push(format!(
+                "The ports were to run out after {}, and did not: {} were used.",
+                in_words(predicted),
+                counted(seen.tuples_used, "tuple")
+            ));
+        }
+        return;
+    };
+    let predicted = match seen.predicted_stall {
+        Some(at) => format!(" (predicted: after {})", in_words(at)),
+        None => " (not predicted)".to_owned(),
+    };
+    let budget = seen.preflight.budget.unwrap_or(0);
+    let why = match seen.time_wait {
+        Some(waiting) => format!("{} of {} tuples were in TIME_WAIT", grouped(waiting), grouped(budget)),
+        None => format!(
+            "the run had taken {} where there are {}, {} of them taken before",
+            counted(seen.tuples_used, "tuple"),
+            grouped(budget),
+            grouped(seen.preflight.taken)
+        ),
+    };
+    found.remark(
+        "ports-ran-out",
+        format!(
+            "the ports ran out after {}{predicted}, and for {} in all no connection could be opened: {why}",
+            in_words(no_port.first),
+            in_words(no_port.total),
+        ),
+    );
+    let of_ports = |finding: &&Finding| finding.id == "ports" || finding.id == "ports-tight";
+    let mut remedies: Vec<String> = match seen.preflight.findings.iter().find(of_ports) {
+        Some(finding) => finding.remedies.iter().map(Remedy::to_string).collect(),
+        None => Vec::new(),
+    };
+    if remedies.is_empty() {
+        // It was not foreseen, so that what would have been enough is not known either.
+        remedies.push("--source with more addresses".to_owned());
+        if !seen.preflight.kept.is_zero() {
+            remedies.push("--close server".to_owned());
+        }
+    }
+    found.advice.push(format!("Against running out of ports: {}.", remedies.join(", or ")));
+    if let Some(most) = seen.preflight.sustainable_per_s {
+        found.advice.push(format!(
+            "{} new connections a second can go on for ever here: {} for each tuple after its connection, {} tuples.",
+            grouped(most as u64),
+            in_words(seen.preflight.kept),
+            grouped(budget)
+        ));
+    }
+}
+
+fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
+    let Some(offered) = seen.need.rate_per_s else { return };
+    let seconds = seen.elapsed.as_secs_f64();
+    let achieved = seen.operations as f64 / seconds.max(1e-9);
+    if achieved >= offered * DELIVERED {
+        return;
+    }
+    let share = |part: Duration| percent((part.as_secs_f64() / seconds.max(1e-9)).min(1.0));
+    let failed: u64 = seen.errors.values().sum();
+    let mut reasons = Vec::new();
+    if let Some(no_port) = seen.no_port.filter(|no_port| !no_port.total.is_zero()) {
+        reasons.push(format!("there was no port for {} of the time", share(no_port.total)));
+    }
+    if seen.is_saturated() {
+        reasons.push("the client's CPU was saturated".to_owned());
+    }
+    if seen.all_busy * 20 >= seen.elapsed {
+        reasons.push(format!(
+            "all {} were busy for {} of the time",
+            counted(seen.need.connections, "connection"),
+            share(seen.all_busy)
+        ));
+    }
+    if failed as f64 >= (offered - achieved) * seconds * 0.5 {
+        reasons.push(format!("{} failed", counted(failed, "operation")));
+    }
+    if reasons.is_empty() {
+        reasons.push("the cause is not known".to_owned());
+    }
+    found.remark(
+        "offered-rate-not-reached",
+        format!(
+            "{} of the {} operations a second that were offered were done ({} fewer a second): {}",
+            grouped(achieved.round() as u64),
+            grouped(offered.round() as u64),
+            grouped((offered - achieved).round().max(1.0) as u64),
+            reasons.join("; ")
+        ),
+    );
+    if seen.all_busy * 20 >= seen.elapsed && !seen.is_saturated() {
+        found.advice.push(format!(
+            "More than {} (--connections) would show whether the server can do more.",
+            counted(seen.need.connections, "connection")
+        ));
+    }
+}
+
+fn saturated(seen: &Seen<'_>, found: &mut Hindsight) {
+    if !seen.is_saturated() {
+        return;
+    }
+    let threads = seen.need.threads.max(1);
+    let share = seen.client_cpu.as_secs_f64() / seen.elapsed.as_secs_f64().max(1e-9) / threads as f64;
+    found.remark(
+        "client-saturated",
+        format!(
+            "the client was busy for {} of the time of its {}: these are its numbers, not the server's",
+            percent(share.min(1.0)),
+            counted(threads, "thread")
+        ),
+    );
+    found.advice.push("More --threads, or a lower --rate, would leave the client room.".to_owned());
+}
+
+/// Whole seconds in which nothing was done though something was under way, in a row.
+fn server_stalls(seen: &Seen<'_>, found: &mut Hindsight) {
+    let mut stalls: Vec<(Duration, u32)> = Vec::new();
+    let mut goes_on = false;
+    for (index, (second, in_flight)) in seen.seconds.iter().zip(seen.in_flight).enumerate() {
+        let at = Duration::from_nanos(second.at_ns);
+        let end = at + Duration::from_secs(1);
+        let before = index.checked_sub(1).map_or(*in_flight, |index| seen.in_flight[index]);
+        let ours = seen.no_port.is_some_and(|no_port| no_port.first < end && at < no_port.last);
+        let silent = second.operations == 0 && *in_flight > 0 && before > 0 && end <= seen.elapsed && !ours;
+        match stalls.last_mut() {
+            Some((_, seconds)) if silent && goes_on => *seconds += 1,
+            _ if silent => stalls.push((at, 1)),
+            _ => {}
+        }
+        goes_on = silent;
+    }
+    let Some(longest) = stalls.iter().max_by_key(|(_, seconds)| *seconds) else { return };
+    let all: u32 = stalls.iter().map(|(_, seconds)| seconds).sum();
+    found.remark(
+        "server-stalled",
+        format!(
+            "in {} nothing was answered though operations were under way, the longest time {} from {} on",
+            counted(all.into(), "second"),
+            in_words(Duration::from_secs(longest.1.into())),
+            in_words(longest.0)
+        ),
+    );
+}
+
+/// What a name of a failure means.
+const MEANINGS: &[(&str, &str)] = &[
+    ("EADDRNOTAVAIL", "no source port was left"),
+    ("EADDRINUSE", "the source port was taken"),
+    ("EAGAIN", "no source port was left (UDP), or the accept queue of the unix socket was full"),
+    ("ECONNREFUSED", "nobody listens there"),
+    (
+        "ECONNRESET",
+        "the server ended the connection with a reset: it crashed, closed with data unread, or refused at its limit",
+    ),
+    ("EPIPE", "the server had closed before the request was sent"),
+    ("ECONNABORTED", "the connection was ended on this host"),
+    ("EHOSTUNREACH", "no way to the host"),
+    ("ENETUNREACH", "no route to the network"),
+    ("ETIMEDOUT", "the kernel gave up: SYNs or data were not acknowledged"),
+    ("EMFILE", "descriptors ran out: raise ulimit -n"),
+    ("ENFILE", "the system's descriptors ran out: raise fs.file-max"),
+    ("ENOBUFS", "the kernel had no memory for it"),
+    ("ENOMEM", "the kernel had no memory for it"),
+    ("EPERM", "a firewall of this host forbade it, or its connection tracking was full"),
+    ("timeout", "no answer within the timeout"),
+    ("closed-early", "the server closed before its response was complete"),
+    ("malformed", "the response was not what the protocol says"),
+    ("tls", "the TLS handshake failed: certificate, name or version"),
+];
+
+/// One line per name, the most frequent first.
+fn errors(seen: &Seen<'_>, found: &mut Hindsight) {
+    let mut named: Vec<(&String, &u64)> = seen.errors.iter().filter(|(_, count)| **count > 0).collect();
+    named.sort_by_key(|(_, count)| Reverse(**count));
+    let failed: u64 = named.iter().map(|(_, count)| **count).sum();
+    if failed == 0 {
+        return;
+    }
+    let list: Vec<String> =
+        named.iter().map(|(name, count)| format!("{} {name}", grouped(**count))).collect();
+    let share = failed as f64 / (failed + seen.operations) as f64;
+    let all = counted(failed + seen.operations, "operation");
+    found.remark(
+        "errors",
+        format!("{} of {all} failed ({}): {}", grouped(failed), percent(share), list.join(", ")),
+    );
+    for (name, count) in named {
+        let meaning = match (MEANINGS.iter().find(|(known, _)| known == name), name.strip_prefix("status-")) {
+            (Some((_, meaning)), _) => (*meaning).to_owned(),
+            (None, Some(code)) => status(code),
+            (None, None) => continue,
+        };
+        found.advice.push(format!("{name}, {}: {meaning}.", counted(*count, "time")));
+    }
+}
+
+fn status(code: &str) -> String {
+    match code.as_bytes().first() {
+        Some(b'5') => format!("the server answered {code}, a failure of its own"),
+        Some(b'4') => format!("the server answered {code}: the request was not to its liking"),
+        Some(b'3') => format!("the server answered {code}: redirections are not followed"),
+        _ => format!("the server answered {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+use super::super::judge;
+use super::super::judge::tests::{host, run};
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+struct Case {
+    need: Need,
+    preflight: Preflight,
+    errors: BTreeMap<String, u64>,
+    seconds: Vec<Second>,
+    in_flight: Vec<u64>,
+}
+
+impl Case {
+    /// One operation a second per entry of `operations`, times what the entry says.
+    fn with(rate_per_s: Option<f64>, operations: &[u64]) -> Case {
+        let need = Need { rate_per_s, ..run() };
+        let second = |(index, operations): (usize, &u64)| Second {
+            at_ns: index as u64 * 1_000_000_000,
+            operations: *operations,
+            connections: *operations,
+            errors: 0,
+            p50_ns: 0,
+            p99_ns: 0,
+            max_ns: 0,
+            ports_left: None,
+        };
+        Case {
+            preflight: judge(&host(), &need),
+            need,
+            errors: BTreeMap::new(),
+            seconds: operations.iter().enumerate().map(second).collect(),
+            in_flight: vec![5; operations.len()],
+        }
+    }
+
+    fn seen(&self) -> Seen<'_> {
+        Seen {
+            preflight: &self.preflight,
+            need: &self.need,
+            predicted_stall: None,
+            no_port: None,
+            tuples_used: 0,
+            time_wait: None,
+            errors: &self.errors,
+            operations: self.seconds.iter().map(|second| second.operations).sum(),
+            seconds: &self.seconds,
+            in_flight: &self.in_flight,
+            elapsed: SECOND * self.seconds.len() as u32,
+            client_cpu: Duration::ZERO,
+            all_busy: Duration::ZERO,
+        }
+    }
+}
+
+fn ids(hindsight: &Hindsight) -> Vec<&str> {
+    hindsight.remarks.iter().map(|remark| remark.id.as_str()).collect()
+}
+
+#[test]
+fn nothing_is_said_of_a_good_run() {
+    let case = Case::with(Some(100.0), &[100, 100, 100]);
+    assert_eq!(hindsight(&case.seen()), Hindsight::default());
+}
+
+#[test]
+fn ports_that_ran_out_are_named_with_the_forecast_and_the_remedy() {
+    let case = Case::with(Some(1_000.0), &[1_000; 30]);
+    let seen = Seen {
+        predicted_stall: Some(Duration::from_millis(28_200)),
+        no_port: Some(NoPort { first: SECOND * 28, last: SECOND * 30, total: SECOND * 2 }),
+        time_wait: Some(28_232),
+        tuples_used: 28_232,
+        ..case.seen()
+    };
+    let found = hindsight(&seen);
+    assert_eq!(ids(&found), ["ports-ran-out"]);
+    assert_eq!(
+        found.remarks[0].message,
+        "the ports ran out after 28 s (predicted: after 28.2 s), and for 2 s in all no connection could be opened: \
+         28,232 of 28,232 tuples were in TIME_WAIT"
+    );
+    assert!(found.advice[0].contains("--source with 3 addresses, or --close server"), "{:?}", found.advice);
+    assert!(found.advice[1].starts_with("470 new connections a second"), "{:?}", found.advice);
+}
+
+#[test]
+fn what_was_foreseen_and_did_not_come_is_said_too() {
+    let case = Case::with(Some(1_000.0), &[1_000; 30]);
+    let found = hindsight(&Seen { predicted_stall: Some(SECOND * 28), ..case.seen() });
+    assert!(found.remarks.is_empty());
+    assert!(found.advice[0].contains("did not"), "{:?}", found.advice);
+}
+
+#[test]
+fn a_rate_that_was_not_reached_says_why() {
+    let case = Case::with(Some(200.0), &[100; 10]);
+    let busy = Seen { all_busy: SECOND * 5, ..case.seen() };
+    assert_eq!(
+        hindsight(&busy).remarks[0].message,
+        "100 of the 200 operations a second that were offered were done (100 fewer a second): all 10 connections were \
+         busy for 50% of the time"
+    );
+    let cpu = Seen { client_cpu: Duration::from_millis(9_700), ..case.seen() };
+    let found = hindsight(&cpu);
+    assert_eq!(ids(&found), ["offered-rate-not-reached", "client-saturated"]);
+    assert!(found.remarks[1].message.contains("97%"), "{:?}", found.remarks);
+    let unknown = hindsight(&case.seen());
+    assert!(unknown.remarks[0].message.ends_with("the cause is not known"), "{:?}", unknown.remarks);
+}
+
+#[test]
+fn a_second_without_an_answer_is_the_servers_unless_it_was_the_ports() {
+    let case = Case::with(None, &[100, 0, 0, 100, 0, 100]);
+    let found = hindsight(&case.seen());
+    assert_eq!(ids(&found), ["server-stalled"]);
+    assert!(found.remarks[0].message.contains("in 3 seconds"), "{:?}", found.remarks);
+    assert!(found.remarks[0].message.contains("2 s from 1 s on"), "{:?}", found.remarks);
+    let no_port = Some(NoPort { first: SECOND, last: SECOND * 5, total: SECOND * 3 });
+    assert_eq!(ids(&hindsight(&Seen { no_port, ..case.seen() })), ["ports-ran-out"]);
+    let idle = [0; 6];
+    assert!(hindsight(&Seen { in_flight: &idle, ..case.seen() }).remarks.is_empty());
+    assert!(hindsight(&Seen { in_flight: &[], ..case.seen() }).remarks.is_empty());
+}
+
+#[test]
+fn every_error_has_a_meaning() {
+    let mut case = Case::with(None, &[90]);
+    for (name, count) in [("ECONNREFUSED", 7), ("status-503", 2), ("closed-early", 1), ("errno 99999", 0)] {
+        case.errors.insert(name.to_owned(), count);
+    }
+    let found = hindsight(&case.seen());
+    assert_eq!(
+        found.remarks[0].message,
+        "10 of 100 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early"
+    );
+    assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: nobody listens there.");
+    assert_eq!(found.advice.len(), 3);
+}

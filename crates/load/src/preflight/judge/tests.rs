@@ -1,0 +1,374 @@
+use std::net::SocketAddr;
+
+use fourtuple::ports::{PortRange, PortSet};
+use proptest::prelude::*;
+
+use super::super::{Conntrack, Descriptors, ListenQueue, Taken};
+use super::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A host as kernels start, towards another one.
+pub(in super::super) fn host() -> Snapshot {
+    Snapshot {
+        destination: Some(SocketAddr::from(([10, 0, 0, 9], 80))),
+        range: PortRange::KERNEL_DEFAULT,
+        reserved: PortSet::new(),
+        listened_at: 0,
+        sources: 1,
+        taken: Taken::default(),
+        loopback: false,
+        tcp_tw_reuse: 2,
+        tcp_tw_reuse_delay: Some(Duration::from_secs(1)),
+        tcp_timestamps: true,
+        descriptors: Descriptors { soft: 20_000, hard: 20_000, open: 10 },
+        somaxconn: Some(4096),
+        tcp_max_syn_backlog: 2048,
+        tcp_syncookies: true,
+        listener: None,
+        conntrack: None,
+        tcp_max_tw_buckets: 1 << 24,
+        time_wait: 0,
+    }
+}
+
+fn on_loopback() -> Snapshot {
+    Snapshot {
+        destination: Some(SocketAddr::from(([127, 0, 0, 1], 80))),
+        loopback: true,
+        listener: Some(ListenQueue { sockets: 1, backlog: 4096, waiting: 0 }),
+        ..host()
+    }
+}
+
+/// A connection per operation, ten at once, without an end.
+pub(in super::super) fn run() -> Need {
+    Need { connections: 10, requests_per_connection: 1, threads: 1, ..Need::default() }
+}
+
+fn ids(preflight: &Preflight) -> Vec<&str> {
+    preflight.findings.iter().map(|finding| finding.id).collect()
+}
+
+fn text(snapshot: &Snapshot, need: &Need) -> String {
+    judge(snapshot, need).findings[0].to_string()
+}
+
+fn stall(at_ms: impl Into<Option<u64>>, after_connections: u64) -> Option<Stall> {
+    Some(Stall { at: at_ms.into().map(Duration::from_millis), after_connections })
+}
+
+#[test]
+fn the_numbers_of_seed_002() {
+    // 16,384 ports, one source, 60 s; a connection for each transaction.
+    let range = PortRange::new(49152, 65535).unwrap();
+    let snapshot = Snapshot { range, tcp_tw_reuse: 0, ..on_loopback() };
+    for (operations, expected) in
+        [(16_300, None), (16_383, None), (16_384, None), (16_385, stall(None, 16_384))]
+    {
+        let need = Need { operations: Some(operations), connections: 125, ..run() };
+        let judged = judge(&snapshot, &need);
+        assert_eq!(judged.stall, expected, "{operations}");
+        assert_eq!(judged.refuses(), expected.is_some(), "{operations}");
+        assert_eq!((judged.budget, judged.needed), (Some(16_384), Some(operations)));
+        assert_eq!((judged.kept, judged.sustainable_per_s), (MINUTE, Some(16_384.0 / 60.0)));
+    }
+    let need = Need { operations: Some(20_000), connections: 125, ..run() };
+    assert_eq!(
+        text(&snapshot, &need),
+        "this run needs 20,000 tuples, there are 16,384 a minute: it would stall after 16,384 connections; use --source \
+         127.0.0.0/30 or --close server or --rate 249/s or sysctl net.ipv4.ip_local_port_range=\"1024 65535\""
+    );
+}
+
+#[test]
+fn the_message_of_the_issue() {
+    let snapshot = Snapshot { tcp_tw_reuse: 0, listened_at: 1, ..on_loopback() };
+    let need = Need { rate_per_s: Some(20_000.0), length: Some(MINUTE), connections: 100, ..run() };
+    let text = text(&snapshot, &need);
+    let expected = "this run needs 1,200,000 tuples, there are 28,231 a minute: it would stall after 1.41 s; use --source \
+                    127.0.0.0/26 or --close server or --rate ";
+    assert!(text.starts_with(expected), "{text}");
+}
+
+#[test]
+fn open_loops() {
+    let open = |rate: f64, length: u64| Need {
+        rate_per_s: Some(rate),
+        length: Some(Duration::from_secs(length)),
+        ..run()
+    };
+    let http = |need: Need, requests| Need { requests_per_connection: requests, ..need };
+    let reset = |need| Need { closer: Closer::Reset, ..need };
+    let server = |need| Need { closer: Closer::Server, ..need };
+    let reused = Snapshot { tcp_tw_reuse: 1, ..host() };
+    let cases = [
+        // 28,232 ports at 2,823.2 a second end after 10 s.
+        ("ends before", host(), open(2_823.2, 10), None),
+        ("does not end before", host(), open(2_823.2, 11), stall(10_000, 28_232)),
+        ("sustainable", host(), open(433.0, 36_000), None),
+        ("more than that", host(), open(500.0, 36_000), stall(56_464, 28_232)),
+        ("few operations", host(), Need { operations: Some(28_232), ..open(2_823.2, 3_600) }, None),
+        ("kept alive", host(), http(open(28_232.0, 3_600), 10), stall(10_000, 28_232)),
+        ("kept for ever", host(), http(open(28_232.0, 3_600), 0), None),
+        ("reset", host(), reset(open(28_232.0, 3_600)), None),
+        ("the server closes", host(), server(open(28_232.0, 3_600)), None),
+        ("reused", reused.clone(), open(28_000.0, 3_600), None),
+        ("reused, but faster", reused.clone(), open(56_464.0, 3_600), stall(500, 28_232)),
+        (
+            "reuse needs timestamps",
+            Snapshot { tcp_timestamps: false, ..reused },
+            open(2_823.2, 11),
+            stall(10_000, 28_232),
+        ),
+        ("reused on loopback", on_loopback(), open(20_000.0, 3_600), None),
+        ("UDP", host(), Need { transport: Transport::Udp, ..open(28_232.0, 60) }, None),
+    ];
+    for (name, snapshot, need, expected) in cases {
+        let judged = judge(&snapshot, &need);
+        assert_eq!(judged.stall, expected, "{name}: {:?}", judged.findings);
+        assert_eq!(judged.refuses(), expected.is_some(), "{name}: {:?}", judged.findings);
+    }
+}
+
+#[test]
+fn closed_loops() {
+    let timed = |seconds| Need { length: Some(Duration::from_secs(seconds)), ..run() };
+    let paused = Need { pause: Duration::from_millis(100), ..timed(3_600) };
+    assert_eq!(judge(&host(), &timed(1)).stall, None, "20,000 in a second fit");
+    assert_eq!(judge(&host(), &timed(2)).stall, stall(None, 28_232));
+    assert!(text(&host(), &timed(2)).contains(
+        "at 20,000 new connections a second and thread, which is an assumption, it would stall after 1.41 s"
+    ));
+    assert_eq!(judge(&host(), &Need { threads: 2, ..timed(1) }).stall, stall(None, 28_232));
+    assert_eq!(judge(&host(), &run()).stall, stall(None, 28_232), "without an end");
+    assert_eq!(judge(&host(), &paused).stall, None, "100 a second for ever");
+    assert_eq!(judge(&host(), &Need { connections: 100, ..paused }).stall, stall(None, 28_232));
+    let kept = Need { requests_per_connection: 0, may_keep_alive: true, ..timed(3_600) };
+    assert_eq!(judge(&host(), &kept).stall, None);
+    assert_eq!(judge(&host(), &Need { connections: 30_000, ..kept }).stall, stall(None, 28_232));
+    let http = Need { requests_per_connection: 1, ..kept };
+    assert!(text(&host(), &http).contains("--close-every "), "{}", text(&host(), &http));
+}
+
+#[test]
+fn what_others_have_is_not_there_and_comes_back() {
+    let mut snapshot = host();
+    snapshot.taken = Taken { established: 8_000, other: 232, ..Taken::default() };
+    let need = Need { rate_per_s: Some(2_000.0), length: Some(MINUTE), ..run() };
+    assert_eq!(judge(&snapshot, &need).stall, stall(10_000, 20_000));
+    snapshot.taken.time_wait = 18_000;
+    assert_eq!(judge(&snapshot, &need).stall, stall(1_000, 2_000));
+    // 16,100 come back in the first second and 2,000 in the eleventh.
+    snapshot.taken.time_wait_back = vec![16_100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2_000];
+    snapshot.taken.time_wait = 18_100;
+    assert_eq!(
+        judge(&snapshot, &need).stall,
+        stall(950, 1_900),
+        "at the end of their second, to be on the safe side"
+    );
+    snapshot.taken.time_wait = 17_000;
+    snapshot.taken.time_wait_back[0] = 15_000;
+    assert_eq!(judge(&snapshot, &need).stall, stall(9_000, 18_000));
+    // Reuse takes TIME_WAIT over, whoever left it.
+    assert_eq!(judge(&Snapshot { tcp_tw_reuse: 1, ..snapshot.clone() }, &need).stall, None);
+    let short = Need { operations: Some(5_000), ..need };
+    snapshot.taken = Taken { time_wait: 28_000, time_wait_back: vec![0; 42], ..Taken::default() };
+    assert!(text(&snapshot, &short).contains("28,000 of them taken: it would stall after 116 ms; wait 42 s or use --source with 2 addresses or --close"), "{}", text(&snapshot, &short));
+}
+
+#[test]
+fn hold_and_churn_must_fit_together() {
+    let need = Need {
+        hold: 20_000,
+        rate_per_s: Some(1_000.0),
+        length: Some(MINUTE),
+        engine_needs_descriptors: false,
+        threads: 2,
+        ..run()
+    };
+    assert_eq!(judge(&host(), &need).stall, stall(8_232, 8_232));
+    let too_many = Need { hold: 30_000, ..need };
+    let judged = judge(&host(), &too_many);
+    assert_eq!(judged.stall, stall(0, 0));
+    assert!(judged.findings[0].message.ends_with("the 30,000 to hold leave none for others"));
+    let flows = Need { transport: Transport::Udp, connections: 30_000, threads: 2, ..run() };
+    assert_eq!(judge(&host(), &flows).stall, stall(None, 28_232));
+}
+
+#[test]
+fn the_cut_of_time_wait_is_said_and_reckoned_with() {
+    let snapshot = Snapshot { tcp_max_tw_buckets: 16_384, time_wait: 384, ..host() };
+    let need = Need { rate_per_s: Some(1_000.0), length: Some(MINUTE), ..run() };
+    let judged = judge(&snapshot, &need);
+    assert_eq!((judged.stall, ids(&judged)), (None, vec!["tw-buckets"]));
+    assert!(judged.findings[0].message.starts_with("up to 28,232 sockets in TIME_WAIT"));
+}
+
+#[test]
+fn limits_beside_ports() {
+    let kept = |connections| Need {
+        connections,
+        requests_per_connection: 0,
+        engine_needs_descriptors: true,
+        ..run()
+    };
+    let judged = judge(&host(), &kept(19_950));
+    assert_eq!((judged.refuses(), ids(&judged)), (true, vec!["descriptors"]));
+    assert!(
+        text(&host(), &kept(19_950))
+            .contains("use --engine uring or --connections 19922 or raise the hard limit"),
+        "{}",
+        text(&host(), &kept(19_950))
+    );
+    assert!(judge(&host(), &kept(19_922)).findings.is_empty());
+    let soft = Snapshot { descriptors: Descriptors { soft: 1024, hard: 1 << 20, open: 10 }, ..host() };
+    assert!(text(&soft, &kept(2_000)).contains("raise the limit with ulimit -n 2078 or use"));
+    let rings = Need { engine_needs_descriptors: false, ..kept(2_000) };
+    assert!(text(&soft, &rings).contains("use --threads 2"), "{}", text(&soft, &rings));
+    assert!(judge(&soft, &Need { threads: 2, ..rings }).findings.is_empty());
+
+    let queue =
+        Snapshot { listener: Some(ListenQueue { sockets: 1, backlog: 128, waiting: 3 }), ..on_loopback() };
+    assert!(judge(&queue, &kept(128)).findings.is_empty());
+    let text = text(&queue, &kept(1_000));
+    assert!(text.contains("queue holds 128") && text.contains("give the server a backlog of 1000"), "{text}");
+    let no_cookies = Snapshot { tcp_syncookies: false, ..on_loopback() };
+    assert_eq!(ids(&judge(&no_cookies, &kept(2_000))), ["syn-backlog"]);
+    assert_eq!(ids(&judge(&Snapshot { listener: None, ..on_loopback() }, &kept(1))), ["nobody-listens"]);
+
+    let tracking = |count| Snapshot { conntrack: Some(Conntrack { max: 10_000, count }), ..host() };
+    assert!(judge(&tracking(0), &kept(15_000)).findings.is_empty(), "an empty table tracks nothing");
+    assert_eq!(judge(&tracking(1), &kept(15_000)).findings[0].severity, Severity::Refuse);
+    let churn = Need { rate_per_s: Some(200.0), length: Some(MINUTE), ..run() };
+    let judged = judge(&tracking(1), &churn);
+    assert_eq!((judged.refuses(), ids(&judged)), (false, vec!["conntrack"]));
+
+    let mut reserved = host();
+    reserved.range.iter().for_each(|port| assert!(reserved.reserved.insert(port)));
+    assert_eq!(ids(&judge(&reserved, &kept(1))), ["range-reserved"]);
+    let mut crowded = host();
+    crowded.taken.established = 3_000;
+    assert_eq!(ids(&judge(&crowded, &kept(1))), ["ports-taken"]);
+    let unix = Need { transport: Transport::Unix, connections: 50, ..run() };
+    let judged = judge(&reserved, &unix);
+    assert_eq!((judged.budget, judged.needed, judged.findings), (None, None, vec![]));
+}
+
+#[test]
+fn near_the_edge_is_a_warning() {
+    // 470.5 a second would do if the kernel's timers were never late.
+    let need = Need { rate_per_s: Some(470.0), length: Some(MINUTE * 60), ..run() };
+    let judged = judge(&host(), &need);
+    assert_eq!((judged.stall, judged.refuses(), ids(&judged)), (None, false, vec!["ports-tight"]));
+    let slow =
+        Need { rate_per_s: Some(10.0), connections: 30_000, closer: Closer::Reset, threads: 2, ..need };
+    assert_eq!(ids(&judge(&host(), &slow)), ["ports-tight"]);
+}
+
+prop_compose! {
+    fn needs()(
+        rate in prop::option::of(1.0..100_000.0_f64),
+        connections in 1..2_000_u64,
+        pause_ms in prop_oneof![Just(0), 1..1_000_u64],
+        operations in prop::option::of(1..2_000_000_u64),
+        length in prop::option::of(1..200_u64),
+        requests in 0..4_u64,
+        hold in prop_oneof![Just(0), 0..30_000_u64],
+        closer in prop_oneof![Just(Closer::Client), Just(Closer::Server), Just(Closer::Reset)],
+    ) -> Need {
+        Need {
+            transport: Transport::Tcp,
+            closer,
+            rate_per_s: rate,
+            connections,
+            pause: Duration::from_millis(pause_ms),
+            operations,
+            length: length.map(Duration::from_secs),
+            requests_per_connection: requests,
+            hold,
+            threads: 2,
+            engine_needs_descriptors: false,
+            may_keep_alive: true,
+        }
+    }
+}
+
+prop_compose! {
+    fn hosts()(
+        high in 33_000..60_999_u16,
+        sources in 1..5_u64,
+        established in 0..3_000_u64,
+        back in prop::collection::vec(0..500_u64, 0..60),
+        reuse in 0..=2_u8,
+        buckets in prop_oneof![Just(1_u64 << 24), 1_000..200_000_u64],
+        loopback: bool,
+    ) -> Snapshot {
+        let taken = Taken { established, time_wait: back.iter().sum(), other: 0, time_wait_back: back };
+        Snapshot {
+            range: PortRange::new(32_768, high).unwrap(),
+            sources,
+            time_wait: taken.time_wait,
+            taken,
+            tcp_tw_reuse: reuse,
+            tcp_max_tw_buckets: buckets,
+            ..if loopback { on_loopback() } else { host() }
+        }
+    }
+}
+
+/// For comparison: the later, the better.
+fn when(stall: Option<Stall>) -> (Duration, u64) {
+    stall.map_or((Duration::MAX, u64::MAX), |stall| {
+        (stall.at.unwrap_or(Duration::MAX), stall.after_connections)
+    })
+}
+
+proptest! {
+    #[test]
+    fn more_sources_never_worsen(snapshot in hosts(), need in needs(), more in 1..50_u64) {
+        let richer = Snapshot { sources: snapshot.sources + more, ..snapshot.clone() };
+        let (before, after) = (judge(&snapshot, &need), judge(&richer, &need));
+        prop_assert!(when(after.stall).0 >= when(before.stall).0, "{:?} {:?}", before.stall, after.stall);
+        prop_assert!(when(after.stall).1 >= when(before.stall).1, "{:?} {:?}", before.stall, after.stall);
+        prop_assert!(after.sustainable_per_s >= before.sustainable_per_s);
+    }
+
+    #[test]
+    fn a_larger_rate_never_postpones_the_stall(snapshot in hosts(), need in needs(), more in 0.0..50_000.0_f64) {
+        let rate = need.rate_per_s.unwrap_or(500.0);
+        let slow = Need { rate_per_s: Some(rate), ..need };
+        let fast = Need { rate_per_s: Some(rate + more), ..need };
+        let (slow, fast) = (judge(&snapshot, &slow).stall, judge(&snapshot, &fast).stall);
+        prop_assert!(when(fast).0 <= when(slow).0, "{slow:?} {fast:?}");
+    }
+
+    #[test]
+    fn every_remedy_is_enough(snapshot in hosts(), need in needs()) {
+        let judged = judge(&snapshot, &need);
+        let Some(ports) = judged.findings.iter().find(|finding| finding.id.starts_with("ports")) else { return Ok(()) };
+        if ports.id == "ports-taken" {
+            return Ok(());
+        }
+        for remedy in &ports.remedies {
+            let (mut snapshot, mut need) = (snapshot.clone(), need);
+            match remedy {
+                Remedy::SourceNetwork { network, prefix } => {
+                    let pool: fourtuple::dial::SourcePool = format!("{network}/{prefix}").parse().unwrap();
+                    snapshot.sources = pool.addresses().len() as u64;
+                }
+                Remedy::Sources(count) => snapshot.sources = *count,
+                Remedy::CloseServer => need.closer = Closer::Server,
+                Remedy::Rate(rate) => need.rate_per_s = Some(*rate as f64),
+                Remedy::CloseEvery(requests) => need.requests_per_connection = *requests,
+                Remedy::Range(low, high) => snapshot.range = PortRange::new(*low, *high).unwrap(),
+                Remedy::TwReuse => snapshot.tcp_tw_reuse = 1,
+                Remedy::Wait(_) => snapshot.taken = Taken { time_wait: 0, time_wait_back: vec![], ..snapshot.taken },
+                Remedy::Connections(count) => need.connections = *count,
+                other => prop_assert!(false, "{other}"),
+            }
+            let again = judge(&snapshot, &need);
+            prop_assert!(again.stall.is_none() && !ids(&again).contains(&"ports-tight"), "{remedy}: {again:?}");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+use std::env;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process;
+use std::thread;
+use std::time::Instant;
+
+use fourtuple_syscalls::netns;
+use fourtuple_syscalls::socket;
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+use super::super::Transport::Unix;
+use super::super::{Need, judge};
+use super::*;
+
+const PROC: &str = "/proc";
+
+fn read(destination: SocketAddr) -> Snapshot {
+    Snapshot::read(Path::new(PROC), Transport::Tcp, destination, &[]).expect("a snapshot")
+}
+
+/// A server in the namespace, and a range of few ports for its clients.
+fn server(address: &str, range: &str) -> (TcpListener, SocketAddr) {
+    set_sysctl("net.ipv4.ip_local_port_range", range);
+    let server = TcpListener::bind((address, 80)).expect("a listener");
+    let destination = server.local_addr().expect("its address");
+    (server, destination)
+}
+
+/// Opens a connection and closes it, the client first. False: there was no port.
+fn churn(server: &TcpListener, destination: SocketAddr) -> bool {
+    match TcpStream::connect(destination) {
+        Ok(client) => {
+            let (accepted, _) = server.accept().expect("the other end");
+            drop(client);
+            drop(accepted);
+            true
+        }
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => false,
+        Err(error) => panic!("connect: {error}"),
+    }
+}
+
+#[test]
+fn taken_tuples_are_told_apart_by_state() {
+    in_namespace(|| {
+        let (server, destination) = server("127.0.0.1", "20000 20015");
+        let held: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+        let accepted: Vec<TcpStream> = (0..3).map(|_| server.accept().expect("the other end").0).collect();
+        assert!((0..4).all(|_| churn(&server, destination)));
+        let half_closed = TcpStream::connect(destination).expect("a port");
+        let waits = server.accept().expect("the other end").0;
+        // FIN_WAIT2 here, CLOSE_WAIT there.
+        half_closed.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        let snapshot = read(destination);
+        assert_eq!(snapshot.budget(), 16);
+        let taken = &snapshot.taken;
+        assert_eq!((taken.established, taken.time_wait, taken.other), (3, 4, 1));
+        assert_eq!((snapshot.time_wait, snapshot.loopback), (4, true));
+        // 60 s less the time since, and a timer that may be late.
+        assert_eq!(taken.time_wait_back.iter().sum::<u64>(), 4);
+        assert!((50..=66).contains(&taken.time_wait_back.len()), "{:?}", taken.time_wait_back);
+        let elsewhere = read(SocketAddr::from(([127, 0, 0, 1], 81)));
+        assert_eq!((elsewhere.taken.all(), elsewhere.listener), (0, None));
+        let another = ["127.0.0.2".parse().expect("an address")];
+        let others =
+            Snapshot::read(Path::new(PROC), Transport::Tcp, destination, &another).expect("a snapshot");
+        assert_eq!(others.taken.all(), 0, "from other sources nothing is taken");
+        drop((held, accepted, half_closed, waits));
+    });
+}
+
+#[test]
+fn flows_of_udp_are_taken_tuples() {
+    in_namespace(|| {
+        let server = UdpSocket::bind("127.0.0.1:80").expect("a socket");
+        let destination = server.local_addr().expect("its address");
+        let flow = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        flow.connect(destination).expect("a peer");
+        let snapshot = Snapshot::read(Path::new(PROC), Transport::Udp, destination, &[]).expect("a snapshot");
+        assert_eq!((snapshot.taken.established, snapshot.taken.all()), (1, 1));
+    });
+}
+
+#[test]
+fn the_backlog_is_the_servers_cut_to_somaxconn() {
+    in_namespace(|| {
+        let (socket, destination) = listener("127.0.0.1", 50);
+        let clients: Vec<TcpStream> =
+            (0..2).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+        let queue = read(destination).listener.expect("it listens");
+        assert_eq!(queue, ListenQueue { sockets: 1, backlog: 50, waiting: 2 });
+        set_sysctl("net.core.somaxconn", "20");
+        socket::listen(socket.as_fd(), 50).expect("listen again");
+        let snapshot = read(destination);
+        assert_eq!((snapshot.somaxconn, snapshot.listener.map(|queue| queue.backlog)), (Some(20), Some(20)));
+        drop(clients);
+    });
+}
+
+#[test]
+fn a_queue_takes_one_more_than_its_backlog() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        let (socket, destination) = listener("127.0.0.1", 4);
+        let clients: Vec<TcpStream> =
+            (0..5).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+        assert_eq!(read(destination).listener.map(|queue| queue.waiting), Some(5));
+        // The sixth SYN is dropped: the answer would come with the next, after 1 s.
+        let sixth = TcpStream::connect_timeout(&destination, Duration::from_millis(200));
+        assert_eq!(sixth.expect_err("no room").kind(), io::ErrorKind::TimedOut);
+        drop((socket, clients));
+    });
+}
+
+#[test]
+fn unix_sockets_have_a_queue_and_no_ports() {
+    let path = env::temp_dir().join(format!("fourtuple-preflight-{}.sock", process::id()));
+    let server = UnixListener::bind(&path).expect("a listener");
+    let client = UnixStream::connect(&path).expect("a connection");
+    let snapshot = Snapshot::read_unix(Path::new(PROC), &path).expect("a snapshot");
+    let queue = snapshot.listener.expect("it listens");
+    assert_eq!((queue.sockets, queue.waiting), (1, 1));
+    let need = Need {
+        transport: Unix,
+        connections: queue.backlog + 2,
+        requests_per_connection: 1,
+        ..Need::default()
+    };
+    let judged = judge(&snapshot, &need);
+    assert_eq!(judged.budget, None);
+    let backlog = judged.findings.iter().find(|finding| finding.id == "backlog").expect("a finding");
+    assert!(backlog.message.contains("EAGAIN"), "{backlog}");
+    drop((server, client));
+    fs::remove_file(&path).expect("the file of the socket");
+    assert_eq!(Snapshot::read_unix(Path::new(PROC), &path).expect("a snapshot").listener, None);
+}
+
+#[test]
+fn the_queue_is_that_of_the_socket_which_gets_the_connection() {
+    let at = |local: &str, only_ipv6, backlog| Listener {
+        local: local.parse().expect("an address"),
+        only_ipv6,
+        waiting: 0,
+        backlog,
+    };
+    let to = |text: &str| text.parse::<SocketAddr>().expect("an address");
+    let all = [
+        at("[::]:80", false, 1),
+        at("0.0.0.0:80", false, 2),
+        at("10.0.0.1:80", false, 4),
+        at("10.0.0.1:80", false, 8),
+        at("[::1]:81", false, 16),
+        at("[::]:82", true, 32),
+        at("[::]:83", false, 64),
+    ];
+    let backlog =
+        |destination: &str| queue(&all, to(destination)).map(|queue| (queue.sockets, queue.backlog));
+    assert_eq!(backlog("10.0.0.1:80"), Some((2, 12)), "SO_REUSEPORT");
+    assert_eq!(backlog("10.0.0.2:80"), Some((1, 2)));
+    assert_eq!(backlog("[::1]:80"), Some((1, 1)));
+    assert_eq!(backlog("[::1]:81"), Some((1, 16)));
+    assert_eq!(backlog("127.0.0.1:82"), None, "IPV6_V6ONLY");
+    assert_eq!(backlog("127.0.0.1:83"), Some((1, 64)));
+}
+
+#[test]
+fn ipv6_listeners_say_whether_they_take_ipv4() {
+    in_namespace(|| {
+        // The standard library leaves IPV6_V6ONLY to net.ipv6.bindv6only.
+        let _both = TcpListener::bind("[::]:80").expect("a listener");
+        set_sysctl("net.ipv6.bindv6only", "1");
+        let _only = TcpListener::bind("[::]:81").expect("a listener");
+        assert!(read(SocketAddr::from(([127, 0, 0, 1], 80))).listener.is_some());
+        assert!(read(SocketAddr::from(([127, 0, 0, 1], 81))).listener.is_none());
+    });
+}
+
+#[test]
+fn a_port_that_somebody_listens_at_is_lost_to_all_and_the_judgement_is_exact() {
+    in_namespace(|| {
+        let (server, destination) = server("127.0.0.1", "20000 20007");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20007");
+        // On another address, and one outside of the range.
+        let _in_the_way = TcpListener::bind("127.0.0.5:20003").expect("a listener");
+        let _not = TcpListener::bind("127.0.0.5:20100").expect("a listener");
+        let snapshot = read(destination);
+        assert_eq!((snapshot.ports(), snapshot.listened_at), (6, 1));
+        let need = |operations| Need {
+            connections: 1,
+            requests_per_connection: 1,
+            operations: Some(operations),
+            ..Need::default()
+        };
+        assert_eq!(judge(&snapshot, &need(6)).stall, None);
+        let stall = judge(&snapshot, &need(7)).stall.expect("a stall");
+        let seen = (0..20).take_while(|_| churn(&server, destination)).count();
+        assert_eq!(seen as u64, stall.after_connections);
+    });
+}
+
+/// Whether ports in TIME_WAIT come back to the same destination long before their minute is over.
+fn comes_back(server: &TcpListener, destination: SocketAddr, patience: Duration) -> bool {
+    while churn(server, destination) {}
+    let begun = Instant::now();
+    while begun.elapsed() < patience {
+        if churn(server, destination) {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+#[test]
+fn reuse_is_where_the_snapshot_says_so() {
+    in_namespace(|| {
+        netns::add_loopback_address("fd00::9".parse().expect("an address")).expect("an address more");
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
+        let mut port = 80;
+        for (address, reuse, timestamps, expected) in [
+            ("127.0.0.1", "0", "1", false),
+            ("127.0.0.1", "1", "1", true),
+            ("127.0.0.1", "2", "1", true),
+            ("127.0.0.1", "2", "0", false),
+            ("::1", "2", "1", true),
+            // This host's own, on the loopback device, but not of the loopback network.
+            ("fd00::9", "2", "1", false),
+            ("fd00::9", "1", "1", true),
+        ] {
+            set_sysctl("net.ipv4.tcp_tw_reuse", reuse);
+            set_sysctl("net.ipv4.tcp_timestamps", timestamps);
+            port += 1;
+            let server = TcpListener::bind((address, port)).expect("a listener");
+            let destination = server.local_addr().expect("its address");
+            let name = format!("{address}, tcp_tw_reuse={reuse}, tcp_timestamps={timestamps}");
+            assert_eq!(read(destination).reuse().is_some(), expected, "{name}");
+            let patience = Duration::from_millis(if expected { 10_000 } else { 1_500 });
+            assert_eq!(comes_back(&server, destination, patience), expected, "{name}");
+        }
+    });
+}
+
+#[test]
+fn the_delay_of_reuse_is_the_kernels() {
+    in_namespace(|| {
+        let (server, destination) = server("127.0.0.1", "20000 20003");
+        let has_delay = Path::new("/proc/sys/net/ipv4/tcp_tw_reuse_delay").exists();
+        assert_eq!(read(destination).tcp_tw_reuse_delay.is_some(), has_delay);
+        if has_delay {
+            set_sysctl("net.ipv4.tcp_tw_reuse_delay", "5000");
+            assert_eq!(read(destination).reuse(), Some(Duration::from_secs(5)));
+            assert!(!comes_back(&server, destination, Duration::from_millis(1_500)));
+        }
+    });
+}
+
+#[test]
+fn time_wait_is_cut_at_tcp_max_tw_buckets() {
+    in_namespace(|| {
+        let (server, destination) = server("127.0.0.1", "20000 20015");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        set_sysctl("net.ipv4.tcp_max_tw_buckets", "8");
+        let snapshot = read(destination);
+        let need =
+            Need { connections: 1, requests_per_connection: 1, operations: Some(64), ..Need::default() };
+        let judged = judge(&snapshot, &need);
+        assert_eq!((judged.stall, judged.findings[0].id), (None, "tw-buckets"));
+        assert!((0..64).all(|_| churn(&server, destination)), "four times as many as there are ports");
+        let after = read(destination);
+        assert!((7..=9).contains(&after.time_wait), "{}", after.time_wait);
+    });
+}
+
+struct Fake(PathBuf);
+
+impl Fake {
+    fn with(name: &str, changes: &[(&str, &str)]) -> Fake {
+        let fake = Fake(env::temp_dir().join(format!("fourtuple-preflight-{name}-{}", process::id())));
+        let files = [
+            ("sys/net/ipv4/ip_local_port_range", "1024\t65535\n"),
+            ("sys/net/ipv4/ip_local_reserved_ports", "8080,9000-9002\n"),
+            ("sys/net/ipv4/tcp_tw_reuse", "1\n"),
+            ("sys/net/ipv4/tcp_timestamps", "2\n"),
+            ("sys/net/ipv4/tcp_max_syn_backlog", "512\n"),
+            ("sys/net/ipv4/tcp_max_tw_buckets", "8192\n"),
+            ("sys/net/core/somaxconn", "128\n"),
+            (
+                "thread-self/net/sockstat",
+                "sockets: used 9\nTCP: inuse 1 orphan 0 tw 77 alloc 1 mem 2\nUDP: inuse 0\n",
+            ),
+            ("thread-self/fd/0", ""),
+        ];
+        for (path, content) in files.iter().chain(changes) {
+            let path = fake.0.join(path);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(path, content).expect("a file");
+        }
+        fake
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn files_are_read_and_what_is_missing_is_left_out() {
+    let fake = Fake::with("old", &[]);
+    let snapshot = Snapshot::read_without_ports(&fake.0).expect("a snapshot");
+    assert_eq!((snapshot.ports(), snapshot.time_wait, snapshot.somaxconn), (64_508, 77, Some(128)));
+    assert_eq!((snapshot.tcp_timestamps, snapshot.tcp_syncookies, snapshot.conntrack), (true, false, None));
+    assert_eq!(snapshot.reuse(), Some(Duration::from_secs(1)), "before Linux 6.14");
+    let fake = Fake::with(
+        "tracking",
+        &[
+            ("sys/net/netfilter/nf_conntrack_max", "65536\n"),
+            ("sys/net/netfilter/nf_conntrack_count", "12\n"),
+            ("sys/net/ipv4/tcp_tw_reuse_delay", "250\n"),
+        ],
+    );
+    let snapshot = Snapshot::read_without_ports(&fake.0).expect("a snapshot");
+    assert_eq!(snapshot.conntrack, Some(Conntrack { max: 65_536, count: 12 }));
+    assert_eq!(snapshot.reuse(), Some(Duration::from_millis(250)));
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let fake = Fake::with("odd", &[("sys/net/core/somaxconn", "many\n")]);
+    let error = Snapshot::read_without_ports(&fake.0).expect_err("no number").to_string();
+    assert!(error.starts_with("cannot make sense of") && error.ends_with("somaxconn: \"many\""), "{error}");
+    let error = Snapshot::read_without_ports(Path::new("/nonexistent")).expect_err("no files").to_string();
+    assert!(error.contains("/nonexistent/sys/net/ipv4/ip_local_port_range"), "{error}");
+}

@@ -11,18 +11,21 @@ pub(crate) struct Part {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
     pub(crate) errors: u64,
+    /// Operations under way at its end.
+    pub(crate) in_flight: u64,
     pub(crate) total: Histogram,
 }
 
 impl Part {
     pub(crate) fn new() -> Self {
-        Part { operations: 0, connections: 0, errors: 0, total: Histogram::new() }
+        Part { operations: 0, connections: 0, errors: 0, in_flight: 0, total: Histogram::new() }
     }
 
     fn merge(&mut self, other: &Part) {
         self.operations += other.operations;
         self.connections += other.connections;
         self.errors += other.errors;
+        self.in_flight += other.in_flight;
         self.total.merge(&other.total);
     }
 
@@ -45,6 +48,7 @@ struct State {
     /// The second that each thread is in.
     at: Vec<u64>,
     done: Vec<Second>,
+    in_flight: Vec<u64>,
     log: Option<HistogramLog>,
 }
 
@@ -53,7 +57,13 @@ impl Board {
     pub(crate) fn new(threads: usize, log: bool, started: Duration) -> Self {
         let log = log.then(|| HistogramLog::new(started));
         Board {
-            state: Mutex::new(State { open: BTreeMap::new(), at: vec![0; threads], done: Vec::new(), log }),
+            state: Mutex::new(State {
+                open: BTreeMap::new(),
+                at: vec![0; threads],
+                done: Vec::new(),
+                in_flight: Vec::new(),
+                log,
+            }),
         }
     }
 
@@ -75,13 +85,13 @@ impl Board {
         state.done.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// All seconds, and the log of their histograms if it was wanted.
-    pub(crate) fn finish(self) -> (Vec<Second>, Option<String>) {
+    /// All seconds, what was under way at the end of each, and the log of their histograms if it was wanted.
+    pub(crate) fn finish(self) -> (Vec<Second>, Vec<u64>, Option<String>) {
         let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (second, part) in std::mem::take(&mut state.open) {
             state.close(second, &part);
         }
-        (state.done, state.log.map(HistogramLog::finish))
+        (state.done, state.in_flight, state.log.map(HistogramLog::finish))
     }
 }
 
@@ -89,8 +99,9 @@ impl State {
     fn close(&mut self, second: u64, part: &Part) {
         // A second in which nothing ended is one too.
         let due = self.done.len() as u64;
+        let waiting = self.in_flight.last().copied().unwrap_or(part.in_flight);
         for empty in due..second {
-            self.push(empty, &Part::new());
+            self.push(empty, &Part { in_flight: waiting, ..Part::new() });
         }
         self.push(second, part);
     }
@@ -99,6 +110,7 @@ impl State {
         if let Some(log) = &mut self.log {
             log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
         }
+        self.in_flight.push(part.in_flight);
         self.done.push(Second {
             at_ns: second * 1_000_000_000,
             operations: part.operations,
@@ -117,7 +129,7 @@ mod tests {
     use super::*;
 
     fn part(operations: u64) -> Part {
-        let mut part = Part { operations, connections: 0, errors: 0, total: Histogram::new() };
+        let mut part = Part { operations, ..Part::new() };
         (0..operations).for_each(|_| part.total.record(1000));
         part
     }
@@ -130,7 +142,7 @@ mod tests {
         board.add(1, 0, &part(4), 3);
         assert_eq!(board.seconds_from(0).iter().map(|second| second.operations).collect::<Vec<_>>(), [7]);
         board.add(0, 3, &part(5), 4);
-        let (seconds, _) = board.finish();
+        let (seconds, ..) = board.finish();
         assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [7, 0, 0, 5]);
         assert_eq!(seconds[3].at_ns, 3_000_000_000);
         assert_eq!(seconds[1].max_ns, 0);

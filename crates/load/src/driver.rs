@@ -119,6 +119,8 @@ pub(crate) struct Driver<'a, E> {
     second: u64,
     ended: bool,
     started_from: u64,
+    /// Since when an operation is due and every connection is busy.
+    busy_since: Option<u64>,
     published: (u64, u64, u64),
 }
 
@@ -163,6 +165,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             second: 0,
             ended: false,
             started_from: 0,
+            busy_since: None,
             published: (0, 0, 0),
             share,
         }
@@ -222,6 +225,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         let now = self.now();
         self.flush(now / 1_000_000_000 + 1);
         self.publish();
+        self.note_busy(false, now);
         if let Some(stalled) = self.stalled.take() {
             self.tally.stall.length += now - stalled.since;
         }
@@ -297,7 +301,10 @@ impl<'a, E: Engine> Driver<'a, E> {
             loop {
                 let schedule = self.share.schedule.as_mut().expect("seen above");
                 let intended = self.started_from + schedule.next();
-                if intended > now || (self.warm.is_empty() && self.closed.is_empty()) || self.stalled.is_some() {
+                if intended > now
+                    || (self.warm.is_empty() && self.closed.is_empty())
+                    || self.stalled.is_some()
+                {
                     return Ok(());
                 }
                 if !self.ticket() {
@@ -318,6 +325,17 @@ impl<'a, E: Engine> Driver<'a, E> {
             self.start(slot, None)?;
         }
         Ok(())
+    }
+
+    fn note_busy(&mut self, busy: bool, now: u64) {
+        match (busy, self.busy_since) {
+            (true, None) => self.busy_since = Some(now),
+            (false, Some(since)) => {
+                self.tally.all_busy += now - since;
+                self.busy_since = None;
+            }
+            _ => {}
+        }
     }
 
     /// How long nothing is to be done unless something happens.
@@ -400,6 +418,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.slots[number as usize].phase = Phase::Closed;
         self.portless.push_back(number);
         self.tally.stall.first.get_or_insert(now);
+        self.tally.stall.last = now;
         let stalled = self.stalled.get_or_insert(Stalled { since: now, retry: 0, trying: None });
         stalled.retry = now + PORT_RETRY;
         stalled.trying = None;
@@ -661,7 +680,11 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.active -= 1;
         if self.share.schedule.is_some() {
             let warm = self.slots[number as usize].phase == Phase::Warm;
-            if warm { self.warm.push(number) } else { self.closed.push(number) }
+            if warm {
+                self.warm.push(number)
+            } else {
+                self.closed.push(number)
+            }
             return Ok(());
         }
         let pause = self.shared.load.pause.as_nanos() as u64;
@@ -702,6 +725,7 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     /// Hands the numbers of the current second over; `next` is the one that begins.
     fn flush(&mut self, next: u64) {
+        self.part.in_flight = u64::from(self.active);
         self.shared.board.add(self.share.number, self.second, &self.part, next);
         self.part.clear();
         self.second = next;

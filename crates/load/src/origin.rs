@@ -6,7 +6,7 @@ use fourtuple::dial::{Attempt, DialError, Dialer, SourcePool, Wanted};
 /// Where connections come from.
 pub(crate) enum Origin {
     /// TCP: a port by the library's strategies.
-    Dialer(Dialer),
+    Dialer(Box<Dialer>),
     /// UDP: one source after the other, the port left to the kernel; unix sockets: nothing at all.
     Plain { sources: Vec<IpAddr>, next: AtomicUsize },
 }

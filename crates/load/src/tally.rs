@@ -29,6 +29,8 @@ pub(crate) struct Tally {
     pub(crate) held_lost: u64,
     /// When the last of the held connections was there.
     pub(crate) ramp: u64,
+    /// Time in which an operation was due and every connection was busy.
+    pub(crate) all_busy: u64,
     pub(crate) cpu_ns: u64,
     pub(crate) syscalls: u64,
 }
@@ -38,6 +40,8 @@ pub(crate) struct Tally {
 pub(crate) struct Stall {
     /// The first time, since the start of the run.
     pub(crate) first: Option<u64>,
+    /// The last time.
+    pub(crate) last: u64,
     /// In all, until a connection was there again.
     pub(crate) length: u64,
 }
@@ -61,6 +65,7 @@ impl Tally {
             held: 0,
             held_lost: 0,
             ramp: 0,
+            all_busy: 0,
             cpu_ns: 0,
             syscalls: 0,
         }
@@ -89,11 +94,13 @@ impl Tally {
         self.last_end = self.last_end.max(other.last_end);
         self.offered += other.offered;
         self.stall.first = [self.stall.first, other.stall.first].into_iter().flatten().min();
+        self.stall.last = self.stall.last.max(other.stall.last);
         // They stall together: all search the same ports.
         self.stall.length = self.stall.length.max(other.stall.length);
         self.held += other.held;
         self.held_lost += other.held_lost;
         self.ramp = self.ramp.max(other.ramp);
+        self.all_busy = self.all_busy.max(other.all_busy);
         self.cpu_ns += other.cpu_ns;
         self.syscalls += other.syscalls;
     }

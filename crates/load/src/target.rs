@@ -189,8 +189,18 @@ mod tests {
     #[test]
     fn what_is_no_target_is_refused() {
         for text in [
-            "", "127.0.0.1:80", "ftp://x", "tcp://127.0.0.1", "http://", "http://:80", "http://a:0", "http://a:99999",
-            "http://::1:80", "udp://a:1/x", "unix:", "http://a/b c",
+            "",
+            "127.0.0.1:80",
+            "ftp://x",
+            "tcp://127.0.0.1",
+            "http://",
+            "http://:80",
+            "http://a:0",
+            "http://a:99999",
+            "http://::1:80",
+            "udp://a:1/x",
+            "unix:",
+            "http://a/b c",
         ] {
             assert!(text.parse::<Target>().is_err(), "{text:?}");
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fourtuple::dial::Wanted;
 
 pub(crate) use epoll::EpollEngine;
-pub(crate) use uring::UringEngine;
+pub(crate) use uring::{UringEngine, self_test};
 
 /// Which engine is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

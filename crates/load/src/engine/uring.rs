@@ -53,7 +53,13 @@ impl UringEngine {
     }
 
     /// connect() with a stopwatch, and the socket into the ring.
-    fn open_timed(&mut self, slot: u32, destination: SocketAddr, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
+    fn open_timed(
+        &mut self,
+        slot: u32,
+        destination: SocketAddr,
+        wanted: Wanted,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let socket = socket::open(self.transport, destination, true)?;
         self.calls += 4 + super::epoll::prepare(socket.as_fd(), wanted, self.reset_on_close)?;
         let begun = Instant::now();
@@ -157,7 +163,10 @@ pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
         let connected = next(&mut ring)?;
         let received = next(&mut ring)?;
         match (&connected, &received) {
-            (ring::Event { step: Step::Connect, result: Ok(_), .. }, ring::Event { step: Step::Receive, result: Ok(1), .. }) => {}
+            (
+                ring::Event { step: Step::Connect, result: Ok(_), .. },
+                ring::Event { step: Step::Receive, result: Ok(1), .. },
+            ) => {}
             (ring::Event { result: Err(error), step, .. }, _) => {
                 return Ok(Err(format!("{step:?} in a chain: {}", fourtuple_syscalls::errno_name(error))));
             }

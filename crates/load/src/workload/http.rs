@@ -101,7 +101,10 @@ mod tests {
             asks_to_close: true,
         };
         let text = String::from_utf8(request.bytes(false)).unwrap();
-        assert_eq!(text, "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\nabc");
+        assert_eq!(
+            text,
+            "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\nabc"
+        );
         let last = String::from_utf8(request.bytes(true)).unwrap();
         assert!(last.contains("\r\nConnection: close\r\n\r\nabc"), "{last}");
     }

@@ -114,7 +114,10 @@ impl Response {
     }
 
     fn answer(&mut self) -> Heard {
-        Heard::Answer { closing: self.closing || matches!(self.body, Body::Rest), failure: self.failure.take() }
+        Heard::Answer {
+            closing: self.closing || matches!(self.body, Body::Rest),
+            failure: self.failure.take(),
+        }
     }
 }
 
@@ -146,7 +149,8 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, ()> {
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             head.chunked |= mentions(header.value, "chunked");
         } else if header.name.eq_ignore_ascii_case("connection") {
-            head.closing = (head.closing && !mentions(header.value, "keep-alive")) || mentions(header.value, "close");
+            head.closing =
+                (head.closing && !mentions(header.value, "keep-alive")) || mentions(header.value, "close");
         }
     }
     Ok(Some(head))
@@ -195,9 +199,17 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", false, answer(true, None)),
             ("HTTP/1.1 204 No Content\r\n\r\n", false, answer(false, None)),
             ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", false, answer(true, None)),
-            ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive\r\n\r\nx", false, answer(false, None)),
+            (
+                "HTTP/1.0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive\r\n\r\nx",
+                false,
+                answer(false, None),
+            ),
             ("HTTP/1.1 200 OK\r\n\r\nuntil the end", true, answer(true, None)),
-            ("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", false, answer(false, None)),
+            (
+                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx",
+                false,
+                answer(false, None),
+            ),
             ("HTTP/1.1 503 Busy\r\nContent-Length: 1\r\n\r\nx", false, answer(false, Some("status-503"))),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",

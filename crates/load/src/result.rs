@@ -1,0 +1,205 @@
+use std::time::Duration;
+
+use fourtuple_measure::Histogram;
+use fourtuple_record::{
+    Held, Latency, LoadPorts, LoadResults, LoadSettings, Quantile, Quantiles, Remark, Second,
+};
+use fourtuple_syscalls::Endpoint;
+use fourtuple_syscalls::socket::Transport;
+
+use crate::preflight::{self, Closer, Need, NoPort, Preflight, Seen, hindsight};
+use crate::run::Outcome;
+use crate::settings::{Close, Load};
+use crate::workload::Workload;
+
+impl Load {
+    /// What the run asks of the host.
+    pub fn need(&self, endpoint: &Endpoint) -> Need {
+        let says_nothing = matches!(self.workload, Workload::Connect);
+        Need {
+            transport: match (endpoint, self.transport()) {
+                (Endpoint::Unix(_), _) => preflight::Transport::Unix,
+                (_, Transport::Tcp) => preflight::Transport::Tcp,
+                (_, Transport::Udp) => preflight::Transport::Udp,
+            },
+            closer: match self.close {
+                Close::Client => Closer::Client,
+                Close::Reset => Closer::Reset,
+                Close::Server => Closer::Server,
+            },
+            rate_per_s: self.arrival.rate_per_s(),
+            connections: u64::from(self.connections),
+            pause: self.pause,
+            operations: self.operations,
+            length: self.length,
+            requests_per_connection: if says_nothing { 1 } else { self.close_every },
+            hold: u64::from(self.hold),
+            threads: self.threads as u64,
+            engine_needs_descriptors: self.engine == crate::EngineChoice::Epoll,
+            may_keep_alive: matches!(self.workload, Workload::Http(_)),
+        }
+    }
+
+    /// The settings as a record has them. `sources` are as typed.
+    pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
+        let (request_bytes, response_bytes, method) = match &self.workload {
+            Workload::Connect => (0, 0, String::new()),
+            Workload::Crr { request, response } => (*request, *response, String::new()),
+            Workload::Udp { request } => (*request, 0, String::new()),
+            Workload::Http(request) => (request.body.len(), 0, request.method.clone()),
+        };
+        LoadSettings {
+            target: self.target.to_string(),
+            address: endpoint.to_string(),
+            workload: if self.hold > 0 { "hold" } else { self.workload.name() }.to_owned(),
+            arrival: self.arrival.name().to_owned(),
+            rate_per_s: self.arrival.rate_per_s(),
+            connections: u64::from(self.connections),
+            pause_ns: nanoseconds(self.pause),
+            close_every: self.close_every,
+            hold: u64::from(self.hold),
+            operations: self.operations,
+            for_ns: self.length.map(nanoseconds),
+            timeout_ns: nanoseconds(self.timeout),
+            threshold_ns: self.threshold.map(nanoseconds),
+            engine: self.engine.name().to_owned(),
+            threads: self.threads as u64,
+            pinned: self.pinned,
+            strategy: self.strategy.to_string(),
+            sources: sources.map(str::to_owned),
+            close: self.close.name().to_owned(),
+            request_bytes: request_bytes as u64,
+            response_bytes: response_bytes as u64,
+            method,
+            anyway,
+            seed: self.seed,
+        }
+    }
+}
+
+impl Outcome {
+    /// The run in numbers, judged in hindsight. `time_wait`: the sockets in TIME_WAIT towards the destination now.
+    pub fn results(
+        self,
+        load: &Load,
+        need: &Need,
+        preflight: &Preflight,
+        time_wait: Option<u64>,
+    ) -> (LoadResults, Vec<Remark>) {
+        let tally = &self.tally;
+        let errors = tally.errors.iter().map(|(name, count)| (name.to_string(), *count)).collect();
+        let no_port = tally.stall.first.map(|first| NoPort {
+            first: Duration::from_nanos(first),
+            last: Duration::from_nanos(tally.stall.last),
+            total: Duration::from_nanos(tally.stall.length),
+        });
+        let mut seconds = self.seconds;
+        let budget = preflight.budget;
+        if let Some(budget) = budget {
+            count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
+        }
+        let mut need = *need;
+        need.threads = self.threads as u64;
+        let seen = Seen {
+            preflight,
+            need: &need,
+            predicted_stall: self.predicted_stall,
+            no_port,
+            tuples_used: tally.connections,
+            time_wait,
+            errors: &errors,
+            operations: tally.operations,
+            seconds: &seconds,
+            in_flight: &self.in_flight,
+            elapsed: self.elapsed,
+            client_cpu: Duration::from_nanos(tally.cpu_ns),
+            all_busy: Duration::from_nanos(tally.all_busy),
+        };
+        let judged = hindsight(&seen);
+        let mut remarks = judged.remarks;
+        if self.interrupted {
+            remarks
+                .insert(0, Remark::new("interrupted", "interrupted: what was measured until then is shown"));
+        }
+        let elapsed = self.elapsed.as_secs_f64().max(1e-9);
+        let rate = tally.operations as f64 / elapsed;
+        let per = |whole: f64, parts: u64| if parts == 0 { 0.0 } else { whole / parts as f64 };
+        let results = LoadResults {
+            operations: tally.operations,
+            connections: tally.connections,
+            elapsed_ns: nanoseconds(self.elapsed),
+            rate_per_s: rate,
+            offered_per_s: load.arrival.rate_per_s().unwrap_or(rate),
+            client_cpu_ns_per_operation: per(tally.cpu_ns as f64, tally.operations) as u64,
+            syscalls_per_connection: per(tally.syscalls as f64, tally.connections),
+            engine: self.engine.to_owned(),
+            engine_reason: self.engine_reason,
+            close: load.close.name().to_owned(),
+            strategy: self.strategy,
+            latency_ns: Latency {
+                search: quantiles(&tally.search),
+                handshake: quantiles(&tally.handshake),
+                first_byte: quantiles(&tally.first_byte),
+                total: quantiles(&tally.total),
+            },
+            late_ns: quantiles(&tally.late),
+            slow_count: tally.slow_count,
+            distribution: points(&tally.total),
+            ports: budget.map(|budget| LoadPorts {
+                budget,
+                taken_before: preflight.taken,
+                needed: preflight.needed,
+                used: tally.connections,
+                kept_ns: nanoseconds(preflight.kept),
+                predicted_stall_ns: self.predicted_stall.map(nanoseconds),
+                stalled_ns: tally.stall.first,
+                stall_length_ns: tally.stall.length,
+            }),
+            hold: (load.hold > 0).then_some(Held {
+                opened: tally.held,
+                lost: tally.held_lost,
+                ramp_ns: tally.ramp,
+            }),
+            advice: judged.advice,
+            slow: self.tally.slow,
+            errors,
+            seconds,
+        };
+        (results, remarks)
+    }
+}
+
+/// Fills in what was left at the end of each second: those opened while a tuple is kept are not there.
+fn count_ports(seconds: &mut [Second], free: u64, kept: Duration) {
+    let kept = kept.as_secs() as usize;
+    let mut taken = 0;
+    for index in 0..seconds.len() {
+        if kept > 0 {
+            taken += seconds[index].connections;
+            if let Some(back) = index.checked_sub(kept) {
+                taken -= seconds[back].connections;
+            }
+        }
+        seconds[index].ports_left = Some(free.saturating_sub(taken));
+    }
+}
+
+fn quantiles(histogram: &Histogram) -> Quantiles {
+    let short = histogram.summary();
+    Quantiles {
+        samples: short.count,
+        mean: short.mean,
+        p50: short.p50,
+        p99: short.p99,
+        p999: short.p999,
+        max: short.max,
+    }
+}
+
+fn points(histogram: &Histogram) -> Vec<Quantile> {
+    histogram.distribution().into_iter().map(|(share, ns)| Quantile { share, ns }).collect()
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos().min(u128::from(u64::MAX)) as u64
+}

@@ -1,0 +1,369 @@
+use std::panic;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use fourtuple::dial::{Dialer, Strategy};
+use fourtuple_record::Second;
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{Endpoint, resource, schedule};
+
+use crate::arrival::{Arrival, Schedule};
+use crate::board::Board;
+use crate::driver::{Driver, Live, Share, Shared};
+use crate::engine::{EngineChoice, EpollEngine, UringEngine, self_test};
+use crate::origin::Origin;
+use crate::preflight::{Preflight, predict_live};
+use crate::settings::{Close, Load};
+use crate::tally::Tally;
+use crate::workload::Workload;
+use crate::{LoadError, Scheme};
+
+/// How often whoever watches is told.
+const NEWS: Duration = Duration::from_millis(250);
+
+/// How often it is looked whether enough ports are used for a forecast.
+const FORECAST: Duration = Duration::from_millis(5);
+
+/// One of so many ports is used when it is told from the rate so far when they end.
+const PART: u64 = 5;
+
+/// How a run is going.
+#[derive(Clone, Debug)]
+pub struct News {
+    /// Since its start.
+    pub elapsed: Duration,
+    /// Operations done.
+    pub operations: u64,
+    /// Connections established.
+    pub connections: u64,
+    /// Failures.
+    pub errors: u64,
+    /// Connections that are held.
+    pub held: u64,
+    /// The last whole second, if there was one.
+    pub last: Option<Second>,
+    /// Tuples left, where there are ports.
+    pub ports_left: Option<u64>,
+    /// When they end, since the start of the run, at the rate so far; `None`: never.
+    pub ports_end: Option<Duration>,
+}
+
+/// What came out of a run, before it is judged.
+pub struct Outcome {
+    pub(crate) tally: Tally,
+    /// From the start to the end of the last operation, or of the run where there was none.
+    pub(crate) elapsed: Duration,
+    /// Second by second.
+    pub(crate) seconds: Vec<Second>,
+    /// Operations under way at the end of each.
+    pub(crate) in_flight: Vec<u64>,
+    /// The log of histograms, if one was wanted.
+    pub log: Option<String>,
+    /// `uring` or `epoll`.
+    pub(crate) engine: &'static str,
+    pub(crate) engine_reason: Option<String>,
+    /// What was done for source ports; `None`: there are none.
+    pub(crate) strategy: Option<String>,
+    /// Whether the run was ended from outside.
+    pub(crate) interrupted: bool,
+    /// Threads that it took.
+    pub(crate) threads: usize,
+    /// When the ports were to run out: said before the run, or from the rate of its beginning.
+    pub(crate) predicted_stall: Option<Duration>,
+}
+
+impl Load {
+    /// UDP is one socket call away from TCP.
+    pub(crate) fn transport(&self) -> Transport {
+        match self.workload {
+            Workload::Udp { .. } => Transport::Udp,
+            _ => Transport::Tcp,
+        }
+    }
+
+    /// Refuses what does not go together, without asking the kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`]
+    pub fn check(&self) -> Result<(), LoadError> {
+        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
+        let scheme = self.target.scheme();
+        let fits = match self.workload {
+            Workload::Connect | Workload::Crr { .. } => matches!(scheme, Scheme::Tcp | Scheme::Unix),
+            Workload::Http(_) => matches!(scheme, Scheme::Http | Scheme::Https | Scheme::Unix),
+            Workload::Udp { .. } => scheme == Scheme::Udp,
+        };
+        if !fits {
+            return Err(LoadError::Setting(format!(
+                "the workload {} does not go with {}: connect and crr need tcp:// or unix:, http needs http://, \
+                 https:// or unix:, udp needs udp://",
+                self.workload.name(),
+                self.target
+            )));
+        }
+        let says_nothing = matches!(self.workload, Workload::Connect);
+        if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
+            return refuse("no connections: expected at least 1 for --connections, or --hold alone");
+        } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
+            return refuse("--close says how connections are closed, and --close-every never closes any");
+        } else if self.close == Close::Server && says_nothing {
+            return refuse("nothing is said in the workload connect, so that no server knows when to close");
+        } else if self.close == Close::Reset
+            && self.target.resolve().is_ok_and(|place| place.inet().is_none())
+        {
+            return refuse("there is no RST over a unix socket: expected --close client or server");
+        } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
+            return refuse("a unix socket has no source addresses");
+        }
+        Ok(())
+    }
+
+    /// Makes the run. `stop` ends it early; `news` is told how it goes, about four times a second.
+    ///
+    /// # Errors
+    ///
+    /// See [`LoadError`]; what fails on a connection is no error of the run, but counted in its result.
+    pub fn run(
+        &self,
+        endpoint: &Endpoint,
+        preflight: &Preflight,
+        stop: &AtomicBool,
+        mut news: impl FnMut(&News),
+    ) -> Result<Outcome, LoadError> {
+        self.check()?;
+        let (engine, engine_reason) = self.choose_engine(endpoint)?;
+        let (origin, strategy) = self.origin(endpoint)?;
+        let threads = self.threads_for_descriptors(engine)?;
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let board = Board::new(threads, self.log, since_epoch);
+        let live = Live::default();
+        let shared = Shared {
+            load: self,
+            origin: &origin,
+            board: &board,
+            live: &live,
+            stop,
+            begun: Instant::now(),
+            tickets: AtomicU64::new(0),
+            ramping: AtomicU64::new(threads as u64),
+        };
+        let finished = AtomicU64::new(0);
+        let watcher = thread::current();
+        let mut forecast = Forecast::new(preflight);
+        let result: Result<Vec<Tally>, LoadError> = thread::scope(|scope| {
+            let (shared, finished, live, watcher) = (&shared, &finished, &live, &watcher);
+            let handles: Vec<_> = (0..threads)
+                .map(|number| {
+                    let share = self.share(number, threads);
+                    scope.spawn(move || {
+                        let result = self.generate(engine, endpoint, shared, share);
+                        if result.is_err() {
+                            // The others would wait for this one.
+                            shared.stop.store(true, Ordering::Relaxed);
+                        }
+                        finished.fetch_add(1, Ordering::Relaxed);
+                        watcher.unpark();
+                        result
+                    })
+                })
+                .collect();
+            let mut told = Duration::ZERO;
+            while finished.load(Ordering::Relaxed) < threads as u64 {
+                thread::park_timeout(if forecast.is_open() { FORECAST } else { NEWS });
+                let elapsed = shared.begun.elapsed();
+                let connections = live.connections.load(Ordering::Relaxed);
+                forecast.look(connections, elapsed);
+                if elapsed < told + NEWS {
+                    continue;
+                }
+                told = elapsed;
+                let seconds = board.seconds_from(0);
+                news(&News {
+                    elapsed,
+                    operations: live.operations.load(Ordering::Relaxed),
+                    connections,
+                    errors: live.errors.load(Ordering::Relaxed),
+                    held: live.open.load(Ordering::Relaxed),
+                    last: seconds.last().copied(),
+                    ports_left: forecast.left(&seconds, connections),
+                    ports_end: forecast.end(connections, elapsed),
+                });
+            }
+            let join = |handle: thread::ScopedJoinHandle<'_, _>| {
+                handle.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+            };
+            handles.into_iter().map(join).collect()
+        });
+        let mut tally = Tally::new();
+        result?.into_iter().for_each(|part| tally.merge(part));
+        let elapsed = match tally.last_end {
+            0 => shared.begun.elapsed(),
+            end => Duration::from_nanos(end),
+        };
+        let predicted_stall = forecast.predicted;
+        let interrupted = stop.load(Ordering::Relaxed);
+        let (seconds, in_flight, log) = board.finish();
+        Ok(Outcome {
+            tally,
+            elapsed,
+            seconds,
+            in_flight,
+            log,
+            engine,
+            engine_reason,
+            strategy,
+            interrupted,
+            threads,
+            predicted_stall,
+        })
+    }
+
+    /// Which engine, and why not the first choice.
+    fn choose_engine(&self, endpoint: &Endpoint) -> Result<(&'static str, Option<String>), LoadError> {
+        if self.engine == EngineChoice::Epoll {
+            return Ok(("epoll", None));
+        }
+        let has_ports = endpoint.inet().is_some() && self.transport() == Transport::Tcp;
+        let with_options = self.close == Close::Reset
+            || !self.sources.addresses().is_empty()
+            || (has_ports && self.strategy != Strategy::KernelDefault);
+        match self_test(with_options) {
+            Ok(()) => Ok(("uring", None)),
+            Err(why) if self.engine == EngineChoice::Auto => {
+                Ok(("epoll", Some(format!("io_uring does not do here what is needed: {why}"))))
+            }
+            Err(why) => Err(LoadError::Engine(why)),
+        }
+    }
+
+    fn origin(&self, endpoint: &Endpoint) -> Result<(Origin, Option<String>), LoadError> {
+        Ok(match (endpoint.inet(), self.transport()) {
+            (Some(destination), Transport::Tcp) => {
+                let dialer = Dialer::to(destination)
+                    .sources(self.sources.clone())
+                    .strategy(self.strategy)
+                    // Thousands may fail in a row, and the hindsight counts once.
+                    .without_census()
+                    .build()?;
+                let choice = dialer.choice().to_string();
+                (Origin::Dialer(Box::new(dialer)), Some(choice))
+            }
+            (Some(_), Transport::Udp) => (Origin::plain(&self.sources), Some("kernel-default".to_owned())),
+            (None, _) => (Origin::plain(&self.sources), None),
+        })
+    }
+
+    /// More threads where a table of direct descriptors, of which each thread has one, would be too small.
+    fn threads_for_descriptors(&self, engine: &str) -> Result<usize, LoadError> {
+        let (soft, _) = resource::descriptor_limits().map_err(LoadError::call("getrlimit"))?;
+        let wanted = u64::from(self.hold) + u64::from(self.connections);
+        if engine == "uring" {
+            let room = soft.saturating_sub(64).max(1);
+            return Ok(self.threads.max(wanted.div_ceil(room) as usize).max(1));
+        }
+        if wanted + 64 > soft {
+            return Err(LoadError::Setting(format!(
+                "{wanted} connections at once need more descriptors than this process may have ({soft}): raise \
+                 RLIMIT_NOFILE, or use --engine uring"
+            )));
+        }
+        Ok(self.threads.max(1))
+    }
+
+    fn share(&self, number: usize, threads: usize) -> Share {
+        let part = |whole: u32| {
+            let (whole, threads) = (whole as usize, threads);
+            (whole / threads + usize::from(number < whole % threads)) as u32
+        };
+        // Where there are more threads than connections some do nothing, and offer nothing.
+        let workers = threads.min(self.connections as usize).max(1);
+        let schedule =
+            if number < workers { Schedule::new(self.arrival, number, workers, self.seed) } else { None };
+        Share { number, connections: part(self.connections), hold: part(self.hold), schedule }
+    }
+
+    fn generate(
+        &self,
+        engine: &str,
+        endpoint: &Endpoint,
+        shared: &Shared<'_>,
+        share: Share,
+    ) -> Result<Tally, LoadError> {
+        if self.pinned {
+            let allowed = schedule::allowed_cpus().map_err(LoadError::call("sched_getaffinity"))?;
+            let cpu = allowed[share.number % allowed.len()];
+            schedule::pin_to(cpu).map_err(LoadError::call("sched_setaffinity"))?;
+        }
+        if share.schedule.is_some() {
+            // Else every intended start could be 50 us late.
+            schedule::sleep_precisely().map_err(LoadError::call("prctl PR_SET_TIMERSLACK"))?;
+        }
+        let slots = share.connections + share.hold;
+        let reset = self.close == Close::Reset;
+        let before = resource::thread_cpu_time();
+        let result = if engine == "uring" {
+            let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), reset)
+                .map_err(LoadError::call("io_uring_setup"))?;
+            Driver::new(engine, shared, share).run()
+        } else {
+            let engine = EpollEngine::new(self.transport(), endpoint, slots, reset)
+                .map_err(LoadError::call("epoll_create1"))?;
+            Driver::new(engine, shared, share).run()
+        };
+        let mut tally = result.map_err(LoadError::call("an engine's system call"))?;
+        tally.cpu_ns = (resource::thread_cpu_time() - before).as_nanos() as u64;
+        Ok(tally)
+    }
+}
+
+/// How many tuples there still are, and when there will be none.
+struct Forecast {
+    /// Tuples that were free when the run began; `None`: there are no ports.
+    free: Option<u64>,
+    kept: Duration,
+    predicted: Option<Duration>,
+    /// Whether a forecast is still to be made from the rate.
+    open: bool,
+}
+
+impl Forecast {
+    fn new(preflight: &Preflight) -> Self {
+        let predicted = preflight.stall.and_then(|stall| stall.at);
+        Forecast {
+            free: preflight.budget.map(|budget| budget.saturating_sub(preflight.taken)),
+            kept: preflight.kept,
+            predicted,
+            open: predicted.is_none() && preflight.stall.is_some(),
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Makes the forecast when enough ports are used.
+    fn look(&mut self, used: u64, elapsed: Duration) {
+        if let Some(free) = self.free.filter(|free| self.open && used >= free / PART) {
+            self.open = false;
+            self.predicted = predict_live(free.saturating_sub(used), used, elapsed, self.kept);
+        }
+    }
+
+    /// Those that were opened while a tuple is kept are not there.
+    fn left(&self, seconds: &[Second], connections: u64) -> Option<u64> {
+        let free = self.free?;
+        let kept = self.kept.as_secs() as usize;
+        if self.kept.is_zero() {
+            return Some(free);
+        }
+        let older = seconds.len().saturating_sub(kept);
+        let back: u64 = seconds[..older].iter().map(|second| second.connections).sum();
+        Some(free.saturating_sub(connections - back.min(connections)))
+    }
+
+    fn end(&self, used: u64, elapsed: Duration) -> Option<Duration> {
+        predict_live(self.free?.saturating_sub(used), used, elapsed, self.kept)
+    }
+}

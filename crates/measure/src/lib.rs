@@ -1,13 +1,15 @@
-//! Statistics without a clock and without a socket: summaries, intervals, comparisons.
+//! Statistics without a clock and without a socket: summaries, histograms, intervals, comparisons.
 //!
 //! Nothing here measures. Samples come in as numbers, so every claim in a record can be tested on made-up data.
 #![forbid(unsafe_code)]
 
 mod comparison;
 mod interval;
+mod latency;
 mod student;
 mod summary;
 
 pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Verdict, compare_saved};
 pub use interval::{Interval, median_interval};
+pub use latency::{Histogram, HistogramLog, LONGEST_NS, Quantiles, log};
 pub use summary::Summary;

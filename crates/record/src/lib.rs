@@ -75,6 +75,7 @@ impl Remark {
 
 /// A record read back from a file, whatever command wrote it.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "nobody holds more than a few of them")]
 pub enum Saved {
     /// `fourtuple lab`
     Lab(LabRecord),
@@ -86,6 +87,8 @@ pub enum Saved {
     Plan(PlanRecord),
     /// `fourtuple compare`
     Compare(CompareRecord),
+    /// `fourtuple load`
+    Load(LoadRecord),
 }
 
 /// Why a text is not a record.
@@ -123,6 +126,7 @@ impl Saved {
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
+            "load" => Saved::Load(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

@@ -178,10 +178,105 @@ fn compare() -> (CompareSettings, CompareResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 5] {
+fn load() -> (LoadSettings, LoadResults) {
+    let settings = LoadSettings {
+        target: "http://127.0.0.1:8080/".into(),
+        address: "127.0.0.1:8080".into(),
+        workload: "http".into(),
+        arrival: "poisson".into(),
+        rate_per_s: Some(500.5),
+        connections: 64,
+        pause_ns: 0,
+        close_every: 1,
+        hold: 0,
+        operations: Some(1_200_000),
+        for_ns: Some(60_000_000_000),
+        timeout_ns: 2_000_000_000,
+        threshold_ns: Some(1_000_000),
+        engine: "auto".into(),
+        threads: 2,
+        pinned: true,
+        strategy: "auto".into(),
+        sources: Some("127.0.0.0/26".into()),
+        close: "client".into(),
+        request_bytes: 0,
+        response_bytes: 0,
+        method: "GET".into(),
+        anyway: true,
+        seed: 1,
+    };
+    let quantiles = Quantiles { samples: 2, mean: 30, p50: 20, p99: 40, p999: 40, max: 40 };
+    let results = LoadResults {
+        operations: 2,
+        connections: 2,
+        errors: BTreeMap::from([("EADDRNOTAVAIL".into(), 7), ("status-503".into(), 1)]),
+        elapsed_ns: 2_000_000_000,
+        rate_per_s: 1.0,
+        offered_per_s: 500.5,
+        client_cpu_ns_per_operation: 12_000,
+        syscalls_per_connection: 0.04,
+        engine: "epoll".into(),
+        engine_reason: Some("io_uring: EPERM".into()),
+        close: "client".into(),
+        strategy: Some("full-range".into()),
+        latency_ns: Latency {
+            search: quantiles,
+            handshake: quantiles,
+            first_byte: quantiles,
+            total: quantiles,
+        },
+        late_ns: quantiles,
+        slow: vec![Slow { at_ns: 5, total_ns: 40, longest: "connect".into(), request: 1 }],
+        slow_count: 1,
+        seconds: vec![Second {
+            at_ns: 0,
+            operations: 2,
+            connections: 2,
+            errors: 8,
+            p50_ns: 20,
+            p99_ns: 40,
+            max_ns: 40,
+            ports_left: Some(28_229),
+        }],
+        distribution: vec![Quantile { share: 1.0, ns: 40 }],
+        ports: Some(LoadPorts {
+            budget: 28_232,
+            taken_before: 1,
+            needed: Some(1_200_000),
+            used: 2,
+            kept_ns: 60_000_000_000,
+            predicted_stall_ns: Some(12_100_000_000),
+            stalled_ns: Some(12_000_000_000),
+            stall_length_ns: 48_000_000_000,
+        }),
+        hold: Some(Held { opened: 10_000, lost: 1, ramp_ns: 900_000_000 }),
+        advice: vec!["use --source 127.0.0.0/26".into()],
+    };
+    (settings, results)
+}
+
+/// Over a unix socket, in a closed loop: everything that may be absent is.
+fn bare_load() -> (LoadSettings, LoadResults) {
+    let (settings, results) = load();
+    let settings = LoadSettings {
+        rate_per_s: None,
+        operations: None,
+        for_ns: None,
+        threshold_ns: None,
+        sources: None,
+        ..settings
+    };
+    let seconds = vec![Second { ports_left: None, ..results.seconds[0] }];
+    let results =
+        LoadResults { engine_reason: None, strategy: None, seconds, ports: None, hold: None, ..results };
+    (settings, results)
+}
+
+fn samples() -> [(&'static str, Value); 7] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (plan_settings, plan_results) = plan();
     let (compare_settings, compare_results) = compare();
+    let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
     let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
     let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
     [
@@ -190,6 +285,8 @@ fn samples() -> [(&'static str, Value); 5] {
         ("lab time-wait", record("lab time-wait", time_wait_settings, time_wait_results)),
         ("plan", record("plan", plan_settings, plan_results)),
         ("compare", record("compare", compare_settings, compare_results)),
+        ("load", record("load", load_settings, load_results)),
+        ("bare load", record("load", bare_settings, bare_results)),
     ]
 }
 
@@ -270,7 +367,9 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
             let value = broken.pointer_mut(place).unwrap();
             *value = match value {
                 Value::Number(_) => json!(-1),
-                Value::Bool(_) | Value::Null => json!("yes"),
+                Value::Bool(_) => json!("yes"),
+                // Some may be null or a text.
+                Value::Null => json!(["yes"]),
                 _ => json!(17),
             };
             assert!(!validator.accepts(&broken), "{name} with {} in {place}", broken.pointer(place).unwrap());
@@ -281,15 +380,20 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
 #[test]
 fn other_versions_commands_and_mixtures_are_refused() {
     let validator = Validator::new();
-    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare)] = samples();
+    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare), (_, load), _] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
         broken[field] = json!(value);
         assert!(!validator.accepts(&broken), "{field} {value}");
     }
-    for (one, other) in
-        [(&lab, &ports), (&ports, &time_wait), (&time_wait, &plan), (&plan, &compare), (&compare, &lab)]
-    {
+    for (one, other) in [
+        (&lab, &ports),
+        (&ports, &time_wait),
+        (&time_wait, &plan),
+        (&plan, &compare),
+        (&compare, &load),
+        (&load, &lab),
+    ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();
         assert!(!validator.accepts(&mixed), "{} with the results of {}", one["command"], other["command"]);

@@ -1,16 +1,18 @@
-// The charts of a page, from the records that it carries as JSON. plot.js stands before this in the same function.
+// The charts of a page, from the records that it carries as JSON. plot.js and load.js stand before this in the
+// same function.
 
 // ---- data ---------------------------------------------------------------------------------------------------------
 
 const EVEN = 0, ODD = 1, FAILED = 2;
 
+const records = {};
+const recordOf = ({ dataset: { record } }) =>
+  (records[record] ??= JSON.parse(document.getElementById("data-" + record).textContent));
+
 function resultsOf(figure) {
-  const { record, part } = figure.dataset;
-  const json = document.getElementById("data-" + record).textContent;
-  const results = (resultsOf.cache[record] ??= JSON.parse(json)).results;
+  const { results } = recordOf(figure), { part } = figure.dataset;
   return part ? results[part] : results;
 }
-resultsOf.cache = {};
 
 // The scatter's words (see fourtuple-record): bit 0 odd, bits 1-30 the time in units of 2 ns, bit 31 failed.
 function decode(base64) {
@@ -64,15 +66,7 @@ function byName(strategies) {
   return [...groups];
 }
 
-// Whole decades around the values, for axes that all strategies share.
-function decades(low, high) {
-  const range = [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
-  return range[0] < range[1] ? range : [range[0], range[0] * 10];
-}
-
 // ---- the charts, by the name in data-chart ------------------------------------------------------------------------
-
-const lines = { focus: { prox: 30 } };
 
 const kinds = {
   scatter(figure) {
@@ -209,7 +203,7 @@ const kinds = {
       series: [
         { label: "time", value: or((value) => duration(value * SECOND)) },
         ...runs.map((run, index) => line(run.remedy, index, { spanGaps: true, value: or(count) })),
-        { label: "ports", stroke: css("--text"), width: 1, dash: [3, 4], points: { show: false }, value: or(count) },
+        limit("ports", count),
       ],
       axes: [axis("since the first connect()", seconds), upright("sockets in TIME_WAIT", count)],
       cursor: lines,
@@ -247,6 +241,8 @@ const kinds = {
       hooks: { drawAxes: [(u) => cliff != null && band(u, [cliff, cliff], css("--failed"))] },
     });
   },
+
+  ...loadKinds,
 };
 
 // ---- painting -----------------------------------------------------------------------------------------------------
@@ -314,28 +310,6 @@ function nearest(u, { n, log, kind }, wanted, index) {
     }
   }
   return best;
-}
-
-function band(u, [from, to], color) {
-  const { ctx, bbox: { left, top, width, height } } = u;
-  const [start, end] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(left, top, width, height);
-  ctx.clip();
-  ctx.fillStyle = ctx.strokeStyle = color;
-  ctx.globalAlpha = 0.12;
-  ctx.fillRect(start, top, end - start, height);
-  ctx.globalAlpha = 1;
-  ctx.lineWidth = devicePixelRatio || 1;
-  ctx.setLineDash([4, 4]);
-  ctx.beginPath();
-  for (const at of [start, end]) {
-    ctx.moveTo(at, top);
-    ctx.lineTo(at, top + height);
-  }
-  ctx.stroke();
-  ctx.restore();
 }
 
 function tabs(figure, names, choose) {

@@ -8,7 +8,11 @@ addEventListener("error", (event) => fail(event.message));
 
 // ---- numbers, by the rules of number.rs ---------------------------------------------------------------------------
 
-const digits = (value) => value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
+function digits(value) {
+  // Halves go up: 12.35 is a little less in binary.
+  value *= 1 + 1e-12;
+  return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
+}
 
 function duration(ns) {
   if (!(ns > 0)) return "0";
@@ -40,6 +44,16 @@ const line = (label, index, more) => ({
   dash: index % SERIES >= 4 ? [7, 3] : undefined,
   points: { show: false },
   ...more,
+});
+
+// What a line may not pass: thin and dotted.
+const limit = (label, format) => ({
+  label,
+  stroke: css("--text"),
+  width: 1,
+  dash: [3, 4],
+  points: { show: false },
+  value: or(format),
 });
 
 const axis = (label, values, more) => ({
@@ -76,6 +90,12 @@ function logSplits(u, index, low, high) {
   return splits;
 }
 const log = { splits: logSplits, filter: (u, splits) => splits };
+
+// Whole decades around the values, for axes that several lines share.
+function decades(low, high) {
+  const range = [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
+  return range[0] < range[1] ? range : [range[0], range[0] * 10];
+}
 
 const upright = (label, values, more) => axis(label, values, { size: 58, ...more });
 
@@ -167,6 +187,44 @@ function listen(u, full) {
 }
 
 const pans = (event) => event.shiftKey || event.button === 1;
+
+// ---- marks --------------------------------------------------------------------------------------------------------
+
+// A cursor that brings out the line that is nearest to it.
+const lines = { focus: { prox: 30 } };
+
+// What is between two places on the horizontal axis, dashed at both ends; its name stands inside, or before it.
+function band(u, [from, to], color, name, before = false) {
+  const { ctx, bbox: { left, top, width, height } } = u;
+  const [start, end] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, top, width, height);
+  ctx.clip();
+  ctx.fillStyle = ctx.strokeStyle = color;
+  ctx.globalAlpha = 0.12;
+  ctx.fillRect(start, top, end - start, height);
+  ctx.globalAlpha = 1;
+  ctx.lineWidth = devicePixelRatio || 1;
+  ctx.setLineDash([4, 4]);
+  ctx.beginPath();
+  for (const at of [start, end]) {
+    ctx.moveTo(at, top);
+    ctx.lineTo(at, top + height);
+  }
+  ctx.stroke();
+  if (name) {
+    const dpr = devicePixelRatio || 1;
+    ctx.font = `${12 * dpr}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
+    const room = ctx.measureText(name).width + 6 * dpr;
+    const turned = before ? start - room > left : start + room > left + width;
+    ctx.textAlign = turned ? "right" : "left";
+    // What would stand on the wrong side goes below what stands there.
+    ctx.fillText(name, start + (turned ? -4 : 4) * dpr, top + (turned === before ? 3 : 19) * dpr);
+  }
+  ctx.restore();
+}
 
 // ---- one chart ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ use fourtuple_record::{
     CompareSettings, Host, PlanSettings, PortsSettings, Record, Remark, Saved, TimeWaitSettings,
 };
 
+use crate::load;
 use crate::number::{count, duration, quantity, share};
 
 /// The envelope of a record, with its settings in words.
@@ -33,6 +34,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {
             of(record, vec![compare_words(&record.settings)], compare_line(&record.settings))
+        }
+        Saved::Load(record) => {
+            of(record, vec![load::details(&record.settings)], load::command_line(&record.settings))
         }
     }
 }
@@ -146,8 +150,8 @@ fn plan_line(settings: &PlanSettings) -> String {
 }
 
 fn compare_words(settings: &CompareSettings) -> Vec<String> {
-    let CompareSettings { a: _, b: _, metric, for_ns, narrow, trials, warmup, seed } = settings;
-    let mut words = vec![metric_name(metric).to_owned()];
+    let CompareSettings { a, b: _, metric, for_ns, narrow, trials, warmup, seed } = settings;
+    let mut words = vec![metric_name(metric, a)];
     match for_ns {
         Some(time) => {
             words.push("A B B A, B A A B".to_owned());
@@ -161,14 +165,20 @@ fn compare_words(settings: &CompareSettings) -> Vec<String> {
     words
 }
 
-/// What is compared, for people.
-fn metric_name(metric: &str) -> &str {
+/// What is compared, for people. The times of load are of operations, those of labs of connect(); what saved records
+/// were of, their names do not tell.
+fn metric_name(metric: &str, command: &str) -> String {
+    let (of, per) = match command.split_whitespace().next() {
+        Some("load") => (" of an operation", "operation"),
+        Some("lab") => (" of connect()", "dial"),
+        _ => ("", "operation"),
+    };
     match metric {
-        "mean" => "mean of connect()",
-        "p50" => "median of connect()",
-        "p99" => "p99 of connect()",
-        "cpu" => "CPU time per dial",
-        other => other,
+        "mean" => format!("mean{of}"),
+        "p50" => format!("median{of}"),
+        "p99" => format!("p99{of}"),
+        "cpu" => format!("CPU time per {per}"),
+        other => other.to_owned(),
     }
 }
 
@@ -188,12 +198,12 @@ fn compare_line(settings: &CompareSettings) -> String {
 }
 
 /// A text as one word of a shell.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// A duration as the command line reads it, exact.
-fn typed(ns: u64) -> String {
+pub(crate) fn typed(ns: u64) -> String {
     for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
         if ns.is_multiple_of(size) {
             return format!("{}{unit}", ns / size);

@@ -11,6 +11,7 @@ pub mod terminal;
 mod comparison;
 mod envelope;
 mod figures;
+mod load;
 mod number;
 mod save;
 mod strategies;

@@ -96,6 +96,42 @@ fn report_in_chromium() {
     check(&browser, &room, "records of every kind", &all);
 }
 
+/// Points at a place of each chart of a load and writes down what the legends say.
+const LOAD_POINTER: &str = "<script>(async () => {
+    const seen = {};
+    const settle = async () => { for (let i = 0; i < 20; i++) await null; };
+    for (const [kind, x] of [['load-latency', 0.1], ['load-throughput', 0.5], ['load-distribution', 0.99], ['load-ports', 0.5]]) {
+        const figure = document.querySelector(`figure[data-chart=${kind}]`), over = figure.querySelector('.u-over');
+        const box = over.getBoundingClientRect();
+        const at = { clientX: box.left + x * box.width, clientY: box.top + box.height / 2, bubbles: true };
+        over.dispatchEvent(new MouseEvent('mouseenter', at));
+        await settle();
+        over.dispatchEvent(new MouseEvent('mousemove', at));
+        await settle();
+        seen[kind] = [...figure.querySelectorAll('.u-value')].map((value) => value.textContent).join(' ');
+    }
+    document.documentElement.dataset.seen = Object.values(seen).join('|');
+})();</script>";
+
+#[test]
+fn charts_of_a_load_say_what_the_record_has() {
+    let Some(browser) = chromium_or_skip("charts_of_a_load_say_what_the_record_has") else { return };
+    let room = Room::new("load");
+    let html = page(&[Saved::Load(samples::stalled())]);
+    let html = html.replace("</body>", &format!("{LOAD_POINTER}</body>"));
+    let attributes = open(&browser, &room, &html, 1280, 900);
+    assert!(!attributes.contains("data-errors"), "{attributes}");
+    let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
+    let seen: Vec<&str> = seen.split('"').next().unwrap().split('|').collect();
+    let [latency, throughput, distribution, ports] = seen[..] else { panic!("{seen:?}") };
+    // A tenth of 75 seconds is in the eighth; p50, p99 and the longest rise.
+    assert!(latency.starts_with("7.50s 9"), "{latency}");
+    assert_eq!(latency.split(' ').count(), 4, "{latency}");
+    assert_eq!(throughput, "37.5s 0/s 2,393/s 2,400/s");
+    assert_eq!(distribution, "100% 12.4ms");
+    assert_eq!(ports, "37.5s 0 28,232");
+}
+
 /// Moves a pointer over the scatter of the page it stands in and writes down what the legend says.
 const POINTER: &str = "<script>(async () => {
     const figure = document.querySelector('figure[data-chart=scatter]'), over = figure.querySelector('.u-over');

@@ -22,7 +22,8 @@ fn the_same_records_give_the_same_bytes() {
 #[test]
 fn nothing_is_fetched() {
     let records: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
-    let own = own(&page(&records));
+    // What was measured is named, and nothing but text.
+    let own = own(&page(&records)).replace("http://127.0.0.1:", "");
     for address in ["http://", "https://", "src=", "url(", "@import", "fetch(", "XMLHttpRequest"] {
         assert!(!own.contains(address), "the page contains {address}");
     }
@@ -87,6 +88,47 @@ fn a_comparison_has_its_verdict_and_a_dot_a_trial() {
         assert!(page.contains(text), "{text} is missing");
     }
     assert_eq!(page.matches("<circle").count(), 64);
+}
+
+#[test]
+fn a_load_has_its_figures_and_the_charts_that_it_has_data_for() {
+    let charts = |page: &str| {
+        let kinds = ["load-latency", "load-distribution", "load-throughput", "load-ports"];
+        kinds.into_iter().filter(|kind| page.contains(&format!("data-chart=\"{kind}\""))).collect::<Vec<_>>()
+    };
+    let stalled = page(&[Saved::Load(samples::stalled())]);
+    assert_eq!(charts(&stalled), ["load-latency", "load-distribution", "load-throughput", "load-ports"]);
+    for text in [
+        "850/s of 2.40k/s offered (35.4%)",
+        "http GET to http://127.0.0.1:8080/: open loop (Poisson) at 2.40k/s, for 75.0s",
+        "114,873 EADDRNOTAVAIL",
+        "epoll because io_uring_setup: EPERM",
+        "first byte",
+        "Stalled after 11.8s for 48.2s in all; predicted after 11.8s.",
+        "40 operations over 1.00ms",
+        "11.017s",
+        "fourtuple load http://127.0.0.1:8080/ --workload http",
+        "--threshold 1ms",
+        "--anyway",
+    ] {
+        assert!(stalled.contains(text), "{text} is missing");
+    }
+    let steady = page(&[Saved::Load(samples::steady())]);
+    assert_eq!(charts(&steady), ["load-latency", "load-distribution", "load-throughput"]);
+    assert!(steady.contains("fourtuple load 'unix:/run/my app.sock' --workload crr"));
+    for text in ["Ports</h2>", "Slow operations", "offered (", ">late<", ">search<", "--rate"] {
+        assert!(!steady.contains(text), "{text} stands there");
+    }
+    let hold = page(&[Saved::Load(samples::hold())]);
+    assert!(hold.contains("10,000 connections held, opened within 412ms; 17 lost to the other side."));
+    assert!(hold.contains("A stall was predicted after 10m00s; none was seen."));
+}
+
+#[test]
+fn a_hostile_load_stays_text() {
+    let page = own(&page(&[Saved::Load(samples::hostile_load())]));
+    assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert"));
+    assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (3, 3));
 }
 
 #[test]

@@ -70,6 +70,73 @@ fn the_key_figures_survive_sixty_columns() {
     }
 }
 
+/// The line of `text` that begins with `name`, its words.
+fn row<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in\n{text}")).split_whitespace().collect()
+}
+
+#[test]
+fn a_load_says_what_was_asked_and_what_came_of_it() {
+    let text = render(&Saved::Load(samples::stalled()), 80, false);
+    for expected in [
+        "! ports-exhausted: ",
+        "http GET to http://127.0.0.1:8080/: open loop (Poisson) at 2.40k/s, for 75.0s\n",
+        "\n850/s of 2.40k/s offered (35.4%)\n",
+        // The most frequent first.
+        "\nerrors: 114,873 EADDRNOTAVAIL, 12 timeout, 3 ECONNRESET\n",
+        "epoll because io_uring_setup: EPERM",
+        "budget 28,232 tuples · 31 taken before · 180,000 needed · 28,201 used",
+        "Stalled after 11.8s for 48.2s in all; predicted after 11.8s.",
+        "40 operations over 1.00ms; the first 10:",
+        "- The ports ran out after 11.8s",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
+    assert_eq!(row(&text, "operations"), ["63,738"]);
+    assert_eq!(row(&text, "CPU per operation"), ["12.1us"]);
+    assert_eq!(row(&text, "syscalls/connection"), ["7.02"]);
+    assert_eq!(row(&text, "closed by"), ["client,", "FIN"]);
+    assert_eq!(row(&text, "total"), ["63,738", "105us", "95.0us", "475us", "1.33ms", "12.4ms"]);
+    assert_eq!(row(&text, "late")[0], "63,738");
+    // No more than ten of the forty.
+    assert!(text.contains("11.153s") && !text.contains("11.170s"), "{text}");
+    // A stall of 48 of 75 seconds: gaps where nothing has a time, bottom where nothing was done.
+    let (rate, p99) = (row(&text, "rate")[0], row(&text, "p99 (log)"));
+    assert_eq!((rate.chars().count(), rate.matches('▁').count()), (20, 12), "{text}");
+    assert_eq!(p99.len(), 4, "two pieces, lowest and highest: {text}");
+    assert_eq!(row(&text, "ports left")[1..], ["0", "28,201"]);
+}
+
+#[test]
+fn a_load_is_readable_at_forty_columns() {
+    let text = render(&Saved::Load(samples::stalled()), 40, false);
+    assert_eq!(row(&text, "total")[..2], ["95.0us", "475us"]);
+    assert_eq!(row(&text, "syscalls/connection"), ["7.02"]);
+    assert_eq!(row(&text, "rate")[0].chars().count(), 20);
+    assert!(text.contains("11.017s  1.50ms  late"), "{text}");
+    assert!(!text.contains('…'), "nothing is cut\n{text}");
+}
+
+#[test]
+fn a_load_shows_no_part_that_it_has_not_got() {
+    let text = render(&Saved::Load(samples::steady()), 80, false);
+    assert!(text.contains("\n48.5k/s\nno errors\n"), "{text}");
+    for absent in
+        ["offered", "Ports\n", "late ", "search", "Slow", "Held", "because", "ports left", "errors  "]
+    {
+        assert!(!text.contains(absent), "{absent} stands in\n{text}");
+    }
+    let text = render(&Saved::Load(samples::hold()), 80, false);
+    for expected in
+        ["on top of 10,000 connections", "opened within 412ms; 17 lost", "0 operations over 5.00ms"]
+    {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
+    // The third second was cut after 50 ms: 5 operations in it are no rate of 5 a second.
+    assert_eq!(row(&text, "rate")[0].chars().count(), 2, "{text}");
+}
+
 #[test]
 fn a_wide_terminal_gets_every_column() {
     let text = render(&Saved::Ports(samples::ports(&["kernel-default"], 3, 1_000)), 160, false);

@@ -1,6 +1,7 @@
 //! Records as one HTML file that needs nothing else: no network, no other file.
 
 mod compare;
+mod load;
 mod plan;
 mod ports;
 mod time_wait;
@@ -15,6 +16,7 @@ const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
 const PLOT_JS: &str = include_str!("../../assets/plot.js");
 const CHARTS_JS: &str = include_str!("../../assets/charts.js");
+const LOAD_JS: &str = include_str!("../../assets/load.js");
 /// Its notice has to be in every copy, and every page is one.
 const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
@@ -65,7 +67,7 @@ pub fn page(records: &[Saved]) -> String {
                 script { (PreEscaped(UPLOT_JS)) }
                 script {
                     (PreEscaped("(() => {\n\"use strict\";\n"))
-                    (PreEscaped(PLOT_JS)) (PreEscaped(CHARTS_JS))
+                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(CHARTS_JS))
                     (PreEscaped("})();"))
                 }
             }
@@ -124,6 +126,10 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::Compare(record) => {
                     (compare::section(&envelope.settings[0], &record.settings, &record.results))
                 }
+                Saved::Load(record) => {
+                    (advice(&[&record.results.advice]))
+                    (load::section(index, &envelope.settings[0], &record.settings, &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -138,6 +144,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
+        Saved::Load(_) => "What came back under this load, and how fast",
     }
 }
 
@@ -229,6 +236,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::TimeWait(record) => results(record),
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
+        Saved::Load(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

@@ -1,6 +1,7 @@
 //! A record as text for a terminal, a log or a mail.
 
 mod compare;
+mod load;
 mod plan;
 mod ports;
 mod sheet;
@@ -51,6 +52,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::Compare(record) => {
             compare::body(&mut sheet, &settings[0], &record.settings, &record.results);
             Vec::new()
+        }
+        Saved::Load(record) => {
+            load::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            record.results.advice.clone()
         }
     };
     if !advice.is_empty() {

@@ -1,16 +1,20 @@
 //! Made-up records with the figures that kernel 6.18 gave on two cores (56,512 ports, loopback).
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
+mod load;
+
 use std::collections::BTreeMap;
 
 use fourtuple_record::*;
+
+pub(crate) use load::{hold, hostile_load, stalled, steady};
 
 pub(crate) const LOW: u16 = 9024;
 pub(crate) const HIGH: u16 = 65535;
 pub(crate) const PORTS: u64 = 56_512;
 
 /// Multiplicative congruential: the same dots on every machine.
-struct Noise(u64);
+pub(crate) struct Noise(u64);
 
 impl Noise {
     fn next(&mut self) -> f64 {
@@ -398,5 +402,10 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("compare", Saved::Compare(compare())),
         ("odd compare", Saved::Compare(odd_compare())),
         ("hostile", Saved::Ports(hostile())),
+        ("stalled load", Saved::Load(stalled())),
+        ("steady load", Saved::Load(steady())),
+        ("hold", Saved::Load(hold())),
+        ("empty load", Saved::Load(load::empty())),
+        ("hostile load", Saved::Load(hostile_load())),
     ]
 }

@@ -4,15 +4,15 @@ use fourtuple_record::{Host, Remark, Saved, Spread, StrategyResult};
 /// The one number of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Metric {
-    /// Connections, or transactions, per second
+    /// Connections, transactions or operations per second
     Rate,
-    /// Mean time in connect()
+    /// Mean time in connect(), of load of a whole operation
     Mean,
-    /// Median time in connect()
+    /// Median of the same time
     P50,
-    /// 99th percentile of the time in connect()
+    /// 99th percentile of the same time
     P99,
-    /// CPU time per dial
+    /// CPU time per dial, of load per operation
     Cpu,
 }
 
@@ -74,8 +74,19 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
             // The stall included: it is what the remedies differ in.
             vec![Some(run.completed as f64 / run.elapsed_ns as f64 * 1e9)]
         }
+        Saved::Load(record) => {
+            let results = &record.results;
+            let total = &results.latency_ns.total;
+            vec![Some(match metric {
+                Metric::Rate => results.rate_per_s,
+                Metric::Mean => total.mean as f64,
+                Metric::P50 => total.p50 as f64,
+                Metric::P99 => total.p99 as f64,
+                Metric::Cpu => results.client_cpu_ns_per_operation as f64,
+            })]
+        }
         Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) => {
-            let message = "records of lab ports or lab time-wait are compared, no others";
+            let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
     };
@@ -104,5 +115,55 @@ pub(super) fn envelope(saved: Saved) -> (Host, Vec<Remark>) {
         Saved::TimeWait(record) => (record.host, record.validity),
         Saved::Plan(record) => (record.host, record.validity),
         Saved::Compare(record) => (record.host, record.validity),
+        Saved::Load(record) => (record.host, record.validity),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A saved run of load; `total` and the rest are told apart by their numbers.
+    fn load(rate_per_s: f64) -> Saved {
+        let part = |ns: u64| {
+            format!(r#"{{"samples":9,"mean":{ns}1,"p50":{ns}2,"p99":{ns}3,"p999":{ns}4,"max":{ns}5}}"#)
+        };
+        let (search, handshake, first_byte, total) = (part(10), part(20), part(30), part(40));
+        let text = format!(
+            r#"{{"schema":"fourtuple/1","command":"load","started":"2026-03-01T12:00:00Z",
+            "host":{{"kernel":"6.18.5","cpus":2,"virtualization":"kvm","sysctls":{{}},"capabilities":{{}}}},
+            "settings":{{"target":"tcp://127.0.0.1:1","address":"127.0.0.1:1","workload":"crr","arrival":"closed",
+            "rate_per_s":null,"connections":1,"pause_ns":0,"close_every":1,"hold":0,"operations":9,"for_ns":null,
+            "timeout_ns":1,"threshold_ns":null,"engine":"auto","threads":1,"pinned":false,"strategy":"auto",
+            "sources":null,"close":"client","request_bytes":1,"response_bytes":1,"method":"","anyway":false,"seed":1}},
+            "validity":[{{"id":"interrupted","message":"stopped"}}],
+            "results":{{"operations":9,"connections":9,"errors":{{}},"elapsed_ns":1,"rate_per_s":{rate_per_s:?},
+            "offered_per_s":9.0,"client_cpu_ns_per_operation":77,"syscalls_per_connection":1.0,"engine":"epoll",
+            "engine_reason":null,"close":"client","strategy":null,"latency_ns":{{"search":{search},
+            "handshake":{handshake},"first_byte":{first_byte},"total":{total}}},"late_ns":{total},"slow":[],
+            "slow_count":0,"seconds":[],"distribution":[],"ports":null,"hold":null,"advice":[]}}}}"#
+        );
+        Saved::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn a_load_gives_each_number_of_its_whole_operations() {
+        let saved = load(49_000.5);
+        for (metric, number) in [
+            (Metric::Rate, 49_000.5),
+            (Metric::Mean, 401.0),
+            (Metric::P50, 402.0),
+            (Metric::P99, 403.0),
+            (Metric::Cpu, 77.0),
+        ] {
+            assert_eq!(numbers(&saved, metric), Ok(vec![number]), "{metric:?}");
+        }
+        let (host, remarks) = envelope(saved);
+        assert_eq!((host.cpus, remarks[0].id.as_str()), (2, "interrupted"));
+    }
+
+    #[test]
+    fn a_load_without_an_operation_has_no_rate_but_others_may_have() {
+        assert!(matches!(numbers(&load(0.0), Metric::Rate), Err(NoNumber::ThisRun(_))));
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Compare {
     /// The two commands, after --
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "files")]
     commands: Vec<String>,
-    /// What is compared: the rate, the mean, median or 99th percentile of connect(), or CPU time per dial
+    /// What is compared: the rate, the mean, median or 99th percentile of connect() (of load: of an operation), or CPU time
     #[arg(long, value_enum, default_value_t = Metric::Rate)]
     metric: Metric,
     /// Longest time to go on, warming up included; the trial that runs then is finished

@@ -86,6 +86,8 @@ pub enum Saved {
     Plan(PlanRecord),
     /// `fourtuple compare`
     Compare(CompareRecord),
+    /// `fourtuple serve`
+    Serve(ServeRecord),
 }
 
 /// Why a text is not a record.
@@ -123,6 +125,7 @@ impl Saved {
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
+            "serve" => Saved::Serve(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

@@ -13,6 +13,7 @@ mod envelope;
 mod figures;
 mod number;
 mod save;
+mod serve;
 mod strategies;
 
 pub use save::save;

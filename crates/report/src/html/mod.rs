@@ -3,6 +3,7 @@
 mod compare;
 mod plan;
 mod ports;
+mod serve;
 mod time_wait;
 
 use fourtuple_record::{Record, Remark, Saved};
@@ -124,6 +125,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::Compare(record) => {
                     (compare::section(&envelope.settings[0], &record.settings, &record.results))
                 }
+                Saved::Serve(record) => {
+                    (serve::section(&envelope.settings[0], &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -138,6 +142,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
+        Saved::Serve(_) => "What each worker of a server did",
     }
 }
 
@@ -229,6 +234,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::TimeWait(record) => results(record),
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
+        Saved::Serve(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

@@ -3,6 +3,7 @@
 mod compare;
 mod plan;
 mod ports;
+mod serve;
 mod sheet;
 mod spark;
 mod table;
@@ -50,6 +51,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::Compare(record) => {
             compare::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            Vec::new()
+        }
+        Saved::Serve(record) => {
+            serve::body(&mut sheet, &settings[0], &record.results);
             Vec::new()
         }
     };

@@ -114,6 +114,7 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
         Saved::TimeWait(record) => serde_json::to_string(record),
         Saved::Plan(record) => serde_json::to_string(record),
         Saved::Compare(record) => serde_json::to_string(record),
+        Saved::Serve(record) => serde_json::to_string(record),
     };
     text.context("cannot write the record as JSON")
 }
@@ -125,6 +126,7 @@ fn validity(saved: &Saved) -> Vec<Remark> {
         Saved::TimeWait(record) => record.validity.clone(),
         Saved::Plan(record) => record.validity.clone(),
         Saved::Compare(record) => record.validity.clone(),
+        Saved::Serve(record) => record.validity.clone(),
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
             // The stall included: it is what the remedies differ in.
             vec![Some(run.completed as f64 / run.elapsed_ns as f64 * 1e9)]
         }
-        Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) => {
+        Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) | Saved::Serve(_) => {
             let message = "records of lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
@@ -104,5 +104,6 @@ pub(super) fn envelope(saved: Saved) -> (Host, Vec<Remark>) {
         Saved::TimeWait(record) => (record.host, record.validity),
         Saved::Plan(record) => (record.host, record.validity),
         Saved::Compare(record) => (record.host, record.validity),
+        Saved::Serve(record) => (record.host, record.validity),
     }
 }

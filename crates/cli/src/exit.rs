@@ -1,6 +1,7 @@
 use std::process::ExitCode;
 
 use fourtuple_lab::LabError;
+use fourtuple_serve::ServeError;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,9 @@ impl std::error::Error for NotValid {}
 /// when it was interrupted or gave nothing to believe, else the environment.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let usage = error.chain().any(|cause| {
-        cause.is::<UsageError>() || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
+        cause.is::<UsageError>()
+            || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
+            || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
     });
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
@@ -72,12 +75,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
-        let text = match cause.downcast_ref::<LabError>() {
-            Some(LabError::Setting { setting, value, accepted }) => {
-                format!("invalid value '{value}' for '--{setting}': {accepted}")
-            }
-            _ => cause.to_string(),
-        };
+        let text = setting(cause).unwrap_or_else(|| cause.to_string());
         // Many errors quote their cause, so that they say all by themselves.
         if line.is_empty() {
             line = text;
@@ -86,4 +84,27 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
         }
     }
     line.replace('\n', " ")
+}
+
+/// A setting that cannot be met, called by its flag.
+fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let line = |setting: &str, value: &dyn std::fmt::Display, accepted: &str| {
+        format!("invalid value '{value}' for '--{setting}': {accepted}")
+    };
+    if let Some(LabError::Setting { setting, value, accepted }) = cause.downcast_ref() {
+        return Some(line(setting, value, accepted));
+    }
+    let free = "expected a path that is free, or a socket that nobody listens on";
+    match cause.downcast_ref()? {
+        ServeError::Setting { setting, value, accepted } => Some(line(setting, value, accepted)),
+        ServeError::PathInUse { path } => {
+            let value = format!("unix:{}", path.display());
+            Some(line("listen", &value, &format!("another program listens there; {free}")))
+        }
+        ServeError::NotASocket { path } => {
+            let value = format!("unix:{}", path.display());
+            Some(line("listen", &value, &format!("there is something else than a socket; {free}")))
+        }
+        _ => None,
+    }
 }

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{compare, lab, plan, report};
+use commands::{compare, lab, plan, report, serve};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Plan(plan::Plan),
     Compare(compare::Compare),
     Report(report::Report),
+    Serve(serve::ServeFlags),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => plan.run(),
         Command::Compare(compare) => compare.run(),
         Command::Report(report) => report.run(),
+        Command::Serve(serve) => serve.run(),
     };
     match result {
         Ok(exit) => exit.into(),

@@ -115,6 +115,7 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
         Saved::Plan(record) => serde_json::to_string(record),
         Saved::Compare(record) => serde_json::to_string(record),
         Saved::Load(record) => serde_json::to_string(record),
+        Saved::Serve(record) => serde_json::to_string(record),
     };
     text.context("cannot write the record as JSON")
 }
@@ -127,6 +128,7 @@ fn validity(saved: &Saved) -> Vec<Remark> {
         Saved::Plan(record) => record.validity.clone(),
         Saved::Compare(record) => record.validity.clone(),
         Saved::Load(record) => record.validity.clone(),
+        Saved::Serve(record) => record.validity.clone(),
     }
 }
 

@@ -89,6 +89,8 @@ pub enum Saved {
     Compare(CompareRecord),
     /// `fourtuple load`
     Load(LoadRecord),
+    /// `fourtuple serve`
+    Serve(ServeRecord),
 }
 
 /// Why a text is not a record.
@@ -127,6 +129,7 @@ impl Saved {
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),
+            "serve" => Saved::Serve(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

@@ -36,7 +36,7 @@ pub struct ServeSettings {
     pub stall_at_ns: Option<u64>,
     /// For how long.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stall_ns: Option<u64>,
+    pub stall_length_ns: Option<u64>,
     /// Length of each accept queue that was asked for; the kernel cuts it to net.core.somaxconn.
     pub backlog: u32,
     /// TCP_DEFER_ACCEPT is set: a connection is accepted with its first bytes.

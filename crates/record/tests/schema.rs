@@ -255,6 +255,45 @@ fn load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
+fn serve() -> (ServeSettings, ServeResults) {
+    let settings = ServeSettings {
+        listen: "127.0.0.1:0".into(),
+        protocol: "crr".into(),
+        workers: 2,
+        request_bytes: Some(1),
+        response_bytes: Some(1),
+        close: "server".into(),
+        close_every: Some(1),
+        service: "10%:100ms".into(),
+        spin: false,
+        stall_at_ns: Some(2_000_000_000),
+        stall_length_ns: Some(200_000_000),
+        backlog: 4096,
+        defer_accept: true,
+        pin: false,
+        for_ns: None,
+        seed: 1,
+    };
+    let worker = ServeWorker {
+        accepted: 3,
+        requests: 2,
+        received_bytes: 3,
+        sent_bytes: 2,
+        errors: BTreeMap::from([("ECONNRESET".into(), 1)]),
+    };
+    let results = ServeResults {
+        listen: "127.0.0.1:34567".into(),
+        protocol: "crr".into(),
+        policy: "reuseport".into(),
+        elapsed_ns: 1_000_000_000,
+        requests_per_s: 2.0,
+        workers: vec![worker, ServeWorker::default()],
+        jain: Some(0.5),
+        max_over_mean: None,
+    };
+    (settings, results)
+}
+
 /// Over a unix socket, in a closed loop: everything that may be absent is.
 fn bare_load() -> (LoadSettings, LoadResults) {
     let (settings, results) = load();
@@ -272,11 +311,12 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 7] {
+fn samples() -> [(&'static str, Value); 8] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (plan_settings, plan_results) = plan();
     let (compare_settings, compare_results) = compare();
     let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
+    let (serve_settings, serve_results) = serve();
     let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
     let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
     [
@@ -287,6 +327,7 @@ fn samples() -> [(&'static str, Value); 7] {
         ("compare", record("compare", compare_settings, compare_results)),
         ("load", record("load", load_settings, load_results)),
         ("bare load", record("load", bare_settings, bare_results)),
+        ("serve", record("serve", serve_settings, serve_results)),
     ]
 }
 
@@ -316,7 +357,18 @@ fn is_map(place: &str) -> bool {
     ["/sysctls", "/capabilities", "/errors"].iter().any(|map| place.ends_with(map))
 }
 
-const OPTIONAL: [&str; 5] = ["arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
+const OPTIONAL: [&str; 10] = [
+    "arrival_per_s",
+    "chosen",
+    "scatter",
+    "predicted_stall_at",
+    "stalled_at",
+    "request_bytes",
+    "response_bytes",
+    "close_every",
+    "stall_at_ns",
+    "stall_length_ns",
+];
 
 #[test]
 fn every_kind_of_record_is_valid_and_is_read_back() {
@@ -380,7 +432,7 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
 #[test]
 fn other_versions_commands_and_mixtures_are_refused() {
     let validator = Validator::new();
-    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare), (_, load), _] = samples();
+    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare), (_, load), _, (_, serve)] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
         broken[field] = json!(value);
@@ -392,7 +444,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&time_wait, &plan),
         (&plan, &compare),
         (&compare, &load),
-        (&load, &lab),
+        (&load, &serve),
+        (&serve, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

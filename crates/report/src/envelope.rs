@@ -1,7 +1,8 @@
 //! What every record has, whatever its command: one view for the terminal and the page.
 
 use fourtuple_record::{
-    CompareSettings, Host, PlanSettings, PortsSettings, Record, Remark, Saved, TimeWaitSettings,
+    CompareSettings, Host, PlanSettings, PortsSettings, Record, Remark, Saved, ServeSettings,
+    TimeWaitSettings,
 };
 
 use crate::load;
@@ -38,6 +39,7 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         Saved::Load(record) => {
             of(record, vec![load::details(&record.settings)], load::command_line(&record.settings))
         }
+        Saved::Serve(record) => of(record, vec![serve_words(&record.settings)], serve_line(&record.settings)),
     }
 }
 
@@ -195,6 +197,83 @@ fn compare_line(settings: &CompareSettings) -> String {
         ),
         None => format!("fourtuple compare --metric {metric} --narrow {percent} --seed {seed} {a} {b}"),
     }
+}
+
+fn serve_words(settings: &ServeSettings) -> Vec<String> {
+    let mut words = vec![plural(settings.workers.into(), "worker")];
+    words.extend(settings.request_bytes.map(|bytes| format!("requests of {}", plural(bytes, "byte"))));
+    words.extend(settings.response_bytes.map(|bytes| match settings.protocol.as_str() {
+        "http" => format!("bodies of {}", plural(bytes, "byte")),
+        _ => format!("responses of {}", plural(bytes, "byte")),
+    }));
+    words.push(match (settings.close.as_str(), settings.close_every) {
+        ("client", _) => "the client closes".to_owned(),
+        (how, Some(every)) => {
+            let how = if how == "rst" { " with RST" } else { "" };
+            format!("the server closes after {}{how}", plural(every, "response"))
+        }
+        (how, None) => format!("closing: {how}"),
+    });
+    if settings.service != "0s" {
+        let how = if settings.spin { "spinning" } else { "sleeping" };
+        words.push(format!("service time {}, {how}", settings.service));
+    }
+    if let (Some(at), Some(length)) = (settings.stall_at_ns, settings.stall_length_ns) {
+        words.push(format!("a stall of {} after {}", duration(length), duration(at)));
+    }
+    words.push(format!("backlog {}", count(settings.backlog.into())));
+    if settings.defer_accept {
+        words.push("TCP_DEFER_ACCEPT".to_owned());
+    }
+    if settings.pin {
+        words.push("pinned".to_owned());
+    }
+    words
+}
+
+fn serve_line(settings: &ServeSettings) -> String {
+    let ServeSettings {
+        listen,
+        protocol,
+        workers,
+        request_bytes,
+        response_bytes,
+        close,
+        close_every,
+        service,
+        spin,
+        stall_at_ns,
+        stall_length_ns,
+        backlog,
+        // Follows from protocol and address.
+        defer_accept: _,
+        pin,
+        for_ns,
+        seed,
+    } = settings;
+    let option =
+        |flag: &str, value: Option<String>| value.map_or(String::new(), |value| format!(" {flag} {value}"));
+    let answer = if protocol == "http" { "--body" } else { "--response" };
+    let stall =
+        stall_at_ns.zip(*stall_length_ns).map(|(at, length)| format!("{}:{}", typed(at), typed(length)));
+    format!(
+        "fourtuple serve {protocol} --listen {} --workers {workers}{}{} --close {close}{} --service {service}{}{} \
+         --backlog {backlog}{}{} --seed {seed}",
+        word(listen),
+        option("--request", request_bytes.map(|bytes| bytes.to_string())),
+        option(answer, response_bytes.map(|bytes| bytes.to_string())),
+        option("--close-every", close_every.map(|every| every.to_string())),
+        if *spin { " --spin" } else { "" },
+        option("--stall", stall),
+        if *pin { " --pin" } else { "" },
+        option("--for", for_ns.map(typed)),
+    )
+}
+
+/// A text as it is where a shell takes it for one word, else quoted.
+fn word(text: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:".contains(character);
+    if text.chars().all(plain) { text.to_owned() } else { quoted(text) }
 }
 
 /// A text as one word of a shell.

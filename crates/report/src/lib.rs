@@ -14,6 +14,7 @@ mod figures;
 mod load;
 mod number;
 mod save;
+mod serve;
 mod strategies;
 
 pub use save::save;

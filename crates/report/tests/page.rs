@@ -132,6 +132,21 @@ fn a_hostile_load_stays_text() {
 }
 
 #[test]
+fn a_server_has_its_workers() {
+    let page = page(&[Saved::Serve(samples::serve())]);
+    for text in [
+        "Each worker",
+        "4,325",
+        "request-cut 3",
+        "one listener (EPOLLEXCLUSIVE)",
+        "fourtuple serve crr --listen &#39;unix:/run/four tuple&#39; --workers 8",
+        "--service exp:50us --spin --stall 2s:200ms --backlog 4096 --pin --for 10s --seed 1",
+    ] {
+        assert!(page.contains(text) || page.replace('\'', "&#39;").contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn remarks_stand_before_the_results() {
     let mut record = samples::ports(&["auto"], 1, 64);
     record.validity.push(fourtuple_record::Remark::new("interrupted", "stopped by Ctrl-C"));

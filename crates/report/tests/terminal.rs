@@ -64,6 +64,10 @@ fn the_key_figures_survive_sixty_columns() {
     for expected in ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "A: lab ports", "median", "k/s"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
+    let text = render(&Saved::Serve(samples::serve()), 60, false);
+    for expected in ["0.294", "4.33x", "4,325", "request-cut 3", "EPOLLEXCLUSIVE", "exp:50us, spinning"] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     for expected in ["113,000,000", "56,500,000", "never", "probes", "100%"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");

@@ -142,6 +142,11 @@ impl Serve {
         }
     }
 
+    /// Where, in one word: `127.0.0.1:8080`, `unix:/path`.
+    pub fn listen(&self) -> String {
+        listener::shown(&self.listen)
+    }
+
     /// Whether TCP_DEFER_ACCEPT will be set: over TCP, where the client speaks first.
     pub fn defers_accept(&self) -> bool {
         matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. }) && self.listen.inet().is_some()

@@ -4,3 +4,4 @@ pub(crate) mod compare;
 pub(crate) mod lab;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod serve;

@@ -4,6 +4,7 @@ mod compare;
 mod load;
 mod plan;
 mod ports;
+mod serve;
 mod time_wait;
 
 use fourtuple_record::{Record, Remark, Saved};
@@ -130,6 +131,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (load::section(index, &envelope.settings[0], &record.settings, &record.results))
                 }
+                Saved::Serve(record) => {
+                    (serve::section(&envelope.settings[0], &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -145,6 +149,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
+        Saved::Serve(_) => "What each worker of a server did",
     }
 }
 
@@ -237,6 +242,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),
+        Saved::Serve(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

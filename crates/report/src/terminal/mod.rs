@@ -4,6 +4,7 @@ mod compare;
 mod load;
 mod plan;
 mod ports;
+mod serve;
 mod sheet;
 mod spark;
 mod table;
@@ -56,6 +57,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::Load(record) => {
             load::body(&mut sheet, &settings[0], &record.settings, &record.results);
             record.results.advice.clone()
+        }
+        Saved::Serve(record) => {
+            serve::body(&mut sheet, &settings[0], &record.results);
+            Vec::new()
         }
     };
     if !advice.is_empty() {

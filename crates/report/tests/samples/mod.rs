@@ -345,6 +345,57 @@ fn odd_compare() -> CompareRecord {
     record
 }
 
+/// The ladder of EPOLLEXCLUSIVE: eight workers on a unix socket, 8,000 connections.
+pub(crate) fn serve() -> ServeRecord {
+    let settings = ServeSettings {
+        listen: "unix:/run/four tuple".into(),
+        protocol: "crr".into(),
+        workers: 8,
+        request_bytes: Some(1),
+        response_bytes: Some(1),
+        close: "server".into(),
+        close_every: Some(1),
+        service: "exp:50us".into(),
+        spin: true,
+        stall_at_ns: Some(2_000_000_000),
+        stall_length_ns: Some(200_000_000),
+        backlog: 4096,
+        defer_accept: false,
+        pin: true,
+        for_ns: Some(10_000_000_000),
+        seed: 1,
+    };
+    let worker = |requests: u64| ServeWorker {
+        accepted: requests,
+        requests,
+        received_bytes: requests,
+        sent_bytes: requests,
+        errors: if requests == 4 { BTreeMap::from([("request-cut".into(), 3)]) } else { BTreeMap::new() },
+    };
+    let results = ServeResults {
+        listen: settings.listen.clone(),
+        protocol: "crr".into(),
+        policy: "exclusive".into(),
+        elapsed_ns: 10_000_000_000,
+        requests_per_s: 800.0,
+        workers: [4325, 2848, 0, 682, 141, 4, 0, 0].map(worker).to_vec(),
+        jain: Some(0.2936),
+        max_over_mean: Some(4.325),
+    };
+    record("serve", settings, results)
+}
+
+/// A server that nobody came to, with words that no server says.
+fn odd_serve() -> ServeRecord {
+    let mut record = serve();
+    record.results.workers = vec![ServeWorker { requests: u64::MAX, ..ServeWorker::default() }; 2];
+    (record.results.jain, record.results.max_over_mean) = (None, None);
+    record.results.policy = "</script>".into();
+    record.settings.close = "never".into();
+    record.settings.close_every = None;
+    record
+}
+
 /// A record that somebody made to break the page or the terminal.
 pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
@@ -401,6 +452,8 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("lab", Saved::Lab(lab())),
         ("compare", Saved::Compare(compare())),
         ("odd compare", Saved::Compare(odd_compare())),
+        ("serve", Saved::Serve(serve())),
+        ("odd serve", Saved::Serve(odd_serve())),
         ("hostile", Saved::Ports(hostile())),
         ("stalled load", Saved::Load(stalled())),
         ("steady load", Saved::Load(steady())),

@@ -85,7 +85,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
                 Metric::Cpu => results.client_cpu_ns_per_operation as f64,
             })]
         }
-        Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) => {
+        Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) | Saved::Serve(_) => {
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
@@ -115,6 +115,7 @@ pub(super) fn envelope(saved: Saved) -> (Host, Vec<Remark>) {
         Saved::TimeWait(record) => (record.host, record.validity),
         Saved::Plan(record) => (record.host, record.validity),
         Saved::Compare(record) => (record.host, record.validity),
+        Saved::Serve(record) => (record.host, record.validity),
         Saved::Load(record) => (record.host, record.validity),
     }
 }

@@ -1,0 +1,255 @@
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use fourtuple_record::{Saved, ServeSettings};
+use fourtuple_serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
+use fourtuple_syscalls::{Endpoint, resource};
+use time::OffsetDateTime;
+
+use crate::exit::{Exit, UsageError};
+use crate::output::{self, Output};
+use crate::{stop, units};
+
+/// How long a signal, or the end of --for, may go unnoticed.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Longest request, response and body: they are kept in memory, ready to be sent.
+const MOST_BYTES: u32 = 64 << 20;
+
+/// A small server for tests and measurements, which says at the end what each of its workers did
+///
+/// It ends with Ctrl-C, SIGTERM or --for. When it is ready it says on stderr where it listens, so that port 0 can be asked
+/// for.
+#[derive(Debug, Args)]
+pub(crate) struct ServeFlags {
+    /// What is spoken: crr (so many bytes in, so many out), http (1.1 and 1.0), udp (echo), sink (reads, never answers)
+    #[arg(value_enum)]
+    protocol: Spoken,
+    /// Where: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 is any free one
+    #[arg(long, value_name = "ADDR", value_parser = listen, allow_hyphen_values = true)]
+    listen: Endpoint,
+    /// Threads that serve, each one request at a time [default: number of CPUs]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
+    workers: Option<u32>,
+    /// Bytes that make a request, of crr and udp [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    request: Option<u32>,
+    /// Bytes of a response, of crr [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    response: Option<u32>,
+    /// Bytes of a response's body, of http [default: 2]
+    #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    body: Option<u32>,
+    /// Who closes connections: the client; the server (FIN); the server with RST, as applications do not
+    #[arg(long, value_enum, default_value_t = Who::Client)]
+    close: Who,
+    /// Responses after which the server closes [default: 1]
+    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
+    close_every: Option<u64>,
+    /// Service time of a request: 50us, exp:1ms (mean), pareto:1ms:1.5 (mean, shape), 10%:100ms, or such parts with commas
+    #[arg(long, value_name = "DISTRIBUTION", default_value = "0s", value_parser = service, allow_hyphen_values = true)]
+    service: Service,
+    /// Spend the service time computing instead of sleeping
+    #[arg(long)]
+    spin: bool,
+    /// Once, so long after the start, no worker serves for so long: 2s:200ms
+    #[arg(long, value_name = "AT:LENGTH", value_parser = stall, allow_hyphen_values = true)]
+    stall: Option<Stall>,
+    /// Length of each accept queue; the kernel cuts it to net.core.somaxconn
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
+    backlog: u32,
+    /// Worker i stays on CPU i, from the first again when there are more workers
+    #[arg(long)]
+    pin: bool,
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    time: Option<Duration>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Spoken {
+    Crr,
+    Http,
+    Udp,
+    Sink,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Who {
+    Client,
+    Server,
+    Rst,
+}
+
+fn listen(text: &str) -> Result<Endpoint, String> {
+    let refuse = || {
+        format!(
+            "{text:?} is not an address: expected ADDRESS:PORT, [ADDRESS]:PORT or unix:/path, such as 127.0.0.1:8080"
+        )
+    };
+    match text.strip_prefix("unix:") {
+        // The kernel keeps 108 bytes, of which the last is 0.
+        Some(path) if (1..=107).contains(&path.len()) && !path.contains('\0') => {
+            Ok(Endpoint::Unix(PathBuf::from(path)))
+        }
+        Some(_) => Err(format!("{text:?} is not a path of a unix socket: expected 1 to 107 bytes")),
+        None => text.parse::<SocketAddr>().map(Endpoint::from).map_err(|_| refuse()),
+    }
+}
+
+fn service(text: &str) -> Result<Service, String> {
+    Service::parse(text, units::duration)
+}
+
+fn stall(text: &str) -> Result<Stall, String> {
+    let read = || {
+        let (at, length) = text.split_once(':')?;
+        Some(Stall { at: units::duration(at).ok()?, length: units::duration(length).ok()? })
+    };
+    read().ok_or_else(|| format!("{text:?} is not a stall: expected AT:LENGTH, such as 2s:200ms"))
+}
+
+impl ServeFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let serve = self.serve()?;
+        serve.check()?;
+        let stop = stop::flag()?;
+        // A connection is a descriptor; what the hard limit allows is enough for whoever set it.
+        resource::raise_descriptor_limit()
+            .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
+        let started = OffsetDateTime::now_utc();
+        let running = serve.start()?;
+        if !self.output.quiet {
+            // Not for a terminal alone: whoever starts it from a script waits for this line. Nobody may be there to read it.
+            let _ = writeln!(io::stderr(), "{}", ready_line(&running, serve.workers));
+        }
+        wait(&running, &stop, self.time);
+        let results = running.stop();
+        let host = output::host(
+            &["net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog", "net.ipv4.tcp_abort_on_overflow"],
+            &[],
+        );
+        let validity = validity(&results);
+        let record = output::record("serve", started, host, self.settings(&serve), validity, results);
+        self.output.finish(&Saved::Serve(record))
+    }
+
+    fn serve(&self) -> anyhow::Result<Serve> {
+        self.refuse_strangers()?;
+        let bytes = |flag: Option<u32>, default: u32| flag.unwrap_or(default);
+        let protocol = match self.protocol {
+            Spoken::Crr => Protocol::Crr {
+                request: bytes(self.request, 1).into(),
+                response: bytes(self.response, 1) as usize,
+            },
+            Spoken::Http => Protocol::Http { body: bytes(self.body, 2) as usize },
+            Spoken::Udp => Protocol::Udp { request: bytes(self.request, 1) as usize },
+            Spoken::Sink => Protocol::Sink,
+        };
+        let mut serve = Serve::new(protocol, self.listen.clone());
+        if let Some(workers) = self.workers {
+            serve.workers = workers as usize;
+        }
+        let every = self.close_every.unwrap_or(1);
+        serve.close = match self.close {
+            Who::Client => Close::Client,
+            Who::Server => Close::Server { every },
+            Who::Rst => Close::Reset { every },
+        };
+        serve.service = self.service.clone();
+        serve.spin = self.spin;
+        serve.stall = self.stall;
+        serve.backlog = self.backlog;
+        serve.pin = self.pin;
+        serve.seed = self.output.seed;
+        Ok(serve)
+    }
+
+    /// A flag that would change nothing was meant to change something.
+    fn refuse_strangers(&self) -> Result<(), UsageError> {
+        let refuse = |flag: &str, value: String, accepted: &str| {
+            Err(UsageError(format!("invalid value '{value}' for '--{flag}': {accepted}")))
+        };
+        let among = |spoken: &[Spoken]| spoken.contains(&self.protocol);
+        match (self.request, self.response, self.body) {
+            (Some(bytes), ..) if !among(&[Spoken::Crr, Spoken::Udp]) => {
+                refuse("request", bytes.to_string(), "accepted with crr and udp")
+            }
+            (_, Some(bytes), _) if !among(&[Spoken::Crr]) => {
+                refuse("response", bytes.to_string(), "accepted with crr; udp sends back what it got")
+            }
+            (.., Some(bytes)) if !among(&[Spoken::Http]) => {
+                refuse("body", bytes.to_string(), "accepted with http; crr has --response")
+            }
+            (Some(bytes), ..) if among(&[Spoken::Udp]) && bytes > 65_507 => {
+                refuse("request", bytes.to_string(), "a datagram has 65507 bytes at most")
+            }
+            _ => match (self.close, self.close_every) {
+                (Who::Client, Some(every)) => {
+                    refuse("close-every", every.to_string(), "accepted with --close server or --close rst")
+                }
+                _ if self.spin && self.service.is_none() => Err(UsageError(
+                    "'--spin' needs a time to spin for: give '--service', such as --service 50us".to_owned(),
+                )),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    fn settings(&self, serve: &Serve) -> ServeSettings {
+        let (request, response) = match serve.protocol {
+            Protocol::Crr { request, response } => (Some(request), Some(response as u64)),
+            Protocol::Http { body } => (None, Some(body as u64)),
+            Protocol::Udp { request } => (Some(request as u64), None),
+            Protocol::Sink => (None, None),
+        };
+        ServeSettings {
+            listen: serve.listen(),
+            protocol: serve.protocol.name().to_owned(),
+            workers: serve.workers as u32,
+            request_bytes: request,
+            response_bytes: response,
+            close: serve.close.name().to_owned(),
+            close_every: serve.close.every(),
+            service: serve.service.to_string(),
+            spin: serve.spin,
+            stall_at_ns: serve.stall.map(|stall| ns(stall.at)),
+            stall_length_ns: serve.stall.map(|stall| ns(stall.length)),
+            backlog: serve.backlog,
+            defer_accept: serve.defers_accept(),
+            pin: serve.pin,
+            for_ns: self.time.map(ns),
+            seed: serve.seed,
+        }
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `listening on 127.0.0.1:8080, 2 workers (SO_REUSEPORT)`
+fn ready_line(running: &Running, workers: usize) -> String {
+    let plural = if workers == 1 { "" } else { "s" };
+    format!("listening on {}, {workers} worker{plural} ({})", running.listen(), running.policy().mechanism())
+}
+
+/// Until it is told to stop, the time is up, or a worker has given up.
+fn wait(running: &Running, stop: &AtomicBool, time: Option<Duration>) {
+    let begun = Instant::now();
+    while !stop.load(Ordering::Relaxed) && !running.has_failed() {
+        let left = time.map_or(LOOK, |time| time.saturating_sub(begun.elapsed()));
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(LOOK));
+    }
+}

@@ -1,0 +1,300 @@
+//! `fourtuple serve`: where it says it listens, what it answers, how it ends, and what it refuses.
+
+mod program;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use fourtuple_syscalls::child;
+use fourtuple_testing::in_namespace;
+use program::{Ended, Room, fourtuple, list, number, require_valid, run, text};
+use serde_json::Value;
+
+/// Nothing is decided by it but that a test has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A server that has said that it is ready; killed when the test ends before it.
+struct Server {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    /// What stands between `listening on ` and the comma.
+    address: String,
+    /// What stands behind it.
+    workers: String,
+}
+
+impl Server {
+    fn start(command: &mut Command) -> Server {
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("UTF-8");
+        let words = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}"));
+        let (address, workers) = words.trim_end().split_once(", ").expect("address and workers");
+        let (address, workers) = (address.to_owned(), workers.to_owned());
+        Server { child, stderr, address, workers }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream
+    }
+
+    /// Ctrl-C, and what came of it.
+    fn interrupt(self) -> Ended {
+        child::interrupt(self.child.id()).unwrap();
+        self.end()
+    }
+
+    fn end(mut self) -> Ended {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        self.child.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("UTF-8");
+        self.stderr.read_to_string(&mut stderr).expect("UTF-8");
+        let code = self.child.wait().expect("it is our child").code().expect("an exit code");
+        Ended { code, stdout, stderr }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended, and that is well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> String {
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn sum(record: &Value, key: &str) -> u64 {
+    list(record, "/results/workers").iter().map(|worker| number(worker, key)).sum()
+}
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+#[test]
+fn http_until_ctrl_c() {
+    in_namespace(|| {
+        let server =
+            Server::start(&mut fourtuple("serve http --listen 127.0.0.1:0 --workers 2 --body 5 --json"));
+        assert_eq!(server.workers, "2 workers (SO_REUSEPORT)");
+        let mut sent = 0;
+        for _ in 0..7 {
+            let answer = exchange(&mut server.connect(), REQUEST);
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\nxxxxx"), "{answer}");
+            sent += answer.len() as u64;
+        }
+        let address = server.address.clone();
+        let ended = server.interrupt();
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        let (settings, results) = (&record["settings"], &record["results"]);
+        assert_eq!((text(settings, "listen"), text(results, "listen")), ("127.0.0.1:0", address.as_str()));
+        assert_eq!((text(results, "protocol"), text(results, "policy")), ("http", "reuseport"));
+        assert_eq!((number(settings, "workers"), number(settings, "response_bytes")), (2, 5));
+        assert_eq!((sum(&record, "accepted"), sum(&record, "requests")), (7, 7));
+        assert_eq!(
+            (sum(&record, "received_bytes"), sum(&record, "sent_bytes")),
+            (7 * REQUEST.len() as u64, sent)
+        );
+        let jain = results["jain"].as_f64().unwrap();
+        assert!((0.5..=1.0).contains(&jain), "{jain}");
+        assert!(list(&record, "/validity").is_empty());
+        // A saved record is drawn again.
+        let room = Room::new();
+        let saved = room.file("serve.json", &record.to_string());
+        let drawn = run(&mut fourtuple(&format!("report {saved}")));
+        assert_eq!(drawn.code, 0, "{drawn:?}");
+        assert!(drawn.stdout.contains("What each worker of the server did"), "{}", drawn.stdout);
+    });
+}
+
+#[test]
+fn crr_for_a_time_and_a_page() {
+    in_namespace(|| {
+        let room = Room::new();
+        let page = room.join("serve.html");
+        let line =
+            "serve crr --listen [::1]:0 --workers 1 --request 2 --response 3 --close server --for 1s --html";
+        let server = Server::start(&mut fourtuple(&format!("{line} {page}")));
+        assert_eq!(server.workers, "1 worker (SO_REUSEPORT)");
+        assert_eq!(exchange(&mut server.connect(), b"ab"), "xxx");
+        let ended = server.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(
+            ended.stdout.contains("[::1]:") && ended.stdout.contains("served for 1.0"),
+            "{}",
+            ended.stdout
+        );
+        assert!(fs::read_to_string(&page).unwrap().contains("Each worker"));
+    });
+}
+
+#[test]
+fn udp_is_an_echo() {
+    in_namespace(|| {
+        let server =
+            Server::start(&mut fourtuple("serve udp --listen 127.0.0.1:0 --workers 2 --request 3 --json"));
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(&server.address).unwrap();
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        let mut room = [0; 16];
+        // The short one is before the other in the same queue: when that is answered, it was seen.
+        socket.send(b"ab").unwrap();
+        for message in [&b"abc"[..], b"hello"] {
+            socket.send(message).unwrap();
+            let count = socket.recv(&mut room).unwrap();
+            assert_eq!(&room[..count], message);
+        }
+        let record = server.interrupt().json();
+        require_valid(&record);
+        assert_eq!((sum(&record, "accepted"), sum(&record, "requests")), (0, 2));
+        assert_eq!((sum(&record, "received_bytes"), sum(&record, "sent_bytes")), (10, 8));
+        let errors: Vec<&Value> = list(&record, "/results/workers")
+            .iter()
+            .filter_map(|worker| worker["errors"].get("short-datagram"))
+            .collect();
+        assert_eq!(errors, [1]);
+    });
+}
+
+#[test]
+fn a_sink_reads_and_says_nothing() {
+    in_namespace(|| {
+        let server = Server::start(&mut fourtuple("serve sink --listen 127.0.0.1:0 --workers 1 --json"));
+        let mut streams = [server.connect(), server.connect()];
+        for stream in &mut streams {
+            stream.write_all(&[0; 1000]).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it closes when we have closed");
+        }
+        let record = server.interrupt().json();
+        require_valid(&record);
+        assert_eq!((sum(&record, "accepted"), sum(&record, "requests")), (2, 0));
+        assert_eq!((sum(&record, "received_bytes"), sum(&record, "sent_bytes")), (2000, 0));
+        assert_eq!(record["results"]["jain"], 1.0, "of connections: there are no requests");
+    });
+}
+
+#[test]
+fn a_unix_path_is_taken_used_and_given_back() {
+    let room = Room::new();
+    let path = room.join("socket");
+    let line = format!("serve http --listen unix:{path} --workers 2");
+    // Left behind by somebody who was killed.
+    drop(UnixListener::bind(&path).unwrap());
+    let server = Server::start(&mut fourtuple(&format!("{line} --json")));
+    assert_eq!(
+        (server.address.as_str(), server.workers.as_str()),
+        (&*format!("unix:{path}"), "2 workers (EPOLLEXCLUSIVE)")
+    );
+    assert!(exchange(&mut UnixStream::connect(&path).unwrap(), REQUEST).starts_with("HTTP/1.1 200 "));
+    let second = run(&mut fourtuple(&line));
+    assert_eq!((second.code, second.stdout.as_str()), (2, ""), "{second:?}");
+    for part in ["'--listen'", path.as_str(), "another program listens there"] {
+        assert!(second.line().contains(part), "{part:?} in {second:?}");
+    }
+    let record = server.interrupt().json();
+    require_valid(&record);
+    assert_eq!((sum(&record, "requests"), text(&record["results"], "policy")), (1, "exclusive"));
+    assert!(room.names().is_empty(), "the path is free again");
+    let file = room.file("precious", "words");
+    let refused = run(&mut fourtuple(&format!("serve http --listen unix:{file}")));
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.line().contains("something else than a socket"), "{refused:?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "words");
+}
+
+#[test]
+fn too_few_descriptors_are_counted_and_survived() {
+    in_namespace(|| {
+        let mut command = fourtuple("serve crr --listen 127.0.0.1:0 --workers 1 --json");
+        child::limit_descriptors(&mut command, 24);
+        let server = Server::start(&mut command);
+        let mut streams: Vec<TcpStream> = (0..40).map(|_| server.connect()).collect();
+        for stream in &mut streams {
+            stream.write_all(b"a").unwrap();
+        }
+        // Those who are served make room for those who wait, so that in the end all are.
+        for mut stream in streams {
+            let mut answer = [0];
+            stream.read_exact(&mut answer).unwrap();
+        }
+        let ended = server.interrupt();
+        assert_eq!(ended.code, 3, "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(sum(&record, "requests"), 40);
+        assert!(number(&list(&record, "/results/workers")[0]["errors"], "accept: EMFILE") > 0);
+        let [remark] = list(&record, "/validity") else { panic!("said once: {record:#}") };
+        assert_eq!(text(remark, "id"), "accept-failed");
+        assert!(text(remark, "message").contains("ulimit -n"));
+    });
+}
+
+#[test]
+fn an_address_that_cannot_be_had() {
+    in_namespace(|| {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let server = Server::start(&mut fourtuple("serve crr --listen 127.0.0.1:0"));
+        for (listen, errno) in [
+            (address.to_string(), "Address already in use"),
+            // It could be shared, as both of us set SO_REUSEPORT: half of the connections would be the other's.
+            (server.address.clone(), "Address already in use"),
+            ("192.0.2.1:80".to_owned(), "Cannot assign requested address"),
+        ] {
+            let ended = run(&mut fourtuple(&format!("serve http --listen {listen}")));
+            assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+            for part in [listen.as_str(), errno] {
+                assert_eq!(ended.line().matches(part).count(), 1, "{part:?} in {ended:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn wrong_flags() {
+    let tcp = "--listen 127.0.0.1:0";
+    for (line, parts) in [
+        (format!("smtp {tcp}"), ["smtp", "crr, http, udp, sink"]),
+        ("http".to_owned(), ["--listen", "not provided"]),
+        ("http --listen localhost".to_owned(), ["'--listen", "such as 127.0.0.1:8080"]),
+        ("http --listen unix:".to_owned(), ["'--listen", "1 to 107 bytes"]),
+        ("udp --listen unix:/nowhere/x".to_owned(), ["'--listen'", "an address and a port"]),
+        (format!("http {tcp} --workers 0"), ["'--workers", "from 1 to 4096"]),
+        (format!("http {tcp} --request 5"), ["'--request'", "accepted with crr and udp"]),
+        (format!("http {tcp} --response 5"), ["'--response'", "accepted with crr"]),
+        (format!("crr {tcp} --body 5"), ["'--body'", "accepted with http"]),
+        (format!("crr {tcp} --request 0"), ["'--request", "from 1 to 67108864"]),
+        (format!("udp {tcp} --request 65508"), ["'--request'", "65507"]),
+        (format!("crr {tcp} --close nobody"), ["'--close", "client, server, rst"]),
+        (format!("crr {tcp} --close-every 5"), ["'--close-every'", "with --close server"]),
+        (format!("sink {tcp} --close server"), ["'--close'", "expected client"]),
+        ("crr --listen unix:/nowhere/x --close rst".to_owned(), ["'--close'", "has no RST"]),
+        (format!("http {tcp} --service fast"), ["'--service", "pareto:MEAN:SHAPE"]),
+        (format!("http {tcp} --service pareto:1ms:1"), ["'--service", "above 1"]),
+        (format!("http {tcp} --service 60%:1s,60%:2s"), ["'--service", "more than 100%"]),
+        (format!("http {tcp} --spin"), ["'--spin'", "'--service'"]),
+        (format!("http {tcp} --stall 2s"), ["'--stall", "such as 2s:200ms"]),
+        (format!("http {tcp} --backlog 0"), ["'--backlog", "from 1 to 1000000"]),
+        (format!("http {tcp} --for 10"), ["'--for", "ns, us, ms, s, m or h"]),
+    ] {
+        let ended = run(&mut fourtuple(&format!("serve {line}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{line}: {ended:?}");
+        for part in parts {
+            assert!(ended.line().contains(part), "{line}: {part:?} is not in {ended:?}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 use std::process::ExitCode;
 
 use fourtuple_lab::LabError;
+use fourtuple_load::LoadError;
 use fourtuple_serve::ServeError;
 
 /// How a command ended.
@@ -58,6 +59,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         cause.is::<UsageError>()
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
+            || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
     });
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))

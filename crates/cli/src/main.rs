@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{compare, lab, plan, report, serve};
+use commands::{compare, lab, load, plan, report, serve};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Plan(plan::Plan),
     Compare(compare::Compare),
     Report(report::Report),
+    Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
 }
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => plan.run(),
         Command::Compare(compare) => compare.run(),
         Command::Report(report) => report.run(),
+        Command::Load(load) => load.run(),
         Command::Serve(serve) => serve.run(),
     };
     match result {

@@ -16,7 +16,7 @@ use crate::engine::{Engine, Event, Stage};
 use crate::origin::Origin;
 use crate::settings::{Close, Load};
 use crate::tally::{MOST_SLOW, Tally};
-use crate::workload::{Heard, Talk};
+use crate::workload::{Heard, Talk, TlsSetup};
 
 /// How often deadlines are looked at, numbers published, and the flag to stop read.
 const TICK: u64 = 20_000_000;
@@ -42,6 +42,18 @@ pub(crate) struct Shared<'a> {
     pub(crate) tickets: AtomicU64,
     /// Threads that still open connections to hold.
     pub(crate) ramping: AtomicU64,
+    /// With https.
+    pub(crate) tls: Option<TlsSetup>,
+}
+
+impl Shared<'_> {
+    fn talk(&self) -> Box<dyn Talk> {
+        let talk = self.load.workload.talk();
+        match &self.tls {
+            Some(tls) => tls.talk(talk),
+            None => talk,
+        }
+    }
 }
 
 /// Numbers for whoever watches.
@@ -135,7 +147,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         let count = share.connections + share.hold;
         let slot = |number| Slot {
             phase: Phase::Closed,
-            talk: shared.load.workload.talk(),
+            talk: shared.talk(),
             attempt: None,
             local: None,
             request: 0,

@@ -24,4 +24,4 @@ pub use error::LoadError;
 pub use run::{News, Outcome};
 pub use settings::{Close, Load};
 pub use target::{Scheme, Target, TargetError};
-pub use workload::{HttpRequest, Workload};
+pub use workload::{HttpRequest, Trust, Workload};

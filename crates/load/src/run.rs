@@ -16,7 +16,7 @@ use crate::origin::Origin;
 use crate::preflight::{Preflight, predict_live};
 use crate::settings::{Close, Load};
 use crate::tally::Tally;
-use crate::workload::Workload;
+use crate::workload::{TlsSetup, Workload};
 use crate::{LoadError, Scheme};
 
 /// How often whoever watches is told.
@@ -74,8 +74,18 @@ pub struct Outcome {
 }
 
 impl Load {
-    /// UDP is one socket call away from TCP.
-    pub(crate) fn transport(&self) -> Transport {
+    /// Where the target is.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Resolve`]
+    pub fn resolve(&self) -> Result<Endpoint, LoadError> {
+        let failed = |error| LoadError::Resolve { target: self.target.to_string(), error };
+        self.target.resolve().map_err(failed)
+    }
+
+    /// TCP, or what carries bytes like it; or UDP.
+    pub fn transport(&self) -> Transport {
         match self.workload {
             Workload::Udp { .. } => Transport::Udp,
             _ => Transport::Tcp,
@@ -136,6 +146,10 @@ impl Load {
         let (engine, engine_reason) = self.choose_engine(endpoint)?;
         let (origin, strategy) = self.origin(endpoint)?;
         let threads = self.threads_for_descriptors(engine)?;
+        let tls = match self.target.scheme() {
+            Scheme::Https => Some(TlsSetup::new(self.target.host(), &self.trust)?),
+            _ => None,
+        };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let board = Board::new(threads, self.log, since_epoch);
         let live = Live::default();
@@ -148,6 +162,7 @@ impl Load {
             begun: Instant::now(),
             tickets: AtomicU64::new(0),
             ramping: AtomicU64::new(threads as u64),
+            tls,
         };
         let finished = AtomicU64::new(0);
         let watcher = thread::current();

@@ -5,7 +5,7 @@ use fourtuple::dial::{SourcePool, Strategy};
 use crate::Target;
 use crate::arrival::Arrival;
 use crate::engine::EngineChoice;
-use crate::workload::Workload;
+use crate::workload::{Trust, Workload};
 
 /// Who closes a connection first, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub struct Load {
     pub strategy: Strategy,
     /// Where connections come from.
     pub sources: SourcePool,
+    /// Whose certificates are taken, of https.
+    pub trust: Trust,
     /// Seed of arrivals.
     pub seed: u64,
     /// Whether a log of histograms is wanted.

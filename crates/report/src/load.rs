@@ -99,10 +99,10 @@ pub(crate) fn command_line(settings: &LoadSettings) -> String {
     words.extend(settings.sources.iter().map(|sources| format!("--source {sources}")));
     words.push(format!("--close {}", settings.close));
     if settings.request_bytes > 0 {
-        words.push(format!("--request-bytes {}", settings.request_bytes));
+        words.push(format!("--request {}", settings.request_bytes));
     }
     if settings.response_bytes > 0 {
-        words.push(format!("--response-bytes {}", settings.response_bytes));
+        words.push(format!("--response {}", settings.response_bytes));
     }
     if settings.anyway {
         words.push("--anyway".to_owned());

@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod lab;
+pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod serve;

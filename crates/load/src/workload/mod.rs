@@ -8,10 +8,13 @@ mod chunked;
 mod datagram;
 mod http;
 mod response;
+mod tls;
 
 use std::borrow::Cow;
 
 pub use self::http::HttpRequest;
+pub(crate) use self::tls::TlsSetup;
+pub use self::tls::Trust;
 
 /// What is done on every connection.
 #[derive(Clone, Debug)]

@@ -1,0 +1,442 @@
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
+use fourtuple_load::{
+    Arrival, Close, EngineChoice, HttpRequest, Load, News, Outcome, Scheme, Target, Trust, Workload,
+};
+use fourtuple_record::{Remark, Saved};
+use fourtuple_syscalls::{Endpoint, resource};
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use time::OffsetDateTime;
+
+use crate::exit::{Exit, NotValid, UsageError};
+use crate::output::{self, Output};
+use crate::{stop, units};
+
+/// Longest request, response and body.
+const MOST_BYTES: u32 = 16 << 20;
+
+/// Generate connections and tell the truth about them: what they cost, what failed, and whether the ports were enough
+///
+/// Before the first packet it reckons whether this host has what the run needs (ports, descriptors, queues), and refuses
+/// a run that would measure a lack of them (exit code 3) unless it is wanted --anyway. Afterwards it says the same in
+/// hindsight.
+#[derive(Debug, Args)]
+pub(crate) struct LoadFlags {
+    /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
+    target: Target,
+    /// What is done on a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
+    /// (keep --hold connections, open and close others on top) [default: http, for tcp:// crr, for udp:// udp]
+    #[arg(long, value_enum)]
+    workload: Option<Spoken>,
+    /// Connections that may be open at once, over all threads [default: 32; with --rate 1024; with --hold alone none]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
+    connections: Option<u32>,
+    /// Open loop: begin so many operations per second, whether or not earlier ones are over
+    #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
+    rate: Option<f64>,
+    /// How operations of an open loop are spread over time
+    #[arg(long, value_enum, requires = "rate")]
+    arrival: Option<Spread>,
+    /// Closed loop: rest of a connection between two operations
+    #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
+    pause: Option<Duration>,
+    /// Requests after which a connection is closed: 1 and up, or never [default: 1; for http and udp never]
+    #[arg(long, value_name = "N", value_parser = close_every, allow_hyphen_values = true)]
+    close_every: Option<u64>,
+    /// Who closes: the client (FIN, TIME_WAIT here), the client with rst (as no application does), the server (TIME_WAIT
+    /// there)
+    #[arg(long, value_enum, default_value_t = Who::Client)]
+    close: Who,
+    /// Open so many connections first and keep them
+    #[arg(long, value_name = "N", value_parser = units::up_to::<4_000_000>, allow_hyphen_values = true)]
+    hold: Option<u32>,
+    /// End after so many operations
+    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
+    operations: Option<u64>,
+    /// End after this time [default: 10s, unless --operations is given]
+    #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    time: Option<Duration>,
+    /// An operation that takes longer has failed
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration, allow_hyphen_values = true)]
+    timeout: Duration,
+    /// List operations that take longer
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    threshold: Option<Duration>,
+    /// How bytes get to the kernel: uring (chains on direct descriptors), epoll, or auto: uring where it passes its test
+    #[arg(long, value_enum, default_value_t = Mover::Auto)]
+    engine: Mover,
+    /// Threads that generate
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    threads: u32,
+    /// Thread i stays on CPU i, of those that this process may use
+    #[arg(long)]
+    pin: bool,
+    /// How a source port is chosen: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    strategy: Strategy,
+    /// Source addresses: one, several with commas, or a network such as 127.0.0.0/28 [default: the kernel's choice]
+    #[arg(long, value_name = "ADDR,...")]
+    source: Option<String>,
+    /// Bytes of a request, of crr and udp [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    request: Option<u32>,
+    /// Bytes of a response, of crr [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    response: Option<u32>,
+    /// Method of http [default: GET, with --body POST]
+    #[arg(long, value_name = "NAME", value_parser = token)]
+    method: Option<String>,
+    /// A header of http; may be given several times
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(String, String)>,
+    /// Body of http, as text, or @FILE
+    #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
+    body: Option<String>,
+    /// Certificates of authorities to trust (PEM), besides those of the system
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Take any certificate of https
+    #[arg(long, conflicts_with = "ca")]
+    insecure: bool,
+    /// Run in spite of what the preflight says; the result is marked
+    #[arg(long)]
+    anyway: bool,
+    /// Write the histograms of all seconds as an HdrHistogram log
+    #[arg(long, value_name = "FILE")]
+    hdr: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Spoken {
+    Connect,
+    Crr,
+    Http,
+    Udp,
+    Hold,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Spread {
+    Even,
+    Poisson,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Who {
+    Client,
+    Rst,
+    Server,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Mover {
+    Auto,
+    Uring,
+    Epoll,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match units::rate(text)? {
+        rate if rate > 0.0 && rate <= 1e9 => Ok(rate),
+        _ => Err(format!(
+            "{text:?} is not accepted: expected a rate above 0, up to 1e9/s, such as 2000/s or 20k/s"
+        )),
+    }
+}
+
+fn close_every(text: &str) -> Result<u64, String> {
+    if text == "never" {
+        return Ok(0);
+    }
+    units::count(text)
+        .map_err(|_| format!("{text:?} is not accepted: expected a whole number from 1, or never"))
+}
+
+/// A token of HTTP (RFC 9110, 5.6.2).
+fn token(text: &str) -> Result<String, String> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_token) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{text:?} is not a name of HTTP: expected letters, digits and !#$%&'*+-.^_`|~"))
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let refuse = || format!("{text:?} is not a header: expected 'Name: value' on one line");
+    let (name, value) = text.split_once(':').ok_or_else(refuse)?;
+    let value = value.trim();
+    if value.bytes().any(|byte| matches!(byte, b'\r' | b'\n' | 0)) {
+        return Err(refuse());
+    }
+    Ok((token(name).map_err(|_| refuse())?, value.to_owned()))
+}
+
+impl LoadFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let load = self.load()?;
+        load.check()?;
+        let stop = stop::flag()?;
+        resource::raise_descriptor_limit()
+            .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
+        let started = OffsetDateTime::now_utc();
+        let endpoint = load.resolve()?;
+        let need = load.need(&endpoint);
+        let preflight = judge(&snapshot(&load, &endpoint)?, &need);
+        self.warn(&preflight)?;
+        let line = Line::new(self.output.quiet, load.length);
+        let outcome = load.run(&endpoint, &preflight, &stop, |news| line.tell(news))?;
+        line.finish();
+        self.write_log(&outcome)?;
+        // What is in TIME_WAIT now is what the run has left there; nothing depends on it, so that not knowing is no failure.
+        let time_wait = snapshot(&load, &endpoint).ok().map(|snapshot| snapshot.taken.time_wait);
+        let (mut results, mut remarks) = outcome.results(&load, &need, &preflight, time_wait);
+        for finding in &preflight.findings {
+            match finding.severity {
+                Severity::Refuse => remarks
+                    .insert(0, Remark::new("anyway", format!("the run was wanted anyway, though {finding}"))),
+                Severity::Warn => results.advice.insert(0, format!("Before the run: {finding}.")),
+            }
+        }
+        let host = output::host(
+            &[
+                "net.ipv4.ip_local_port_range",
+                "net.ipv4.tcp_tw_reuse",
+                "net.ipv4.tcp_max_tw_buckets",
+                "net.core.somaxconn",
+            ],
+            &[],
+        );
+        let settings = load.settings(&endpoint, self.source.as_deref(), self.anyway);
+        let record = output::record("load", started, host, settings, remarks, results);
+        self.output.finish(&Saved::Load(record))
+    }
+
+    /// Says what stands in the way, and refuses unless the run is wanted anyway.
+    fn warn(&self, preflight: &Preflight) -> anyhow::Result<()> {
+        if preflight.refuses() && !self.anyway {
+            let refusing = preflight.findings.iter().filter(|finding| finding.severity == Severity::Refuse);
+            let lines: Vec<String> = refusing.map(ToString::to_string).collect();
+            return Err(NotValid(format!("{}; --anyway runs it nevertheless", lines.join("; "))).into());
+        }
+        if !self.output.quiet {
+            for finding in &preflight.findings {
+                // Nobody may be there to read it.
+                let _ = writeln!(io::stderr(), "fourtuple: {finding}");
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self) -> anyhow::Result<Load> {
+        let by_scheme = match self.target.scheme() {
+            Scheme::Http | Scheme::Https | Scheme::Unix => Spoken::Http,
+            Scheme::Tcp if self.hold.is_some() => Spoken::Hold,
+            Scheme::Tcp => Spoken::Crr,
+            Scheme::Udp => Spoken::Udp,
+        };
+        let spoken = self.workload.unwrap_or(by_scheme);
+        if spoken == Spoken::Hold && self.hold.is_none() {
+            return Err(
+                UsageError("'--workload hold' needs '--hold', the connections to keep".to_owned()).into()
+            );
+        }
+        self.refuse_strangers(spoken)?;
+        let bytes = |flag: Option<u32>| flag.unwrap_or(1) as usize;
+        let workload = match spoken {
+            Spoken::Connect | Spoken::Hold => Workload::Connect,
+            Spoken::Crr => Workload::Crr { request: bytes(self.request), response: bytes(self.response) },
+            Spoken::Udp => Workload::Udp { request: bytes(self.request) },
+            Spoken::Http => Workload::Http(self.http()?),
+        };
+        let arrival = match (self.rate, self.arrival) {
+            (None, _) => Arrival::Closed,
+            (Some(rate), Some(Spread::Even)) => Arrival::Even(rate),
+            (Some(rate), _) => Arrival::Poisson(rate),
+        };
+        let connections = self.connections.unwrap_or(match (self.rate, self.hold) {
+            (Some(_), _) => 1024,
+            (None, Some(_)) => 0,
+            (None, None) => 32,
+        });
+        let keeps = matches!(spoken, Spoken::Http | Spoken::Udp);
+        let sources = match &self.source {
+            None => SourcePool::any(),
+            Some(text) => text
+                .parse()
+                .map_err(|error| UsageError(format!("invalid value '{text}' for '--source': {error}")))?,
+        };
+        Ok(Load {
+            target: self.target.clone(),
+            workload,
+            arrival,
+            connections,
+            pause: self.pause.unwrap_or_default(),
+            close_every: self.close_every.unwrap_or(if keeps { 0 } else { 1 }),
+            close: match self.close {
+                Who::Client => Close::Client,
+                Who::Rst => Close::Reset,
+                Who::Server => Close::Server,
+            },
+            hold: self.hold.unwrap_or(0),
+            operations: self.operations,
+            length: self.time.or(self.operations.is_none().then_some(Duration::from_secs(10))),
+            timeout: self.timeout,
+            threshold: self.threshold,
+            engine: match self.engine {
+                Mover::Auto => EngineChoice::Auto,
+                Mover::Uring => EngineChoice::Uring,
+                Mover::Epoll => EngineChoice::Epoll,
+            },
+            threads: self.threads as usize,
+            pinned: self.pin,
+            strategy: self.strategy,
+            sources,
+            trust: match &self.ca {
+                _ if self.insecure => Trust::Anybody,
+                Some(path) => Trust::Also(path.clone()),
+                None => Trust::System,
+            },
+            seed: self.output.seed,
+            log: self.hdr.is_some(),
+        })
+    }
+
+    fn http(&self) -> anyhow::Result<HttpRequest> {
+        let body = match self.body.as_deref().map(|body| body.strip_prefix('@').ok_or(body)) {
+            None => Vec::new(),
+            Some(Err(text)) => text.as_bytes().to_vec(),
+            Some(Ok(path)) => std::fs::read(path).map_err(|error| {
+                UsageError(format!("invalid value '@{path}' for '--body': cannot read {path}: {error}"))
+            })?,
+        };
+        let default = if self.body.is_some() { "POST" } else { "GET" };
+        Ok(HttpRequest {
+            method: self.method.clone().unwrap_or_else(|| default.to_owned()),
+            path: self.target.path().to_owned(),
+            authority: self.target.authority(),
+            headers: self.header.clone(),
+            body,
+            asks_to_close: self.close == Who::Server,
+        })
+    }
+
+    /// A flag that would change nothing was meant to change something.
+    fn refuse_strangers(&self, spoken: Spoken) -> Result<(), UsageError> {
+        let stray = |flag: &str, accepted: &str| {
+            Err(UsageError(format!("'--{flag}' changes nothing here: it is accepted with {accepted}")))
+        };
+        let is_http = spoken == Spoken::Http;
+        if self.request.is_some() && !matches!(spoken, Spoken::Crr | Spoken::Udp) {
+            stray("request", "the workloads crr and udp")
+        } else if self.request.is_some_and(|bytes| spoken == Spoken::Udp && bytes > 65_507) {
+            Err(UsageError("invalid value for '--request': a datagram has 65507 bytes at most".to_owned()))
+        } else if self.response.is_some() && spoken != Spoken::Crr {
+            stray("response", "the workload crr")
+        } else if (self.method.is_some() || !self.header.is_empty() || self.body.is_some()) && !is_http {
+            stray("method', '--header' or '--body", "the workload http")
+        } else if (self.insecure || self.ca.is_some()) && self.target.scheme() != Scheme::Https {
+            stray("insecure' or '--ca", "https://")
+        } else if self.close_every.is_some_and(|every| every != 1)
+            && matches!(spoken, Spoken::Connect | Spoken::Hold)
+        {
+            stray("close-every", "crr, http and udp: nothing is said on these connections")
+        } else {
+            Ok(())
+        }
+    }
+
+    fn write_log(&self, outcome: &Outcome) -> anyhow::Result<()> {
+        match (&self.hdr, &outcome.log) {
+            (Some(path), Some(log)) => Ok(fourtuple_report::save(path, log)?),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn snapshot(load: &Load, endpoint: &Endpoint) -> anyhow::Result<Snapshot> {
+    let proc = Path::new("/proc");
+    let destination: Option<SocketAddr> = endpoint.inet();
+    Ok(match (endpoint, destination) {
+        (_, Some(destination)) => {
+            Snapshot::read(proc, load.transport(), destination, load.sources.addresses())?
+        }
+        (Endpoint::Unix(path), None) => Snapshot::read_unix(proc, path)?,
+        (Endpoint::Inet(_), None) => unreachable!("an address of IP is one"),
+    })
+}
+
+/// One line on stderr that says how it goes, if that is a terminal.
+struct Line(Option<ProgressBar>);
+
+impl Line {
+    fn new(quiet: bool, length: Option<Duration>) -> Self {
+        if quiet || !io::stderr().is_terminal() {
+            return Line(None);
+        }
+        let milliseconds = length.map(|length| length.as_millis() as u64);
+        let bar = ProgressBar::with_draw_target(milliseconds, ProgressDrawTarget::stderr_with_hz(5));
+        let template = if length.is_some() { "{bar:12} {wide_msg}" } else { "{spinner} {wide_msg}" };
+        bar.set_style(
+            ProgressStyle::with_template(template).expect("the template names fields that there are"),
+        );
+        Line(Some(bar))
+    }
+
+    fn tell(&self, news: &News) {
+        let Some(bar) = &self.0 else { return };
+        let mut words = vec![format!("{:.1} s", news.elapsed.as_secs_f64())];
+        if let Some(last) = news.last {
+            words.push(format!("{}/s", HumanCount(last.operations)));
+            words.push(format!("p50 {} p99 {}", short(last.p50_ns), short(last.p99_ns)));
+        }
+        words.push(format!("{} done", HumanCount(news.operations)));
+        if news.errors > 0 {
+            words.push(format!("{} failed", HumanCount(news.errors)));
+        }
+        if news.held > 0 {
+            words.push(format!("{} held", HumanCount(news.held)));
+        }
+        match (news.ports_left, news.ports_end) {
+            (Some(left), Some(end)) => {
+                let rest = end.saturating_sub(news.elapsed).as_secs_f64();
+                words.push(format!("{} ports left, for {rest:.0} s", HumanCount(left)));
+            }
+            (Some(left), None) => words.push(format!("{} ports left", HumanCount(left))),
+            (None, _) => {}
+        }
+        bar.set_message(words.join("  "));
+        bar.set_position(news.elapsed.as_millis() as u64);
+    }
+
+    fn finish(self) {
+        if let Some(bar) = self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn short(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.0} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+impl LoadFlags {
+    /// Whether a run gives one number for `compare`: always.
+    pub(crate) fn comparable(&self) -> Result<(), String> {
+        self.load().map(drop).map_err(|error| error.to_string())
+    }
+}

@@ -46,6 +46,29 @@ fn a_sink_holds_connections_that_say_nothing() {
     });
 }
 
+#[test]
+fn whoever_sends_without_end_is_read_to_its_end_and_not_alone() {
+    in_namespace(|| {
+        const MUCH: usize = 64 << 20;
+        let mut server = serve(Protocol::Http { body: 0 });
+        server.workers = 1;
+        let running = server.start().unwrap();
+        let mut flood = connect(&running);
+        write!(flood, "POST / HTTP/1.1\r\nContent-Length: {MUCH}\r\n\r\n").unwrap();
+        let mut writer = flood.try_clone().unwrap();
+        let sender = std::thread::spawn(move || writer.write_all(&vec![0; MUCH]).unwrap());
+        let mut other = connect(&running);
+        for _ in 0..100 {
+            other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            assert!(other.read(&mut [0; 1024]).unwrap() > 0);
+        }
+        sender.join().unwrap();
+        assert!(flood.read(&mut [0; 1024]).unwrap() > 0, "all of it was read, in however many turns");
+        let results = running.stop();
+        assert_eq!((sum(&results.workers).requests, errors(&results)), (101, Vec::new()));
+    });
+}
+
 /// A worker that sleeps serves nobody else: two requests of one worker take twice as long as one.
 #[test]
 fn sleeping_blocks_the_worker_and_so_does_spinning() {

@@ -206,14 +206,16 @@ fn serve_words(settings: &ServeSettings) -> Vec<String> {
         "http" => format!("bodies of {}", plural(bytes, "byte")),
         _ => format!("responses of {}", plural(bytes, "byte")),
     }));
-    words.push(match (settings.close.as_str(), settings.close_every) {
+    // Datagrams have nobody who closes, and no queue of connections.
+    let stream = settings.protocol != "udp";
+    words.extend(stream.then(|| match (settings.close.as_str(), settings.close_every) {
         ("client", _) => "the client closes".to_owned(),
         (how, Some(every)) => {
             let how = if how == "rst" { " with RST" } else { "" };
             format!("the server closes after {}{how}", plural(every, "response"))
         }
         (how, None) => format!("closing: {how}"),
-    });
+    }));
     if settings.service != "0s" {
         let how = if settings.spin { "spinning" } else { "sleeping" };
         words.push(format!("service time {}, {how}", settings.service));
@@ -221,7 +223,7 @@ fn serve_words(settings: &ServeSettings) -> Vec<String> {
     if let (Some(at), Some(length)) = (settings.stall_at_ns, settings.stall_length_ns) {
         words.push(format!("a stall of {} after {}", duration(length), duration(at)));
     }
-    words.push(format!("backlog {}", count(settings.backlog.into())));
+    words.extend(stream.then(|| format!("backlog {}", count(settings.backlog.into()))));
     if settings.defer_accept {
         words.push("TCP_DEFER_ACCEPT".to_owned());
     }

@@ -18,6 +18,8 @@ pub(crate) struct Connection {
     pub(crate) kept: Vec<u8>,
     /// Both sides have said all: what still comes is discarded up to this many bytes.
     pub(crate) draining: Option<u64>,
+    /// It had its share of reading and has more: epoll is to tell of it again, behind the others.
+    pub(crate) more: bool,
     /// epoll tells of room to write as well.
     pub(crate) watches_room: bool,
 }
@@ -31,6 +33,7 @@ impl Connection {
             sending: None,
             kept: Vec::new(),
             draining: None,
+            more: false,
             watches_room: false,
         }
     }

@@ -71,6 +71,7 @@ impl Load {
             request_bytes: request_bytes as u64,
             response_bytes: response_bytes as u64,
             method,
+            separate_ack: self.separate_ack,
             anyway,
             seed: self.seed,
         }

@@ -11,7 +11,7 @@ use fourtuple_syscalls::{Endpoint, resource, schedule};
 use crate::arrival::{Arrival, Schedule};
 use crate::board::Board;
 use crate::driver::{Driver, Live, Share, Shared};
-use crate::engine::{EngineChoice, EpollEngine, UringEngine, self_test};
+use crate::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
 use crate::origin::Origin;
 use crate::preflight::{Preflight, predict_live};
 use crate::settings::{Close, Load};
@@ -242,6 +242,7 @@ impl Load {
         }
         let has_ports = endpoint.inet().is_some() && self.transport() == Transport::Tcp;
         let with_options = self.close == Close::Reset
+            || (has_ports && !self.separate_ack)
             || !self.sources.addresses().is_empty()
             || (has_ports && self.strategy != Strategy::KernelDefault);
         match self_test(with_options) {
@@ -316,14 +317,19 @@ impl Load {
             schedule::sleep_precisely().map_err(LoadError::call("prctl PR_SET_TIMERSLACK"))?;
         }
         let slots = share.connections + share.hold;
-        let reset = self.close == Close::Reset;
+        let options = Options {
+            reset_on_close: self.close == Close::Reset,
+            ack_with_request: !self.separate_ack
+                && endpoint.inet().is_some()
+                && self.transport() == Transport::Tcp,
+        };
         let before = resource::thread_cpu_time();
         let result = if engine == "uring" {
-            let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), reset)
+            let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
             Driver::new(engine, shared, share).run()
         } else {
-            let engine = EpollEngine::new(self.transport(), endpoint, slots, reset)
+            let engine = EpollEngine::new(self.transport(), endpoint, slots, options)
                 .map_err(LoadError::call("epoll_create1"))?;
             Driver::new(engine, shared, share).run()
         };

@@ -68,6 +68,9 @@ pub struct Load {
     pub sources: SourcePool,
     /// Whose certificates are taken, of https.
     pub trust: Trust,
+    /// The handshake's last ACK goes by itself. Else it goes with the request, where one follows at once: TCP_QUICKACK is
+    /// off, which spares both sides a segment per connection.
+    pub separate_ack: bool,
     /// Seed of arrivals.
     pub seed: u64,
     /// Whether a log of histograms is wanted.

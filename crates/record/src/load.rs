@@ -54,6 +54,8 @@ pub struct LoadSettings {
     pub response_bytes: u64,
     /// Method of HTTP; empty otherwise.
     pub method: String,
+    /// Whether the handshake's last ACK goes by itself; else it goes with the request (TCP_QUICKACK off).
+    pub separate_ack: bool,
     /// Whether the run was to go on in spite of the preflight.
     pub anyway: bool,
     /// Seed of arrivals and of source ports.

@@ -202,6 +202,7 @@ fn load() -> (LoadSettings, LoadResults) {
         request_bytes: 0,
         response_bytes: 0,
         method: "GET".into(),
+        separate_ack: false,
         anyway: true,
         seed: 1,
     };

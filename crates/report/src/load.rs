@@ -58,6 +58,9 @@ pub(crate) fn details(settings: &LoadSettings) -> Vec<String> {
     words.extend(settings.sources.iter().map(|sources| format!("from {sources}")));
     words.push(format!("timeout {}", duration(settings.timeout_ns)));
     words.extend(settings.threshold_ns.map(|slow| format!("slow is over {}", duration(slow))));
+    if settings.separate_ack {
+        words.push("ACK by itself".to_owned());
+    }
     if settings.anyway {
         words.push("in spite of the preflight".to_owned());
     }
@@ -103,6 +106,9 @@ pub(crate) fn command_line(settings: &LoadSettings) -> String {
     }
     if settings.response_bytes > 0 {
         words.push(format!("--response {}", settings.response_bytes));
+    }
+    if settings.separate_ack {
+        words.push("--separate-ack".to_owned());
     }
     if settings.anyway {
         words.push("--anyway".to_owned());

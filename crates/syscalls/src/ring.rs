@@ -76,6 +76,8 @@ pub struct Opening {
     pub window: Option<(u16, u16)>,
     /// SO_LINGER of 0: closing sends RST.
     pub reset_on_close: bool,
+    /// TCP_QUICKACK off: the handshake's last ACK waits for the data that follow at once (tcp_rcv_synsent_state_process).
+    pub ack_with_data: bool,
 }
 
 /// What became of a step.
@@ -142,6 +144,7 @@ impl Chain {
 
 /// What options take that never change.
 static ON: libc::c_int = 1;
+static OFF: libc::c_int = 0;
 static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 impl Ring {
@@ -192,6 +195,10 @@ impl Ring {
         if opening.reset_on_close {
             let value = (&raw const RESET).cast();
             chain.option(libc::SOL_SOCKET, libc::SO_LINGER, value, mem::size_of::<libc::linger>());
+        }
+        if opening.ack_with_data {
+            let value = (&raw const OFF).cast();
+            chain.option(libc::IPPROTO_TCP, libc::TCP_QUICKACK, value, mem::size_of::<libc::c_int>());
         }
         if let Some((low, high)) = opening.window {
             let window = &mut chain.ring.slots[slot as usize].window;

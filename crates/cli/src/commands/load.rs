@@ -105,6 +105,9 @@ pub(crate) struct LoadFlags {
     /// Take any certificate of https
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
+    /// Send the last ACK of the handshake by itself; else it goes with the request (TCP_QUICKACK off)
+    #[arg(long)]
+    separate_ack: bool,
     /// Run in spite of what the preflight says; the result is marked
     #[arg(long)]
     anyway: bool,
@@ -306,6 +309,7 @@ impl LoadFlags {
                 Some(path) => Trust::Also(path.clone()),
                 None => Trust::System,
             },
+            separate_ack: self.separate_ack,
             seed: self.output.seed,
             log: self.hdr.is_some(),
         })

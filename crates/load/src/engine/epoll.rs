@@ -10,7 +10,7 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Connect, Transport};
 
-use super::{Engine, Event, Stage};
+use super::{Engine, Event, Options, Stage};
 
 /// Bytes that are received at a time.
 const ROOM: usize = 16 * 1024;
@@ -24,7 +24,7 @@ pub(crate) struct EpollEngine {
     ready: Vec<Ready>,
     transport: Transport,
     destination: Endpoint,
-    reset_on_close: bool,
+    options: Options,
     slots: Vec<Slot>,
     events: VecDeque<Event>,
     calls: u64,
@@ -57,14 +57,14 @@ impl EpollEngine {
         transport: Transport,
         destination: &Endpoint,
         slots: u32,
-        reset_on_close: bool,
+        options: Options,
     ) -> io::Result<Self> {
         Ok(EpollEngine {
             epoll: Epoll::new()?,
             ready: vec![Ready::NONE; BATCH],
             transport,
             destination: destination.clone(),
-            reset_on_close,
+            options,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             events: VecDeque::new(),
             calls: 0,
@@ -78,7 +78,7 @@ impl EpollEngine {
             (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true)?,
         };
         if self.destination.inet().is_some() {
-            self.calls += prepare(socket.as_fd(), wanted, self.reset_on_close)?;
+            self.calls += prepare(socket.as_fd(), wanted, self.options, bytes)?;
         }
         let begun = Instant::now();
         let connect = socket::connect_endpoint(socket.as_fd(), &self.destination)?;
@@ -176,12 +176,21 @@ impl EpollEngine {
 }
 
 /// Sets what a dial wants on its socket, and says how many system calls that took.
-pub(super) fn prepare(socket: BorrowedFd<'_>, wanted: Wanted, reset_on_close: bool) -> io::Result<u64> {
+pub(super) fn prepare(
+    socket: BorrowedFd<'_>,
+    wanted: Wanted,
+    options: Options,
+    bytes: &[u8],
+) -> io::Result<u64> {
     let absent = || io::Error::from(io::ErrorKind::Unsupported);
     let mut calls = 0;
-    if reset_on_close {
+    if options.reset_on_close {
         calls += 1;
         option::set_reset_on_close(socket)?;
+    }
+    if options.ack_with_request && !bytes.is_empty() {
+        calls += 1;
+        option::set_ack_with_data(socket)?;
     }
     if let Some(window) = wanted.window {
         calls += 1;

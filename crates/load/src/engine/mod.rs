@@ -33,6 +33,15 @@ impl EngineChoice {
     }
 }
 
+/// What every socket is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Closing sends RST.
+    pub(crate) reset_on_close: bool,
+    /// The last ACK of the handshake waits for the request, which follows at once.
+    pub(crate) ack_with_request: bool,
+}
+
 /// Where a connection was when something failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {

@@ -9,7 +9,7 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::ring::{self, Opening, Ring, Step};
 use fourtuple_syscalls::socket::{self, Transport};
 
-use super::{Engine, Event, Stage};
+use super::{Engine, Event, Options, Stage};
 
 /// Bytes that are received at a time.
 const ROOM: usize = 16 * 1024;
@@ -23,7 +23,7 @@ pub(crate) struct UringEngine {
     ring: Ring,
     transport: Transport,
     destination: Endpoint,
-    reset_on_close: bool,
+    options: Options,
     opened: u64,
     /// When a slot's connect() began and how long it took, of those that are sampled.
     sampled: Vec<Option<u64>>,
@@ -38,13 +38,13 @@ impl UringEngine {
         transport: Transport,
         destination: &Endpoint,
         slots: u32,
-        reset_on_close: bool,
+        options: Options,
     ) -> io::Result<Self> {
         Ok(UringEngine {
             ring: Ring::new(transport, destination, slots, ROOM)?,
             transport,
             destination: destination.clone(),
-            reset_on_close,
+            options,
             opened: 0,
             sampled: vec![None; slots as usize],
             failed: Vec::new(),
@@ -61,7 +61,7 @@ impl UringEngine {
         bytes: &[u8],
     ) -> io::Result<()> {
         let socket = socket::open(self.transport, destination, true)?;
-        self.calls += 4 + super::epoll::prepare(socket.as_fd(), wanted, self.reset_on_close)?;
+        self.calls += 4 + super::epoll::prepare(socket.as_fd(), wanted, self.options, bytes)?;
         let begun = Instant::now();
         socket::connect(socket.as_fd(), destination)?;
         self.sampled[slot as usize] = Some(begun.elapsed().as_nanos() as u64);
@@ -86,7 +86,8 @@ impl Engine for UringEngine {
         let opening = Opening {
             source: wanted.source,
             window: wanted.window.map(|window| (window.low(), window.high())),
-            reset_on_close: self.reset_on_close,
+            reset_on_close: self.options.reset_on_close,
+            ack_with_data: self.options.ack_with_request && !bytes.is_empty(),
         };
         self.ring.open(slot, &opening, bytes)
     }

@@ -30,6 +30,7 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         request_bytes: 0,
         response_bytes: 0,
         method: if workload == "http" { "GET".into() } else { String::new() },
+        separate_ack: false,
         anyway: false,
         seed: 1,
     }

@@ -136,7 +136,7 @@ mod tests {
             "settings":{{"target":"tcp://127.0.0.1:1","address":"127.0.0.1:1","workload":"crr","arrival":"closed",
             "rate_per_s":null,"connections":1,"pause_ns":0,"close_every":1,"hold":0,"operations":9,"for_ns":null,
             "timeout_ns":1,"threshold_ns":null,"engine":"auto","threads":1,"pinned":false,"strategy":"auto",
-            "sources":null,"close":"client","request_bytes":1,"response_bytes":1,"method":"","anyway":false,"seed":1}},
+            "sources":null,"close":"client","request_bytes":1,"response_bytes":1,"method":"","separate_ack":false,"anyway":false,"seed":1}},
             "validity":[{{"id":"interrupted","message":"stopped"}}],
             "results":{{"operations":9,"connections":9,"errors":{{}},"elapsed_ns":1,"rate_per_s":{rate_per_s:?},
             "offered_per_s":9.0,"client_cpu_ns_per_operation":77,"syscalls_per_connection":1.0,"engine":"epoll",

@@ -592,12 +592,13 @@ impl<'a, E: Engine> Driver<'a, E> {
         let slot = &mut self.slots[number as usize];
         // A connection on which nothing is said is closed at once.
         let last = slot.request == load.close_every || slot.talk.outgoing().is_empty();
-        if closing || (last && load.close == Close::Server) {
+        if (closing || last) && load.close == Close::Server {
             slot.phase = Phase::Draining;
             slot.started = now;
             return self.engine.exchange(number, &[]);
         }
-        if last {
+        // A server that says that it closes is not waited for: clients do not, and whose FIN is first is up to chance.
+        if last || closing {
             self.close(number)?;
             return self.free(number, now);
         }

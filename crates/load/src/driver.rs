@@ -18,11 +18,14 @@ use crate::settings::{Close, Load};
 use crate::tally::{MOST_SLOW, Tally};
 use crate::workload::{Heard, Talk, TlsSetup};
 
-/// How often deadlines are looked at, numbers published, and the flag to stop read.
-const TICK: u64 = 20_000_000;
+/// How often numbers are published.
+const TICK: u64 = 5_000_000;
+
+/// How often deadlines are looked at, in ticks.
+const DEADLINES: u64 = 4;
 
 /// How often one connection tries for a port when there is none; the others wait until it has one.
-const PORT_RETRY: u64 = 10_000_000;
+const PORT_RETRY: u64 = 50_000_000;
 
 /// How long an answer that is due may take once the run is over.
 const LAST_ANSWERS: u64 = 2_000_000_000;
@@ -129,6 +132,7 @@ pub(crate) struct Driver<'a, E> {
     tally: Tally,
     part: Part,
     second: u64,
+    ticks: u64,
     ended: bool,
     started_from: u64,
     /// Since when an operation is due and every connection is busy.
@@ -175,6 +179,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             tally: Tally::new(),
             part: Part::new(),
             second: 0,
+            ticks: 0,
             ended: false,
             started_from: 0,
             busy_since: None,
@@ -363,7 +368,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             due = due.min(end.unwrap_or(u64::MAX));
         }
-        if let Some(stalled) = &self.stalled {
+        if let Some(stalled) = self.stalled.as_ref().filter(|stalled| stalled.trying.is_none()) {
             due = due.min(stalled.retry);
         }
         Duration::from_nanos(due.saturating_sub(now))
@@ -719,8 +724,10 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 
     fn tick(&mut self, now: u64) -> io::Result<()> {
+        self.ticks += 1;
         let timeout = self.timeout();
-        for number in 0..self.slots.len() as u32 {
+        let looked_at = if self.ticks.is_multiple_of(DEADLINES) { self.slots.len() as u32 } else { 0 };
+        for number in 0..looked_at {
             let slot = &mut self.slots[number as usize];
             let is_waiting = matches!(slot.phase, Phase::Opening | Phase::Asking | Phase::Draining);
             if is_waiting && !slot.cancelled && now.saturating_sub(slot.started) > timeout {

@@ -119,8 +119,10 @@ impl Outcome {
         let judged = hindsight(&seen);
         let mut remarks = judged.remarks;
         if self.interrupted {
-            remarks
-                .insert(0, Remark::new("interrupted", "interrupted: what was measured until then is shown"));
+            remarks.insert(
+                0,
+                Remark::new("interrupted", "ended from outside: what was measured until then is shown"),
+            );
         }
         let elapsed = self.elapsed.as_secs_f64().max(1e-9);
         let rate = tally.operations as f64 / elapsed;

@@ -25,8 +25,10 @@ const NEWS: Duration = Duration::from_millis(250);
 /// How often it is looked whether enough ports are used for a forecast.
 const FORECAST: Duration = Duration::from_millis(5);
 
-/// One of so many ports is used when it is told from the rate so far when they end.
-const PART: u64 = 5;
+/// Shares of the ports, one in so many, between whose use the rate is measured that tells when they end: late enough for
+/// the run to have found its pace.
+const FROM: u64 = 10;
+const UNTIL: u64 = 4;
 
 /// How a run is going.
 #[derive(Clone, Debug)]
@@ -347,6 +349,8 @@ struct Forecast {
     predicted: Option<Duration>,
     /// Whether a forecast is still to be made from the rate.
     open: bool,
+    /// When the first part of the ports was used, and how many.
+    from: Option<(u64, Duration)>,
 }
 
 impl Forecast {
@@ -357,6 +361,7 @@ impl Forecast {
             kept: preflight.kept,
             predicted,
             open: predicted.is_none() && preflight.stall.is_some(),
+            from: None,
         }
     }
 
@@ -366,9 +371,15 @@ impl Forecast {
 
     /// Makes the forecast when enough ports are used.
     fn look(&mut self, used: u64, elapsed: Duration) {
-        if let Some(free) = self.free.filter(|free| self.open && used >= free / PART) {
+        let Some(free) = self.free.filter(|free| self.open && used >= free / FROM) else { return };
+        let (before, since) = *self.from.get_or_insert((used, elapsed));
+        if used >= free / UNTIL && used > before {
             self.open = false;
-            self.predicted = predict_live(free.saturating_sub(used), used, elapsed, self.kept);
+            let left = free.saturating_sub(used);
+            let pace = (elapsed - since).div_f64((used - before) as f64);
+            let at = elapsed + pace.mul_f64(left as f64);
+            // Later, the first of them are back.
+            self.predicted = (at < self.kept).then_some(at);
         }
     }
 

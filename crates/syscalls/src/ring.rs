@@ -280,12 +280,15 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands over what was asked and waits until `want` completions are there or `timeout` is over.
-    pub fn wait(&mut self, want: usize, timeout: Duration) -> io::Result<()> {
+    /// Hands over what was asked and waits until a completion is there or `timeout` is over.
+    ///
+    /// Even without time to wait it asks for one: else the kernel would not do the work that it has put off for this thread
+    /// (IORING_SETUP_DEFER_TASKRUN), and nothing would ever complete.
+    pub fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         self.enters += 1;
         let timeout = Timespec::from(timeout);
         let arguments = SubmitArgs::new().timespec(&timeout);
-        match self.ring.submitter().submit_with_args(want, &arguments) {
+        match self.ring.submitter().submit_with_args(1, &arguments) {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {
                 Ok(())
@@ -473,7 +476,7 @@ impl Drop for Ring {
         // step of a chain is under way only when the one before it is over, so that once is not enough.
         while self.submit().is_ok() && self.awaited > 0 && begun.elapsed() < Duration::from_secs(1) {
             let _ = self.ring.submitter().register_sync_cancel(None, CancelBuilder::any());
-            if self.wait(1, Duration::from_millis(1)).is_err() {
+            if self.wait(Duration::from_millis(1)).is_err() {
                 break;
             }
             while self.event().is_some() {}
@@ -513,7 +516,7 @@ mod tests {
             if let Some(event) = ring.event() {
                 return event;
             }
-            ring.wait(1, Duration::from_millis(100)).unwrap();
+            ring.wait(Duration::from_millis(100)).unwrap();
         }
         panic!("no event within 10 s")
     }
@@ -550,7 +553,7 @@ mod tests {
                 assert!(!ring.is_busy(1));
                 ring.close(1).unwrap();
             }
-            ring.wait(0, Duration::ZERO).unwrap();
+            ring.wait(Duration::ZERO).unwrap();
         }
         assert_eq!(ring.awaited, 0);
     }

@@ -109,8 +109,7 @@ impl Engine for UringEngine {
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
-        let want = usize::from(self.failed.is_empty() && !timeout.is_zero());
-        self.ring.wait(want, timeout)
+        self.ring.wait(if self.failed.is_empty() { timeout } else { Duration::ZERO })
     }
 
     fn event(&mut self) -> Option<Event> {
@@ -158,7 +157,7 @@ pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
             opening.source = Some(SocketAddr::new(address.ip(), 0));
         }
         ring.open(0, &opening, b"?")?;
-        ring.wait(1, Duration::from_millis(100))?;
+        ring.wait(Duration::from_millis(100))?;
         let accepted = listener.accept()?.0;
         socket::send(accepted.as_fd(), b"!")?;
         let connected = next(&mut ring)?;
@@ -195,7 +194,7 @@ fn next(ring: &mut Ring) -> io::Result<ring::Event> {
         if let Some(event) = ring.event() {
             return Ok(event);
         }
-        ring.wait(1, Duration::from_millis(50))?;
+        ring.wait(Duration::from_millis(50))?;
     }
     Err(io::Error::new(io::ErrorKind::TimedOut, "a completion is missing"))
 }

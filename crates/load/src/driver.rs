@@ -18,11 +18,11 @@ use crate::settings::{Close, Load};
 use crate::tally::{MOST_SLOW, Tally};
 use crate::workload::{Heard, Talk, TlsSetup};
 
-/// How often numbers are published.
+/// How often numbers are published and the flag to stop read; deadlines are looked at no more often.
 const TICK: u64 = 5_000_000;
 
-/// How often deadlines are looked at, in ticks.
-const DEADLINES: u64 = 4;
+/// Deadlines are looked at no less often.
+const LONGEST_LOOK: u64 = 1_000_000_000;
 
 /// How often one connection tries for a port when there is none; the others wait until it has one.
 const PORT_RETRY: u64 = 50_000_000;
@@ -100,6 +100,8 @@ struct Slot<'a> {
     request: u64,
     intended: u64,
     started: u64,
+    /// When the connection's opening began, the one with a port.
+    opened: u64,
     /// When the connection was there, or the request sent.
     asked: u64,
     search_ns: Option<u64>,
@@ -132,12 +134,13 @@ pub(crate) struct Driver<'a, E> {
     tally: Tally,
     part: Part,
     second: u64,
-    ticks: u64,
     ended: bool,
     started_from: u64,
     /// Since when an operation is due and every connection is busy.
     busy_since: Option<u64>,
     published: (u64, u64, u64),
+    /// When deadlines are looked at again.
+    next_look: u64,
 }
 
 struct Stalled {
@@ -157,6 +160,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             request: 0,
             intended: 0,
             started: 0,
+            opened: 0,
             asked: 0,
             search_ns: None,
             handshaking: false,
@@ -179,11 +183,11 @@ impl<'a, E: Engine> Driver<'a, E> {
             tally: Tally::new(),
             part: Part::new(),
             second: 0,
-            ticks: 0,
             ended: false,
             started_from: 0,
             busy_since: None,
             published: (0, 0, 0),
+            next_look: 0,
             share,
         }
     }
@@ -194,7 +198,8 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     /// Runs to the end.
     pub(crate) fn run(mut self) -> io::Result<Tally> {
-        if self.share.hold > 0 {
+        // Also a thread with none to hold: the others wait for it.
+        if self.shared.load.hold > 0 {
             self.ramp_up()?;
         }
         self.started_from = self.now();
@@ -207,7 +212,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         loop {
             let now = self.now();
-            if !self.ended && (end.is_some_and(|end| now >= end) || self.is_stopped()) {
+            if !self.ended && (end.is_some_and(|end| now >= end) || self.is_stopped() || self.is_given_out())
+            {
                 self.end(now, end);
             }
             if !self.ended {
@@ -271,6 +277,10 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             let now = self.now();
             self.retry_port(now)?;
+            let late = |stalled: &Stalled| stalled.trying.is_none() && now > stalled.since + self.timeout();
+            if self.stalled.as_ref().is_some_and(late) {
+                self.hold_fewer(now);
+            }
             self.engine.wait(Duration::from_millis(5))?;
             let now = self.now();
             while let Some(event) = self.engine.event() {
@@ -285,6 +295,19 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
+    /// There are not as many ports as connections to hold: those that are there must do.
+    fn hold_fewer(&mut self, now: u64) {
+        self.to_hold = 0;
+        for number in std::mem::take(&mut self.portless) {
+            self.slots[number as usize].phase = Phase::Closed;
+            self.opening_held -= 1;
+            self.active -= 1;
+        }
+        if let Some(stalled) = self.stalled.take() {
+            self.tally.stall.length += now - stalled.since;
+        }
+    }
+
     fn is_stopped(&self) -> bool {
         self.shared.stop.load(Ordering::Relaxed)
     }
@@ -296,10 +319,21 @@ impl<'a, E: Engine> Driver<'a, E> {
     /// No operation begins any more.
     fn end(&mut self, now: u64, end: Option<u64>) {
         self.ended = true;
-        let until = end.unwrap_or(u64::MAX).min(now) - self.started_from;
-        if let Some(schedule) = &mut self.share.schedule {
-            self.tally.offered += schedule.count_until(until);
+        if self.is_given_out() {
+            return;
         }
+        let until = end.unwrap_or(u64::MAX).min(now);
+        // The rate is over the whole time that was asked for, also where nothing succeeded at its end.
+        self.tally.last_end = self.tally.last_end.max(until);
+        if let Some(schedule) = &mut self.share.schedule {
+            self.tally.offered += schedule.count_until(until.saturating_sub(self.started_from));
+        }
+    }
+
+    /// Whether all operations of a bounded run have begun: a thread without connections of its own does not try to take one.
+    fn is_given_out(&self) -> bool {
+        let most = self.shared.load.operations;
+        most.is_some_and(|most| self.shared.tickets.load(Ordering::Relaxed) >= most)
     }
 
     /// Takes one of the operations that the run is bounded to.
@@ -318,10 +352,9 @@ impl<'a, E: Engine> Driver<'a, E> {
             loop {
                 let schedule = self.share.schedule.as_mut().expect("seen above");
                 let intended = self.started_from + schedule.next();
-                if intended > now
-                    || (self.warm.is_empty() && self.closed.is_empty())
-                    || self.stalled.is_some()
-                {
+                let busy = self.warm.is_empty() && self.closed.is_empty();
+                self.note_busy(busy && intended <= now && self.stalled.is_none(), now);
+                if intended > now || busy || self.stalled.is_some() {
                     return Ok(());
                 }
                 if !self.ticket() {
@@ -368,7 +401,8 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             due = due.min(end.unwrap_or(u64::MAX));
         }
-        if let Some(stalled) = self.stalled.as_ref().filter(|stalled| stalled.trying.is_none()) {
+        if let Some(stalled) = self.stalled.as_ref().filter(|stalled| stalled.trying.is_none() && !self.ended)
+        {
             due = due.min(stalled.retry);
         }
         Duration::from_nanos(due.saturating_sub(now))
@@ -391,7 +425,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         slot.request += 1;
         slot.talk.begin(slot.request == close_every);
         if intended.is_some() {
-            self.tally.late.record(now.saturating_sub(slot.intended));
+            self.tally.behind = now.saturating_sub(slot.intended);
+            self.tally.late.record(self.tally.behind);
         }
         if slot.phase == Phase::Warm {
             slot.phase = Phase::Asking;
@@ -419,8 +454,10 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 
     fn open_as(&mut self, number: u32, wanted: Wanted) -> io::Result<()> {
+        let now = self.now();
         let slot = &mut self.slots[number as usize];
         slot.phase = Phase::Opening;
+        slot.opened = now;
         slot.handshaking = true;
         slot.search_ns = None;
         let bytes = if slot.holds { &[] } else { slot.talk.outgoing() };
@@ -518,7 +555,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             slot.handshaking = false;
             slot.asked = now;
             if let Some(search) = slot.search_ns {
-                self.tally.handshake.record((now - slot.started).saturating_sub(search));
+                self.tally.handshake.record(now.saturating_sub(slot.opened).saturating_sub(search));
             }
         }
     }
@@ -649,6 +686,7 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     fn give_up_on(&mut self, number: u32, name: Cow<'static, str>, now: u64) -> io::Result<()> {
         self.error(name);
+        self.tally.last_end = now;
         let slot = &mut self.slots[number as usize];
         let was_open = slot.phase != Phase::Opening;
         slot.attempt = None;
@@ -657,11 +695,13 @@ impl<'a, E: Engine> Driver<'a, E> {
         if slot.holds {
             self.opening_held -= 1;
             self.active -= 1;
-            return Ok(());
         }
         if self.stalled.as_ref().is_some_and(|stalled| stalled.trying == Some(number)) {
             // It had a port, whatever happened then.
             self.resume(now)?;
+        }
+        if self.slots[number as usize].holds {
+            return Ok(());
         }
         if was_open || self.share.schedule.is_some() {
             return self.free(number, now);
@@ -724,22 +764,32 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 
     fn tick(&mut self, now: u64) -> io::Result<()> {
-        self.ticks += 1;
-        let timeout = self.timeout();
-        let looked_at = if self.ticks.is_multiple_of(DEADLINES) { self.slots.len() as u32 } else { 0 };
-        for number in 0..looked_at {
-            let slot = &mut self.slots[number as usize];
-            let is_waiting = matches!(slot.phase, Phase::Opening | Phase::Asking | Phase::Draining);
-            if is_waiting && !slot.cancelled && now.saturating_sub(slot.started) > timeout {
-                slot.cancelled = true;
-                self.engine.cancel(number)?;
-            }
+        if now >= self.next_look {
+            self.look_for_late(now)?;
         }
         let second = now / 1_000_000_000;
         if second != self.second {
             self.flush(second);
         }
         self.publish();
+        Ok(())
+    }
+
+    /// Cancels what takes longer than the timeout.
+    fn look_for_late(&mut self, now: u64) -> io::Result<()> {
+        let timeout = self.timeout();
+        self.next_look = now + (timeout / 16).clamp(TICK, LONGEST_LOOK);
+        // Those that are held wait for nothing, and there may be a million of them.
+        let first = if self.to_hold + self.opening_held == 0 { self.share.hold } else { 0 };
+        for number in first..self.slots.len() as u32 {
+            let slot = &mut self.slots[number as usize];
+            let is_waiting = matches!(slot.phase, Phase::Opening | Phase::Asking | Phase::Draining);
+            // Time without a port is not the server's. Cancelling may find nothing between two steps of a chain: then again.
+            if is_waiting && now.saturating_sub(slot.started.max(slot.opened)) > timeout {
+                slot.cancelled = true;
+                self.engine.cancel(number)?;
+            }
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use fourtuple_record::{
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::socket::Transport;
 
-use crate::preflight::{self, Closer, Need, NoPort, Preflight, Seen, hindsight};
+use crate::preflight::{self, Closer, Need, NoPort, Offered, Preflight, Seen, hindsight};
 use crate::run::Outcome;
 use crate::settings::{Close, Load};
 use crate::workload::Workload;
@@ -112,6 +112,12 @@ impl Outcome {
             operations: tally.operations,
             seconds: &seconds,
             in_flight: &self.in_flight,
+            offered: load.arrival.rate_per_s().map(|_| Offered {
+                intended: tally.offered,
+                done: tally.operations - tally.held,
+                span: self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp)),
+                behind: Duration::from_nanos(tally.behind),
+            }),
             elapsed: self.elapsed,
             client_cpu: Duration::from_nanos(tally.cpu_ns),
             all_busy: Duration::from_nanos(tally.all_busy),

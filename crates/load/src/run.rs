@@ -118,6 +118,10 @@ impl Load {
         let says_nothing = matches!(self.workload, Workload::Connect);
         if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
             return refuse("no connections: expected at least 1 for --connections, or --hold alone");
+        } else if self.connections == 0 && self.operations.is_some() {
+            return refuse(
+                "--operations counts what is done beside --hold, and there is nothing: expected --connections",
+            );
         } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
             return refuse("--close says how connections are closed, and --close-every never closes any");
         } else if self.close == Close::Server && says_nothing {

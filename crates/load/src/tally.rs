@@ -20,10 +20,12 @@ pub(crate) struct Tally {
     pub(crate) late: Histogram,
     pub(crate) slow: Vec<Slow>,
     pub(crate) slow_count: u64,
-    /// End of the last operation, since the start of the run.
+    /// End of the last operation, done or failed, or of the time that the run was to take; since its start.
     pub(crate) last_end: u64,
     /// Operations that were intended to begin.
     pub(crate) offered: u64,
+    /// How late the last of them did, in an open loop.
+    pub(crate) behind: u64,
     pub(crate) stall: Stall,
     pub(crate) held: u64,
     pub(crate) held_lost: u64,
@@ -61,6 +63,7 @@ impl Tally {
             slow_count: 0,
             last_end: 0,
             offered: 0,
+            behind: 0,
             stall: Stall::default(),
             held: 0,
             held_lost: 0,
@@ -93,6 +96,7 @@ impl Tally {
         self.slow_count += other.slow_count;
         self.last_end = self.last_end.max(other.last_end);
         self.offered += other.offered;
+        self.behind = self.behind.max(other.behind);
         self.stall.first = [self.stall.first, other.stall.first].into_iter().flatten().min();
         self.stall.last = self.stall.last.max(other.stall.last);
         // They stall together: all search the same ports.

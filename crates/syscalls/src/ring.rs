@@ -33,7 +33,7 @@ pub enum Step {
     Option,
     /// bind(2)
     Bind,
-    /// connect(2), or waiting for the connection of a socket that was adopted.
+    /// connect(2), also of a socket that was adopted: it then says what became of the connection.
     Connect,
     /// send(2) of all bytes.
     Send,
@@ -45,10 +45,12 @@ pub enum Step {
     Watch,
     /// Cancelling what the slot does.
     Cancel,
+    /// Waiting for the connection of a socket that was adopted.
+    Adopt,
 }
 
 impl Step {
-    const ALL: [Step; 9] = [
+    const ALL: [Step; 10] = [
         Step::Open,
         Step::Option,
         Step::Bind,
@@ -58,11 +60,15 @@ impl Step {
         Step::Close,
         Step::Watch,
         Step::Cancel,
+        Step::Adopt,
     ];
 
     /// Whether success goes without saying.
     fn is_silent(self) -> bool {
-        matches!(self, Step::Open | Step::Option | Step::Bind | Step::Send | Step::Close | Step::Cancel)
+        matches!(
+            self,
+            Step::Open | Step::Option | Step::Bind | Step::Send | Step::Close | Step::Cancel | Step::Adopt
+        )
     }
 }
 
@@ -226,8 +232,7 @@ impl Ring {
         chain.submit()
     }
 
-    /// Takes a socket that is connected, or blocks no longer and connects, into `slot`, and goes on as [`Ring::open`]
-    /// does after connect().
+    /// Takes a socket on which connect() was begun and not waited for into `slot`, and goes on as [`Ring::open`] does.
     pub fn adopt(&mut self, slot: u32, socket: OwnedFd, bytes: &[u8]) -> io::Result<()> {
         self.idle(slot);
         // What is queued must not come after this: a close of the slot's last connection, above all.
@@ -236,7 +241,11 @@ impl Ring {
         self.enters += 1;
         drop(socket);
         let mut chain = Builder::new(self, slot)?;
-        chain.push(Step::Connect, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
+        chain.push(Step::Adopt, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
+        // Whether it is there or refused: a second connect() says so (__inet_stream_connect).
+        let destination = &chain.ring.destination;
+        let connect = opcode::Connect::new(Fixed(slot), destination.as_ptr(), destination.length()).build();
+        chain.push(Step::Connect, connect);
         if !bytes.is_empty() {
             chain.send(bytes);
             chain.receive();
@@ -272,7 +281,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Ends what `slot` does: the event of the step that is under way follows, with ECANCELED.
+    /// Ends what `slot` does: the event of the step that is under way follows, with ECANCELED. Between two steps of a chain
+    /// nothing is under way: where no event follows it is to be called again.
     pub fn cancel(&mut self, slot: u32) -> io::Result<()> {
         self.make_room()?;
         let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(Fixed(slot)).all()).build();
@@ -328,6 +338,9 @@ impl Ring {
                 Event { slot: number, step: first, result: Err(io::Error::from_raw_os_error(errno)) }
             });
         }
+        let is_cut = step == Step::Send && result >= 0;
+        // Less than all was sent, which ends the chain and is told: the other end has gone meanwhile.
+        let result = if is_cut { -libc::ECONNRESET } else { result };
         if result >= 0 {
             return Some(Event { slot: number, step, result: Ok(result as usize) });
         }
@@ -494,9 +507,11 @@ impl Drop for Ring {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::os::fd::AsFd;
     use std::thread;
 
     use super::*;
+    use crate::socket::Connect;
 
     /// A ring to a listener that answers one byte with another, or a word on why there is none.
     fn ring(slots: u32) -> Option<(Ring, TcpListener)> {
@@ -519,6 +534,13 @@ mod tests {
             ring.wait(Duration::from_millis(100)).unwrap();
         }
         panic!("no event within 10 s")
+    }
+
+    fn connecting(address: SocketAddr) -> OwnedFd {
+        let socket = crate::socket::open(Transport::Tcp, address, true).unwrap();
+        assert_eq!(crate::socket::connect(socket.as_fd(), address).unwrap(), Connect::Pending);
+        crate::socket::set_nonblocking(socket.as_fd(), false).unwrap();
+        socket
     }
 
     fn errno(event: &Event) -> Option<i32> {
@@ -583,17 +605,23 @@ mod tests {
     #[test]
     fn what_waits_can_be_cancelled_and_a_socket_adopted() {
         let Some((mut ring, listener)) = ring(1) else { return };
-        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        ring.adopt(0, stream.into(), b"a").unwrap();
+        let address = listener.local_addr().unwrap();
+        ring.adopt(0, connecting(address), b"a").unwrap();
         assert_eq!(event(&mut ring).step, Step::Connect);
         let (mut accepted, _) = listener.accept().unwrap();
         accepted.read_exact(&mut [0]).unwrap();
+        // Between two steps there is nothing to cancel: the next one begins when the ring is waited for.
+        ring.wait(Duration::ZERO).unwrap();
         ring.cancel(0).unwrap();
         let cancelled = event(&mut ring);
         assert_eq!((cancelled.step, errno(&cancelled)), (Step::Receive, Some(libc::ECANCELED)));
         ring.watch(0).unwrap();
         drop(accepted);
         assert_eq!(event(&mut ring).step, Step::Watch);
+        ring.close(0).unwrap();
+        ring.adopt(0, connecting("127.0.0.1:1".parse().unwrap()), b"a").unwrap();
+        let refused = event(&mut ring);
+        assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
         ring.close(0).unwrap();
         ring.open(0, &Opening::default(), b"a").unwrap();
         // Dropped while it waits for an answer that never comes.

@@ -30,12 +30,28 @@ pub struct Seen<'a> {
     pub seconds: &'a [Second],
     /// Operations that were under way at the end of each second, beside `seconds`. Empty: not counted.
     pub in_flight: &'a [u64],
+    /// What was to be done; `None`: a closed loop.
+    pub offered: Option<Offered>,
     /// From the first intended start to the end of the last operation.
     pub elapsed: Duration,
     /// CPU time of the generating threads together.
     pub client_cpu: Duration,
     /// Time in which an operation was due and every connection was busy.
     pub all_busy: Duration,
+}
+
+/// An open loop: what was to be done, and what was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// Operations that were intended to begin, those of `hold` not counted. With random arrivals that is not the rate times
+    /// the time.
+    pub intended: u64,
+    /// Those that were done.
+    pub done: u64,
+    /// From the first intended start to the end of the last of them.
+    pub span: Duration,
+    /// How late the last one began.
+    pub behind: Duration,
 }
 
 /// The time without a port (EADDRNOTAVAIL of connect(); EAGAIN of a UDP socket).
@@ -63,6 +79,9 @@ const SATURATED: f64 = 0.95;
 
 /// Share of the offered operations that must have been done.
 const DELIVERED: f64 = 0.99;
+
+/// Seconds that the last operation may begin late whatever the length of the run.
+const PUNCTUAL: f64 = 0.05;
 
 /// Looks back at a run.
 pub fn hindsight(seen: &Seen<'_>) -> Hindsight {
@@ -145,12 +164,14 @@ fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
 }
 
 fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
-    let Some(offered) = seen.need.rate_per_s else { return };
-    let seconds = seen.elapsed.as_secs_f64();
-    let achieved = seen.operations as f64 / seconds.max(1e-9);
-    if achieved >= offered * DELIVERED {
+    let Some(Offered { intended, done, span, behind }) = seen.offered else { return };
+    let seconds = span.as_secs_f64();
+    let in_time = behind.as_secs_f64() <= (seconds * (1.0 - DELIVERED)).max(PUNCTUAL);
+    if done as f64 >= intended as f64 * DELIVERED && in_time {
         return;
     }
+    let achieved = done as f64 / seconds.max(1e-9);
+    let offered = intended as f64 / span.saturating_sub(behind).as_secs_f64().max(1e-9);
     let share = |part: Duration| percent((part.as_secs_f64() / seconds.max(1e-9)).min(1.0));
     let failed: u64 = seen.errors.values().sum();
     let mut reasons = Vec::new();
@@ -167,7 +188,7 @@ fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
             share(seen.all_busy)
         ));
     }
-    if failed as f64 >= (offered - achieved) * seconds * 0.5 {
+    if failed as f64 >= intended.saturating_sub(done) as f64 * 0.5 && failed > 0 {
         reasons.push(format!("{} failed", counted(failed, "operation")));
     }
     if reasons.is_empty() {
@@ -261,7 +282,12 @@ const MEANINGS: &[(&str, &str)] = &[
     ("timeout", "no answer within the timeout"),
     ("closed-early", "the server closed before its response was complete"),
     ("malformed", "the response was not what the protocol says"),
-    ("tls", "the TLS handshake failed: certificate, name or version"),
+    ("tls", "the TLS handshake failed: no TLS is spoken there, or not in a version that both know"),
+    (
+        "tls-certificate",
+        "its certificate is not to be trusted: --ca FILE trusts who signed it, --insecure anybody",
+    ),
+    ("unanswered", "no answer when the run was over"),
 ];
 
 /// One line per name, the most frequent first.

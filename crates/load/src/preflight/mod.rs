@@ -13,7 +13,7 @@ mod snapshot;
 mod words;
 
 pub use forecast::{ASSUMED_CONNECTIONS_PER_S, ASSUMED_REQUESTS_PER_S, LATEST_TIMER, Stall, predict_live};
-pub use hindsight::{Hindsight, NoPort, Seen, hindsight};
+pub use hindsight::{Hindsight, NoPort, Offered, Seen, hindsight};
 pub use judge::{Closer, Finding, Need, Preflight, Severity, Transport, judge};
 pub use read::ReadError;
 pub use remedy::Remedy;

@@ -47,6 +47,12 @@ impl Case {
             operations: self.seconds.iter().map(|second| second.operations).sum(),
             seconds: &self.seconds,
             in_flight: &self.in_flight,
+            offered: self.need.rate_per_s.map(|rate| Offered {
+                intended: (rate * self.seconds.len() as f64) as u64,
+                done: self.seconds.iter().map(|second| second.operations).sum(),
+                span: SECOND * self.seconds.len() as u32,
+                behind: Duration::ZERO,
+            }),
             elapsed: SECOND * self.seconds.len() as u32,
             client_cpu: Duration::ZERO,
             all_busy: Duration::ZERO,

@@ -1,0 +1,230 @@
+//! What the tests have in common: a server, a run against it, and what came out.
+#![allow(dead_code, reason = "every test file uses its part of it")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple_load::preflight::{Preflight, Snapshot, judge};
+use fourtuple_load::{
+    Arrival, Close, EngineChoice, HttpRequest, Load, LoadError, Outcome, Target, Trust, Workload,
+};
+use fourtuple_record::{LoadResults, Remark, ServeWorker};
+use fourtuple_serve::{Protocol, Running, Serve};
+use fourtuple_syscalls::{Endpoint, sock_diag, socket};
+
+/// Both of them.
+pub(crate) const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice::Epoll];
+
+/// One byte each way.
+pub(crate) const SMALL: Workload = Workload::Crr { request: 1, response: 1 };
+
+/// The same, at the server.
+pub(crate) const SMALL_SERVED: Protocol = Protocol::Crr { request: 1, response: 1 };
+
+/// A run that ends by itself, and soon.
+pub(crate) fn load(engine: EngineChoice, target: &str, workload: Workload) -> Load {
+    let keeps = matches!(workload, Workload::Http(_) | Workload::Udp { .. });
+    Load {
+        target: target.parse().unwrap(),
+        workload,
+        arrival: Arrival::Closed,
+        connections: 8,
+        pause: Duration::ZERO,
+        close_every: if keeps { 0 } else { 1 },
+        close: Close::Client,
+        hold: 0,
+        operations: None,
+        length: None,
+        timeout: Duration::from_secs(10),
+        threshold: None,
+        engine,
+        threads: 1,
+        pinned: false,
+        strategy: Strategy::Auto,
+        sources: SourcePool::any(),
+        trust: Trust::System,
+        separate_ack: false,
+        seed: 1,
+        log: false,
+    }
+}
+
+pub(crate) fn get(target: &str) -> Workload {
+    let target: Target = target.parse().unwrap();
+    Workload::Http(HttpRequest {
+        method: "GET".into(),
+        path: target.path().to_owned(),
+        authority: target.authority(),
+        headers: Vec::new(),
+        body: Vec::new(),
+        asks_to_close: false,
+    })
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) results: LoadResults,
+    pub(crate) remarks: Vec<Remark>,
+    pub(crate) log: Option<String>,
+    /// Of the whole call.
+    pub(crate) took: Duration,
+}
+
+impl Ran {
+    pub(crate) fn error(&self, name: &str) -> u64 {
+        self.results.errors.get(name).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn errors(&self) -> Vec<&str> {
+        self.results.errors.keys().map(String::as_str).collect()
+    }
+
+    pub(crate) fn remarks(&self) -> Vec<&str> {
+        self.remarks.iter().map(|remark| remark.id.as_str()).collect()
+    }
+
+    /// What must hold whatever was run.
+    fn require_sound(&self) {
+        let Ran { results, .. } = self;
+        let sum = |of: fn(&fourtuple_record::Second) -> u64| results.seconds.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|second| second.operations), results.operations, "{self:#?}");
+        assert_eq!(sum(|second| second.connections), results.connections, "{self:#?}");
+        assert_eq!(sum(|second| second.errors), results.errors.values().sum::<u64>(), "{self:#?}");
+        let times = &results.latency_ns;
+        assert_eq!(times.total.samples, results.operations);
+        assert!(times.search.samples <= results.connections);
+        for time in [times.search, times.handshake, times.first_byte, times.total] {
+            let steps = [time.p50, time.p99, time.p999, time.max];
+            assert!(steps.is_sorted() && time.mean <= time.max, "{time:?}");
+        }
+        assert!(results.operations == 0 || results.elapsed_ns > 0);
+        assert!(u128::from(results.elapsed_ns) <= self.took.as_nanos());
+    }
+}
+
+/// Makes the run in this thread's namespace, whatever the preflight says; `None`, aloud, where the engine is not to be had.
+pub(crate) fn run(test: &str, load: &Load) -> Option<Ran> {
+    run_until(test, load, &AtomicBool::new(false))
+}
+
+pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ran> {
+    match attempt(load, stop) {
+        Ok(ran) => Some(ran),
+        Err(LoadError::Engine(why)) => {
+            fourtuple_testing::skip(test, "uring", &why);
+            None
+        }
+        Err(error) => panic!("{test}: {error}"),
+    }
+}
+
+/// The run, or why there is none. A run that does not end by itself is stopped, and fails the test.
+pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<Ran, LoadError> {
+    let endpoint = load.resolve()?;
+    let (need, preflight) = (load.need(&endpoint), preflight(load, &endpoint));
+    let begun = Instant::now();
+    let overdue = AtomicBool::new(false);
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let outcome: Result<Outcome, LoadError> = thread::scope(|scope| {
+        let (overdue, stop) = (&overdue, stop);
+        scope.spawn(move || {
+            if is_over.recv_timeout(Duration::from_secs(15)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                overdue.store(true, Ordering::Relaxed);
+                stop.store(true, Ordering::Relaxed);
+            }
+        });
+        let outcome = load.run(&endpoint, &preflight, stop, |_| ());
+        drop(over);
+        outcome
+    });
+    assert!(!overdue.load(Ordering::Relaxed), "the run did not end by itself");
+    let took = begun.elapsed();
+    let outcome = outcome?;
+    let log = outcome.log.clone();
+    let (results, remarks) = outcome.results(load, &need, &preflight, None);
+    let ran = Ran { results, remarks, log, took };
+    ran.require_sound();
+    Ok(ran)
+}
+
+pub(crate) fn preflight(load: &Load, endpoint: &Endpoint) -> Preflight {
+    let proc = Path::new("/proc");
+    let snapshot = match endpoint {
+        Endpoint::Inet(destination) => {
+            Snapshot::read(proc, load.transport(), *destination, load.sources.addresses())
+        }
+        Endpoint::Unix(path) => Snapshot::read_unix(proc, path),
+    };
+    judge(&snapshot.unwrap(), &load.need(endpoint))
+}
+
+pub(crate) fn serve(protocol: Protocol) -> Serve {
+    serve_at(protocol, "127.0.0.1:4000".parse::<SocketAddr>().unwrap().into())
+}
+
+pub(crate) fn serve_at(protocol: Protocol, listen: Endpoint) -> Serve {
+    let mut serve = Serve::new(protocol, listen);
+    serve.workers = 2;
+    serve
+}
+
+/// The workers' counts in one, at the end.
+pub(crate) fn stop(running: Running) -> ServeWorker {
+    let mut sum = ServeWorker::default();
+    for worker in running.stop().workers {
+        sum.accepted += worker.accepted;
+        sum.requests += worker.requests;
+        for (name, count) in worker.errors {
+            *sum.errors.entry(name).or_default() += count;
+        }
+    }
+    sum
+}
+
+/// Sockets of this namespace in TIME_WAIT towards `destination`, by their own address.
+pub(crate) fn time_wait(destination: SocketAddr) -> BTreeMap<IpAddr, u64> {
+    let filter =
+        sock_diag::Filter { transport: socket::Transport::Tcp, source: None, source_port: None, destination };
+    let mut found = BTreeMap::new();
+    sock_diag::each(&filter, |entry| {
+        if entry.state == sock_diag::state::TIME_WAIT {
+            *found.entry(entry.local.ip()).or_default() += 1;
+        }
+    })
+    .unwrap();
+    found
+}
+
+/// Sockets in TIME_WAIT in this namespace.
+pub(crate) fn all_time_wait() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/sockstat").unwrap();
+    let line = text.lines().find(|line| line.starts_with("TCP:")).unwrap();
+    let mut words = line.split_whitespace();
+    words.find(|word| *word == "tw").unwrap();
+    words.next().unwrap().parse().unwrap()
+}
+
+/// A server of a few lines: `talk` with every connection, each on a thread of its own, in this namespace.
+pub(crate) fn answer(talk: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        // A thread that outlives the test ends with its process.
+        while let Ok((stream, _)) = listener.accept() {
+            let talk = talk.clone();
+            thread::spawn(move || {
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                talk(stream)
+            });
+        }
+    });
+    address
+}

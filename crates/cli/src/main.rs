@@ -34,11 +34,11 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Lab(lab::Lab),
-    Plan(plan::Plan),
-    Compare(compare::Compare),
-    Report(report::Report),
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
+    Compare(compare::Compare),
+    Plan(plan::Plan),
+    Report(report::Report),
 }
 
 fn main() -> ExitCode {

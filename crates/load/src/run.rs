@@ -123,7 +123,9 @@ impl Load {
                 "--operations counts what is done beside --hold, and there is nothing: expected --connections",
             );
         } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
-            return refuse("--close says how connections are closed, and --close-every never closes any");
+            return refuse(
+                "--close says how connections are closed, and with --close-every never none is: say --close-every 1",
+            );
         } else if self.close == Close::Server && says_nothing {
             return refuse("nothing is said in the workload connect, so that no server knows when to close");
         } else if self.close == Close::Reset

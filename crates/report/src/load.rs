@@ -47,10 +47,10 @@ pub(crate) fn details(settings: &LoadSettings) -> Vec<String> {
         words.push(format!("{} of rest between", duration(settings.pause_ns)));
     }
     if settings.request_bytes > 0 || settings.response_bytes > 0 {
-        words.push(format!("{} bytes out", count(settings.request_bytes)));
+        words.push(format!("{} out", plural(settings.request_bytes, "byte")));
     }
     if settings.response_bytes > 0 {
-        words.push(format!("{} bytes back", count(settings.response_bytes)));
+        words.push(format!("{} back", plural(settings.response_bytes, "byte")));
     }
     words.push(plural(settings.threads, "thread") + if settings.pinned { ", pinned" } else { "" });
     words.push(format!("engine {}", settings.engine));

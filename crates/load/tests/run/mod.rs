@@ -136,7 +136,9 @@ pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<Ran, LoadError> 
     let outcome: Result<Outcome, LoadError> = thread::scope(|scope| {
         let (overdue, stop) = (&overdue, stop);
         scope.spawn(move || {
-            if is_over.recv_timeout(Duration::from_secs(15)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            if is_over.recv_timeout(Duration::from_secs(15))
+                == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
                 overdue.store(true, Ordering::Relaxed);
                 stop.store(true, Ordering::Relaxed);
             }
@@ -227,4 +229,13 @@ pub(crate) fn answer(talk: impl Fn(TcpStream) -> io::Result<()> + Clone + Send +
         }
     });
     address
+}
+
+/// Waits until it happened; nothing is decided by the deadline but that a test has failed.
+pub(crate) fn until(mut happened: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !happened() {
+        assert!(begun.elapsed() < Duration::from_secs(15), "it never happened");
+        thread::sleep(Duration::from_millis(1));
+    }
 }

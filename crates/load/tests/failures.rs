@@ -1,0 +1,430 @@
+//! What fails is counted under its name, once per operation, and the run goes on to its end.
+
+mod run;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_load::{EngineChoice, Load, LoadError, Workload};
+use fourtuple_serve::Protocol;
+use fourtuple_syscalls::option;
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use run::{ENGINES, Ran, SMALL, SMALL_SERVED, answer, attempt, get, load, run, serve, stop, until};
+
+const TARGET: &str = "tcp://127.0.0.1:4000";
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// A run of 12 operations on 3 connections, against a server that does not do what it should.
+fn against(test: &str, engine: EngineChoice, target: &str, workload: Workload) -> Option<Ran> {
+    let ran = run(test, &short(engine, target, workload))?;
+    assert!(ran.took < Duration::from_secs(10), "{ran:#?}");
+    Some(ran)
+}
+
+fn short(engine: EngineChoice, target: &str, workload: Workload) -> Load {
+    let mut load = load(engine, target, workload);
+    (load.connections, load.operations, load.timeout) = (3, Some(12), 200 * MILLISECOND);
+    load
+}
+
+/// All 12 operations have failed, each under one name.
+fn require_all(ran: &Ran, name: &str) {
+    assert_eq!((ran.results.operations, ran.error(name), ran.errors().len()), (0, 12, 1), "{ran:#?}");
+    assert!(ran.remarks().contains(&"errors"), "{ran:#?}");
+}
+
+/// Sends RST.
+fn reset(stream: TcpStream) {
+    option::set_reset_on_close(stream.as_fd()).unwrap();
+}
+
+#[test]
+fn refused() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            for workload in [SMALL, Workload::Connect] {
+                let Some(ran) = against("failures::refused", engine, TARGET, workload) else { continue };
+                require_all(&ran, "ECONNREFUSED");
+                assert_eq!(ran.results.connections, 0);
+            }
+            // Many: the run is no hammer, and none of them is taken for a connection.
+            let mut load = load(engine, TARGET, SMALL);
+            load.length = Some(300 * MILLISECOND);
+            let ran = run("failures::refused", &load).unwrap();
+            assert_eq!((ran.errors(), ran.results.connections), (vec!["ECONNREFUSED"], 0));
+            assert!(ran.error("ECONNREFUSED") <= 8 * 310, "each waits a millisecond: {ran:#?}");
+            assert!(ran.error("ECONNREFUSED") >= 64, "{ran:#?}");
+            assert!(ran.results.elapsed_ns >= 300_000_000, "{ran:#?}");
+            let mut open = load.clone();
+            open.arrival = fourtuple_load::Arrival::Even(100.0);
+            let ran = run("failures::refused", &open).unwrap();
+            assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (30, 0), "{ran:#?}");
+            assert_eq!(ran.remarks(), ["offered-rate-not-reached", "errors"]);
+        }
+    });
+}
+
+#[test]
+fn udp_that_nobody_reads_is_refused() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let udp = Workload::Udp { request: 8 };
+            let Some(ran) = against("failures::udp", engine, "udp://127.0.0.1:4000", udp) else { continue };
+            require_all(&ran, "ECONNREFUSED");
+        }
+    });
+}
+
+#[test]
+fn a_server_killed_in_the_middle() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            for target in [TARGET, "http://127.0.0.1:4000/"] {
+                let (protocol, workload) = match target {
+                    TARGET => (SMALL_SERVED, SMALL),
+                    http => (Protocol::Http { body: 1000 }, get(http)),
+                };
+                let running = serve(protocol).start().unwrap();
+                let mut load = load(engine, target, workload);
+                (load.length, load.connections, load.timeout) =
+                    (Some(600 * MILLISECOND), 32, 200 * MILLISECOND);
+                let ended = thread::spawn(move || {
+                    until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 200);
+                    stop(running)
+                });
+                let Some(ran) = run("failures::killed", &load) else { return };
+                let served = ended.join().unwrap();
+                assert!(
+                    ran.results.operations > 100 && ran.results.operations <= served.requests,
+                    "{ran:#?}"
+                );
+                assert!(ran.error("ECONNREFUSED") > 0, "{ran:#?}");
+                let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early"];
+                assert!(ran.errors().iter().all(|name| known.contains(name)), "{ran:#?}");
+                assert!(ran.results.elapsed_ns >= 600_000_000, "it goes to its end, and the rate says so");
+            }
+        }
+    });
+}
+
+#[test]
+fn reset_before_the_response() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            stream.read_exact(&mut [0])?;
+            reset(stream);
+            Ok(())
+        });
+        for engine in ENGINES {
+            let target = format!("tcp://{address}");
+            let Some(ran) = against("failures::reset", engine, &target, SMALL) else { continue };
+            require_all(&ran, "ECONNRESET");
+            assert_eq!(ran.results.connections, 12);
+        }
+    });
+}
+
+#[test]
+fn reset_in_the_middle_of_a_large_request() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            stream.read_exact(&mut [0; 100_000])?;
+            reset(stream);
+            Ok(())
+        });
+        for engine in ENGINES {
+            let large = Workload::Crr { request: 16 << 20, response: 1 };
+            let mut load = short(engine, &format!("tcp://{address}"), large);
+            load.timeout = Duration::from_secs(10);
+            let Some(ran) = run("failures::reset_large", &load) else { continue };
+            assert_eq!(ran.results.operations, 0);
+            assert_eq!(ran.error("ECONNRESET") + ran.error("EPIPE"), 12, "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_server_that_never_answers() {
+    in_namespace(|| {
+        let address = answer(|mut stream| stream.read_to_end(&mut Vec::new()).map(drop));
+        for engine in ENGINES {
+            let target = format!("tcp://{address}");
+            let Some(ran) = against("failures::half_open", engine, &target, SMALL) else { continue };
+            require_all(&ran, "timeout");
+            assert_eq!(ran.results.connections, 12);
+            assert!(ran.took >= 4 * 200 * MILLISECOND, "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_queue_that_is_full() {
+    in_namespace(|| {
+        // Nobody accepts, and there is room for two.
+        let (_socket, address) = listener("127.0.0.1", 1);
+        for engine in ENGINES {
+            let mut load = short(engine, &format!("tcp://{address}"), SMALL);
+            (load.connections, load.timeout) = (12, 300 * MILLISECOND);
+            let Some(ran) = run("failures::full_queue", &load) else { continue };
+            require_all(&ran, "timeout");
+            assert!(ran.results.connections < 12, "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_response_byte_by_byte() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            let _ = stream.read(&mut [0; 1000])?;
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx" {
+                stream.write_all(&[*byte])?;
+                thread::sleep(50 * MILLISECOND);
+            }
+            Ok(())
+        });
+        for engine in ENGINES {
+            let target = format!("http://{address}/");
+            let Some(ran) = against("failures::loris", engine, &target, get(&target)) else { continue };
+            require_all(&ran, "timeout");
+            assert!(ran.results.latency_ns.first_byte.samples == 12, "the first byte was there: {ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn responses_that_are_none() {
+    in_namespace(|| {
+        for (response, name) in [
+            ("SMTP 220 hello\r\n\r\n", "malformed"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nxx", "malformed"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nxxx", "malformed"),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "malformed"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nxx", "closed-early"),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc", "closed-early"),
+            ("HTTP/1.1 200", "closed-early"),
+            ("", "closed-early"),
+        ] {
+            let address = answer(move |mut stream| {
+                let _ = stream.read(&mut [0; 1000])?;
+                stream.write_all(response.as_bytes())
+            });
+            let target = format!("http://{address}/");
+            for engine in ENGINES {
+                let Some(ran) = against("failures::malformed", engine, &target, get(&target)) else {
+                    continue;
+                };
+                require_all(&ran, name);
+                assert_eq!(ran.results.connections, 12, "{response:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_response_with_a_failure_is_a_response() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            while stream.read(&mut [0; 1000])? > 0 {
+                stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")?;
+            }
+            Ok(())
+        });
+        for engine in ENGINES {
+            let target = format!("http://{address}/");
+            let Some(ran) = against("failures::status", engine, &target, get(&target)) else { continue };
+            assert_eq!(
+                (ran.results.operations, ran.error("status-503"), ran.errors().len()),
+                (12, 12, 1),
+                "{ran:#?}"
+            );
+            assert_eq!(ran.results.connections, 3, "the connection is as good as before");
+        }
+    });
+}
+
+#[test]
+fn a_body_until_the_end_of_the_connection_is_whole() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            let _ = stream.read(&mut [0; 1000])?;
+            stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nthe rest")
+        });
+        for engine in ENGINES {
+            let target = format!("http://{address}/");
+            let Some(ran) = against("failures::rest", engine, &target, get(&target)) else { continue };
+            assert_eq!(
+                (ran.results.operations, ran.errors().len(), ran.results.connections),
+                (12, 0, 12),
+                "{ran:#?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_server_that_should_close_and_does_not() {
+    in_namespace(|| {
+        let running = serve(SMALL_SERVED).start().unwrap();
+        for engine in ENGINES {
+            let mut load = short(engine, TARGET, SMALL);
+            load.close = fourtuple_load::Close::Server;
+            let Some(ran) = run("failures::no_close", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.error("timeout")), (12, 12), "{ran:#?}");
+        }
+        stop(running);
+    });
+}
+
+#[test]
+fn a_name_that_leads_nowhere() {
+    let load = load(EngineChoice::Auto, "tcp://no-such-host.invalid:80", SMALL);
+    match attempt(&load, &AtomicBool::new(false)) {
+        Err(LoadError::Resolve { target, .. }) => assert_eq!(target, "tcp://no-such-host.invalid:80"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn answers_that_are_late_at_the_end_are_counted() {
+    in_namespace(|| {
+        let address = answer(|mut stream| stream.read_to_end(&mut Vec::new()).map(drop));
+        for engine in ENGINES {
+            let mut load = short(engine, &format!("tcp://{address}"), SMALL);
+            (load.operations, load.length, load.timeout) = (None, Some(100 * MILLISECOND), 500 * MILLISECOND);
+            let Some(ran) = run("failures::unanswered", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.results.connections), (0, 3));
+            assert_eq!(ran.error("unanswered") + ran.error("timeout"), 3, "{ran:#?}");
+            assert!(ran.took < Duration::from_secs(5));
+        }
+    });
+}
+
+#[test]
+fn ports_that_run_out() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        for (port, (engine, strategy)) in (4000..)
+            .zip(ENGINES.into_iter().flat_map(|engine| [(engine, "auto"), (engine, "kernel-default")]))
+        {
+            let listen = SocketAddr::from(([127, 0, 0, 1], port));
+            let running = run::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
+            let mut load = load(engine, &format!("tcp://{listen}"), SMALL);
+            (load.length, load.strategy) = (Some(500 * MILLISECOND), strategy.parse().unwrap());
+            let Some(ran) = run("failures::ports", &load) else { continue };
+            let served = stop(running);
+            // The self-test's own sockets may take one or two of the 64 for a moment.
+            assert!((60..=64).contains(&ran.results.operations), "{ran:#?}");
+            assert_eq!((served.requests, served.accepted), (ran.results.operations, ran.results.connections));
+            assert_eq!((ran.errors(), ran.results.seconds.len()), (vec!["EADDRNOTAVAIL"], 1), "{ran:#?}");
+            // Eight find out, and then one tries every 10 ms.
+            assert!((8..=16 + 50).contains(&ran.error("EADDRNOTAVAIL")), "{ran:#?}");
+            let ports = ran.results.ports.as_ref().unwrap();
+            assert!(ports.stalled_ns.unwrap() < 400_000_000, "{ports:?}");
+            assert!(ports.stall_length_ns > 50_000_000, "{ports:?}");
+            assert!(ran.remarks().contains(&"ports-ran-out"), "{ran:#?}");
+            assert!((500_000_000..1_500_000_000).contains(&ran.results.elapsed_ns), "to its --for: {ran:#?}");
+            // Waiting for a port is no work.
+            let cpu = ran.results.client_cpu_ns_per_operation * ran.results.operations;
+            assert!(cpu < 250_000_000, "{cpu} ns of CPU");
+        }
+    });
+}
+
+#[test]
+fn ports_that_come_back_end_the_stall() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
+        // Reuse after a second.
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        for (port, engine) in (4000..).zip(ENGINES) {
+            let listen = SocketAddr::from(([127, 0, 0, 1], port));
+            let running = run::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
+            let mut load = load(engine, &format!("tcp://{listen}"), SMALL);
+            (load.length, load.timeout) = (Some(1800 * MILLISECOND), 200 * MILLISECOND);
+            let Some(ran) = run("failures::ports_back", &load) else { continue };
+            assert_eq!(stop(running).requests, ran.results.operations);
+            assert!(ran.results.operations > 64, "{ran:#?}");
+            // Who waited for a port longer than the timeout has not failed: the server was never asked.
+            assert_eq!(ran.errors(), ["EADDRNOTAVAIL"], "{ran:#?}");
+            assert!(ran.results.latency_ns.handshake.max < 500_000_000, "a handshake is no wait: {ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn fewer_are_held_when_there_are_not_enough_ports() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
+        for (port, engine) in (4000..).zip(ENGINES) {
+            let listen = SocketAddr::from(([127, 0, 0, 1], port));
+            let running = run::serve_at(Protocol::Sink, listen.into()).start().unwrap();
+            let mut load = load(engine, &format!("tcp://{listen}"), Workload::Connect);
+            (load.hold, load.connections) = (100, 0);
+            (load.length, load.timeout) = (Some(100 * MILLISECOND), 300 * MILLISECOND);
+            let Some(ran) = run("failures::hold_fewer", &load) else { continue };
+            let held = ran.results.hold.unwrap();
+            assert!((60..=64).contains(&held.opened), "{ran:#?}");
+            assert!(ran.remarks().contains(&"ports-ran-out"), "{ran:#?}");
+            stop(running);
+        }
+    });
+}
+
+#[test]
+fn held_connections_to_a_closed_port_end_the_ramp() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let mut load = short(engine, TARGET, SMALL);
+            load.hold = 200;
+            let Some(ran) = run("failures::hold_refused", &load) else { continue };
+            assert_eq!(ran.error("ECONNREFUSED"), 212, "{ran:#?}");
+            assert_eq!(ran.results.hold.unwrap().opened, 0);
+        }
+    });
+}
+
+#[test]
+fn a_stop_keeps_what_was_done() {
+    in_namespace(|| {
+        let running = serve(SMALL_SERVED).start().unwrap();
+        for engine in ENGINES {
+            let load = load(engine, TARGET, SMALL);
+            let flag = AtomicBool::new(false);
+            let ran = thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(200 * MILLISECOND);
+                    flag.store(true, Ordering::Relaxed);
+                });
+                run::run_until("failures::stop", &load, &flag)
+            });
+            let Some(ran) = ran else { continue };
+            assert!(ran.results.operations > 0 && ran.errors().is_empty(), "{ran:#?}");
+            assert_eq!(ran.remarks()[0], "interrupted");
+        }
+        stop(running);
+    });
+}
+
+#[test]
+fn a_foreign_source_is_no_want_of_ports() {
+    in_namespace(|| {
+        let _listener = TcpListener::bind("127.0.0.1:4000").unwrap();
+        for engine in ENGINES {
+            let mut load = load(engine, TARGET, SMALL);
+            load.sources = "192.0.2.1".parse().unwrap();
+            (load.length, load.timeout) = (Some(200 * MILLISECOND), 200 * MILLISECOND);
+            match attempt(&load, &AtomicBool::new(false)) {
+                Err(LoadError::Engine(_)) => {}
+                Err(error) => assert!(error.to_string().contains("192.0.2.1"), "{error}"),
+                Ok(ran) => panic!("{ran:#?}"),
+            }
+        }
+    });
+}

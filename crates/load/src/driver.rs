@@ -538,7 +538,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             self.opening_held -= 1;
             self.tally.held += 1;
             self.shared.live.open.fetch_add(1, Ordering::Relaxed);
-            self.count(number, now);
+            // No operation: it only makes room for those that are.
             self.active -= 1;
             return self.engine.watch(number);
         }

@@ -99,6 +99,8 @@ impl Outcome {
         if let Some(budget) = budget {
             count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
         }
+        // While the connections to hold are opened nothing else is.
+        let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp));
         let mut need = *need;
         need.threads = self.threads as u64;
         let seen = Seen {
@@ -114,8 +116,8 @@ impl Outcome {
             in_flight: &self.in_flight,
             offered: load.arrival.rate_per_s().map(|_| Offered {
                 intended: tally.offered,
-                done: tally.operations - tally.held,
-                span: self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp)),
+                done: tally.operations,
+                span,
                 behind: Duration::from_nanos(tally.behind),
             }),
             elapsed: self.elapsed,
@@ -130,8 +132,7 @@ impl Outcome {
                 Remark::new("interrupted", "ended from outside: what was measured until then is shown"),
             );
         }
-        let elapsed = self.elapsed.as_secs_f64().max(1e-9);
-        let rate = tally.operations as f64 / elapsed;
+        let rate = tally.operations as f64 / span.as_secs_f64().max(1e-9);
         let per = |whole: f64, parts: u64| if parts == 0 { 0.0 } else { whole / parts as f64 };
         let results = LoadResults {
             operations: tally.operations,

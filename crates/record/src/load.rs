@@ -65,15 +65,15 @@ pub struct LoadSettings {
 /// What `load` found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadResults {
-    /// Operations done: connections of `connect`, requests answered of all others.
+    /// Operations done: connections of `connect`, requests answered of all others. Connections that are held are none.
     pub operations: u64,
     /// Connections that were established.
     pub connections: u64,
     /// What failed, by name: `ECONNREFUSED`, `EADDRNOTAVAIL`, `timeout`, `closed-early`, `malformed`, `tls`, `status-503`.
     pub errors: BTreeMap<String, u64>,
-    /// From the first intended start to the end of the last operation.
+    /// From the start, opening the connections to hold included, to the end of the last operation or of the time asked for.
     pub elapsed_ns: u64,
-    /// Operations done per second.
+    /// Operations done per second, since the connections to hold were there.
     pub rate_per_s: f64,
     /// Operations per second that were to be done: the rate of an open loop. In a closed loop what was done.
     pub offered_per_s: f64,

@@ -221,7 +221,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             self.retry_port(now)?;
             if self.ended {
-                give_up = give_up.min(now + LAST_ANSWERS.min(self.timeout()));
+                give_up = give_up.min(now + self.patience(now, end));
                 // Whoever waits for a port waits for nothing.
                 for slot in std::mem::take(&mut self.portless) {
                     self.active -= 1;
@@ -314,6 +314,13 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     fn timeout(&self) -> u64 {
         self.shared.load.timeout.as_nanos() as u64
+    }
+
+    /// How long answers that are due are waited for. Each of a number of operations has its whole timeout; whoever gave a
+    /// time wants to have the result then.
+    fn patience(&self, now: u64, end: Option<u64>) -> u64 {
+        let is_over = self.is_stopped() || end.is_some_and(|end| now >= end);
+        if is_over { LAST_ANSWERS.min(self.timeout() + 4 * TICK) } else { self.timeout() + LAST_ANSWERS }
     }
 
     /// No operation begins any more.

@@ -1,3 +1,5 @@
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
 use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -259,6 +261,7 @@ impl Load {
     }
 
     fn origin(&self, endpoint: &Endpoint) -> Result<(Origin, Option<String>), LoadError> {
+        self.require_local_sources()?;
         Ok(match (endpoint.inet(), self.transport()) {
             (Some(destination), Transport::Tcp) => {
                 let dialer = Dialer::to(destination)
@@ -273,6 +276,22 @@ impl Load {
             (Some(_), Transport::Udp) => (Origin::plain(&self.sources), Some("kernel-default".to_owned())),
             (None, _) => (Origin::plain(&self.sources), None),
         })
+    }
+
+    /// EADDRNOTAVAIL has two meanings: a source that is not of this host must not be taken for one without ports.
+    fn require_local_sources(&self) -> Result<(), LoadError> {
+        let is_foreign = |source: &&IpAddr| {
+            // All of 127.0.0.0/8 is here.
+            !matches!(source, IpAddr::V4(source) if source.is_loopback())
+                && UdpSocket::bind((**source, 0))
+                    .is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        match self.sources.addresses().iter().find(is_foreign) {
+            Some(source) => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': expected addresses of this host, and this is none"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// More threads where a table of direct descriptors, of which each thread has one, would be too small.

@@ -640,7 +640,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         let load = self.shared.load;
         let slot = &mut self.slots[number as usize];
         // A connection on which nothing is said is closed at once.
-        let last = slot.request == load.close_every || slot.talk.outgoing().is_empty();
+        let last = slot.request == load.close_every || load.workload.says_nothing();
         if closing || (last && load.close == Close::Server) {
             slot.phase = Phase::Draining;
             slot.started = now;

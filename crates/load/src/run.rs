@@ -346,7 +346,6 @@ impl Load {
                 && endpoint.inet().is_some()
                 && self.transport() == Transport::Tcp,
         };
-        let before = resource::thread_cpu_time();
         let result = if engine == "uring" {
             let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
@@ -356,9 +355,7 @@ impl Load {
                 .map_err(LoadError::call("epoll_create1"))?;
             Driver::new(engine, shared, share).run()
         };
-        let mut tally = result.map_err(LoadError::call("an engine's system call"))?;
-        tally.cpu_ns = (resource::thread_cpu_time() - before).as_nanos() as u64;
-        Ok(tally)
+        result.map_err(LoadError::call("an engine's system call"))
     }
 }
 

@@ -136,6 +136,24 @@ impl Load {
         Ok(())
     }
 
+    /// Refuses what this host has not got: a source address, a file of certificates. [`Load::run`] does it too; before the
+    /// preflight it spares its findings.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`], [`LoadError::Tls`]
+    pub fn check_here(&self) -> Result<(), LoadError> {
+        self.require_local_sources()?;
+        self.tls().map(drop)
+    }
+
+    fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
+        match self.target.scheme() {
+            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Makes the run. `stop` ends it early; `news` is told how it goes, about four times a second.
     ///
     /// # Errors
@@ -149,13 +167,11 @@ impl Load {
         mut news: impl FnMut(&News),
     ) -> Result<Outcome, LoadError> {
         self.check()?;
+        self.require_local_sources()?;
+        let tls = self.tls()?;
         let (engine, engine_reason) = self.choose_engine(endpoint)?;
         let (origin, strategy) = self.origin(endpoint)?;
         let threads = self.threads_for_descriptors(engine)?;
-        let tls = match self.target.scheme() {
-            Scheme::Https => Some(TlsSetup::new(self.target.host(), &self.trust)?),
-            _ => None,
-        };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let board = Board::new(threads, self.log, since_epoch);
         let live = Live::default();
@@ -261,7 +277,6 @@ impl Load {
     }
 
     fn origin(&self, endpoint: &Endpoint) -> Result<(Origin, Option<String>), LoadError> {
-        self.require_local_sources()?;
         Ok(match (endpoint.inet(), self.transport()) {
             (Some(destination), Transport::Tcp) => {
                 let dialer = Dialer::to(destination)

@@ -1,3 +1,5 @@
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
 use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -138,6 +140,24 @@ impl Load {
         Ok(())
     }
 
+    /// Refuses what this host has not got: a source address, a file of certificates. [`Load::run`] does it too; before the
+    /// preflight it spares its findings.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`], [`LoadError::Tls`]
+    pub fn check_here(&self) -> Result<(), LoadError> {
+        self.require_local_sources()?;
+        self.tls().map(drop)
+    }
+
+    fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
+        match self.target.scheme() {
+            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Makes the run. `stop` ends it early; `news` is told how it goes, about four times a second.
     ///
     /// # Errors
@@ -151,13 +171,11 @@ impl Load {
         mut news: impl FnMut(&News),
     ) -> Result<Outcome, LoadError> {
         self.check()?;
+        self.require_local_sources()?;
+        let tls = self.tls()?;
         let (engine, engine_reason) = self.choose_engine(endpoint)?;
         let (origin, strategy) = self.origin(endpoint)?;
         let threads = self.threads_for_descriptors(engine)?;
-        let tls = match self.target.scheme() {
-            Scheme::Https => Some(TlsSetup::new(self.target.host(), &self.trust)?),
-            _ => None,
-        };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let board = Board::new(threads, self.log, since_epoch);
         let live = Live::default();
@@ -279,6 +297,22 @@ impl Load {
         })
     }
 
+    /// EADDRNOTAVAIL has two meanings: a source that is not of this host must not be taken for one without ports.
+    fn require_local_sources(&self) -> Result<(), LoadError> {
+        let is_foreign = |source: &&IpAddr| {
+            // All of 127.0.0.0/8 is here.
+            !matches!(source, IpAddr::V4(source) if source.is_loopback())
+                && UdpSocket::bind((**source, 0))
+                    .is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        match self.sources.addresses().iter().find(is_foreign) {
+            Some(source) => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': expected addresses of this host, and this is none"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// More threads where a table of direct descriptors, of which each thread has one, would be too small.
     fn threads_for_descriptors(&self, engine: &str) -> Result<usize, LoadError> {
         let (soft, _) = resource::descriptor_limits().map_err(LoadError::call("getrlimit"))?;
@@ -331,7 +365,6 @@ impl Load {
                 && endpoint.inet().is_some()
                 && self.transport() == Transport::Tcp,
         };
-        let before = resource::thread_cpu_time();
         let result = if engine == "uring" {
             let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
@@ -341,9 +374,7 @@ impl Load {
                 .map_err(LoadError::call("epoll_create1"))?;
             Driver::new(engine, shared, share).run()
         };
-        let mut tally = result.map_err(LoadError::call("an engine's system call"))?;
-        tally.cpu_ns = (resource::thread_cpu_time() - before).as_nanos() as u64;
-        Ok(tally)
+        result.map_err(LoadError::call("an engine's system call"))
     }
 }
 

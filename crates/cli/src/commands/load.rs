@@ -193,6 +193,7 @@ impl LoadFlags {
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
         let endpoint = load.resolve()?;
+        load.check_here()?;
         let need = load.need(&endpoint);
         let preflight = judge(&snapshot(&load, &endpoint)?, &need);
         self.warn(&preflight)?;

@@ -1,5 +1,5 @@
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -139,6 +139,10 @@ impl Engine for UringEngine {
     }
 }
 
+/// An address of loopback that nobody else is likely to use: on it there is a port to listen on and another one to come from,
+/// also when TIME_WAIT has all those of 127.0.0.1.
+const SELF_TEST: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 244, 17, 84), 0);
+
 /// Whether chains work here as they must, tried on a listener of our own: an answer, an option before connect(), and a
 /// failure in the middle. Some kernels lack a step, some lose completions of linked steps.
 ///
@@ -147,7 +151,7 @@ impl Engine for UringEngine {
 /// What does not, in words.
 pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
     let test = || -> io::Result<Result<(), String>> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
         let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
         // RST, so that the test leaves nothing in TIME_WAIT.

@@ -77,6 +77,9 @@ pub struct Hindsight {
 /// Share of a thread's time on its CPU from which the numbers are the client's rather than the server's.
 const SATURATED: f64 = 0.95;
 
+/// In less time than this a client does little else than begin, and that is no finding.
+const SHORTEST: Duration = Duration::from_millis(100);
+
 /// Share of the offered operations that must have been done.
 const DELIVERED: f64 = 0.99;
 
@@ -103,7 +106,7 @@ impl Hindsight {
 impl Seen<'_> {
     fn is_saturated(&self) -> bool {
         let share = |cpu: Duration| cpu.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
-        share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
+        self.elapsed >= SHORTEST && share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
     }
 }
 

@@ -48,6 +48,11 @@ impl Workload {
         }
     }
 
+    /// Whether connections are opened and closed, and nothing else.
+    pub(crate) fn says_nothing(&self) -> bool {
+        matches!(self, Workload::Connect | Workload::Crr { request: 0, .. })
+    }
+
     /// The talk of one connection.
     pub(crate) fn talk(&self) -> Box<dyn Talk> {
         match self {

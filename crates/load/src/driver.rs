@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::dial::{Attempt, Wanted};
 use fourtuple_record::Slow;
+use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, resource};
 
 use crate::arrival::Schedule;
@@ -677,7 +678,9 @@ impl<'a, E: Engine> Driver<'a, E> {
             // A reset ends a connection too.
             return self.ended_by_server(number, now);
         }
-        if stage == Stage::Connect && is_port_taken(error) {
+        let wants_port =
+            self.shared.load.transport() == Transport::Udp && error.kind() == io::ErrorKind::WouldBlock;
+        if stage == Stage::Connect && (wants_port || is_port_taken(error)) {
             self.engine.close(number)?;
             let slot = &mut self.slots[number as usize];
             let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken().ok());
@@ -690,7 +693,12 @@ impl<'a, E: Engine> Driver<'a, E> {
                 }
             };
         }
-        let name = if slot.cancelled { Cow::Borrowed("timeout") } else { Cow::Owned(errno_name(error)) };
+        let name = match slot.cancelled {
+            // The answer was there; the end that was to follow was not.
+            true if slot.phase == Phase::Draining => Cow::Borrowed("not-closed"),
+            true => Cow::Borrowed("timeout"),
+            false => Cow::Owned(errno_name(error)),
+        };
         self.give_up_on(number, name, now)
     }
 
@@ -832,7 +840,7 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 }
 
-/// EADDRNOTAVAIL of connect(), EADDRINUSE of bind() and connect().
+/// EADDRNOTAVAIL of connect(), EADDRINUSE of bind() and connect(). UDP, whose ports connect() does not share, has EAGAIN.
 fn is_port_taken(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::AddrInUse)
 }

@@ -30,7 +30,8 @@ impl Load {
             rate_per_s: self.arrival.rate_per_s(),
             connections: u64::from(self.connections),
             pause: self.pause,
-            operations: self.operations,
+            // Connections that are held and nothing else: none comes and goes.
+            operations: if self.connections == 0 { Some(0) } else { self.operations },
             length: self.length,
             requests_per_connection: if says_nothing { 1 } else { self.close_every },
             hold: u64::from(self.hold),
@@ -42,6 +43,7 @@ impl Load {
 
     /// The settings as a record has them. `sources` are as typed.
     pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
+        let says_nothing = self.workload.says_nothing();
         let (request_bytes, response_bytes, method) = match &self.workload {
             Workload::Connect => (0, 0, String::new()),
             Workload::Crr { request, response } => (*request, *response, String::new()),
@@ -51,7 +53,7 @@ impl Load {
         LoadSettings {
             target: self.target.to_string(),
             address: endpoint.to_string(),
-            workload: if self.hold > 0 { "hold" } else { self.workload.name() }.to_owned(),
+            workload: if self.hold > 0 && says_nothing { "hold" } else { self.workload.name() }.to_owned(),
             arrival: self.arrival.name().to_owned(),
             rate_per_s: self.arrival.rate_per_s(),
             connections: u64::from(self.connections),

@@ -117,7 +117,7 @@ impl Load {
                 self.target
             )));
         }
-        let says_nothing = matches!(self.workload, Workload::Connect);
+        let says_nothing = self.workload.says_nothing();
         if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
             return refuse("no connections: expected at least 1 for --connections, or --hold alone");
         } else if self.connections == 0 && self.operations.is_some() {
@@ -130,9 +130,7 @@ impl Load {
             );
         } else if self.close == Close::Server && says_nothing {
             return refuse("nothing is said in the workload connect, so that no server knows when to close");
-        } else if self.close == Close::Reset
-            && self.target.resolve().is_ok_and(|place| place.inet().is_none())
-        {
+        } else if self.close == Close::Reset && scheme == Scheme::Unix {
             return refuse("there is no RST over a unix socket: expected --close client or server");
         } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
             return refuse("a unix socket has no source addresses");
@@ -269,9 +267,10 @@ impl Load {
         let has_ports = endpoint.inet().is_some() && self.transport() == Transport::Tcp;
         let with_options = self.close == Close::Reset
             || (has_ports && !self.separate_ack)
-            || !self.sources.addresses().is_empty()
             || (has_ports && self.strategy != Strategy::KernelDefault);
-        match self_test(with_options) {
+        let with_bind = !self.sources.addresses().is_empty()
+            || (has_ports && matches!(self.strategy, Strategy::SelectTestRepeat { .. }));
+        match self_test(with_options || with_bind, with_bind) {
             Ok(()) => Ok(("uring", None)),
             Err(why) if self.engine == EngineChoice::Auto => {
                 Ok(("epoll", Some(format!("io_uring does not do here what is needed: {why}"))))

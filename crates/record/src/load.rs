@@ -14,7 +14,7 @@ pub struct LoadSettings {
     pub target: String,
     /// Where that leads: `127.0.0.1:8080`, or the path of a unix socket.
     pub address: String,
-    /// `connect`, `crr`, `http`, `udp` or `hold`.
+    /// `connect`, `crr`, `http`, `udp`, or `hold` (connections are opened and closed on top of those that are held).
     pub workload: String,
     /// `closed`, `even` or `poisson`.
     pub arrival: String,
@@ -77,7 +77,7 @@ pub struct LoadResults {
     pub rate_per_s: f64,
     /// Operations per second that were to be done: the rate of an open loop. In a closed loop what was done.
     pub offered_per_s: f64,
-    /// CPU time of this process, kernel included, per operation.
+    /// CPU time of the generating threads, kernel included, per operation.
     pub client_cpu_ns_per_operation: u64,
     /// System calls of the engine per connection, counted by itself.
     pub syscalls_per_connection: f64,

@@ -74,18 +74,24 @@ pub(crate) fn command_line(settings: &LoadSettings) -> String {
         "fourtuple load".to_owned(),
         if is_plain(&settings.target) { settings.target.clone() } else { quoted(&settings.target) },
         format!("--workload {}", settings.workload),
-        format!("--connections {}", settings.connections),
     ];
+    if settings.connections > 0 {
+        words.push(format!("--connections {}", settings.connections));
+    }
     if let Some(per_s) = settings.rate_per_s {
         words.push(format!("--rate {per_s}/s --arrival {}", settings.arrival));
     }
     if settings.pause_ns > 0 {
         words.push(format!("--pause {}", typed(settings.pause_ns)));
     }
-    if settings.workload == "http" {
+    if matches!(settings.workload.as_str(), "http" | "crr" | "udp") {
         let every =
             if settings.close_every == 0 { "never".to_owned() } else { settings.close_every.to_string() };
-        words.push(format!("--close-every {every} --method {}", settings.method));
+        words.push(format!("--close-every {every}"));
+    }
+    let is_http = settings.workload == "http";
+    if is_http {
+        words.push(format!("--method {}", settings.method));
     }
     if settings.hold > 0 {
         words.push(format!("--hold {}", settings.hold));
@@ -98,10 +104,12 @@ pub(crate) fn command_line(settings: &LoadSettings) -> String {
     if settings.pinned {
         words.push("--pin".to_owned());
     }
-    words.push(format!("--strategy {}", settings.strategy));
+    if settings.workload != "udp" && !settings.target.starts_with("unix:") {
+        words.push(format!("--strategy {}", settings.strategy));
+    }
     words.extend(settings.sources.iter().map(|sources| format!("--source {sources}")));
     words.push(format!("--close {}", settings.close));
-    if settings.request_bytes > 0 {
+    if settings.request_bytes > 0 && !is_http {
         words.push(format!("--request {}", settings.request_bytes));
     }
     if settings.response_bytes > 0 {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
 use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, News, Outcome, Scheme, Target, Trust, Workload,
+    Arrival, Close, EngineChoice, HttpRequest, Load, News, Scheme, Target, Trust, Workload,
 };
 use fourtuple_record::{Remark, Saved};
 use fourtuple_syscalls::{Endpoint, resource};
@@ -32,7 +32,7 @@ pub(crate) struct LoadFlags {
     /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
     target: Target,
     /// What is done on a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
-    /// (keep --hold connections, open and close others on top) [default: http, for tcp:// crr, for udp:// udp]
+    /// (keep --hold connections, open and close others on top) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
     #[arg(long, value_enum)]
     workload: Option<Spoken>,
     /// Connections that may be open at once, over all threads [default: 32; with --rate 1024; with --hold alone none]
@@ -41,7 +41,7 @@ pub(crate) struct LoadFlags {
     /// Open loop: begin so many operations per second, whether or not earlier ones are over
     #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
     rate: Option<f64>,
-    /// How operations of an open loop are spread over time
+    /// How operations of an open loop are spread over time [default: poisson]
     #[arg(long, value_enum, requires = "rate")]
     arrival: Option<Spread>,
     /// Closed loop: rest of a connection between two operations
@@ -79,8 +79,9 @@ pub(crate) struct LoadFlags {
     #[arg(long)]
     pin: bool,
     /// How a source port is chosen: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    strategy: Strategy,
+    /// [default: auto]
+    #[arg(long, value_name = "NAME")]
+    strategy: Option<Strategy>,
     /// Source addresses: one, several with commas, or a network such as 127.0.0.0/28 [default: the kernel's choice]
     #[arg(long, value_name = "ADDR,...")]
     source: Option<String>,
@@ -198,9 +199,9 @@ impl LoadFlags {
         let preflight = judge(&snapshot(&load, &endpoint)?, &need);
         self.warn(&preflight)?;
         let line = Line::new(self.output.quiet, load.length);
-        let outcome = load.run(&endpoint, &preflight, &stop, |news| line.tell(news))?;
+        let mut outcome = load.run(&endpoint, &preflight, &stop, |news| line.tell(news))?;
         line.finish();
-        self.write_log(&outcome)?;
+        let log = outcome.log.take();
         // What is in TIME_WAIT now is what the run has left there; nothing depends on it, so that not knowing is no failure.
         let time_wait = snapshot(&load, &endpoint).ok().map(|snapshot| snapshot.taken.time_wait);
         let (mut results, mut remarks) = outcome.results(&load, &need, &preflight, time_wait);
@@ -222,7 +223,12 @@ impl LoadFlags {
         );
         let settings = load.settings(&endpoint, self.source.as_deref(), self.anyway);
         let record = output::record("load", started, host, settings, remarks, results);
-        self.output.finish(&Saved::Load(record))
+        let exit = self.output.finish(&Saved::Load(record))?;
+        // Last: what cannot be written must not cost the measurement.
+        if let (Some(path), Some(log)) = (&self.hdr, log) {
+            fourtuple_report::save(path, &log)?;
+        }
+        Ok(exit)
     }
 
     /// Says what stands in the way, and refuses unless the run is wanted anyway.
@@ -303,7 +309,7 @@ impl LoadFlags {
             },
             threads: self.threads as usize,
             pinned: self.pin,
-            strategy: self.strategy,
+            strategy: self.strategy.unwrap_or(Strategy::Auto),
             sources,
             trust: match &self.ca {
                 _ if self.insecure => Trust::Anybody,
@@ -351,19 +357,19 @@ impl LoadFlags {
             stray("method', '--header' or '--body", "the workload http")
         } else if (self.insecure || self.ca.is_some()) && self.target.scheme() != Scheme::Https {
             stray("insecure' or '--ca", "https://")
+        } else if self.strategy.is_some() && matches!(self.target.scheme(), Scheme::Udp | Scheme::Unix) {
+            stray("strategy", "tcp://, http:// and https://")
+        } else if self.separate_ack
+            && (matches!(self.target.scheme(), Scheme::Udp | Scheme::Unix)
+                || matches!(spoken, Spoken::Connect | Spoken::Hold))
+        {
+            stray("separate-ack", "the workloads crr and http over TCP")
         } else if self.close_every.is_some_and(|every| every != 1)
             && matches!(spoken, Spoken::Connect | Spoken::Hold)
         {
             stray("close-every", "crr, http and udp: nothing is said on these connections")
         } else {
             Ok(())
-        }
-    }
-
-    fn write_log(&self, outcome: &Outcome) -> anyhow::Result<()> {
-        match (&self.hdr, &outcome.log) {
-            (Some(path), Some(log)) => Ok(fourtuple_report::save(path, log)?),
-            _ => Ok(()),
         }
     }
 }

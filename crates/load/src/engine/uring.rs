@@ -149,33 +149,29 @@ const SELF_TEST: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 244, 17, 84), 0);
 /// # Errors
 ///
 /// What does not, in words.
-pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
+pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), String> {
     let test = || -> io::Result<Result<(), String>> {
         let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
         let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
-        // RST, so that the test leaves nothing in TIME_WAIT.
-        let mut opening = Opening::default();
-        if with_options {
-            opening.reset_on_close = true;
-            opening.source = Some(SocketAddr::new(address.ip(), 0));
-        }
+        let opening = Opening {
+            source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
+            // RST, so that the test leaves nothing in TIME_WAIT.
+            reset_on_close: with_options,
+            ack_with_data: with_options,
+            ..Opening::default()
+        };
         ring.open(0, &opening, b"?")?;
-        ring.wait(Duration::from_millis(100))?;
+        let connected = next(&mut ring)?;
+        let ring::Event { step: Step::Connect, result: Ok(_), .. } = connected else {
+            return Ok(Err(told(&connected)));
+        };
         let accepted = listener.accept()?.0;
         socket::send(accepted.as_fd(), b"!")?;
-        let connected = next(&mut ring)?;
         let received = next(&mut ring)?;
-        match (&connected, &received) {
-            (
-                ring::Event { step: Step::Connect, result: Ok(_), .. },
-                ring::Event { step: Step::Receive, result: Ok(1), .. },
-            ) => {}
-            (ring::Event { result: Err(error), step, .. }, _) => {
-                return Ok(Err(format!("{step:?} in a chain: {}", fourtuple_syscalls::errno_name(error))));
-            }
-            _ => return Ok(Err(format!("a chain gave {connected:?} and {received:?}"))),
-        }
+        let ring::Event { step: Step::Receive, result: Ok(1), .. } = received else {
+            return Ok(Err(told(&received)));
+        };
         option::set_reset_on_close(accepted.as_fd())?;
         drop(accepted);
         ring.close(0)?;
@@ -190,6 +186,13 @@ pub(crate) fn self_test(with_options: bool) -> Result<(), String> {
     match test() {
         Ok(answer) => answer,
         Err(error) => Err(fourtuple_syscalls::errno_name(&error)),
+    }
+}
+
+fn told(event: &ring::Event) -> String {
+    match &event.result {
+        Ok(count) => format!("{:?} in a chain gave {count}", event.step),
+        Err(error) => format!("{:?} in a chain: {}", event.step, fourtuple_syscalls::errno_name(error)),
     }
 }
 

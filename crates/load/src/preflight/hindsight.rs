@@ -291,24 +291,34 @@ const MEANINGS: &[(&str, &str)] = &[
         "its certificate is not to be trusted: --ca FILE trusts who signed it, --insecure anybody",
     ),
     ("unanswered", "no answer when the run was over"),
+    ("not-closed", "the answer came, and the server did not close after it as --close server has it"),
 ];
 
 /// One line per name, the most frequent first.
 fn errors(seen: &Seen<'_>, found: &mut Hindsight) {
     let mut named: Vec<(&String, &u64)> = seen.errors.iter().filter(|(_, count)| **count > 0).collect();
     named.sort_by_key(|(_, count)| Reverse(**count));
-    let failed: u64 = named.iter().map(|(_, count)| **count).sum();
-    if failed == 0 {
+    if named.is_empty() {
         return;
     }
     let list: Vec<String> =
         named.iter().map(|(name, count)| format!("{} {name}", grouped(**count))).collect();
-    let share = failed as f64 / (failed + seen.operations) as f64;
-    let all = counted(failed + seen.operations, "operation");
-    found.remark(
-        "errors",
-        format!("{} of {all} failed ({}): {}", grouped(failed), percent(share), list.join(", ")),
-    );
+    // An answer that tells of a failure is an operation that was done, and one that waited for a port goes on.
+    let is_answered = |name: &str| name.starts_with("status-") || name == "not-closed";
+    let count = |which: &dyn Fn(&str) -> bool| -> u64 {
+        named.iter().filter(|(name, _)| which(name)).map(|(_, count)| **count).sum()
+    };
+    let unanswered = count(&|name| !is_answered(name) && name != "EADDRNOTAVAIL");
+    let failed = unanswered + count(&is_answered);
+    let whole = unanswered + seen.operations;
+    let message = if failed == 0 {
+        format!("no operation failed, but some had to wait: {}", list.join(", "))
+    } else {
+        let share = failed as f64 / whole.max(1) as f64;
+        let all = counted(whole, "operation");
+        format!("{} of {all} failed ({}): {}", grouped(failed), percent(share), list.join(", "))
+    };
+    found.remark("errors", message);
     for (name, count) in named {
         let meaning = match (MEANINGS.iter().find(|(known, _)| known == name), name.strip_prefix("status-")) {
             (Some((_, meaning)), _) => (*meaning).to_owned(),
@@ -323,7 +333,6 @@ fn status(code: &str) -> String {
     match code.as_bytes().first() {
         Some(b'5') => format!("the server answered {code}, a failure of its own"),
         Some(b'4') => format!("the server answered {code}: the request was not to its liking"),
-        Some(b'3') => format!("the server answered {code}: redirections are not followed"),
         _ => format!("the server answered {code}"),
     }
 }

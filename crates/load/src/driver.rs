@@ -217,6 +217,10 @@ impl<'a, E: Engine> Driver<'a, E> {
             let now = self.now();
             if !self.ended && (end.is_some_and(|end| now >= end) || self.is_stopped() || self.is_given_out())
             {
+                if self.share.schedule.is_some() && !self.is_stopped() {
+                    // What was intended before the end begins, also when this thread was woken late.
+                    self.start_due(end.map_or(now, |end| now.min(end.saturating_sub(1))))?;
+                }
                 self.end(now, end);
             }
             if !self.ended {

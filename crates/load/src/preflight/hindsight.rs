@@ -174,7 +174,8 @@ fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
         return;
     }
     let achieved = done as f64 / seconds.max(1e-9);
-    let offered = intended as f64 / span.saturating_sub(behind).as_secs_f64().max(1e-9);
+    // Random arrivals may have been more than their rate.
+    let offered = seen.need.rate_per_s.unwrap_or(0.0).max(intended as f64 / seconds.max(1e-9));
     let share = |part: Duration| percent((part.as_secs_f64() / seconds.max(1e-9)).min(1.0));
     let failed: u64 = seen.errors.values().sum();
     let mut reasons = Vec::new();

@@ -367,9 +367,9 @@ impl<'a, E: Engine> Driver<'a, E> {
             loop {
                 let schedule = self.share.schedule.as_mut().expect("seen above");
                 let intended = self.started_from + schedule.next();
-                let busy = self.warm.is_empty() && self.closed.is_empty();
+                let busy = !self.has_free();
                 self.note_busy(busy && intended <= now && self.stalled.is_none(), now);
-                if intended > now || busy || self.stalled.is_some() {
+                if intended > now || busy {
                     return Ok(());
                 }
                 if !self.ticket() {
@@ -392,6 +392,11 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
+    /// Whether an operation can begin: without ports, on a connection that is there.
+    fn has_free(&self) -> bool {
+        !self.warm.is_empty() || (!self.closed.is_empty() && self.stalled.is_none())
+    }
+
     fn note_busy(&mut self, busy: bool, now: u64) {
         match (busy, self.busy_since) {
             (true, None) => self.busy_since = Some(now),
@@ -408,7 +413,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         let mut due = next_tick.max(now);
         if !self.ended {
             if let Some(schedule) = &self.share.schedule {
-                if self.stalled.is_none() && !(self.warm.is_empty() && self.closed.is_empty()) {
+                if self.has_free() {
                     due = due.min(self.started_from + schedule.next());
                 }
             } else if let Some((at, _)) = self.resting.front() {
@@ -682,9 +687,10 @@ impl<'a, E: Engine> Driver<'a, E> {
             // A reset ends a connection too.
             return self.ended_by_server(number, now);
         }
-        let wants_port =
-            self.shared.load.transport() == Transport::Udp && error.kind() == io::ErrorKind::WouldBlock;
-        if stage == Stage::Connect && (wants_port || is_port_taken(error)) {
+        // Of UDP the kernel says EAGAIN (inet_autobind).
+        let is_udp = self.shared.load.transport() == Transport::Udp;
+        let is_taken = is_port_taken(error) || (is_udp && error.kind() == io::ErrorKind::WouldBlock);
+        if stage == Stage::Connect && is_taken {
             self.engine.close(number)?;
             let slot = &mut self.slots[number as usize];
             let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken().ok());

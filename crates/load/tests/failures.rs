@@ -276,7 +276,7 @@ fn a_server_that_should_close_and_does_not() {
             let mut load = short(engine, TARGET, SMALL);
             load.close = fourtuple_load::Close::Server;
             let Some(ran) = run("failures::no_close", &load) else { continue };
-            assert_eq!((ran.results.operations, ran.error("timeout")), (12, 12), "{ran:#?}");
+            assert_eq!((ran.results.operations, ran.error("not-closed")), (12, 12), "{ran:#?}");
         }
         stop(running);
     });
@@ -360,6 +360,45 @@ fn ports_that_come_back_end_the_stall() {
 }
 
 #[test]
+fn connections_that_are_there_go_on_when_there_is_no_port_for_more() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        for (port, engine) in (4000..).zip(ENGINES) {
+            let listen = SocketAddr::from(([127, 0, 0, 1], port));
+            let mut server = run::serve_at(Protocol::Http { body: 1 }, listen.into());
+            // All connections are wanted at once, and there are more of them than ports.
+            server.stall = Some(fourtuple_serve::Stall { at: 0 * MILLISECOND, length: 600 * MILLISECOND });
+            let running = server.start().unwrap();
+            let target = format!("http://{listen}/");
+            let mut load = load(engine, &target, get(&target));
+            (load.arrival, load.connections) = (fourtuple_load::Arrival::Even(1000.0), 64);
+            load.length = Some(1200 * MILLISECOND);
+            let Some(ran) = run("failures::warm", &load) else { continue };
+            assert_eq!(stop(running).requests, ran.results.operations);
+            assert_eq!(ran.errors(), ["EADDRNOTAVAIL"], "{ran:#?}");
+            assert!(ran.results.operations > 400, "it went on after the stall: {ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn udp_flows_without_a_port_wait_for_one() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        for (port, engine) in (4000..).zip(ENGINES) {
+            let listen = SocketAddr::from(([127, 0, 0, 1], port));
+            let running = run::serve_at(Protocol::Udp { request: 1 }, listen.into()).start().unwrap();
+            let mut load = load(engine, &format!("udp://{listen}"), Workload::Udp { request: 8 });
+            (load.connections, load.length) = (16, Some(300 * MILLISECOND));
+            let Some(ran) = run("failures::udp_ports", &load) else { continue };
+            assert_eq!((ran.errors(), ran.results.connections), (vec!["EADDRNOTAVAIL"], 8), "{ran:#?}");
+            assert!(ran.error("EADDRNOTAVAIL") <= 8 + 40, "{ran:#?}");
+            assert_eq!(stop(running).requests, ran.results.operations);
+        }
+    });
+}
+
+#[test]
 fn fewer_are_held_when_there_are_not_enough_ports() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
@@ -400,7 +439,9 @@ fn a_stop_keeps_what_was_done() {
             let flag = AtomicBool::new(false);
             let ran = thread::scope(|scope| {
                 scope.spawn(|| {
-                    thread::sleep(200 * MILLISECOND);
+                    let done = || running.counts().iter().map(|worker| worker.requests).sum::<u64>();
+                    let before = done();
+                    run::until(|| done() > before);
                     flag.store(true, Ordering::Relaxed);
                 });
                 run::run_until("failures::stop", &load, &flag)

@@ -139,7 +139,7 @@ fn every_error_has_a_meaning() {
     let found = hindsight(&case.seen());
     assert_eq!(
         found.remarks[0].message,
-        "10 of 100 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early"
+        "10 of 98 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early"
     );
     assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: nobody listens there.");
     assert_eq!(found.advice.len(), 3);

@@ -1,0 +1,120 @@
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::thread;
+
+use super::*;
+use crate::socket::Connect;
+
+/// A ring to a listener that answers one byte with another, or a word on why there is none.
+fn ring(slots: u32) -> Option<(Ring, TcpListener)> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let destination = Endpoint::Inet(listener.local_addr().unwrap());
+    match Ring::new(Transport::Tcp, &destination, slots, 64) {
+        Ok(ring) => Some((ring, listener)),
+        Err(error) => {
+            eprintln!("SKIPPED io_uring: {error}");
+            None
+        }
+    }
+}
+
+fn event(ring: &mut Ring) -> Event {
+    for _ in 0..100 {
+        if let Some(event) = ring.event() {
+            return event;
+        }
+        ring.wait(Duration::from_millis(100)).unwrap();
+    }
+    panic!("no event within 10 s")
+}
+
+fn connecting(address: SocketAddr) -> OwnedFd {
+    let socket = crate::socket::open(Transport::Tcp, address, true).unwrap();
+    assert_eq!(crate::socket::connect(socket.as_fd(), address).unwrap(), Connect::Pending);
+    crate::socket::set_nonblocking(socket.as_fd(), false).unwrap();
+    socket
+}
+
+fn errno(event: &Event) -> Option<i32> {
+    event.result.as_ref().err()?.raw_os_error()
+}
+
+#[test]
+fn a_chain_connects_asks_and_is_answered_again_and_again() {
+    let Some((mut ring, listener)) = ring(2) else { return };
+    // Not waited for, so that a failure here is not a test without an end.
+    thread::spawn(move || {
+        for (mut stream, _) in std::iter::repeat_with(|| listener.accept().unwrap()) {
+            let mut byte = [0];
+            while stream.read(&mut byte).is_ok_and(|read| read == 1) {
+                stream.write_all(&[byte[0] + 1]).unwrap();
+            }
+        }
+    });
+    {
+        for round in 0..3 {
+            ring.open(1, &Opening { reset_on_close: round == 2, ..Opening::default() }, b"a").unwrap();
+            let connected = event(&mut ring);
+            assert_eq!((connected.slot, connected.step, connected.result.unwrap()), (1, Step::Connect, 0));
+            assert_eq!(event(&mut ring).result.unwrap(), 1);
+            assert_eq!(ring.received(1, 1), b"b");
+            ring.exchange(1, b"c").unwrap();
+            assert_eq!(event(&mut ring).result.unwrap(), 1);
+            assert_eq!(ring.received(1, 1), b"d");
+            assert!(!ring.is_busy(1));
+            ring.close(1).unwrap();
+        }
+        ring.wait(Duration::ZERO).unwrap();
+    }
+    assert_eq!(ring.awaited, 0);
+}
+
+#[test]
+fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
+    let Some((mut ring, listener)) = ring(2) else { return };
+    let opening = Opening { source: Some("127.0.0.2:0".parse().unwrap()), ..Opening::default() };
+    let foreign = Opening { source: Some("192.0.2.1:0".parse().unwrap()), ..Opening::default() };
+    // A step that is to succeed in silence fails, and takes the loud ones after it along.
+    ring.open(0, &foreign, b"a").unwrap();
+    let failed = event(&mut ring);
+    assert_eq!((failed.step, errno(&failed)), (Step::Bind, Some(libc::EADDRNOTAVAIL)));
+    assert_eq!((ring.awaited, ring.is_busy(0)), (0, false));
+    drop(listener);
+    // A loud one fails, and all that follow are heard of.
+    for _ in 0..3 {
+        ring.open(0, &opening, b"a").unwrap();
+        let refused = event(&mut ring);
+        assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
+        assert_eq!((ring.awaited, ring.is_busy(0)), (0, false));
+        ring.close(0).unwrap();
+    }
+    assert!(ring.event().is_none());
+}
+
+#[test]
+fn what_waits_can_be_cancelled_and_a_socket_adopted() {
+    let Some((mut ring, listener)) = ring(1) else { return };
+    let address = listener.local_addr().unwrap();
+    ring.adopt(0, connecting(address), b"a").unwrap();
+    assert_eq!(event(&mut ring).step, Step::Connect);
+    let (mut accepted, _) = listener.accept().unwrap();
+    accepted.read_exact(&mut [0]).unwrap();
+    // Between two steps there is nothing to cancel: the next one begins when the ring is waited for.
+    ring.wait(Duration::ZERO).unwrap();
+    ring.cancel(0).unwrap();
+    let cancelled = event(&mut ring);
+    assert_eq!((cancelled.step, errno(&cancelled)), (Step::Receive, Some(libc::ECANCELED)));
+    ring.watch(0).unwrap();
+    drop(accepted);
+    assert_eq!(event(&mut ring).step, Step::Watch);
+    ring.close(0).unwrap();
+    ring.adopt(0, connecting("127.0.0.1:1".parse().unwrap()), b"a").unwrap();
+    let refused = event(&mut ring);
+    assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
+    ring.close(0).unwrap();
+    ring.open(0, &Opening::default(), b"a").unwrap();
+    // Dropped while it waits for an answer that never comes.
+    drop(ring);
+    drop(listener);
+}

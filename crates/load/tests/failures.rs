@@ -367,7 +367,7 @@ fn connections_that_are_there_go_on_when_there_is_no_port_for_more() {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
             let mut server = run::serve_at(Protocol::Http { body: 1 }, listen.into());
             // All connections are wanted at once, and there are more of them than ports.
-            server.stall = Some(fourtuple_serve::Stall { at: 0 * MILLISECOND, length: 600 * MILLISECOND });
+            server.stall = Some(fourtuple_serve::Stall { at: Duration::ZERO, length: 600 * MILLISECOND });
             let running = server.start().unwrap();
             let target = format!("http://{listen}/");
             let mut load = load(engine, &target, get(&target));

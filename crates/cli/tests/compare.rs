@@ -1,8 +1,12 @@
-//! `fourtuple compare`: two commands in turn, saved records, and what it refuses.
+//! `fourtuple compare`: two commands in turn, saved records, servers of trials, and what it refuses.
 
 mod program;
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
@@ -130,7 +134,10 @@ fn what_is_no_comparison() {
     refused(one.arg(A), &["two commands"]);
     refused(&mut fourtuple("compare"), &["two commands"]);
     refused(&mut fourtuple("compare a.json"), &["as many of A as of B"]);
-    refused(&mut compare("--metric beauty", A, B), &["'beauty'", "--metric", "rate, mean, p50, p99, cpu"]);
+    refused(
+        &mut compare("--metric beauty", A, B),
+        &["'beauty'", "--metric", "rate, mean, p50, p99, p999, cpu"],
+    );
     refused(&mut compare("--narrow 2", A, B), &["--narrow", "such as 2%"]);
     refused(&mut compare("--for 2", A, B), &["--for", "such as 10s"]);
     refused(&mut compare("--trials 0", A, B), &["--trials", "from 1 to"]);
@@ -147,6 +154,234 @@ fn what_is_no_comparison() {
     refused(&mut compare("", "lab time-wait", B), &["'--remedy' of one name"]);
     refused(&mut compare("--metric p99", "lab time-wait --remedy keep-alive", A), &["'--metric'", "p99"]);
     refused(&mut compare("", "lab ports --strategy auto --range 9-8", B), &["--range", "9-8"]);
+}
+
+/// `compare` of two loads, with a server of each; `None`: that of A.
+fn compare_loads(flags: &str, server: &str, server_b: Option<&str>, a: &str, b: &str) -> Command {
+    let mut command = fourtuple(&format!("compare {flags} --server"));
+    command.arg(server);
+    if let Some(server_b) = server_b {
+        command.args(["--server-b", server_b]);
+    }
+    command.args(["--", a, b]);
+    command
+}
+
+const LOAD: &str = "load tcp://127.0.0.1:8080 --operations 300 --close rst";
+const SERVER: &str = "serve crr --listen 127.0.0.1:8080 --workers 1";
+
+#[test]
+fn what_is_no_comparison_of_loads() {
+    let loads = |flags: &str, server: &str, load: &str| compare_loads(flags, server, None, load, LOAD);
+    refused(&mut loads("", SERVER, "load"), &["A, 'load'", "<TARGET>"]);
+    refused(&mut loads("", SERVER, "load tcp://127.0.0.1"), &["A, ", "the port is missing"]);
+    refused(&mut loads("", SERVER, "load tcp://127.0.0.1:80 --method PUT"), &["A, ", "--method"]);
+    refused(&mut loads("", SERVER, "load tcp://192.0.2.1:80 --operations 1"), &["'--server'", "127.0.0.0/8"]);
+    refused(&mut loads("", SERVER, A), &["a load and a lab"]);
+    refused(&mut compare_loads("", SERVER, None, A, B), &["'--server' is for load", "makes its own"]);
+    refused(&mut loads("", "", LOAD), &["''", "--server", "a program"]);
+    refused(&mut loads("", "serve crr", LOAD), &["--server", "--listen"]);
+    refused(&mut loads("", "fourtuple plan", LOAD), &["--server", "serve alone"]);
+    refused(&mut compare_loads("", SERVER, Some("serve ftp"), LOAD, LOAD), &["--server-b", "'ftp'"]);
+    refused(&mut loads("--server-wait 2", SERVER, LOAD), &["--server-wait", "such as 10s"]);
+    let long = "load tcp://127.0.0.1:8080";
+    refused(
+        &mut compare_loads("", SERVER, None, long, long),
+        &["'--for'", "a pair of these loads takes 20s"],
+    );
+    for flags in ["--server-b x", "--server-wait 1s", "--pin"] {
+        refused(&mut compare(flags, LOAD, LOAD), &["--server <COMMAND>"]);
+    }
+    let mut files = fourtuple("compare a.json b.json --server");
+    refused(files.arg(SERVER), &["--server"]);
+}
+
+#[test]
+fn a_server_that_does_not_exist() {
+    let mut command = compare_loads("", "/nowhere/server --port 80", None, LOAD, LOAD);
+    let Some(ended) = measure_with("compare::a_server_that_does_not_exist", &mut command) else { return };
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(
+        ended.line().contains("'/nowhere/server --port 80' for '--server': cannot start it"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn two_loads_and_their_servers() {
+    let slow = format!("fourtuple {SERVER} --service 1ms --spin");
+    let flags = "--trials 2 --warmup 0 --for 5m --json";
+    let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
+    let Some(ended) = measure_with("compare::two_loads_and_their_servers", &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let (settings, results) = (&record["settings"], &record["results"]);
+    assert_eq!((text(settings, "server_a"), text(settings, "server_b")), (SERVER, slow.as_str()), "as typed");
+    assert_eq!((number(settings, "server_wait_ns"), &settings["pinned"]), (10_000_000_000, &false.into()));
+    assert_eq!(settings["fresh_namespace"], true);
+    assert_eq!((samples(&record, "a").len(), samples(&record, "b").len()), (2, 2));
+    assert!(results["ratio"].as_f64().unwrap() < 1.0, "a millisecond is not to be missed: {results:#}");
+    let room = Room::new();
+    let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
+    assert!(again.stdout.contains(&format!("server: {SERVER}")), "{again:?}");
+}
+
+/// Over a unix socket, over datagrams, and beside another program; one trial a side each.
+#[test]
+fn every_kind_of_server_is_waited_for() {
+    let room = Room::new();
+    let path = room.join("socket");
+    let unix = format!("load unix:{path} --operations 100 --close-every 1");
+    let udp = "load udp://[::1]:5353 --operations 100";
+    let program = format!("{} {SERVER}", env!("CARGO_BIN_EXE_fourtuple"));
+    for (server, load) in [
+        (format!("serve http --listen unix:{path} --workers 1"), unix.as_str()),
+        ("serve udp --listen [::]:5353 --workers 1".to_owned(), udp),
+        (program, LOAD),
+    ] {
+        let mut command = compare_loads("--trials 1 --warmup 0 --json", &server, None, load, load);
+        let test = "compare::every_kind_of_server_is_waited_for";
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{server}: {ended:?}");
+        assert_eq!(number(&ended.json()["results"], "pairs"), 1);
+    }
+}
+
+#[test]
+fn client_and_server_on_cpus_of_their_own() {
+    let mut command = compare_loads("--trials 1 --warmup 0 --pin --json", SERVER, None, LOAD, LOAD);
+    let test = "compare::client_and_server_on_cpus_of_their_own";
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    if ended.stderr.contains("may use one CPU only") {
+        return fourtuple_testing::skip(test, "cpus", ended.line());
+    }
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    assert_eq!(ended.json()["settings"]["pinned"], true);
+}
+
+#[test]
+fn a_server_that_is_not_there_when_it_is_needed() {
+    let room = Room::new();
+    let script = |name: &str, content: &str| format!("sh {}", room.file(name, content));
+    let cases = [
+        // Ends before it listens, and says why.
+        (
+            script("early", "echo out of order >&2; exit 7"),
+            "30s",
+            "ended (exit status: 7) before it listened on 127.0.0.1:8080; it said: out of order",
+        ),
+        // Listens elsewhere.
+        (
+            "serve crr --listen 127.0.0.1:8081 --workers 1".to_owned(),
+            "300ms",
+            "does not listen on 127.0.0.1:8080 after 0.3 s (--server-wait); it said: listening on 127.0.0.1:8081",
+        ),
+    ];
+    for (server, wait, says) in cases {
+        let mut command = compare_loads(&format!("--server-wait {wait}"), &server, None, LOAD, LOAD);
+        let test = "compare::a_server_that_is_not_there_when_it_is_needed";
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains(says) && ended.line().contains("the server of A"), "{ended:?}");
+    }
+    // Ends in the middle.
+    let brief = format!("{SERVER} --for 300ms");
+    let long = "load tcp://127.0.0.1:8080 --for 600ms --connections 1 --pause 10ms --close rst";
+    let mut command = compare_loads("--warmup 0", &brief, None, long, long);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
+    assert!(ended.line().contains("its server ended"), "{ended:?}");
+}
+
+/// What the preflight refuses is said once, and not tried again.
+#[test]
+fn a_load_that_its_preflight_refuses() {
+    // More connections than there are descriptors.
+    let load = "load tcp://127.0.0.1:8080 --operations 9000000 --connections 3000";
+    let mut command = compare_loads("--json", SERVER, None, load, load);
+    child::limit_descriptors(&mut command, 1000);
+    let test = "compare::a_load_that_its_preflight_refuses";
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
+    assert!(ended.line().starts_with("A was not started, and no more trials were made: "), "{ended:?}");
+    assert!(ended.line().contains("--anyway"), "{ended:?}");
+}
+
+#[test]
+fn loads_without_a_server_of_compare_run_where_it_does() {
+    let room = Room::new();
+    let path = room.join("socket");
+    let mut server = Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
+    assert!(server.until("listened", |_| Path::new(&path).exists()), "{:?}", server.end());
+    let load = format!("load unix:{path} --operations 100 --close-every 1");
+    let ended = run(&mut compare("--trials 1 --warmup 0 --metric p999 --json", &load, &load));
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["settings"]["fresh_namespace"], false);
+    assert_eq!(record["settings"]["server_a"], Value::Null);
+
+    // The same, saved; a busy client is no objection, another remark is.
+    let saved = run(&mut fourtuple(&format!("{load} --json --quiet"))).stdout;
+    let mut record: Value = serde_json::from_str(&saved).unwrap();
+    record["validity"] = serde_json::json!([{ "id": "client-saturated", "message": "busy" }]);
+    let (a, b) = (room.file("a.json", &saved), room.file("b.json", &record.to_string()));
+    let ended = run(&mut fourtuple(&format!("compare {a} {b} --metric p99 --json")));
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    assert!(number(&ended.json()["results"], "client_saturated") >= 1, "{ended:?}");
+}
+
+/// Processes with `word` among their arguments.
+fn processes_with(word: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("procfs");
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let has = |id: &u32| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
+    };
+    ids.filter(has).collect()
+}
+
+/// A server that does not listen to SIGINT, and has started another that listens in its place: neither is there after the
+/// trials, nor after Ctrl-C.
+#[test]
+fn nothing_is_left_running() {
+    let room = Room::new();
+    let program = env!("CARGO_BIN_EXE_fourtuple");
+    let path = room.join("socket");
+    let server = format!(
+        "trap '' INT\n{program} serve http --listen unix:{path} --workers 1 --quiet &\nwhile :; do sleep 0.1; done"
+    );
+    let server = format!("sh {}", room.file("stubborn", &server));
+    let load = format!("load unix:{path} --operations 50000000 --close-every 1");
+    let mut command = compare_loads("--for 5m --quiet", &server, None, &load, &load);
+    let listening = format!("unix:{path}");
+    let mut running = Running::start(&mut command);
+    let begun = running.until("loaded", |_| processes_with(&listening).len() >= 2);
+    if !begun {
+        let ended = running.end();
+        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        return fourtuple_testing::skip("compare::nothing_is_left_running", "netns", ended.line());
+    }
+    child::interrupt(running.id()).unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
+    assert!(ended.line().contains("interrupted"), "{ended:?}");
+    let left = [processes_with(&listening), processes_with(&room.join("stubborn"))].concat();
+    assert!(left.is_empty(), "{left:?} are still there");
+
+    // And when it has no time for anything.
+    let ours = format!("serve http --listen unix:{path} --workers 1");
+    let mut running = Running::start(&mut compare_loads("--for 5m --quiet", &ours, None, &load, &load));
+    assert!(running.until("loaded", |_| processes_with(&listening).len() >= 2));
+    running.kill();
+    drop(running);
+    let begun = Instant::now();
+    while !processes_with(&listening).is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", processes_with(&listening));
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// What only the command itself finds is said in its own words, with its own code.

@@ -12,7 +12,7 @@ pub struct CompareSettings {
     pub a: String,
     /// The same of B.
     pub b: String,
-    /// What is compared: `rate`, `mean`, `p50`, `p99`, `cpu`.
+    /// What is compared: `rate`, `mean`, `p50`, `p99`, `p999`, `cpu`.
     pub metric: String,
     /// Longest time to go on; `null` for saved records.
     pub for_ns: Option<u64>,
@@ -22,6 +22,17 @@ pub struct CompareSettings {
     pub trials: Option<u64>,
     /// Trials of each side that were run first and not used.
     pub warmup: u32,
+    /// The server that was started for each trial of A, as typed; `null`: none was.
+    pub server_a: Option<String>,
+    /// The same of B.
+    pub server_b: Option<String>,
+    /// Longest time that a server had until it listened; `null` without one.
+    pub server_wait_ns: Option<u64>,
+    /// Whether client and server were kept to CPUs of their own.
+    pub pinned: bool,
+    /// Whether each trial had a network namespace of its own: without, TIME_WAIT of one is there in the next. `null` for
+    /// saved records.
+    pub fresh_namespace: Option<bool>,
     /// Seed of the resampling of saved records.
     pub seed: u64,
 }
@@ -41,6 +52,8 @@ pub struct CompareResults {
     pub trials: u64,
     /// Pairs of neighbours among them; 0 for saved records.
     pub pairs: u64,
+    /// Trials among them in which the client of a load was busy all the time, so that the number is the client's.
+    pub client_saturated: u64,
     /// The metric of each trial of A, in the order in which they ran: per second for `rate`, else in nanoseconds.
     pub samples_a: Vec<f64>,
     /// The same of B.

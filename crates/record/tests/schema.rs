@@ -163,6 +163,11 @@ fn compare() -> (CompareSettings, CompareResults) {
         narrow: 0.02,
         trials: None,
         warmup: 1,
+        server_a: Some("serve crr --listen 127.0.0.1:8080".into()),
+        server_b: None,
+        server_wait_ns: Some(10_000_000_000),
+        pinned: true,
+        fresh_namespace: Some(true),
         seed: 1,
     };
     let results = CompareResults {
@@ -172,6 +177,7 @@ fn compare() -> (CompareSettings, CompareResults) {
         verdict: "too noisy to say".into(),
         trials: 2,
         pairs: 1,
+        client_saturated: 2,
         samples_a: vec![52_000.5],
         samples_b: vec![55_000.0],
     };

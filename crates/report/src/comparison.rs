@@ -2,12 +2,14 @@
 
 use fourtuple_record::{CompareResults, CompareSettings};
 
-use crate::number::{NOTHING, duration, rate};
+use crate::number::{NOTHING, count, duration, rate};
 
 /// One side: its command and what its trials gave.
 pub(crate) struct Side<'a> {
     pub(crate) name: &'static str,
     pub(crate) command: &'a str,
+    /// The server that was started for each of its trials.
+    pub(crate) server: Option<&'a str>,
     pub(crate) samples: Vec<f64>,
     /// Smallest, median, largest; `None` without a sample.
     pub(crate) figures: Option<(f64, f64, f64)>,
@@ -15,7 +17,8 @@ pub(crate) struct Side<'a> {
 
 /// A and B; samples that are no numbers are left out.
 pub(crate) fn sides<'a>(settings: &'a CompareSettings, results: &CompareResults) -> [Side<'a>; 2] {
-    let side = |name, command, samples: &[f64]| {
+    let side = |name, command, server: &'a Option<String>, samples: &[f64]| {
+        let server = server.as_deref();
         let samples: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
         let mut sorted = samples.clone();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -25,9 +28,12 @@ pub(crate) fn sides<'a>(settings: &'a CompareSettings, results: &CompareResults)
             let median = if odd { sorted[middle] } else { sorted[middle - 1] / 2.0 + sorted[middle] / 2.0 };
             (sorted[0], median, sorted[sorted.len() - 1])
         });
-        Side { name, command, samples, figures }
+        Side { name, command, server, samples, figures }
     };
-    [side("A", settings.a.as_str(), &results.samples_a), side("B", settings.b.as_str(), &results.samples_b)]
+    [
+        side("A", settings.a.as_str(), &settings.server_a, &results.samples_a),
+        side("B", settings.b.as_str(), &settings.server_b, &results.samples_b),
+    ]
 }
 
 /// The smallest and the largest sample of both sides.
@@ -50,6 +56,18 @@ pub(crate) fn sample(metric: &str, value: f64) -> String {
         _ if value >= 0.0 => duration(value.round() as u64),
         _ => NOTHING.to_owned(),
     }
+}
+
+/// What the numbers of a busy client are worth; nothing where none was.
+pub(crate) fn saturation(results: &CompareResults) -> Option<String> {
+    let of = match results.client_saturated {
+        0 => return None,
+        some if some == results.trials => "all trials".to_owned(),
+        some => format!("{} of {} trials", count(some), count(results.trials)),
+    };
+    Some(format!(
+        "the client was busy all the time in {of}: that is how fast the client is, with this server"
+    ))
 }
 
 /// `1.058`, `1.041 to 1.074`, or that there is none.

@@ -152,7 +152,21 @@ fn plan_line(settings: &PlanSettings) -> String {
 }
 
 fn compare_words(settings: &CompareSettings) -> Vec<String> {
-    let CompareSettings { a, b: _, metric, for_ns, narrow, trials, warmup, seed } = settings;
+    let CompareSettings {
+        a,
+        b: _,
+        metric,
+        for_ns,
+        narrow,
+        trials,
+        warmup,
+        server_a: _,
+        server_b: _,
+        server_wait_ns: _,
+        pinned,
+        fresh_namespace,
+        seed,
+    } = settings;
     let mut words = vec![metric_name(metric, a)];
     match for_ns {
         Some(time) => {
@@ -160,6 +174,10 @@ fn compare_words(settings: &CompareSettings) -> Vec<String> {
             words.push(format!("for {} at most", duration(*time)));
             words.extend(trials.map(|pairs| format!("{} at most", plural(pairs, "pair"))));
             words.push(format!("{} of each side to warm up", plural((*warmup).into(), "trial")));
+            words.extend(pinned.then(|| "client and server on CPUs of their own".to_owned()));
+            if *fresh_namespace == Some(false) {
+                words.push("no namespace for each trial: TIME_WAIT of one is there in the next".to_owned());
+            }
         }
         None => words.extend(["saved records, not interleaved".to_owned(), format!("seed {seed}")]),
     }
@@ -179,17 +197,41 @@ fn metric_name(metric: &str, command: &str) -> String {
         "mean" => format!("mean{of}"),
         "p50" => format!("median{of}"),
         "p99" => format!("p99{of}"),
+        "p999" => format!("p99.9{of}"),
         "cpu" => format!("CPU time per {per}"),
         other => other.to_owned(),
     }
 }
 
 fn compare_line(settings: &CompareSettings) -> String {
-    let CompareSettings { a, b, metric, for_ns, narrow, trials, warmup, seed } = settings;
+    let CompareSettings {
+        a,
+        b,
+        metric,
+        for_ns,
+        narrow,
+        trials,
+        warmup,
+        server_a,
+        server_b,
+        server_wait_ns,
+        pinned,
+        fresh_namespace: _,
+        seed,
+    } = settings;
+    let mut servers = String::new();
+    if let (Some(server_a), Some(server_b)) = (server_a, server_b) {
+        servers += &format!(" --server {}", quoted(server_a));
+        if server_b != server_a {
+            servers += &format!(" --server-b {}", quoted(server_b));
+        }
+        servers += &server_wait_ns.map_or(String::new(), |time| format!(" --server-wait {}", typed(time)));
+        servers += if *pinned { " --pin" } else { "" };
+    }
     let percent = format!("{}%", narrow * 100.0);
     match for_ns {
         Some(time) => format!(
-            "fourtuple compare --metric {metric} --for {} --narrow {percent}{} --warmup {warmup} -- {} {}",
+            "fourtuple compare --metric {metric} --for {} --narrow {percent}{} --warmup {warmup}{servers} -- {} {}",
             typed(*time),
             trials.map_or(String::new(), |pairs| format!(" --trials {pairs}")),
             quoted(a),

@@ -91,6 +91,19 @@ fn a_comparison_has_its_verdict_and_a_dot_a_trial() {
 }
 
 #[test]
+fn a_comparison_of_loads_has_the_servers_in_its_command_line() {
+    let page = page(&[Saved::Compare(samples::compared_loads())]);
+    for text in [
+        "--server 'serve crr --listen 127.0.0.1:8080 --workers 1' --server-b 'serve crr",
+        "--server-wait 10s --pin -- 'load tcp:",
+        "server: serve crr",
+        "the client was busy all the time in 3 of 64 trials",
+    ] {
+        assert!(page.contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn a_load_has_its_figures_and_the_charts_that_it_has_data_for() {
     let charts = |page: &str| {
         let kinds = ["load-latency", "load-distribution", "load-throughput", "load-ports"];

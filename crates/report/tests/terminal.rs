@@ -64,6 +64,15 @@ fn the_key_figures_survive_sixty_columns() {
     for expected in ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "A: lab ports", "median", "k/s"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
+    let text = render(&Saved::Compare(samples::compared_loads()), 80, false);
+    for expected in [
+        "   server: serve crr --listen 127.0.0.1:8080 --workers 1\n",
+        "--service 2us --spin",
+        "client and server on CPUs of their own",
+        "the client was busy all the time in 3 of 64 trials",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
     let text = render(&Saved::Serve(samples::serve()), 60, false);
     for expected in ["0.294", "4.33x", "4,325", "request-cut 3", "EPOLLEXCLUSIVE", "exp:50us, spinning"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");

@@ -1,4 +1,4 @@
-//! Programs that are started with less than this process has, and the signal that a terminal sends them.
+//! Programs that are started with less than this process has or end with it, and the signals that end them.
 
 use std::ffi::CString;
 use std::io;
@@ -50,15 +50,47 @@ pub fn mount_small_disk(command: &mut Command, directory: &Path, bytes: u64) -> 
     Ok(())
 }
 
+/// Makes `command` end when the thread that starts it does, however that ends (PR_SET_PDEATHSIG with SIGKILL). What the
+/// program starts in its turn is not told.
+pub fn end_with_this_thread(command: &mut Command) {
+    let parent = std::process::id();
+    let enter = move || {
+        // SAFETY: this operation takes a number and no pointers.
+        check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) })?;
+        // SAFETY: getppid() takes nothing and cannot fail.
+        if unsafe { libc::getppid() } as u32 == parent {
+            Ok(())
+        } else {
+            // It ended in between: nobody sends the signal any more.
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
+    };
+    // SAFETY: the closure runs in the forked child before exec; it makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(enter) };
+}
+
 /// Sends SIGINT to a process, as Ctrl-C does.
 ///
 /// # Errors
 ///
 /// ESRCH when it is gone, EPERM when it is somebody else's.
 pub fn interrupt(process: u32) -> io::Result<()> {
+    signal(process, libc::SIGINT)
+}
+
+/// Sends SIGKILL to a process, which it cannot refuse.
+///
+/// # Errors
+///
+/// ESRCH when it is gone, EPERM when it is somebody else's.
+pub fn kill(process: u32) -> io::Result<()> {
+    signal(process, libc::SIGKILL)
+}
+
+fn signal(process: u32, signal: libc::c_int) -> io::Result<()> {
     let Some(process) = i32::try_from(process).ok().filter(|process| *process > 1) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a process of ours"));
     };
     // SAFETY: kill(2) takes no pointers, and the check above keeps it from meaning more than one process.
-    check(unsafe { libc::kill(process, libc::SIGINT) }).map(drop)
+    check(unsafe { libc::kill(process, signal) }).map(drop)
 }

@@ -21,13 +21,24 @@ pub fn allowed_cpus() -> io::Result<Vec<usize>> {
 ///
 /// EINVAL: there is no such processor, or this thread may not use it.
 pub fn pin_to(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
+    pin_among(&[cpu])
+}
+
+/// sched_setaffinity(2): the calling thread, and threads and processes that it starts, run on these processors only.
+///
+/// # Errors
+///
+/// EINVAL: none of them is one that this thread may use, or a number is past all that there can be.
+pub fn pin_among(cpus: &[usize]) -> io::Result<()> {
+    if cpus.iter().any(|cpu| *cpu >= libc::CPU_SETSIZE as usize) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the number was found to be within the set.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for cpu in cpus {
+        // SAFETY: the number was found to be within the set.
+        unsafe { libc::CPU_SET(*cpu, &mut set) };
+    }
     // SAFETY: pointer and size describe one initialised set, which the kernel only reads; 0 is the calling thread.
     check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) }).map(drop)
 }
@@ -52,6 +63,10 @@ mod tests {
         let pinned = thread::spawn(move || pin_to(last).and_then(|()| allowed_cpus())).join().unwrap();
         assert_eq!(pinned.unwrap(), [last]);
         assert_eq!(allowed_cpus().unwrap(), allowed, "other threads stay as they were");
+        let among = allowed.clone();
+        let several = thread::spawn(move || pin_among(&among).and_then(|()| allowed_cpus())).join().unwrap();
+        assert_eq!(several.unwrap(), allowed);
+        assert!(thread::spawn(|| pin_among(&[])).join().unwrap().is_err(), "on none it could not run");
         for nowhere in [libc::CPU_SETSIZE as usize - 1, usize::MAX] {
             let error = thread::spawn(move || pin_to(nowhere)).join().unwrap().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EINVAL));

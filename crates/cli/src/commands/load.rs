@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
-use crate::{stop, units};
+use crate::{exit, stop, units};
 
 /// Longest request, response and body.
 const MOST_BYTES: u32 = 16 << 20;
@@ -446,8 +446,13 @@ fn short(ns: u64) -> String {
 }
 
 impl LoadFlags {
-    /// Whether a run gives one number for `compare`: always.
-    pub(crate) fn comparable(&self) -> Result<(), String> {
-        self.load().map(drop).map_err(|error| error.to_string())
+    /// The run that `compare` is to repeat; else what is wrong with it.
+    pub(crate) fn comparable(&self) -> Result<Load, String> {
+        let checked = || {
+            let load = self.load()?;
+            load.check()?;
+            Ok(load)
+        };
+        checked().map_err(|error: anyhow::Error| exit::message(&error))
     }
 }

@@ -142,6 +142,11 @@ impl ServeFlags {
         self.output.finish(&Saved::Serve(record))
     }
 
+    /// What `run` would refuse before it starts anything.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        Ok(self.serve()?.check()?)
+    }
+
     fn serve(&self) -> anyhow::Result<Serve> {
         self.refuse_strangers()?;
         let bytes = |flag: Option<u32>, default: u32| flag.unwrap_or(default);

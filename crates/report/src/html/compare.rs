@@ -2,7 +2,7 @@ use fourtuple_record::{CompareResults, CompareSettings};
 use maud::{Markup, html};
 
 use super::{table, words};
-use crate::comparison::{Side, extent, interval, place, sample, sides};
+use crate::comparison::{Side, extent, interval, place, sample, saturation, sides};
 use crate::number::{NOTHING, count};
 
 pub(super) fn section(list: &[String], settings: &CompareSettings, results: &CompareResults) -> Markup {
@@ -20,11 +20,12 @@ pub(super) fn section(list: &[String], settings: &CompareSettings, results: &Com
                 div { dt { "95% interval" } dd { (interval) } }
                 div { dt { "trials" } dd { (count(results.trials)) } }
             }
+            @if let Some(line) = saturation(results) { p { (line) "." } }
             (table(&["Side", "Command", "Trials", "Median", "Lowest", "Highest"], &html! {
                 @for side in &sides {
                     tr {
                         th scope="row" { (side.name) }
-                        td { (side.command) }
+                        td { (side.command) @if let Some(server) = side.server { br; "server: " (server) } }
                         td { (count(side.samples.len() as u64)) }
                         td { (shown(side.figures.map(|(_, median, _)| median))) }
                         td { (shown(side.figures.map(|(low, ..)| low))) }

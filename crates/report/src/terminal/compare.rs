@@ -3,7 +3,7 @@ use fourtuple_record::{CompareResults, CompareSettings};
 use super::sheet::{Sheet, Tone};
 use super::spark;
 use super::table::{Cell, Column, Table};
-use crate::comparison::{extent, interval, place, sample, sides};
+use crate::comparison::{extent, interval, place, sample, saturation, sides};
 use crate::number::{NOTHING, count};
 
 /// Columns of the small picture.
@@ -20,11 +20,17 @@ pub(super) fn body(
     let sides = sides(settings, results);
     for side in &sides {
         sheet.item(&format!("{}: ", side.name), side.command, Tone::Plain);
+        if let Some(server) = side.server {
+            sheet.item("   server: ", server, Tone::Plain);
+        }
     }
     sheet.gap();
     sheet.item("", &results.verdict, Tone::Strong);
     let (ratio, interval) = interval(results);
     sheet.item("", &format!("ratio {ratio}, 95% interval {interval}"), Tone::Plain);
+    if let Some(line) = saturation(results) {
+        sheet.item("", &line, Tone::Dim);
+    }
     sheet.gap();
     let Some(extent) = extent(&sides) else { return };
     let mut table = Table::new(vec![

@@ -320,6 +320,11 @@ pub(crate) fn compare() -> CompareRecord {
         narrow: 0.02,
         trials: None,
         warmup: 1,
+        server_a: None,
+        server_b: None,
+        server_wait_ns: None,
+        pinned: false,
+        fresh_namespace: Some(true),
         seed: 1,
     };
     let results = CompareResults {
@@ -329,16 +334,31 @@ pub(crate) fn compare() -> CompareRecord {
         verdict: "B is 5.8% faster, 4.1 to 7.4".into(),
         trials: 64,
         pairs: 32,
+        client_saturated: 0,
         samples_a: samples(52_000.0),
         samples_b: samples(55_000.0),
     };
     record("compare", settings, results)
 }
 
+/// Two loads, with a server each; the client was what was measured in some trials.
+pub(crate) fn compared_loads() -> CompareRecord {
+    let mut record = compare();
+    let load = "load tcp://127.0.0.1:8080 --operations 20000 --close rst";
+    (record.settings.a, record.settings.b) = (load.into(), load.into());
+    let server = "serve crr --listen 127.0.0.1:8080 --workers 1";
+    record.settings.server_a = Some(server.into());
+    record.settings.server_b = Some(format!("{server} --service 2us --spin"));
+    (record.settings.server_wait_ns, record.settings.pinned) = (Some(10 * SECOND), true);
+    record.results.client_saturated = 3;
+    record
+}
+
 /// One trial each, and numbers that nobody measured.
 fn odd_compare() -> CompareRecord {
     let mut record = compare();
-    record.settings = CompareSettings { for_ns: None, metric: "p99".into(), ..record.settings };
+    record.settings =
+        CompareSettings { for_ns: None, fresh_namespace: None, metric: "p99".into(), ..record.settings };
     let results = &mut record.results;
     (results.low, results.high, results.ratio) = (None, None, f64::MAX);
     (results.samples_a, results.samples_b) = (vec![f64::MAX, 0.0], Vec::new());
@@ -451,6 +471,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("plan", Saved::Plan(plan())),
         ("lab", Saved::Lab(lab())),
         ("compare", Saved::Compare(compare())),
+        ("compared loads", Saved::Compare(compared_loads())),
         ("odd compare", Saved::Compare(odd_compare())),
         ("serve", Saved::Serve(serve())),
         ("odd serve", Saved::Serve(odd_serve())),

@@ -12,6 +12,8 @@ pub(super) enum Metric {
     P50,
     /// 99th percentile of the same time
     P99,
+    /// 99.9th percentile of the same time
+    P999,
     /// CPU time per dial, of load per operation
     Cpu,
 }
@@ -24,6 +26,7 @@ impl Metric {
             Metric::Mean => "mean",
             Metric::P50 => "p50",
             Metric::P99 => "p99",
+            Metric::P999 => "p999",
             Metric::Cpu => "cpu",
         }
     }
@@ -60,6 +63,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
                 Metric::Mean => spread(run, |all| all.mean),
                 Metric::P50 => spread(run, |all| all.p50),
                 Metric::P99 => spread(run, |all| all.p99),
+                Metric::P999 => spread(run, |all| all.p999),
                 Metric::Cpu => Some(run.cpu_ns_per_dial as f64),
             };
             runs.iter().map(number).collect()
@@ -82,6 +86,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
                 Metric::Mean => total.mean as f64,
                 Metric::P50 => total.p50 as f64,
                 Metric::P99 => total.p99 as f64,
+                Metric::P999 => total.p999 as f64,
                 Metric::Cpu => results.client_cpu_ns_per_operation as f64,
             })]
         }
@@ -108,16 +113,30 @@ pub(super) fn only_rate(command: &str, metric: Metric) -> String {
 }
 
 /// Host and remarks of a record that can be compared.
-pub(super) fn envelope(saved: Saved) -> (Host, Vec<Remark>) {
+pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
     match saved {
-        Saved::Lab(record) => (record.host, record.validity),
-        Saved::Ports(record) => (record.host, record.validity),
-        Saved::TimeWait(record) => (record.host, record.validity),
-        Saved::Plan(record) => (record.host, record.validity),
-        Saved::Compare(record) => (record.host, record.validity),
-        Saved::Serve(record) => (record.host, record.validity),
-        Saved::Load(record) => (record.host, record.validity),
+        Saved::Lab(record) => (&record.host, &record.validity),
+        Saved::Ports(record) => (&record.host, &record.validity),
+        Saved::TimeWait(record) => (&record.host, &record.validity),
+        Saved::Plan(record) => (&record.host, &record.validity),
+        Saved::Compare(record) => (&record.host, &record.validity),
+        Saved::Serve(record) => (&record.host, &record.validity),
+        Saved::Load(record) => (&record.host, &record.validity),
     }
+}
+
+/// The remark of a load whose client was busy all the time.
+const SATURATED: &str = "client-saturated";
+
+/// Whether a run may be used: whoever compares clients makes them as busy as they get, so that this is no objection.
+/// Says whether it was so.
+///
+/// # Errors
+/// What else the record has against itself.
+pub(super) fn is_saturated(remarks: &[Remark]) -> Result<bool, String> {
+    let others = remarks.iter().filter(|remark| remark.id != SATURATED);
+    let messages: Vec<&str> = others.map(|remark| remark.message.as_str()).collect();
+    if messages.is_empty() { Ok(!remarks.is_empty()) } else { Err(messages.join("; ")) }
 }
 
 #[cfg(test)]
@@ -155,12 +174,22 @@ mod tests {
             (Metric::Mean, 401.0),
             (Metric::P50, 402.0),
             (Metric::P99, 403.0),
+            (Metric::P999, 404.0),
             (Metric::Cpu, 77.0),
         ] {
             assert_eq!(numbers(&saved, metric), Ok(vec![number]), "{metric:?}");
         }
-        let (host, remarks) = envelope(saved);
+        let (host, remarks) = envelope(&saved);
         assert_eq!((host.cpus, remarks[0].id.as_str()), (2, "interrupted"));
+    }
+
+    #[test]
+    fn a_busy_client_is_no_objection() {
+        let remark = |id: &str| Remark::new(id, id);
+        assert_eq!(is_saturated(&[]), Ok(false));
+        assert_eq!(is_saturated(&[remark("client-saturated")]), Ok(true));
+        let also = [remark("client-saturated"), remark("anyway"), remark("interrupted")];
+        assert_eq!(is_saturated(&also), Err("anyway; interrupted".to_owned()));
     }
 
     #[test]

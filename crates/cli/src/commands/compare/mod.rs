@@ -2,6 +2,7 @@
 
 pub(crate) mod metric;
 mod saved;
+mod server;
 mod trial;
 mod words;
 
@@ -21,14 +22,17 @@ use crate::progress::Bars;
 use crate::{stop, units};
 
 use self::metric::Metric;
+use self::server::{Arena, Halves, Place, Server};
 use self::trial::{Side, Trial};
 
-/// Is B faster than A? Runs two commands in turn, each trial in a fresh namespace, until that can be said
+/// Is B faster than A? Runs two commands in turn, until that can be said
 ///
-/// A and B are fourtuple commands as typed, one in quotes each, of which one number comes out: lab ports with one
+/// A and B are fourtuple commands as typed, one in quotes each, of which one number comes out: load, lab ports with one
 /// --strategy, lab time-wait with one --remedy. They run A B B A B A A B, so that a drift of the machine cancels, until
-/// the 95% interval of the ratio is narrow enough or time is over. Without -- the arguments are files of saved records,
-/// A B or A B A B: one record or one a line. Those did not run in turn, and a drift between them is in the ratio.
+/// the 95% interval of the ratio is narrow enough or time is over. With --server each trial of a load has a network
+/// namespace of its own, and its server in there; without, loads run where compare does. Without -- the arguments are
+/// files of saved records, A B or A B A B: one record or one a line. Those did not run in turn, and a drift between them
+/// is in the ratio.
 #[derive(Debug, Args)]
 pub(crate) struct Compare {
     /// Files of records that --json printed, of A and B in turn
@@ -37,7 +41,7 @@ pub(crate) struct Compare {
     /// The two commands, after --
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "files")]
     commands: Vec<String>,
-    /// What is compared: the rate, the mean, median or 99th percentile of connect() (of load: of an operation), or CPU time
+    /// What is compared: the rate, the mean, median, 99th or 99.9th percentile of connect() (of load: of an operation), or CPU time
     #[arg(long, value_enum, default_value_t = Metric::Rate)]
     metric: Metric,
     /// Longest time to go on, warming up included; the trial that runs then is finished
@@ -52,9 +56,25 @@ pub(crate) struct Compare {
     /// Trials of each side that are run first and not used
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::from_0_to::<100>, allow_hyphen_values = true)]
     warmup: u32,
+    /// Server of the loads, started for each trial in a network namespace of its own: 'serve ...', or any other program with
+    /// its arguments, which stays in the foreground
+    #[arg(long, value_name = "COMMAND", conflicts_with = "files")]
+    server: Option<String>,
+    /// Server of B, where it is another than that of A
+    #[arg(long, value_name = "COMMAND", requires = "server")]
+    server_b: Option<String>,
+    /// Longest time until a server listens where its load connects to [default: 10s]
+    #[arg(long, value_name = "TIME", requires = "server", value_parser = units::duration, allow_hyphen_values = true)]
+    server_wait: Option<Duration>,
+    /// Keep client and server apart: the client to the first half of the CPUs that may be used, the server to the others
+    #[arg(long, requires = "server")]
+    pin: bool,
     #[command(flatten)]
     output: Output,
 }
+
+/// How long a server has until it listens.
+const SERVER_WAIT: Duration = Duration::from_secs(10);
 
 /// Trials in a row, of one side, that may be dropped before the comparison gives up.
 const DROPS: u32 = 3;
@@ -75,10 +95,28 @@ impl Compare {
             let message = metric::only_rate(&side.text, self.metric);
             return Err(UsageError(message).into());
         }
+        if sides[0].load().is_some() != sides[1].load().is_some() {
+            let message = "a load and a lab have no number in common: expected two of load, or two of lab";
+            return Err(UsageError(message.to_owned()).into());
+        }
+        self.refuse_too_little_time(&sides)?;
+        let servers = self.servers(&sides)?;
+        let wait = self.server_wait.unwrap_or(SERVER_WAIT);
+        let cpus = if self.pin { Some(Halves::of_this_process()?) } else { None };
+        let arena = |side: usize| {
+            let (server, place) = &servers.as_ref()?[side];
+            Some(Arena { server, place, patience: wait, cpus: cpus.as_ref() })
+        };
+        if servers.is_some() {
+            fourtuple_lab::prepare_process()?;
+        }
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
+        let fresh = servers.is_some() || sides[0].load().is_none();
         let mut session = Session {
             sides,
+            arenas: [arena(0), arena(1)],
+            saturated: 0,
             metric: self.metric,
             stop: &stop,
             begun: Instant::now(),
@@ -94,7 +132,7 @@ impl Compare {
         let Some(conclusion) = measured.decided.or_else(|| measured.comparison.conclude()) else {
             return Err(session.nothing());
         };
-        let Session { host, remarks, .. } = session;
+        let Session { host, remarks, saturated, .. } = session;
         let [samples_a, samples_b] = measured.samples;
         let pairs = measured.comparison.pairs() as u64;
         let short = pairs < FIRST_LOOK as u64;
@@ -110,9 +148,12 @@ impl Compare {
             },
             trials: 2 * pairs,
             pairs,
+            // The half of a pair that is not used may be among them.
+            client_saturated: saturated.min(2 * pairs),
             samples_a,
             samples_b,
         };
+        let server = |side: usize| servers.as_ref().map(|servers| servers[side].0.text.clone());
         let settings = CompareSettings {
             a: a.to_owned(),
             b: b.to_owned(),
@@ -121,11 +162,46 @@ impl Compare {
             narrow: self.narrow,
             trials: self.trials.map(u64::from),
             warmup: self.warmup,
+            server_a: server(0),
+            server_b: server(1),
+            server_wait_ns: servers.is_some().then(|| wait.as_nanos().min(u64::MAX.into()) as u64),
+            pinned: self.pin,
+            fresh_namespace: Some(fresh),
             seed: self.output.seed,
         };
         let host = host.unwrap_or_default();
         let record = output::record("compare", started, host, settings, remarks, results);
         self.output.finish(&Saved::Compare(record))
+    }
+}
+
+impl Compare {
+    /// The server of each side, and where it is to listen.
+    fn servers(&self, sides: &[Side; 2]) -> anyhow::Result<Option<[(Server, Place); 2]>> {
+        let Some(text) = &self.server else { return Ok(None) };
+        let a = Server::read("--server", text)?;
+        let b = self.server_b.as_ref().map(|text| Server::read("--server-b", text)).transpose()?;
+        let b = b.unwrap_or_else(|| a.clone());
+        Ok(Some([(a, sides[0].place()?), (b, sides[1].place()?)]))
+    }
+
+    /// A load that says how long it takes may take too long for any interval.
+    fn refuse_too_little_time(&self, sides: &[Side; 2]) -> Result<(), UsageError> {
+        let length = |side: &Side| {
+            // Whichever of the two comes first.
+            side.load().filter(|load| load.operations.is_none()).and_then(|load| load.length)
+        };
+        let pair: Duration = sides.iter().filter_map(length).sum();
+        let needed = pair * (FIRST_LOOK as u32 + self.warmup);
+        if self.trials.is_some() || needed <= self.time {
+            return Ok(());
+        }
+        Err(UsageError(format!(
+            "invalid value '{}s' for '--for': a pair of these loads takes {}s, and {FIRST_LOOK} after warming up {}s; give              the loads a shorter --for, such as 1s, or --operations, or compare more time",
+            self.time.as_secs_f64(),
+            pair.as_secs_f64(),
+            needed.as_secs_f64()
+        )))
     }
 }
 
@@ -147,6 +223,9 @@ struct Measured {
 /// A comparison in the middle.
 struct Session<'a> {
     sides: [Side; 2],
+    arenas: [Option<Arena<'a>>; 2],
+    /// Trials with a busy client, of those used.
+    saturated: u64,
     metric: Metric,
     stop: &'a AtomicBool,
     begun: Instant,
@@ -170,6 +249,7 @@ impl Session<'_> {
                 warm = warm && self.trial(side)?.is_some();
             }
         }
+        self.saturated = 0;
         while warm && measured.decided.is_none() && measured.comparison.pairs() < most {
             // A B B A, B A A B: in each four a drift cancels, and so does one over eight.
             let a_first = matches!(measured.comparison.pairs() % 4, 0 | 3);
@@ -199,10 +279,19 @@ impl Session<'_> {
             if self.begun.elapsed() >= self.time {
                 return Ok(None);
             }
-            match self.sides[side].run(self.metric, self.stop)? {
-                Trial::Measured(value, host) => {
+            match self.sides[side].run(self.metric, self.arenas[side].as_ref(), self.stop)? {
+                Trial::Measured { value, host, saturated } => {
                     self.host.get_or_insert(*host);
+                    self.saturated += u64::from(saturated);
                     return Ok(Some(value));
+                }
+                Trial::Refused(why) => {
+                    let name = self.sides[side].name;
+                    self.remarks.push(Remark::new(
+                        "trial-refused",
+                        format!("{name} was not started, and no more trials were made: {why}"),
+                    ));
+                    return Ok(None);
                 }
                 Trial::Dropped(_) | Trial::Interrupted if self.stop.load(Ordering::Relaxed) => {
                     self.remarks

@@ -42,6 +42,11 @@ pub(super) fn run(flags: &Compare) -> anyhow::Result<Exit> {
         narrow: flags.narrow,
         trials: None,
         warmup: 0,
+        server_a: None,
+        server_b: None,
+        server_wait_ns: None,
+        pinned: false,
+        fresh_namespace: None,
         seed: flags.output.seed,
     };
     let [samples_a, samples_b] = pool.samples;
@@ -52,6 +57,7 @@ pub(super) fn run(flags: &Compare) -> anyhow::Result<Exit> {
         verdict,
         trials: (samples_a.len() + samples_b.len()) as u64,
         pairs: 0,
+        client_saturated: pool.saturated,
         samples_a,
         samples_b,
     };
@@ -73,6 +79,7 @@ fn verdict(conclusion: &Conclusion, a: usize, b: usize, narrow: f64) -> String {
 struct Pool {
     samples: [Vec<f64>; 2],
     host: Option<Host>,
+    saturated: u64,
     remarks: Vec<Remark>,
 }
 
@@ -105,12 +112,13 @@ impl Pool {
                 Err(NoNumber::Usage(why)) => return Err(UsageError(format!("{place}: {why}")).into()),
                 Err(NoNumber::ThisRun(why)) => self.drop(&place.to_string(), &why),
                 Ok(numbers) => {
-                    let (host, remarks) = metric::envelope(saved);
-                    match remarks.first() {
-                        Some(remark) => self.drop(&place.to_string(), &remark.message),
-                        None => {
+                    let (host, remarks) = metric::envelope(&saved);
+                    match metric::is_saturated(remarks) {
+                        Err(why) => self.drop(&place.to_string(), &why),
+                        Ok(saturated) => {
+                            self.saturated += u64::from(saturated);
                             self.samples[side].extend(numbers);
-                            self.host.get_or_insert(host);
+                            self.host.get_or_insert_with(|| host.clone());
                         }
                     }
                 }

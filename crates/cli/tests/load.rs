@@ -75,7 +75,7 @@ fn the_json_that_others_rely_on() {
         assert!((rate / 500.0 - 1.0).abs() < 1e-6, "rate x time = operations");
         let settings = &record["settings"];
         assert_eq!((number(settings, "operations"), &settings["for_ns"]), (500, &Value::Null));
-        assert_eq!((number(settings, "threads"), number(settings, "connections")), (3, 32));
+        assert_eq!((number(settings, "threads"), number(settings, "connections")), (3, 64));
         assert_eq!((text(settings, "workload"), text(settings, "arrival")), ("crr", "closed"));
     });
 }

@@ -172,7 +172,7 @@ impl Load {
         self.require_local_sources()?;
         let tls = self.tls()?;
         let (engine, engine_reason) = self.choose_engine(endpoint)?;
-        let (origin, strategy) = self.origin(endpoint)?;
+        let (origin, strategy) = self.origin(endpoint, preflight)?;
         let threads = self.threads_for_descriptors(engine)?;
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let board = Board::new(threads, self.log, since_epoch);
@@ -279,12 +279,25 @@ impl Load {
         }
     }
 
-    fn origin(&self, endpoint: &Endpoint) -> Result<(Origin, Option<String>), LoadError> {
+    /// What `auto` does here. The kernel's own search is the cheapest as long as nearly every port is free: it needs no
+    /// option, which is a step less in every chain.
+    fn strategy(&self, preflight: &Preflight) -> Strategy {
+        const ROOMY: u64 = 4;
+        let room = preflight.budget.unwrap_or(0);
+        let is_roomy = preflight.needed.is_some_and(|needed| (preflight.taken + needed) * ROOMY <= room);
+        if self.strategy == Strategy::Auto && is_roomy { Strategy::KernelDefault } else { self.strategy }
+    }
+
+    fn origin(
+        &self,
+        endpoint: &Endpoint,
+        preflight: &Preflight,
+    ) -> Result<(Origin, Option<String>), LoadError> {
         Ok(match (endpoint.inet(), self.transport()) {
             (Some(destination), Transport::Tcp) => {
                 let dialer = Dialer::to(destination)
                     .sources(self.sources.clone())
-                    .strategy(self.strategy)
+                    .strategy(self.strategy(preflight))
                     // Thousands may fail in a row, and the hindsight counts once.
                     .without_census()
                     .build()?;

@@ -35,7 +35,7 @@ pub(crate) struct LoadFlags {
     /// (keep --hold connections, open and close others on top) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
     #[arg(long, value_enum)]
     workload: Option<Spoken>,
-    /// Connections that may be open at once, over all threads [default: 32; with --rate 1024; with --hold alone none]
+    /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     connections: Option<u32>,
     /// Open loop: begin so many operations per second, whether or not earlier ones are over
@@ -276,7 +276,8 @@ impl LoadFlags {
         let connections = self.connections.unwrap_or(match (self.rate, self.hold) {
             (Some(_), _) => 1024,
             (None, Some(_)) => 0,
-            (None, None) => 32,
+            // Tuned: deeper gains nothing more, and 32 leaves a tenth unused.
+            (None, None) => 64,
         });
         let keeps = matches!(spoken, Spoken::Http | Spoken::Udp);
         let sources = match &self.source {

@@ -61,7 +61,7 @@ fn fills_every_port(strategy: Strategy, address: &'static str) {
 }
 
 /// What a caller does that makes its system calls by itself, each on a socket of its own.
-fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, Option<SocketAddr>), DialError> {
+fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, SocketAddr), DialError> {
     let (mut attempt, mut wanted) = dialer.begin()?;
     loop {
         let socket = socket::open(Transport::Tcp, dialer.destination(), false).unwrap();
@@ -99,7 +99,7 @@ fn callers_with_their_own_system_calls_fill_every_port() {
                 match dial_as_wanted(&dialer) {
                     Ok((stream, known)) => {
                         let port = stream.local_addr().unwrap().port();
-                        assert!(known.is_none_or(|known| known.port() == port), "{strategy}");
+                        assert!(known.port() == port || known.port() == 0, "{strategy}");
                         option::set_reset_on_close(stream.as_fd()).unwrap();
                         streams.push(stream);
                     }
@@ -111,6 +111,36 @@ fn callers_with_their_own_system_calls_fill_every_port() {
             assert!(streams.len() >= least, "{strategy}: {}", streams.len());
             assert!(matches!(error, DialError::PortsExhausted { .. }), "{strategy}: {error}");
         }
+    });
+}
+
+#[test]
+fn sources_take_turns_also_where_the_kernel_chooses_the_ports() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let sources: SourcePool = "127.0.0.7,127.0.0.8,127.0.0.9".parse().unwrap();
+        let dialer =
+            Dialer::to(destination).sources(sources).strategy(Strategy::KernelDefault).build().unwrap();
+        let (mut streams, mut order) = (Vec::new(), Vec::new());
+        for round in 0..4 {
+            let (stream, known) = dial_as_wanted(&dialer).unwrap();
+            assert_eq!((known.port(), known.ip()), (0, stream.local_addr().unwrap().ip()));
+            order.push(known.ip().to_string());
+            if round == 0 {
+                // A port that is given back makes room again.
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+                drop(stream);
+                dialer.release(known);
+            } else {
+                streams.push(stream);
+            }
+        }
+        assert_eq!(order, ["127.0.0.7", "127.0.0.7", "127.0.0.8", "127.0.0.9"]);
+        while let Ok((stream, _)) = dial_as_wanted(&dialer) {
+            streams.push(stream);
+        }
+        assert_eq!(streams.len(), usize::from(PORTS) * 3, "no source is left out");
     });
 }
 

@@ -245,12 +245,16 @@ impl<'a> Attempt<'a> {
     }
 
     /// Takes leave of a dial that was made as [`Wanted`] said and has succeeded, without asking the kernel for its port: what
-    /// to give to [`Dialer::release`] when the connection is closed. `None` where the kernel chose the port; the dialer then
-    /// takes that port for free, which costs a later dial one refused connect().
-    pub fn keep(mut self) -> Option<SocketAddr> {
+    /// to give to [`Dialer::release`] when the connection is closed. Port 0 stands for one that the kernel chose.
+    pub fn keep(mut self) -> SocketAddr {
         match (self.named.take(), self.step) {
-            (Some(port), _) | (None, Step::Bind(port)) => Some(self.local(port)),
-            _ => None,
+            (Some(port), _) | (None, Step::Bind(port)) => self.local(port),
+            _ => {
+                if let Some(mut book) = self.dialer.book() {
+                    book.note_unknown(self.page);
+                }
+                self.local(0)
+            }
         }
     }
 

@@ -74,21 +74,34 @@ impl Book {
         let taken = &mut self.pages[page].taken;
         let port = taken.next_free(self.range, start)?;
         taken.insert(port);
-        self.rooms.set(page, self.rooms.get(page) - 1);
+        self.rooms.set(page, self.rooms.get(page).saturating_sub(1));
         Some(port)
     }
 
     /// Notes that a port is taken.
     pub(super) fn note(&mut self, page: usize, port: u16) {
         if self.range.contains(port) && self.pages[page].taken.insert(port) {
-            self.rooms.set(page, self.rooms.get(page) - 1);
+            self.rooms.set(page, self.rooms.get(page).saturating_sub(1));
         }
+    }
+
+    /// Notes that some port is taken, nobody knows which: the room is less all the same, so that the sources take turns.
+    pub(super) fn note_unknown(&mut self, page: usize) {
+        self.rooms.set(page, self.rooms.get(page).saturating_sub(1));
+        if self.rooms.get(self.rooms.roomiest()) == 0 {
+            self.forget_all();
+        }
+    }
+
+    /// Notes that a port that nobody knows is free again.
+    pub(super) fn free_unknown(&mut self, page: usize) {
+        self.rooms.set(page, self.empty.min(self.rooms.get(page) + 1));
     }
 
     /// Notes that a port is free again.
     pub(super) fn free(&mut self, page: usize, port: u16) {
         if self.range.contains(port) && !self.reserved.contains(port) && self.pages[page].taken.remove(port) {
-            self.rooms.set(page, self.rooms.get(page) + 1);
+            self.rooms.set(page, self.empty.min(self.rooms.get(page) + 1));
         }
     }
 

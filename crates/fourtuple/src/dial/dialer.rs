@@ -154,7 +154,11 @@ impl Dialer {
         if let Some(mut book) = self.book()
             && let Some(page) = book.page_of(source.ip())
         {
-            book.free(page, source.port());
+            match source.port() {
+                // From `Attempt::keep`: one that the kernel chose.
+                0 => book.free_unknown(page),
+                port => book.free(page, port),
+            }
         }
     }
 

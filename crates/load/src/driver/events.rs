@@ -32,7 +32,7 @@ impl<E: Engine> Driver<'_, E> {
         self.tally.connections += 1;
         self.part.connections += 1;
         let slot = &mut self.slots[number as usize];
-        slot.local = slot.attempt.take().and_then(Attempt::keep);
+        slot.local = slot.attempt.take().map(Attempt::keep);
         slot.asked = now;
         slot.search_ns = search_ns;
         slot.phase = Phase::Asking;

@@ -222,9 +222,7 @@ impl Ring {
             let bind = opcode::Bind::new(Fixed(slot), source.as_ptr(), source.length()).build();
             chain.push(Step::Bind, bind);
         }
-        let destination = &chain.ring.destination;
-        let connect = opcode::Connect::new(Fixed(slot), destination.as_ptr(), destination.length()).build();
-        chain.push(Step::Connect, connect);
+        chain.connect();
         if !bytes.is_empty() {
             chain.send(bytes);
             chain.receive();
@@ -243,9 +241,7 @@ impl Ring {
         let mut chain = Builder::new(self, slot)?;
         chain.push(Step::Adopt, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
         // Whether it is there or refused: a second connect() says so (__inet_stream_connect).
-        let destination = &chain.ring.destination;
-        let connect = opcode::Connect::new(Fixed(slot), destination.as_ptr(), destination.length()).build();
-        chain.push(Step::Connect, connect);
+        chain.connect();
         if !bytes.is_empty() {
             chain.send(bytes);
             chain.receive();
@@ -451,6 +447,13 @@ impl<'a> Builder<'a> {
         let (level, name) = (level as u32, name as u32);
         let entry = opcode::SetSockOpt::new(Fixed(self.slot), level, name, value, length as u32).build();
         self.push(Step::Option, entry);
+    }
+
+    fn connect(&mut self) {
+        let destination = &self.ring.destination;
+        let entry =
+            opcode::Connect::new(Fixed(self.slot), destination.as_ptr(), destination.length()).build();
+        self.push(Step::Connect, entry);
     }
 
     fn send(&mut self, bytes: &[u8]) {

@@ -243,15 +243,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                 }
             }
             let wait = self.until_due(now, end, next_tick);
-            self.engine.wait(wait)?;
-            let now = self.now();
-            while let Some(event) = self.engine.event() {
-                self.handle(event, now)?;
-            }
-            if now >= next_tick {
-                next_tick = now + TICK;
-                self.tick(now)?;
-            }
+            self.turn(wait, &mut next_tick)?;
         }
         let now = self.now();
         self.flush(now / 1_000_000_000 + 1);
@@ -263,6 +255,20 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.tally.syscalls = self.engine.system_calls();
         self.tally.cpu_ns = (resource::thread_cpu_time() - cpu_before).as_nanos() as u64;
         Ok(self.tally)
+    }
+
+    /// Waits, and handles what there is.
+    fn turn(&mut self, wait: Duration, next_tick: &mut u64) -> io::Result<()> {
+        self.engine.wait(wait)?;
+        let now = self.now();
+        while let Some(event) = self.engine.event() {
+            self.handle(event, now)?;
+        }
+        if now >= *next_tick {
+            *next_tick = now + TICK;
+            self.tick(now)?;
+        }
+        Ok(())
     }
 
     /// Opens the connections to hold, a few at a time, and waits for the other threads to have theirs.
@@ -290,15 +296,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             if self.stalled.as_ref().is_some_and(late) {
                 self.hold_fewer(now);
             }
-            self.engine.wait(Duration::from_millis(5))?;
-            let now = self.now();
-            while let Some(event) = self.engine.event() {
-                self.handle(event, now)?;
-            }
-            if now >= next_tick {
-                next_tick = now + TICK;
-                self.tick(now)?;
-            }
+            self.turn(Duration::from_millis(5), &mut next_tick)?;
         }
         self.tally.ramp = self.now();
         Ok(())

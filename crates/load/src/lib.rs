@@ -9,6 +9,7 @@ mod board;
 mod driver;
 mod engine;
 mod error;
+mod forecast;
 mod origin;
 pub mod preflight;
 mod result;

@@ -14,8 +14,9 @@ use crate::arrival::{Arrival, Schedule};
 use crate::board::Board;
 use crate::driver::{Driver, Live, Share, Shared};
 use crate::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
+use crate::forecast::Forecast;
 use crate::origin::Origin;
-use crate::preflight::{Preflight, predict_live};
+use crate::preflight::Preflight;
 use crate::settings::{Close, Load};
 use crate::tally::Tally;
 use crate::workload::{TlsSetup, Workload};
@@ -26,11 +27,6 @@ const NEWS: Duration = Duration::from_millis(250);
 
 /// How often it is looked whether enough ports are used for a forecast.
 const FORECAST: Duration = Duration::from_millis(5);
-
-/// Shares of the ports, one in so many, between whose use the rate is measured that tells when they end: late enough for
-/// the run to have found its pace.
-const FROM: u64 = 10;
-const UNTIL: u64 = 4;
 
 /// How a run is going.
 #[derive(Clone, Debug)]
@@ -387,64 +383,5 @@ impl Load {
             Driver::new(engine, shared, share).run()
         };
         result.map_err(LoadError::call("an engine's system call"))
-    }
-}
-
-/// How many tuples there still are, and when there will be none.
-struct Forecast {
-    /// Tuples that were free when the run began; `None`: there are no ports.
-    free: Option<u64>,
-    kept: Duration,
-    predicted: Option<Duration>,
-    /// Whether a forecast is still to be made from the rate.
-    open: bool,
-    /// When the first part of the ports was used, and how many.
-    from: Option<(u64, Duration)>,
-}
-
-impl Forecast {
-    fn new(preflight: &Preflight) -> Self {
-        let predicted = preflight.stall.and_then(|stall| stall.at);
-        Forecast {
-            free: preflight.budget.map(|budget| budget.saturating_sub(preflight.taken)),
-            kept: preflight.kept,
-            predicted,
-            open: predicted.is_none() && preflight.stall.is_some(),
-            from: None,
-        }
-    }
-
-    fn is_open(&self) -> bool {
-        self.open
-    }
-
-    /// Makes the forecast when enough ports are used.
-    fn look(&mut self, used: u64, elapsed: Duration) {
-        let Some(free) = self.free.filter(|free| self.open && used >= free / FROM) else { return };
-        let (before, since) = *self.from.get_or_insert((used, elapsed));
-        if used >= free / UNTIL && used > before {
-            self.open = false;
-            let left = free.saturating_sub(used);
-            let pace = (elapsed - since).div_f64((used - before) as f64);
-            let at = elapsed + pace.mul_f64(left as f64);
-            // Later, the first of them are back.
-            self.predicted = (at < self.kept).then_some(at);
-        }
-    }
-
-    /// Those that were opened while a tuple is kept are not there.
-    fn left(&self, seconds: &[Second], connections: u64) -> Option<u64> {
-        let free = self.free?;
-        let kept = self.kept.as_secs() as usize;
-        if self.kept.is_zero() {
-            return Some(free);
-        }
-        let older = seconds.len().saturating_sub(kept);
-        let back: u64 = seconds[..older].iter().map(|second| second.connections).sum();
-        Some(free.saturating_sub(connections - back.min(connections)))
-    }
-
-    fn end(&self, used: u64, elapsed: Duration) -> Option<Duration> {
-        predict_live(self.free?.saturating_sub(used), used, elapsed, self.kept)
     }
 }

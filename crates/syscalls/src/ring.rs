@@ -4,6 +4,8 @@
 //! A [`Ring`] has slots, each for one connection, and owns all memory that the kernel reads or writes for them. The steps
 //! of a chain are linked: one that fails ends it, and its error is the [`Event`] that follows.
 
+mod chain;
+
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
@@ -13,15 +15,14 @@ use std::time::{Duration, Instant};
 use io_uring::types::{CancelBuilder, DestinationSlot, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
+use chain::{Builder, Chain};
+
 use crate::address::{Endpoint, RawAddress};
 use crate::option::IP_LOCAL_PORT_RANGE;
 use crate::socket::Transport;
 
-/// Steps of the longest chain: close, socket, five options and binds, connect, send, receive, and one to spare.
-const LONGEST: usize = 12;
-
-/// Most entries of the submission queue (IORING_MAX_ENTRIES).
-const MOST_ENTRIES: usize = 32_768;
+/// Steps of the longest chain: socket, four options, bind, connect, send, receive.
+const LONGEST: usize = 9;
 
 /// A step of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,31 +124,6 @@ struct Slot {
     failed: Option<(Step, i32)>,
 }
 
-/// Up to [`LONGEST`] steps, oldest first.
-#[derive(Clone, Copy, Default)]
-struct Chain {
-    steps: [u8; LONGEST],
-    length: u8,
-}
-
-impl Chain {
-    fn push(&mut self, step: Step) {
-        self.steps[usize::from(self.length)] = step as u8;
-        self.length += 1;
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        &self.steps[..usize::from(self.length)]
-    }
-
-    /// Forgets the oldest `count` steps.
-    fn drop_first(&mut self, count: usize) {
-        let length = usize::from(self.length);
-        self.steps.copy_within(count..length, 0);
-        self.length -= count as u8;
-    }
-}
-
 /// What options take that never change.
 static ON: libc::c_int = 1;
 static OFF: libc::c_int = 0;
@@ -161,7 +137,7 @@ impl Ring {
     /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE: more slots than
     /// RLIMIT_NOFILE.
     pub fn new(transport: Transport, destination: &Endpoint, slots: u32, room: usize) -> io::Result<Self> {
-        let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096).min(MOST_ENTRIES);
+        let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096);
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -414,75 +390,6 @@ fn user_data(slot: u32, step: Step) -> u64 {
 
 fn out_of_range() -> io::Error {
     io::Error::from_raw_os_error(libc::EINVAL)
-}
-
-/// A chain in the making.
-struct Builder<'a> {
-    ring: &'a mut Ring,
-    slot: u32,
-    chain: Chain,
-    last: Option<(Step, squeue::Entry)>,
-}
-
-impl<'a> Builder<'a> {
-    fn new(ring: &'a mut Ring, slot: u32) -> io::Result<Self> {
-        ring.make_room()?;
-        Ok(Builder { ring, slot, chain: Chain::default(), last: None })
-    }
-
-    fn push(&mut self, step: Step, entry: squeue::Entry) {
-        if let Some((step, entry)) = self.last.replace((step, entry)) {
-            self.flush(step, entry, squeue::Flags::IO_LINK);
-        }
-    }
-
-    fn flush(&mut self, step: Step, entry: squeue::Entry, link: squeue::Flags) {
-        let silent = if step.is_silent() { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
-        self.ring.push(entry.flags(link | silent).user_data(user_data(self.slot, step)));
-        self.chain.push(step);
-        self.ring.awaited += usize::from(!step.is_silent());
-    }
-
-    fn option(&mut self, level: libc::c_int, name: libc::c_int, value: *const libc::c_void, length: usize) {
-        let (level, name) = (level as u32, name as u32);
-        let entry = opcode::SetSockOpt::new(Fixed(self.slot), level, name, value, length as u32).build();
-        self.push(Step::Option, entry);
-    }
-
-    fn connect(&mut self) {
-        let destination = &self.ring.destination;
-        let entry =
-            opcode::Connect::new(Fixed(self.slot), destination.as_ptr(), destination.length()).build();
-        self.push(Step::Connect, entry);
-    }
-
-    fn send(&mut self, bytes: &[u8]) {
-        let outgoing = &mut self.ring.slots[self.slot as usize].outgoing;
-        outgoing.clear();
-        outgoing.extend_from_slice(bytes);
-        let entry = opcode::Send::new(Fixed(self.slot), outgoing.as_ptr(), outgoing.len() as u32)
-            .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
-            .build();
-        self.push(Step::Send, entry);
-    }
-
-    fn receive(&mut self) {
-        let room = self.ring.room;
-        let received = &mut self.ring.slots[self.slot as usize].received;
-        if received.is_empty() {
-            *received = vec![0; room].into();
-        }
-        let entry = opcode::Recv::new(Fixed(self.slot), received.as_mut_ptr(), received.len() as u32).build();
-        self.push(Step::Receive, entry);
-    }
-
-    fn submit(mut self) -> io::Result<()> {
-        if let Some((step, entry)) = self.last.take() {
-            self.flush(step, entry, squeue::Flags::empty());
-        }
-        self.ring.slots[self.slot as usize].chain = self.chain;
-        Ok(())
-    }
 }
 
 impl Drop for Ring {

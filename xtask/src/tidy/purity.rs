@@ -15,7 +15,6 @@ const PURE: &[&str] = &[
     "crates/load/src/preflight/judge",
     "crates/load/src/preflight/remedy",
     "crates/load/src/preflight/snapshot",
-    "crates/load/src/preflight/words",
     "crates/measure",
     "crates/record",
     "crates/doctor",

@@ -1,11 +1,11 @@
 use std::io::{self, IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple::ports::words::in_words;
 use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
 use fourtuple_load::{
     Arrival, Close, EngineChoice, HttpRequest, Load, News, Scheme, Target, Trust, Workload,
@@ -231,6 +231,16 @@ impl LoadFlags {
         Ok(exit)
     }
 
+    /// The run that `compare` is to repeat; else what is wrong with it.
+    pub(crate) fn comparable(&self) -> Result<Load, String> {
+        let checked = || {
+            let load = self.load()?;
+            load.check()?;
+            Ok(load)
+        };
+        checked().map_err(|error: anyhow::Error| exit::message(&error))
+    }
+
     /// Says what stands in the way, and refuses unless the run is wanted anyway.
     fn warn(&self, preflight: &Preflight) -> anyhow::Result<()> {
         if preflight.refuses() && !self.anyway {
@@ -377,13 +387,11 @@ impl LoadFlags {
 
 fn snapshot(load: &Load, endpoint: &Endpoint) -> anyhow::Result<Snapshot> {
     let proc = Path::new("/proc");
-    let destination: Option<SocketAddr> = endpoint.inet();
-    Ok(match (endpoint, destination) {
-        (_, Some(destination)) => {
-            Snapshot::read(proc, load.transport(), destination, load.sources.addresses())?
+    Ok(match endpoint {
+        Endpoint::Inet(destination) => {
+            Snapshot::read(proc, load.transport(), *destination, load.sources.addresses())?
         }
-        (Endpoint::Unix(path), None) => Snapshot::read_unix(proc, path)?,
-        (Endpoint::Inet(_), None) => unreachable!("an address of IP is one"),
+        Endpoint::Unix(path) => Snapshot::read_unix(proc, path)?,
     })
 }
 
@@ -408,8 +416,9 @@ impl Line {
         let Some(bar) = &self.0 else { return };
         let mut words = vec![format!("{:.1} s", news.elapsed.as_secs_f64())];
         if let Some(last) = news.last {
+            let time = |ns| in_words(Duration::from_nanos(ns));
             words.push(format!("{}/s", HumanCount(last.operations)));
-            words.push(format!("p50 {} p99 {}", short(last.p50_ns), short(last.p99_ns)));
+            words.push(format!("p50 {} p99 {}", time(last.p50_ns), time(last.p99_ns)));
         }
         words.push(format!("{} done", HumanCount(news.operations)));
         if news.errors > 0 {
@@ -434,26 +443,5 @@ impl Line {
         if let Some(bar) = self.0 {
             bar.finish_and_clear();
         }
-    }
-}
-
-fn short(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.0} us", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.2} s", ns as f64 / 1e9),
-    }
-}
-
-impl LoadFlags {
-    /// The run that `compare` is to repeat; else what is wrong with it.
-    pub(crate) fn comparable(&self) -> Result<Load, String> {
-        let checked = || {
-            let load = self.load()?;
-            load.check()?;
-            Ok(load)
-        };
-        checked().map_err(|error: anyhow::Error| exit::message(&error))
     }
 }

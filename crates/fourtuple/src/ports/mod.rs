@@ -14,6 +14,7 @@ mod kernel;
 mod plan;
 mod range;
 mod simulate;
+pub mod words;
 
 pub use budget::{Budget, BudgetError, Closer, TIME_WAIT, steady_tuples};
 pub use cost::{CostError, Costs, CostsByFill, ProbeCost, expected_probes, halves};

@@ -6,6 +6,7 @@ mod open;
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -97,7 +98,7 @@ struct Slot<'a> {
     talk: Box<dyn Talk>,
     attempt: Option<Attempt<'a>>,
     /// Address and port, where they are known: to be given back when the connection is closed.
-    local: Option<std::net::SocketAddr>,
+    local: Option<SocketAddr>,
     /// Which request of its connection this is; 0: none yet.
     request: u64,
     intended: u64,

@@ -25,7 +25,7 @@ pub(crate) struct UringEngine {
     destination: Endpoint,
     options: Options,
     opened: u64,
-    /// When a slot's connect() began and how long it took, of those that are sampled.
+    /// How long connect() of a slot took, where it was sampled.
     sampled: Vec<Option<u64>>,
     /// Events that no completion brings.
     failed: Vec<(u32, io::Error)>,

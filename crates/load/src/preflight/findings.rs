@@ -1,9 +1,9 @@
 use std::time::Duration;
 
 use fourtuple::ports::TIME_WAIT;
+use fourtuple::ports::words::{counted, grouped, in_words, percent};
 
 use super::forecast::{ASSUMED_CONNECTIONS_PER_S, Basis, Course};
-use super::words::{counted, grouped, in_words, percent};
 use super::{Closer, Finding, Need, Remedy, Severity, Snapshot, Transport, remedy};
 
 /// Descriptors beside those of connections: rings, epoll, timers, files.

@@ -2,9 +2,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use fourtuple::ports::words::{counted, grouped, in_words, percent};
 use fourtuple_record::{Remark, Second};
 
-use super::words::{counted, grouped, in_words, percent};
 use super::{Finding, Need, Preflight, Remedy};
 
 /// What was seen of a run.

@@ -10,7 +10,6 @@ mod judge;
 mod read;
 mod remedy;
 mod snapshot;
-mod words;
 
 pub use forecast::{ASSUMED_CONNECTIONS_PER_S, ASSUMED_REQUESTS_PER_S, LATEST_TIMER, Stall, predict_live};
 pub use hindsight::{Hindsight, NoPort, Offered, Seen, hindsight};

@@ -3,9 +3,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use fourtuple::ports::PortRange;
+use fourtuple::ports::words::{counted, in_words};
 
 use super::forecast::Course;
-use super::words::{counted, in_words};
 use super::{Closer, Need, Snapshot};
 
 /// Something that would help, as one would type it.

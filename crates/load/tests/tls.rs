@@ -17,7 +17,8 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ServerConfig, ServerConnection, SupportedProtocolVersion};
 
-/// A server with a certificate that it signed itself, for `localhost` and 127.0.0.1.
+/// A server with a certificate that it signed itself, for `localhost` and 127.0.0.1. As `openssl req -x509` makes them it
+/// says that it is an authority.
 struct Server {
     address: SocketAddr,
     certificate: String,
@@ -26,14 +27,17 @@ struct Server {
 
 fn server(version: &'static SupportedProtocolVersion) -> Server {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names).unwrap();
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let signing_key = rcgen::KeyPair::generate().unwrap();
+    let mut parameters = rcgen::CertificateParams::new(names).unwrap();
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let certificate = parameters.self_signed(&signing_key).unwrap();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[version])
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
+        .with_single_cert(vec![certificate.der().clone()], key)
         .unwrap();
     let (config, requests) = (Arc::new(config), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&requests);
@@ -58,7 +62,7 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
             }
         }
     });
-    Server { address, certificate: made.cert.pem(), requests }
+    Server { address, certificate: certificate.pem(), requests }
 }
 
 fn https(engine: EngineChoice, host: &str, port: u16, trust: Trust) -> Load {

@@ -100,7 +100,7 @@ pub(crate) struct LoadFlags {
     /// Body of http, as text, or @FILE
     #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
     body: Option<String>,
-    /// Certificates of authorities to trust (PEM), besides those of the system
+    /// Certificates to trust (PEM), besides the system's authorities: of an authority, or the server's own
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Take any certificate of https

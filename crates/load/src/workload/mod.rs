@@ -9,12 +9,13 @@ mod datagram;
 mod http;
 mod response;
 mod tls;
+mod trust;
 
 use std::borrow::Cow;
 
 pub use self::http::HttpRequest;
 pub(crate) use self::tls::TlsSetup;
-pub use self::tls::Trust;
+pub use self::trust::Trust;
 
 /// What is done on every connection.
 #[derive(Clone, Debug)]

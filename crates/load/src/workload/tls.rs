@@ -1,26 +1,12 @@
 use std::io::{Read, Write};
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Error};
 
-use super::{Heard, Talk};
+use super::trust::Verifier;
+use super::{Heard, Talk, Trust};
 use crate::LoadError;
-
-/// Whose certificates are taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// Those that an authority of this system has signed.
-    System,
-    /// These (PEM) too.
-    Also(PathBuf),
-    /// Anybody's: for servers under test.
-    Anybody,
-}
 
 /// What every TLS connection of a run shares: sessions are resumed, as applications do.
 #[derive(Clone)]
@@ -36,17 +22,13 @@ impl TlsSetup {
         let name = ServerName::try_from(bare)
             .map_err(|_| refuse(format!("{host:?} is not a name that a certificate could have")))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let verifier = Verifier::new(trust, &provider)?;
+        let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| refuse(error.to_string()))?;
-        let mut config = if *trust == Trust::Anybody {
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-                .with_no_client_auth()
-        } else {
-            builder.with_root_certificates(roots(trust)?).with_no_client_auth()
-        };
+            .map_err(|error| refuse(error.to_string()))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(TlsSetup { config: Arc::new(config), name })
     }
@@ -60,34 +42,6 @@ impl TlsSetup {
             plain: vec![0; 16 * 1024],
         })
     }
-}
-
-fn roots(trust: &Trust) -> Result<RootCertStore, LoadError> {
-    let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    // A system may have some that are out of fashion: those are left out, as everybody does.
-    roots.add_parsable_certificates(found.certs);
-    if let Trust::Also(path) = trust {
-        let place = path.display();
-        let refuse = |why: &dyn std::fmt::Display| {
-            LoadError::Setting(format!("invalid value '{place}' for '--ca': {why}"))
-        };
-        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refuse(&error))?;
-        let mut count = 0;
-        for certificate in certificates {
-            roots.add(certificate.map_err(|error| refuse(&error))?).map_err(|error| refuse(&error))?;
-            count += 1;
-        }
-        if count == 0 {
-            return Err(refuse(&"there is no certificate in it"));
-        }
-    }
-    if roots.is_empty() {
-        return Err(LoadError::Tls(
-            "this system has no certificates of authorities: use --ca FILE or --insecure".into(),
-        ));
-    }
-    Ok(roots)
 }
 
 /// Another talk, inside of TLS.
@@ -168,45 +122,4 @@ fn failed(error: &Error) -> Heard {
         Error::InvalidCertificate(_) => "tls-certificate".into(),
         _ => "tls".into(),
     })
-}
-
-/// Takes any certificate, but still wants the handshake to be signed with it.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

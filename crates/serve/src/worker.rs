@@ -270,7 +270,9 @@ impl Worker {
             }
             match self.send(connection, answer, 0) {
                 Sent::Whole if answer.ends() => {
-                    return match self.end(connection, drained && bytes.is_empty()) {
+                    // Who is told that a request is bad may be in the middle of it still.
+                    let drained = drained && bytes.is_empty() && answer.is_response();
+                    return match self.end(connection, drained) {
                         Next::Close => Digested::Over,
                         Next::Wait => Digested::Needs,
                     };

@@ -5,8 +5,12 @@
 #define SEATS 64
 /* Seats found empty that one packet may clear away. With more of them the kernel's hash chooses this time. */
 #define ROUNDS 8
-/* No key is as high: scores are cut off below. */
-#define NOBODY (~0ULL)
+/* The highest key; that of a seat is lower, for score and open connections are cut off. */
+#define NOBODY 0x7fffffffffffffffLL
+#define MOST_SCORE 0x7ffffffeLL
+#define MOST_OPEN 0xffffffLL
+/* What people write into the counters, without the sign. */
+#define NUMBER 0x3fffffffffffffffULL
 #define NOT_FOUND (-2)
 
 /* Counters of one worker, on a cache line of their own. */
@@ -20,7 +24,7 @@ struct seat {
 };
 
 struct state {
-    volatile u64 seats; /* how many are in use, at most SEATS */
+    volatile u64 seats; /* how many may be in use, at most SEATS */
     volatile u64 cursor;
     u64 room[6];
     struct seat seat[SEATS];
@@ -29,27 +33,33 @@ struct state {
 extern struct map state;     /* array of one struct state */
 extern struct map listeners; /* sockets by seat */
 
-INLINE u64 capped(u64 value, u64 limit)
+/* The verifier follows every branch, of every turn of a loop, and keeps what it knows of the best so far on each: a loop
+ * over seats with branches in it is too long for it. So there are none: numbers below 2^63 are compared by the sign of
+ * their difference. The barrier keeps the compiler from making branches of it. */
+INLINE s64 all_ones_if_negative(s64 number)
 {
-    return value < limit ? value : limit;
+    s64 mask = number >> 63;
+    asm volatile("" : "+r"(mask));
+    return mask;
 }
 
-/* Low is good: what is on its way or at work first, then open connections, then the distance from the cursor. One number
- * for all, because comparing it needs one branch: the verifier follows each. */
-INLINE u64 key_of(struct seat *seat, u32 distance)
+INLINE s64 lower(s64 a, s64 b)
 {
-    u64 claimed = seat->claimed;
-    u64 accepted = seat->accepted;
-    /* A cookie's SYN was perhaps claimed elsewhere: see `claims`. */
-    u64 coming = accepted < claimed ? claimed - accepted : 0;
-    u64 score = capped(coming + seat->busy, 0xfffffffe);
-    return score << 32 | capped(seat->open, 0xffffff) << 8 | distance;
+    s64 difference = a - b;
+    return b + (difference & all_ones_if_negative(difference));
 }
 
-INLINE u32 seat_at(u32 start, u32 distance, u32 seats)
+/* Low is good: what is on its way or at work first, then open connections, then the distance from the cursor. NOBODY's
+ * for a free seat. */
+INLINE s64 key_of(struct seat *seat, u32 distance)
 {
-    u32 index = start + distance;
-    return (index < seats ? index : index - seats) & (SEATS - 1);
+    s64 coming = seat->claimed - seat->accepted;
+    /* Below 0 when the connection of a SYN cookie was claimed elsewhere. */
+    coming &= ~all_ones_if_negative(coming);
+    s64 score = lower(coming + (seat->busy & NUMBER), MOST_SCORE);
+    s64 key = score << 32 | lower(seat->open & NUMBER, MOST_OPEN) << 8 | distance;
+    s64 free = all_ones_if_negative((seat->listener & NUMBER) - 1);
+    return key | (free & NOBODY);
 }
 
 /* Whether the packet begins a connection. A RST, a stray ACK or the last ACK of a handshake with SYN cookies looks for a
@@ -76,23 +86,16 @@ enum verdict least_busy(struct context *context)
         return PASS;
     u32 start = (u32)__sync_fetch_and_add(&all->cursor, 1) % seats;
 
+    /* Free seats are skipped, so going round all 64 is going round those in use, in the same order. */
 #pragma clang loop unroll(disable)
     for (int round = 0; round < ROUNDS; round++) {
-        u64 best = NOBODY;
+        s64 best = NOBODY;
 #pragma clang loop unroll(disable)
-        for (u32 distance = 0; distance < SEATS; distance++) {
-            if (distance >= seats)
-                break;
-            struct seat *seat = &all->seat[seat_at(start, distance, seats)];
-            if (!seat->listener)
-                continue;
-            u64 key = key_of(seat, distance);
-            if (key < best)
-                best = key;
-        }
+        for (u32 distance = 0; distance < SEATS; distance++)
+            best = lower(key_of(&all->seat[(start + distance) & (SEATS - 1)], distance), best);
         if (best == NOBODY)
             break;
-        u32 index = seat_at(start, (u8)best, seats);
+        u32 index = (start + (u32)best) & (SEATS - 1);
         struct seat *seat = &all->seat[index];
         /* Read before trying, so that a worker who takes the seat in between is not shown out below. */
         u64 listener = seat->listener;

@@ -30,7 +30,8 @@ pub(crate) struct Program {
 }
 
 // Instructions are of the machine's order.
-const _: () = assert!(cfg!(target_endian = "little"), "the objects in the tree are for little-endian machines");
+const _: () =
+    assert!(cfg!(target_endian = "little"), "the objects in the tree are for little-endian machines");
 
 impl Program {
     /// Reads the program called `name` out of an object.

@@ -43,7 +43,8 @@ impl<T: AllAtomic> Shared<T> {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let value = NonNull::new(start.cast::<T>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+        let value =
+            NonNull::new(start.cast::<T>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
         Ok(Shared { value, owns: PhantomData })
     }
 }

@@ -14,15 +14,15 @@ use fourtuple_syscalls::socket::{self, Transport};
 /// How long the slowest machine may take for what the fastest does at once.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-pub struct Group {
-    pub busy: LeastBusy,
+pub(crate) struct Group {
+    pub(crate) busy: LeastBusy,
     /// Of every seat, until it is closed.
-    pub listeners: Vec<Option<OwnedFd>>,
-    pub address: SocketAddr,
+    pub(crate) listeners: Vec<Option<OwnedFd>>,
+    pub(crate) address: SocketAddr,
 }
 
 /// What was loaded, or a counted skip where BPF cannot be had.
-pub fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
+pub(crate) fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
     match result {
         Ok(loaded) => Some(loaded),
         Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
@@ -34,7 +34,7 @@ pub fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
 }
 
 /// A listener in the group of `port`, or of a new port for 0.
-pub fn listen(address: &str, port: u16) -> (OwnedFd, SocketAddr) {
+pub(crate) fn listen(address: &str, port: u16) -> (OwnedFd, SocketAddr) {
     let wanted = SocketAddr::new(address.parse().unwrap(), port);
     let listener = socket::open(Transport::Tcp, wanted, true).unwrap();
     assert_eq!(option::set_reuse_port(listener.as_fd()).unwrap(), Answer::Done);
@@ -45,7 +45,7 @@ pub fn listen(address: &str, port: u16) -> (OwnedFd, SocketAddr) {
 }
 
 /// Waits until it is so.
-pub fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !is_so() {
         assert!(Instant::now() < end, "never: {what}");
@@ -55,11 +55,11 @@ pub fn until(what: &str, is_so: impl Fn() -> bool) {
 
 impl Group {
     /// As many listeners as seats, all taken; or a skip.
-    pub fn open(test: &str, seats: usize) -> Option<Group> {
+    pub(crate) fn open(test: &str, seats: usize) -> Option<Group> {
         Self::open_at(test, "127.0.0.1", seats)
     }
 
-    pub fn open_at(test: &str, address: &str, seats: usize) -> Option<Group> {
+    pub(crate) fn open_at(test: &str, address: &str, seats: usize) -> Option<Group> {
         fourtuple_testing::set_sysctl("net.core.somaxconn", "4096");
         let busy = loaded(test, LeastBusy::load(seats))?;
         let (first, address) = listen(address, 0);
@@ -74,12 +74,12 @@ impl Group {
         Some(Group { busy, listeners, address })
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         TcpStream::connect_timeout(&self.address, DEADLINE).unwrap()
     }
 
     /// What comes out of a seat's accept queue now.
-    pub fn accept(&self, seat: usize) -> Option<OwnedFd> {
+    pub(crate) fn accept(&self, seat: usize) -> Option<OwnedFd> {
         match socket::accept(self.listeners[seat].as_ref()?.as_fd()) {
             Ok(connection) => Some(connection),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// The next connection, wherever it comes, with its seat; counted as a worker does.
-    pub fn accept_anywhere(&self) -> (usize, OwnedFd) {
+    pub(crate) fn accept_anywhere(&self) -> (usize, OwnedFd) {
         let end = Instant::now() + DEADLINE;
         loop {
             for seat in 0..self.listeners.len() {
@@ -105,7 +105,7 @@ impl Group {
     }
 
     /// Connects and accepts so many times, one after the other and keeping all open; how many came to each seat.
-    pub fn shares(&self, connections: usize) -> Vec<usize> {
+    pub(crate) fn shares(&self, connections: usize) -> Vec<usize> {
         let mut shares = vec![0; self.listeners.len()];
         let mut open = Vec::new();
         for _ in 0..connections {
@@ -121,17 +121,17 @@ impl Group {
     }
 
     /// Length of a seat's accept queue.
-    pub fn queued(&self, seat: usize) -> u64 {
+    pub(crate) fn queued(&self, seat: usize) -> u64 {
         let listener = self.listeners[seat].as_ref();
         listener.map_or(0, |listener| option::accept_queue(listener.as_fd()).unwrap().into())
     }
 
-    pub fn all_queued(&self) -> Vec<u64> {
+    pub(crate) fn all_queued(&self) -> Vec<u64> {
         (0..self.listeners.len()).map(|seat| self.queued(seat)).collect()
     }
 
     /// What is claimed and not accepted, of every seat.
-    pub fn coming(&self) -> Vec<i64> {
+    pub(crate) fn coming(&self) -> Vec<i64> {
         let seats = 0..self.listeners.len();
         seats
             .map(|seat| {

@@ -5,18 +5,18 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-pub const SYN: u8 = 0x02;
-pub const RST: u8 = 0x04;
-pub const ACK: u8 = 0x10;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const ACK: u8 = 0x10;
 
 /// A raw IPv4 socket with a source address at which the kernel knows no connection.
-pub struct Raw {
+pub(crate) struct Raw {
     socket: OwnedFd,
     source: Ipv4Addr,
 }
 
 impl Raw {
-    pub fn open(source: [u8; 4]) -> Raw {
+    pub(crate) fn open(source: [u8; 4]) -> Raw {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: socket() takes no pointers.
         let descriptor = unsafe { libc::socket(libc::AF_INET, kind, libc::IPPROTO_TCP) };
@@ -33,7 +33,7 @@ impl Raw {
     }
 
     /// A segment without data.
-    pub fn send(&self, port: u16, to: SocketAddr, flags: u8) {
+    pub(crate) fn send(&self, port: u16, to: SocketAddr, flags: u8) {
         let IpAddr::V4(destination) = to.ip() else { panic!("IPv4 only") };
         let mut segment = [0_u8; 20];
         segment[..2].copy_from_slice(&port.to_be_bytes());

@@ -6,7 +6,7 @@ use fourtuple_syscalls::bell::Bell;
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::group::Group;
-use crate::listen::seats::Count;
+use crate::listen::seats::{Count, SeatStats};
 use crate::listen::wait::{self, Seat, Wait};
 
 /// A worker's end of a group. Dropping it leaves, as [`leave`](Acceptor::leave) does.
@@ -93,6 +93,11 @@ impl Acceptor {
     /// Ends the waiting of this acceptor from elsewhere.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.seat.bell))
+    }
+
+    /// What has been done in its seat.
+    pub fn stats(&self) -> SeatStats {
+        self.seat.group.0.seats.stats_of(self.seat.number)
     }
 
     /// Its number, from 0.

@@ -105,11 +105,7 @@ impl Listen {
         let backlog = i32::try_from(self.backlog).unwrap_or(i32::MAX);
         let (door, endpoint, path) = match &self.endpoint {
             Endpoint::Unix(path) => {
-                path::remove_dead(path)?;
-                let listener = socket::open_stream(&self.endpoint, choice.policy != Policy::Blocking)
-                    .map_err(failed("socket()"))?;
-                socket::bind_endpoint(listener.as_fd(), &self.endpoint).map_err(failed("bind()"))?;
-                let own = OwnPath::of(path);
+                let (listener, own) = path::bind_path(path, choice.policy != Policy::Blocking)?;
                 socket::listen(listener.as_fd(), backlog).map_err(failed("listen()"))?;
                 (Door::One(Arc::new(listener)), self.endpoint.clone(), Some(own))
             }

@@ -1,4 +1,5 @@
 //! Every policy, with real workers and clients.
 
 mod policies;
+mod reload;
 mod pool;

@@ -130,8 +130,19 @@ impl Listen {
         };
         let common = wait::common(choice.policy, &door, self.seats, &endpoint)?;
         let recycle = self.recycle;
-        let inner =
-            Inner { endpoint, family, choice, backlog, recycle, seats, lobby, door, common, _path: path };
+        let inner = Inner {
+            endpoint,
+            family,
+            choice,
+            backlog,
+            workers: self.workers,
+            recycle,
+            seats,
+            lobby,
+            door,
+            common,
+            _path: path,
+        };
         Ok(Group(Arc::new(inner)))
     }
 }
@@ -157,6 +168,12 @@ fn bound(endpoint: &Endpoint, shared: bool, nonblocking: bool) -> Result<OwnedFd
 fn local(socket: &OwnedFd, endpoint: &Endpoint) -> Result<Endpoint, ListenError> {
     let failed = |source| ListenError::Call { call: "getsockname()", endpoint: endpoint.clone(), source };
     Ok(socket::local_address(socket.as_fd()).map_err(failed)?.into())
+}
+
+/// Whether the kernel moves connections from the queue of a listener that is closed to the others of its group
+/// (net.ipv4.tcp_migrate_req, Linux 5.14).
+fn migrates() -> bool {
+    fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
 }
 
 /// Where connections come in.
@@ -198,6 +215,7 @@ pub(crate) struct Inner {
     pub(crate) family: Family,
     pub(crate) choice: Choice,
     backlog: i32,
+    workers: Workers,
     pub(crate) recycle: Recycle,
     pub(crate) seats: Arc<Seats>,
     pub(crate) lobby: Lobby,
@@ -282,10 +300,12 @@ impl Group {
         ward
     }
 
-    /// The listener of a worker that leaves, with everybody in its queue: the kernel gives them to the others when it is
-    /// closed (tcp_migrate_req), or another worker looks after it.
+    /// The listener of a worker that leaves, with everybody in its queue: another worker looks after it until one joins.
+    /// Processes do not know who has joined, and would look after more and more of them: where the kernel gives the queue to
+    /// the other listeners (tcp_migrate_req), theirs are closed, although it then resets a connection now and then whose
+    /// handshake is under way.
     pub(crate) fn leave_behind(&self, seat: usize, listener: &OwnedFd) -> Result<(), ListenError> {
-        if self.migrates() && self.0.seats.has_others(seat) {
+        if self.0.workers == Workers::Processes && self.0.seats.has_others(seat) && migrates() {
             return Ok(());
         }
         self.0.lobby.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
@@ -294,12 +314,6 @@ impl Group {
     /// The same for one that was looked after.
     pub(crate) fn leave_ward(&self, seat: usize, ward: &Ward) -> Result<(), ListenError> {
         if ward.claim() { self.leave_behind(seat, &ward.listener) } else { Ok(()) }
-    }
-
-    /// Whether the kernel moves connections from the queue of a listener that is closed to the others of its group
-    /// (net.ipv4.tcp_migrate_req, Linux 5.14).
-    fn migrates(&self) -> bool {
-        fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
     }
 
     pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {

@@ -1,5 +1,5 @@
 //! Every policy, with real workers and clients.
 
 mod policies;
-mod reload;
 mod pool;
+mod reload;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Policy, Workers};
+use fourtuple::listen::{Family, Group, Listen, Policy, Workers};
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, connect, open, try_ask};
+use crate::pool::{Worker, connect, endpoint, open, try_ask};
 
 /// A worker joins, another drains and leaves, so often; FOURTUPLE_RELOADS asks for more.
 fn reloads() -> u32 {
@@ -74,7 +74,8 @@ fn reload_again_and_again(policy: Policy, family: Family) {
 #[test]
 fn reloads_lose_nobody() {
     in_namespace(|| {
-        for policy in [Policy::Exclusive, Policy::Plain, Policy::ROTATE, Policy::SharedOneshot, Policy::Reuseport]
+        for policy in
+            [Policy::Exclusive, Policy::Plain, Policy::ROTATE, Policy::SharedOneshot, Policy::Reuseport]
         {
             for family in [Family::Unix, Family::Tcp4] {
                 if policy.check(family, Workers::Threads).is_ok() {
@@ -86,10 +87,23 @@ fn reloads_lose_nobody() {
 }
 
 #[test]
-fn the_kernel_moves_the_queue_of_a_listener_where_it_can() {
+fn processes_leave_their_queue_to_the_kernel_where_it_moves_it() {
     in_namespace(|| {
-        // Of this namespace alone. Absent before Linux 5.14: then the listener is handed over, as in the test above.
+        // Of this namespace alone. Absent before Linux 5.14: then the listener is handed over.
         let _ = std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "1");
-        reload_again_and_again(Policy::Reuseport, Family::Tcp4);
+        let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::Reuseport);
+        let group = listen.workers(Workers::Processes).open().unwrap();
+        let leaving = group.join().unwrap();
+        let mut waiting: Vec<_> = (0..5).map(|_| connect(&group)).collect();
+        let mut staying = group.join().unwrap();
+        leaving.leave().unwrap();
+        for stream in &mut waiting {
+            stream.write_all(b"x").unwrap();
+        }
+        let mut served = Vec::new();
+        while served.len() < waiting.len() {
+            served.extend(staying.next(None).unwrap());
+        }
+        assert_eq!(group.stats()[1].accepts, 5);
     });
 }

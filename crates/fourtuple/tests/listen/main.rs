@@ -1,0 +1,5 @@
+//! Every policy, with real workers and clients.
+
+mod policies;
+mod pool;
+mod reload;

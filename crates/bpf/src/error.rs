@@ -8,11 +8,7 @@ use fourtuple_syscalls::errno_name;
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
     /// EPERM or EACCES: this process may not.
-    #[error(
-        "{call}: {} ({source}): BPF needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, and a seccomp \
-         filter that lets bpf(2) pass; without them kernel.unprivileged_bpf_disabled does not help either",
-        errno_name(source)
-    )]
+    #[error("{call}: {} ({source}); {}", errno_name(source), BpfError::NEEDS)]
     NotPermitted {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -70,6 +66,10 @@ pub enum BpfError {
 }
 
 impl BpfError {
+    /// Which permission it takes, for whoever is told [`BpfError::NotPermitted`].
+    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, and a seccomp filter \
+                             that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
+
     /// The error of a call whose failures mean a missing right or anything else.
     pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {
         match source.raw_os_error() {

@@ -12,10 +12,12 @@ use self::group::{Group, until};
 fn nobody_notices_that_a_worker_was_killed() {
     in_namespace(|| {
         let Some(mut group) = Group::open("nobody_notices_that_a_worker_was_killed", 3) else { return };
-        // SAFETY: the child makes async-signal-safe calls only: stores to atomics, close and pause.
+        // SAFETY: the child makes async-signal-safe calls only: stores to atomics, prctl and pause.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
+            // SAFETY: this operation takes a number; whatever becomes of the test, the child goes with it.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) };
             // It has the listener of seat 0, and says that it has something to do.
             let _ = group.busy.seat(0).map(|seat| seat.set_busy(5));
             loop {

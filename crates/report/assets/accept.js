@@ -45,17 +45,27 @@ const acceptKinds = {
       const cell = own.find((cell) => cell.close_every === every);
       return cell ? Math.max(1, cell.wait_ns[field]) : null;
     });
-    const values = cells.flatMap(({ wait_ns }) => [wait_ns.p50, wait_ns.p99, wait_ns.p999, wait_ns.p999_low, wait_ns.p999_high])
-      .filter((value) => value != null).map((value) => Math.max(1, value));
-    const full = { x: [-0.3, x.length - 0.7], y: decades(Math.min(...values), Math.max(...values)) };
     const groups = [...policies];
     let chosen = QUANTILES[figure.chosen ??= 0];
+    const extent = () => {
+      const ends = chosen[1] === "p999" ? ["p999", "p999_low", "p999_high"] : [chosen[1]];
+      const values = cells.flatMap(({ wait_ns }) => ends.map((end) => wait_ns[end]))
+        .filter((value) => value != null).map((value) => Math.max(1, value));
+      return decades(Math.min(...values), Math.max(...values));
+    };
+    const full = { x: [-0.3, x.length - 0.7], y: extent() };
     const data = () => [x.map((every, at) => at), ...groups.map(([, own]) => column(own, chosen[1]))];
     const u = plot(figure, full, data(), {
       scales: { x: horizontal(full.x), y: vertical(full.y, true) },
       series: [
         { label: "close every", value: or(closing) },
-        ...groups.map(([name], index) => line(name, index, { points: { show: true, size: 6 }, value: or(duration), spanGaps: true })),
+        ...groups.map(([name], index) => line(name, index, {
+          points: { show: true, size: 6 },
+          value: or(duration),
+          spanGaps: true,
+          // There are more policies than colours.
+          ...(index >= SERIES && { dash: [2, 3] }),
+        })),
       ],
       axes: [
         axis("requests after which a connection is closed", closing, { splits: () => x.map((every, at) => at) }),
@@ -70,8 +80,11 @@ const acceptKinds = {
     });
     tabs(figure, QUANTILES.map(([name]) => name), (index) => {
       chosen = QUANTILES[index];
-      u.setData(data(), false);
-      u.redraw();
+      full.y.splice(0, 2, ...extent());
+      u.batch(() => {
+        u.setData(data(), false);
+        u.setScale("y", { min: full.y[0], max: full.y[1] });
+      });
       return "";
     }, "Quantile");
     return u;

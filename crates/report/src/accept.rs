@@ -1,6 +1,6 @@
 //! What labs of accepting found, in the words that the terminal and the page share.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, BreakEven, SkippedCell, Timeline, WaitNs};
 
@@ -126,33 +126,31 @@ pub(crate) fn place(cell: &AcceptCell) -> String {
 
 /// What was not run and why, one line for all cells of a policy with the same reason.
 pub(crate) fn skipped(cells: &[SkippedCell]) -> Vec<(String, String)> {
-    let mut found: Vec<(&str, &str)> = Vec::new();
-    let mut parts: BTreeMap<(&str, &str), (Vec<&str>, Vec<u64>)> = BTreeMap::new();
+    let mut alike: Vec<Vec<&SkippedCell>> = Vec::new();
     for cell in cells {
-        let key = (cell.policy.as_str(), cell.why.as_str());
-        if !found.contains(&key) {
-            found.push(key);
-        }
-        let (families, closings) = parts.entry(key).or_default();
-        if !families.contains(&cell.family.as_str()) {
-            families.push(&cell.family);
-        }
-        if !closings.contains(&cell.close_every) {
-            closings.push(cell.close_every);
+        let same = |group: &&mut Vec<&SkippedCell>| {
+            group.first().is_some_and(|first| (&first.policy, &first.why) == (&cell.policy, &cell.why))
+        };
+        match alike.iter_mut().find(same) {
+            Some(group) => group.push(cell),
+            None => alike.push(vec![cell]),
         }
     }
-    let all: std::collections::BTreeSet<u64> = cells.iter().map(|cell| cell.close_every).collect();
-    let named = |key: &(&str, &str)| {
-        let (families, closings) = &parts[key];
-        let mut name = format!("{} over {}", key.0, families.join(" and "));
+    let all: BTreeSet<u64> = cells.iter().map(|cell| cell.close_every).collect();
+    let line = |group: &Vec<&SkippedCell>| {
+        let families: BTreeSet<&str> = group.iter().map(|cell| cell.family.as_str()).collect();
+        let closings: BTreeSet<u64> = group.iter().map(|cell| cell.close_every).collect();
+        let mut name = format!("{} over {}", group[0].policy, Vec::from_iter(families).join(" and "));
         // What was skipped however it closes needs no list.
         if closings.len() < all.len() {
-            let list: Vec<String> = closings.iter().map(|every| close_every(*every)).collect();
-            name += &format!(", close every {}", list.join(", "));
+            name += &format!(
+                ", close every {}",
+                Vec::from_iter(closings.into_iter().map(close_every)).join(", ")
+            );
         }
-        (name, key.1.to_owned())
+        (name, group[0].why.clone())
     };
-    found.iter().map(named).collect()
+    alike.iter().map(line).collect()
 }
 
 /// Whether closing pays, in a sentence.

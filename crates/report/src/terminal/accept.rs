@@ -24,10 +24,20 @@ pub(super) fn body(sheet: &mut Sheet, lab: Lab, words: &[String], results: &Acce
     }
     for group in &groups {
         sheet.heading(&group.title);
-        sheet.table(&match lab {
-            Lab::Accept => accepts(group),
-            Lab::Keepalive => waits(group),
-        });
+        match lab {
+            Lab::Accept => sheet.table(&accepts(group)),
+            Lab::Keepalive => {
+                sheet.item(
+                    "",
+                    "Every: after how many requests a connection is closed. Wait: latency less the service time; misplaced: while \
+                     some worker idles.",
+                    Tone::Dim,
+                );
+                sheet.table(&waits(group));
+                sheet.gap();
+                sheet.table(&work(group));
+            }
+        }
     }
     if results.cells.iter().any(|cell| !cell.errors.is_empty()) {
         sheet.heading("Errors");
@@ -80,22 +90,15 @@ fn accepts(group: &Group<'_>) -> Table {
 fn waits(group: &Group<'_>) -> Table {
     let mut table = Table::new(vec![
         Column::text("policy", 0),
-        Column::number("close every", 0),
-        Column::number("p50", 5),
-        Column::number("p99", 3),
+        Column::number("every", 0),
+        Column::number("p50", 4),
+        Column::number("p99", 2),
         Column::number("p99.9", 0),
-        Column::number("(95%)", 7),
+        Column::number("(95%)", 5),
         Column::number("slow/10k", 1),
-        Column::number("misplaced", 2),
-        Column::number("Jain", 4),
-        Column::number("CPU/request", 5),
-        Column::number("probe slow/10k", 6),
-        Column::number("max/mean", 8),
-        Column::text("share each", 9),
+        Column::number("misplaced", 3),
     ]);
-    let most = highest(Lab::Keepalive, group);
     for cell in &group.cells {
-        let probe = cell.probe.map_or_else(|| NOTHING.to_owned(), |probe| quantity(probe.slow_per_10k));
         table.row(vec![
             Cell::toned(label(cell), Tone::Strong),
             close_every(cell.close_every).into(),
@@ -105,11 +108,33 @@ fn waits(group: &Group<'_>) -> Table {
             Cell::toned(interval(&cell.wait_ns), Tone::Dim),
             quantity(cell.slow_per_10k).into(),
             duration(cell.misplaced_wait_ns).into(),
+        ]);
+    }
+    table
+}
+
+/// What the workers had of it, and the probe.
+fn work(group: &Group<'_>) -> Table {
+    let mut table = Table::new(vec![
+        Column::text("policy", 0),
+        Column::number("every", 0),
+        Column::text("share", 2),
+        Column::number("Jain", 0),
+        Column::number("max/mean", 5),
+        Column::number("CPU/req", 1),
+        Column::number("probe slow/10k", 4),
+    ]);
+    let most = highest(Lab::Keepalive, group);
+    for cell in &group.cells {
+        let probe = cell.probe.map_or_else(|| NOTHING.to_owned(), |probe| quantity(probe.slow_per_10k));
+        table.row(vec![
+            Cell::toned(label(cell), Tone::Strong),
+            close_every(cell.close_every).into(),
+            bars(&Lab::Keepalive.shares(cell), most).into(),
             Cell::toned(index(cell.jain), tone(cell.jain)),
+            factor(cell.max_over_mean).into(),
             duration(cell.cpu_ns_per_request).into(),
             probe.into(),
-            factor(cell.max_over_mean).into(),
-            bars(&Lab::Keepalive.shares(cell), most).into(),
         ]);
     }
     table
@@ -137,7 +162,7 @@ fn bars(shares: &[f64], most: f64) -> String {
 }
 
 /// Columns of the picture of a timeline.
-const STEPS: u64 = 48;
+const STEPS: u64 = 36;
 
 fn picture(sheet: &mut Sheet, timeline: &Timeline) {
     sheet.heading("A request that waits while a worker idles");
@@ -146,15 +171,21 @@ fn picture(sheet: &mut Sheet, timeline: &Timeline) {
         return;
     };
     // The middle of each column.
-    let times = || {
-        let at = |step| u128::from(length) * (2 * u128::from(step) + 1) / (2 * u128::from(STEPS));
-        (0..STEPS).map(move |step| timeline.from_ns.saturating_add(at(step) as u64))
+    let time = |halves: u64| {
+        let since = u128::from(length) * u128::from(halves) / u128::from(2 * STEPS);
+        timeline.from_ns.saturating_add(since as u64)
     };
+    let times = || (0..STEPS).map(|step| time(2 * step + 1));
     let within = |at: u64, from: u64, to: u64| from <= at && at < to;
     let waiting = &timeline.waiting;
-    let wait = times().map(|at| match at {
+    // Shorter than a column, its service would not be seen.
+    let served = |step: u64, at: u64| {
+        within(waiting.begun_ns, time(2 * step), time(2 * step + 2))
+            || within(at, waiting.begun_ns, waiting.ended_ns)
+    };
+    let wait = (0..STEPS).zip(times()).map(|(step, at)| match at {
+        at if served(step, at) => '▓',
         at if within(at, waiting.sent_ns, waiting.begun_ns) => '░',
-        at if within(at, waiting.begun_ns, waiting.ended_ns) => '▓',
         _ => ' ',
     });
     let idle = idle(timeline);
@@ -162,7 +193,7 @@ fn picture(sheet: &mut Sheet, timeline: &Timeline) {
     for (number, spans) in timeline.workers.iter().enumerate() {
         if number == waiting.worker as usize {
             table.row(vec![
-                Cell::toned("the request", Tone::Bad),
+                Cell::toned("request", Tone::Bad),
                 Cell::toned(wait.clone().collect::<String>(), Tone::Bad),
             ]);
         }

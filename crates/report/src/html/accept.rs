@@ -37,7 +37,7 @@ pub(super) fn section(record: usize, lab: Lab, settings: &[String], results: &Ac
                 h2 { "Errors" }
                 ul {
                     @for cell in results.cells.iter().filter(|cell| !cell.errors.is_empty()) {
-                        li { (place(cell)) ": " span.bad { (errors(cell)) } }
+                        li { span { (place(cell)) } ": " span.bad { (errors(cell)) } }
                     }
                 }
             }

@@ -8,6 +8,14 @@ use crate::number::duration;
 const WIDE: f64 = 1000.0;
 const TALL: f64 = 24.0;
 
+/// The colours, by their names in page.css.
+const KEYS: [(&str, &str); 4] = [
+    ("busy", "busy with a request"),
+    ("waits", "the request waits"),
+    ("served", "it is served"),
+    ("gap", "the idle worker could have served it"),
+];
+
 /// What is drawn from one time to another.
 struct Piece {
     x: String,
@@ -68,10 +76,10 @@ pub(super) fn timeline(timeline: &Timeline) -> Markup {
                 }
             }
             figcaption {
-                span.key.busy {} " busy with a request "
-                span.key.waits {} " the request waits "
-                span.key.served {} " it is served "
-                span.key.gap {} " the idle worker could have served it. Between the dotted lines the request waits."
+                @for (class, what) in KEYS { span.named { span.key.(class) {} (what) } " " }
+                br;
+                "Between the dotted lines the request waits. The picture begins " (duration(timeline.from_ns))
+                " after the start of the run."
             }
         }
     }

@@ -91,7 +91,7 @@ fn waits(group: &Group<'_>) -> Table {
     let mut table = Table::new(vec![
         Column::text("policy", 0),
         Column::number("every", 0),
-        Column::number("p50", 4),
+        Column::number("p50", 6),
         Column::number("p99", 2),
         Column::number("p99.9", 0),
         Column::number("(95%)", 5),
@@ -105,7 +105,7 @@ fn waits(group: &Group<'_>) -> Table {
             duration(cell.wait_ns.p50).into(),
             duration(cell.wait_ns.p99).into(),
             duration(cell.wait_ns.p999).into(),
-            Cell::toned(interval(&cell.wait_ns), Tone::Dim),
+            Cell::toned(interval(&cell.wait_ns).replace(" to ", ".."), Tone::Dim),
             quantity(cell.slow_per_10k).into(),
             duration(cell.misplaced_wait_ns).into(),
         ]);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use fourtuple::listen::{Family, Group, Listen, Policy, Workers};
 use fourtuple_testing::in_namespace;
 
+use crate::policies::everywhere;
 use crate::pool::{Worker, connect, endpoint, open, try_ask};
 
 /// A worker joins, another drains and leaves, so often; FOURTUPLE_RELOADS asks for more.

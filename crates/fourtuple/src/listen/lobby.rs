@@ -12,6 +12,7 @@ use crate::listen::connection::{Connection, Place};
 const HEAD: usize = 1 + 4 + 8 + 8;
 const CONNECTION: u8 = b'C';
 const LISTENER: u8 = b'L';
+const NUDGE: u8 = b'N';
 /// The longest message; a longer carry does not travel.
 pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
 
@@ -124,6 +125,14 @@ impl Lobby {
 
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         self.patiently(|to| send_listener(to, listener))
+    }
+
+    /// Wakes those who wait, with nothing to take. Without room there is something that wakes them already.
+    pub(crate) fn nudge(&self) -> io::Result<()> {
+        match message::send(self.entrance.as_fd(), &[NUDGE], None) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Puts what is there in again. A worker that leaves may have been woken for something that it did not take, and nobody

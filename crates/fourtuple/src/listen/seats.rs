@@ -115,7 +115,6 @@ mod tests {
             [Some(0), Some(1), Some(2), None]
         );
         seats.free(1);
-        assert!(seats.has_others(0));
         assert_eq!(seats.take(), Some(1));
         seats.add(1, Count::Accepts, 5);
         assert_eq!(seats.stats().iter().map(|seat| seat.accepts).collect::<Vec<_>>(), [0, 5, 0]);

@@ -25,6 +25,7 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::Blocking,
         Policy::ROTATE,
         Policy::SharedOneshot,
+        Policy::UringOneshot,
         Policy::Reuseport,
     ];
     policies

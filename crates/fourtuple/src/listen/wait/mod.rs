@@ -7,6 +7,7 @@ mod pool;
 mod reuseport;
 mod rotate;
 mod shared_oneshot;
+mod uring_oneshot;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -103,6 +104,7 @@ pub(crate) fn common(
         (Policy::SharedOneshot, Door::One(listener)) => {
             shared_oneshot::Common::new(listener).map(Common::Epoll).map_err(failed("epoll_ctl()"))
         }
+        (Policy::UringOneshot, _) => uring_oneshot::probe(endpoint).map(|()| Common::Nothing),
         (Policy::Blocking, Door::One(listener)) => {
             blocking::prepare(listener).map_err(failed("SO_RCVTIMEO"))?;
             Ok(Common::Nothing)
@@ -120,6 +122,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::Rotate { every } => rotate::open(seat, every),
         Policy::SharedOneshot | Policy::Auto => Ok(shared_oneshot::open()),
         Policy::Reuseport => reuseport::open(seat),
-        Policy::UringOneshot | Policy::ReuseportLeastBusy | Policy::Dispatcher => todo!(),
+        Policy::UringOneshot => uring_oneshot::open(seat),
+        Policy::ReuseportLeastBusy | Policy::Dispatcher => todo!(),
     }
 }

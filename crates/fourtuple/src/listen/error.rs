@@ -40,6 +40,14 @@ pub enum ListenError {
         /// The errno.
         source: io::Error,
     },
+    /// A dispatcher that cannot be had.
+    #[error("a group with {policy} gives no dispatcher: {why}")]
+    NoDispatcher {
+        /// The policy of the group.
+        policy: Policy,
+        /// The reason.
+        why: &'static str,
+    },
     /// All seats are taken.
     #[error("all {seats} seats of the group are taken")]
     Full {

@@ -28,37 +28,79 @@ pub(crate) enum Arrival {
 pub(crate) struct Passenger {
     socket: OwnedFd,
     served: u32,
-    age: Duration,
+    born: Instant,
     mark: u64,
     carry: Vec<u8>,
 }
 
+impl AsFd for Passenger {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Passenger {
+    /// One that was just accepted.
+    pub(crate) fn new(socket: OwnedFd) -> Passenger {
+        Passenger { socket, served: 0, born: Instant::now(), mark: 0, carry: Vec::new() }
+    }
+
+    /// As [`send_connection`], under a kind that `to` knows.
+    pub(crate) fn send(&self, to: BorrowedFd<'_>, kind: u8) -> io::Result<()> {
+        let bytes = head(kind, self.served, self.born, self.mark, &self.carry)?;
+        message::send(to, &bytes, Some(self.socket.as_fd()))
+    }
+
+    /// The connection of a message, by what follows its kind.
+    pub(crate) fn read(bytes: &[u8], socket: OwnedFd) -> Option<Passenger> {
+        let (served, rest) = bytes.split_first_chunk()?;
+        let (age, rest) = rest.split_first_chunk()?;
+        let (mark, carry) = rest.split_first_chunk()?;
+        let (age, now) = (Duration::from_nanos(u64::from_ne_bytes(*age)), Instant::now());
+        Some(Passenger {
+            socket,
+            served: u32::from_ne_bytes(*served),
+            born: now.checked_sub(age).unwrap_or(now),
+            mark: u64::from_ne_bytes(*mark),
+            carry: carry.to_vec(),
+        })
+    }
+
     pub(crate) fn settle(self, place: Place) -> Connection {
         let mut connection = Connection::new(self.socket, place);
         connection.served = self.served;
         connection.mark = self.mark;
         connection.carry = self.carry;
-        if let Some(born) = Instant::now().checked_sub(self.age) {
-            connection.born = born;
-        }
+        connection.born = self.born;
         connection
     }
 }
 
-/// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room.
-pub(crate) fn send_connection(to: BorrowedFd<'_>, connection: &Connection) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(HEAD + connection.carry.len());
-    bytes.push(CONNECTION);
-    bytes.extend_from_slice(&connection.served.to_ne_bytes());
-    let age = u64::try_from(connection.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    bytes.extend_from_slice(&age.to_ne_bytes());
-    bytes.extend_from_slice(&connection.mark.to_ne_bytes());
-    bytes.extend_from_slice(&connection.carry);
-    if bytes.len() > ROOM {
+/// A message without its descriptor.
+fn head(kind: u8, served: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
+    if carry.len() > ROOM - HEAD {
         return Err(io::ErrorKind::WouldBlock.into());
     }
+    let mut bytes = Vec::with_capacity(HEAD + carry.len());
+    bytes.push(kind);
+    bytes.extend_from_slice(&served.to_ne_bytes());
+    let age = u64::try_from(born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    bytes.extend_from_slice(&age.to_ne_bytes());
+    bytes.extend_from_slice(&mark.to_ne_bytes());
+    bytes.extend_from_slice(carry);
+    Ok(bytes)
+}
+
+/// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room, or a carry that
+/// is too long.
+pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
+    let bytes = head(kind, connection.served, connection.born, connection.mark, &connection.carry)?;
     message::send(to, &bytes, Some(connection.as_fd()))
+}
+
+/// Whether a message may go later: no room, or too many descriptors of this user are under way (ETOOMANYREFS).
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
 }
 
 fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<()> {
@@ -80,16 +122,7 @@ fn read(bytes: &[u8], socket: Option<OwnedFd>) -> Option<Arrival> {
     if *kind == LISTENER {
         return Some(Arrival::Listener(socket));
     }
-    let (served, rest) = rest.split_first_chunk()?;
-    let (age, rest) = rest.split_first_chunk()?;
-    let (mark, carry) = rest.split_first_chunk()?;
-    Some(Arrival::Connection(Passenger {
-        socket,
-        served: u32::from_ne_bytes(*served),
-        age: Duration::from_nanos(u64::from_ne_bytes(*age)),
-        mark: u64::from_ne_bytes(*mark),
-        carry: carry.to_vec(),
-    }))
+    Passenger::read(rest, socket).map(Arrival::Connection)
 }
 
 /// Where a worker that leaves puts what others are to take over.
@@ -120,7 +153,12 @@ impl Lobby {
 
     /// Puts a connection there; `false`: nobody made room for it.
     pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
-        self.patiently(|to| send_connection(to, connection))
+        self.patiently(|to| send_connection(to, CONNECTION, connection))
+    }
+
+    /// Puts one there that nobody has, if there is room.
+    pub(crate) fn offer(&self, passenger: &Passenger) -> io::Result<()> {
+        passenger.send(self.entrance.as_fd(), CONNECTION)
     }
 
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
@@ -158,11 +196,7 @@ impl Lobby {
         loop {
             match send(self.entrance.as_fd()) {
                 Ok(()) => return Ok(true),
-                // ETOOMANYREFS: too many descriptors of this user are under way.
-                Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock
-                        || error.raw_os_error() == Some(message::TOO_MANY) =>
-                {
+                Err(error) if is_full(&error) => {
                     let left = PATIENCE.saturating_sub(begun.elapsed());
                     if left.is_zero() {
                         return Ok(false);
@@ -219,7 +253,9 @@ mod tests {
         let mut connection = Connection::new(server.into(), Place::new(&seats, 0));
         connection.carry = vec![0; ROOM];
         assert_eq!(
-            send_connection(Lobby::new().unwrap().entrance.as_fd(), &connection).unwrap_err().kind(),
+            send_connection(Lobby::new().unwrap().entrance.as_fd(), CONNECTION, &connection)
+                .unwrap_err()
+                .kind(),
             io::ErrorKind::WouldBlock
         );
     }

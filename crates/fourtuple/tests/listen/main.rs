@@ -1,4 +1,6 @@
 //! Every policy, with real workers and clients.
 
+mod dispatcher;
 mod policies;
 mod pool;
+mod uring;

@@ -1,9 +1,9 @@
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Listen, Policy, Recycle, Workers};
+use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Workers};
 use fourtuple_measure::balance;
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{in_namespace, skip};
 
 use crate::pool::{Worker, ask, connect, endpoint, open};
 
@@ -17,19 +17,34 @@ fn sums(group: &Group) -> (u64, u64, u64) {
     })
 }
 
-/// Policies that need nothing which a machine may lack, with the families they go with.
-fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
+/// Whether this machine has io_uring; says so if a test does without.
+fn has_uring(test: &str) -> bool {
+    let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::UringOneshot);
+    match listen.open() {
+        Ok(_) => true,
+        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
+            skip(test, "io_uring", &error.to_string());
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Policies that this machine can do, with the families they go with.
+fn everywhere(test: &str) -> impl Iterator<Item = (Policy, Family)> {
+    let uring = has_uring(test).then_some(Policy::UringOneshot);
     let policies = [
         Policy::Exclusive,
         Policy::Plain,
         Policy::Blocking,
         Policy::ROTATE,
         Policy::SharedOneshot,
-        Policy::UringOneshot,
         Policy::Reuseport,
+        Policy::Dispatcher,
     ];
     policies
         .into_iter()
+        .chain(uring)
         .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
@@ -37,7 +52,7 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
 #[test]
 fn every_request_is_answered_whoever_serves() {
     in_namespace(|| {
-        for (policy, family) in everywhere() {
+        for (policy, family) in everywhere("every_request_is_answered_whoever_serves") {
             let group = open(policy, family);
             let workers = Worker::start_many(&group, 3);
             thread::scope(|scope| {
@@ -98,6 +113,23 @@ fn exclusive_is_a_ladder_and_rotate_and_blocking_take_turns() {
     });
 }
 
+#[test]
+fn one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns() {
+    in_namespace(|| {
+        let mut policies = vec![Policy::Dispatcher];
+        if has_uring("one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns") {
+            policies.push(Policy::UringOneshot);
+        }
+        for policy in policies {
+            for family in Family::ALL {
+                let shares = one_after_the_other(policy, family);
+                assert_eq!(shares.iter().sum::<u64>(), 48, "{policy} over {family}: {shares:?}");
+                assert!(balance::jain(&shares).unwrap() > 0.9, "{policy} over {family}: {shares:?}");
+            }
+        }
+    });
+}
+
 fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
@@ -112,22 +144,27 @@ fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
 #[test]
 fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
     in_namespace(|| {
-        let group = open(Policy::SharedOneshot, Family::Unix);
-        let workers = Worker::start_many(&group, 2);
-        let mut first = connect(&group);
-        let mut second = connect(&group);
-        let busy = ask(&mut *first, 0).0;
-        // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
-        ask(&mut *second, 0);
-        thread::scope(|scope| {
-            let long = scope.spawn(|| ask(&mut *first, 2_000_000).0);
-            thread::sleep(Duration::from_millis(200));
-            let seats: Vec<u32> = (0..50).map(|_| ask(&mut *second, 0).0).collect();
-            assert!(!long.is_finished(), "the requests waited for the long one, or this machine stood still");
-            let long = long.join().unwrap();
-            assert!(seats.iter().all(|&seat| seat != long), "{seats:?} beside {long} ({busy})");
-        });
-        stop(workers);
+        for policy in [Policy::SharedOneshot, Policy::Dispatcher] {
+            let group = open(policy, Family::Unix);
+            let workers = Worker::start_many(&group, 2);
+            let mut first = connect(&group);
+            let mut second = connect(&group);
+            let busy = ask(&mut *first, 0).0;
+            // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
+            ask(&mut *second, 0);
+            thread::scope(|scope| {
+                let long = scope.spawn(|| ask(&mut *first, 2_000_000).0);
+                thread::sleep(Duration::from_millis(200));
+                let seats: Vec<u32> = (0..50).map(|_| ask(&mut *second, 0).0).collect();
+                assert!(
+                    !long.is_finished(),
+                    "the requests waited for the long one, or this machine stood still"
+                );
+                let long = long.join().unwrap();
+                assert!(seats.iter().all(|&seat| seat != long), "{seats:?} beside {long} ({busy})");
+            });
+            stop(workers);
+        }
     });
 }
 
@@ -148,7 +185,11 @@ fn connections_are_closed_after_so_many_requests() {
 #[test]
 fn who_leaves_loses_nobody() {
     in_namespace(|| {
-        for (policy, family) in everywhere().filter(|(policy, _)| *policy != Policy::Blocking) {
+        for (policy, family) in everywhere("who_leaves_loses_nobody") {
+            // Its worker is one connection's alone.
+            if policy == Policy::Blocking {
+                continue;
+            }
             let group = open(policy, family);
             let leaving = Worker::start(&group);
             let mut kept: Vec<_> = (0..10).map(|_| connect(&group)).collect();

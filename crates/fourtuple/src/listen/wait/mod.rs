@@ -1,6 +1,7 @@
 //! One way to wait per file.
 
 mod blocking;
+mod dispatcher;
 mod exclusive;
 mod plain;
 mod pool;
@@ -17,6 +18,7 @@ use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::{Endpoint, errno_name, socket};
 
 use crate::listen::connection::{Connection, Place};
+use crate::listen::dispatcher::Pairs;
 use crate::listen::error::ListenError;
 use crate::listen::group::{Door, Group};
 use crate::listen::policy::Policy;
@@ -91,12 +93,13 @@ impl Seat {
 pub(crate) enum Common {
     Nothing,
     Epoll(shared_oneshot::Common),
+    Pairs(Pairs),
 }
 
 pub(crate) fn common(
     policy: Policy,
     door: &Door,
-    _seats: usize,
+    seats: usize,
     endpoint: &Endpoint,
 ) -> Result<Common, ListenError> {
     let failed = |call| move |source| ListenError::Call { call, endpoint: endpoint.clone(), source };
@@ -105,6 +108,7 @@ pub(crate) fn common(
             shared_oneshot::Common::new(listener).map(Common::Epoll).map_err(failed("epoll_ctl()"))
         }
         (Policy::UringOneshot, _) => uring_oneshot::probe(endpoint).map(|()| Common::Nothing),
+        (Policy::Dispatcher, _) => Pairs::new(seats).map(Common::Pairs).map_err(failed("socketpair()")),
         (Policy::Blocking, Door::One(listener)) => {
             blocking::prepare(listener).map_err(failed("SO_RCVTIMEO"))?;
             Ok(Common::Nothing)
@@ -123,6 +127,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::SharedOneshot | Policy::Auto => Ok(shared_oneshot::open()),
         Policy::Reuseport => reuseport::open(seat),
         Policy::UringOneshot => uring_oneshot::open(seat),
-        Policy::ReuseportLeastBusy | Policy::Dispatcher => todo!(),
+        Policy::Dispatcher => dispatcher::open(seat),
+        Policy::ReuseportLeastBusy => todo!(),
     }
 }

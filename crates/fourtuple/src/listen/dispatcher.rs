@@ -424,7 +424,7 @@ impl Dispatcher {
             let Some((kind, rest)) = room[..count].split_first() else { continue };
             returned.extend(Passenger::read(rest, socket).map(|passenger| Guest {
                 passenger,
-                place: None,
+                _place: None,
                 kind: *kind,
             }));
         }

@@ -1,11 +1,11 @@
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Workers};
+use fourtuple::listen::{Family, Group, Listen, Policy, Recycle, Workers};
 use fourtuple_measure::balance;
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, ask, connect, endpoint, open};
+use crate::pool::{Worker, ask, connect, endpoint, has_uring, open};
 
 fn stop(workers: Vec<Worker>) {
     workers.into_iter().for_each(Worker::stop);
@@ -15,19 +15,6 @@ fn sums(group: &Group) -> (u64, u64, u64) {
     group.stats().iter().fold((0, 0, 0), |(accepts, requests, open), seat| {
         (accepts + seat.accepts, requests + seat.requests, open.wrapping_add(seat.open))
     })
-}
-
-/// Whether this machine has io_uring; says so if a test does without.
-fn has_uring(test: &str) -> bool {
-    let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::UringOneshot);
-    match listen.open() {
-        Ok(_) => true,
-        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
-            skip(test, "io_uring", &error.to_string());
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
 }
 
 /// Policies that this machine can do, with the families they go with.

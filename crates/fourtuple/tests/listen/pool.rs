@@ -11,8 +11,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fourtuple::listen::{
-    Acceptor, Connection, DispatcherStats, Endpoint, Family, Group, Listen, Policy, Waker,
+    Acceptor, Connection, DispatcherStats, Endpoint, Family, Group, Listen, ListenError, Policy, Waker,
 };
+use fourtuple_testing::skip;
 
 /// Nothing is decided by it but that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -62,6 +63,19 @@ pub(crate) fn endpoint(family: Family) -> Endpoint {
         }
         Family::Tcp4 => Endpoint::Inet("127.0.0.1:0".parse().unwrap()),
         Family::Tcp6 => Endpoint::Inet("[::1]:0".parse().unwrap()),
+    }
+}
+
+/// Whether this machine has io_uring; says so if a test does without.
+pub(crate) fn has_uring(test: &str) -> bool {
+    let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::UringOneshot);
+    match listen.open() {
+        Ok(_) => true,
+        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
+            skip(test, "io_uring", &error.to_string());
+            false
+        }
+        Err(error) => panic!("{error}"),
     }
 }
 

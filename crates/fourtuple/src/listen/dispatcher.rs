@@ -21,10 +21,11 @@ use crate::listen::policy::Policy;
 use crate::listen::seats::{Count, Seats};
 use crate::listen::wait::Common;
 
-/// Kinds of messages to a worker: a connection that nobody had before, and one that was kept.
-pub(crate) const FRESH: u8 = b'F';
-const AGAIN: u8 = b'A';
-/// Kinds of messages from a worker: it waits for the first time, it has done what it was given, it is gone.
+/// Set in the kind of a message to a worker whose connection nobody had before. The rest of it is the tenure of the worker
+/// for which it was meant: a seat may have another one by the time.
+pub(crate) const FRESH: u8 = 1;
+/// Kinds of messages from a worker: it waits for the first time, it has done what it was given, it is gone. The first and the
+/// last with its tenure: the seat is free before the worker is gone, so that its successor may be heard first.
 pub(crate) const JOINED: u8 = b'J';
 pub(crate) const DONE: u8 = b'D';
 pub(crate) const LEFT: u8 = b'X';
@@ -68,10 +69,22 @@ impl Pairs {
     }
 }
 
+/// How many workers had a seat before, as far as it is told in messages.
+pub(crate) fn tenure(seats: &Seats, seat: usize) -> u8 {
+    seats.add(seat, Count::Joins, 1);
+    seats.get(seat, Count::Joins) as u8 & 0x7f
+}
+
+/// The kind of a message to a worker.
+pub(crate) fn kind(tenure: u8, fresh: bool) -> u8 {
+    tenure << 1 | if fresh { FRESH } else { 0 }
+}
+
 /// What the dispatcher knows of a worker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worker {
     present: bool,
+    tenure: u8,
     /// Connections that it was given and is not done with.
     outstanding: u32,
     /// When it got so idle, in turns.
@@ -84,7 +97,7 @@ struct Guest {
     passenger: Passenger,
     /// It counts as open with the worker that had it last.
     _place: Option<Place>,
-    kind: u8,
+    fresh: bool,
 }
 
 /// What a dispatcher has done.
@@ -247,7 +260,8 @@ impl Dispatcher {
         self.hand_after = None;
         while let Some(guest) = self.ready.front() {
             let Some(seat) = self.idlest() else { break };
-            match guest.passenger.send(self.pairs().of_dispatcher(seat), guest.kind) {
+            let tenure = self.workers[seat].tenure;
+            match guest.passenger.send(self.pairs().of_dispatcher(seat), kind(tenure, guest.fresh)) {
                 Ok(()) => {
                     // Our copy of the descriptor is closed; the worker has its own.
                     self.ready.pop_front();
@@ -277,7 +291,7 @@ impl Dispatcher {
             match socket::accept_nonblocking(self.listener.as_fd()) {
                 Ok(socket) => {
                     self.stats.accepts += 1;
-                    let guest = Guest { passenger: Passenger::new(socket), _place: None, kind: FRESH };
+                    let guest = Guest { passenger: Passenger::new(socket), _place: None, fresh: true };
                     self.arrive(guest)?;
                 }
                 Err(error) => match errno_name(&error).as_str() {
@@ -362,9 +376,9 @@ impl Dispatcher {
     fn take_over(&mut self) -> Result<(), ListenError> {
         match self.group.0.lobby.take().map_err(self.group.failed("recvmsg()"))? {
             Some(Arrival::Connection(passenger)) => {
-                self.arrive(Guest { passenger, _place: None, kind: AGAIN })
+                self.arrive(Guest { passenger, _place: None, fresh: false })
             }
-            Some(Arrival::Listener(_)) | None => Ok(()),
+            Some(Arrival::Listener(_) | Arrival::Nudge) | None => Ok(()),
         }
     }
 
@@ -394,18 +408,19 @@ impl Dispatcher {
         match *kind {
             JOINED => {
                 self.turn += 1;
-                self.workers[seat] = Worker { present: true, outstanding: 0, since: self.turn };
+                let tenure = rest.first().copied().unwrap_or(0);
+                self.workers[seat] = Worker { present: true, tenure, outstanding: 0, since: self.turn };
                 if self.accept_after.is_none() {
                     self.reserve();
                 }
             }
-            LEFT => return self.gone(seat),
+            LEFT if rest.first() == Some(&self.workers[seat].tenure) => return self.gone(seat),
             DONE | KEPT_AND_DONE => self.is_done(seat),
             _ => {}
         }
         let Some(passenger) = socket.and_then(|socket| Passenger::read(rest, socket)) else { return Ok(()) };
         let place = Some(Place::new(self.seats(), seat));
-        self.watch(Guest { passenger, _place: place, kind: AGAIN })
+        self.watch(Guest { passenger, _place: place, fresh: false })
     }
 
     fn is_done(&mut self, seat: usize) {
@@ -417,7 +432,8 @@ impl Dispatcher {
 
     /// Takes back what a worker that is no more did not take. Whoever has its seat by now may have taken it, too.
     fn gone(&mut self, seat: usize) -> Result<(), ListenError> {
-        self.workers[seat] = Worker::default();
+        self.workers[seat].present = false;
+        self.workers[seat].outstanding = 0;
         let mut returned = Vec::new();
         let mut room = std::mem::take(&mut self.room);
         while let Ok((count, Some(socket))) = message::receive(self.pairs().of_worker(seat), &mut room) {
@@ -425,7 +441,7 @@ impl Dispatcher {
             returned.extend(Passenger::read(rest, socket).map(|passenger| Guest {
                 passenger,
                 _place: None,
-                kind: *kind,
+                fresh: kind & FRESH != 0,
             }));
         }
         self.room = room;

@@ -21,6 +21,8 @@ pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
 pub(crate) enum Arrival {
     Connection(Passenger),
     Listener(OwnedFd),
+    /// Nothing but a reason to look again.
+    Nudge,
 }
 
 /// A connection between two workers.
@@ -103,10 +105,6 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
 }
 
-fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<()> {
-    message::send(to, &[LISTENER], Some(listener))
-}
-
 /// What has come, if anything has. `room` is of [`ROOM`] bytes.
 pub(crate) fn receive(from: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<Option<Arrival>> {
     match message::receive(from, room) {
@@ -118,6 +116,9 @@ pub(crate) fn receive(from: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<Optio
 
 fn read(bytes: &[u8], socket: Option<OwnedFd>) -> Option<Arrival> {
     let (kind, rest) = bytes.split_first()?;
+    if *kind == NUDGE {
+        return Some(Arrival::Nudge);
+    }
     let socket = socket?;
     if *kind == LISTENER {
         return Some(Arrival::Listener(socket));
@@ -151,6 +152,24 @@ impl Lobby {
         receive(self.exit.as_fd(), &mut vec![0; ROOM])
     }
 
+    /// Takes the first listener that is there, if any is.
+    pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
+        let mut found = None;
+        let mut others = Vec::new();
+        while found.is_none() {
+            match self.take()? {
+                Some(Arrival::Listener(listener)) => found = Some(listener),
+                Some(Arrival::Connection(passenger)) => others.push(passenger),
+                Some(Arrival::Nudge) => {}
+                None => break,
+            }
+        }
+        for passenger in others {
+            self.patiently(|to| passenger.send(to, CONNECTION))?;
+        }
+        Ok(found)
+    }
+
     /// Puts a connection there; `false`: nobody made room for it.
     pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
         self.patiently(|to| send_connection(to, CONNECTION, connection))
@@ -162,7 +181,7 @@ impl Lobby {
     }
 
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
-        self.patiently(|to| send_listener(to, listener))
+        self.patiently(|to| message::send(to, &[LISTENER], Some(listener)))
     }
 
     /// Wakes those who wait, with nothing to take. Without room there is something that wakes them already.
@@ -177,16 +196,19 @@ impl Lobby {
     /// else was.
     pub(crate) fn announce_again(&self) -> io::Result<()> {
         let mut found = Vec::new();
-        let mut room = vec![0; ROOM];
-        loop {
-            match message::receive(self.exit.as_fd(), &mut room) {
-                Ok((count, socket)) => found.push((room[..count].to_vec(), socket)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
+        while let Some(arrival) = self.take()? {
+            found.push(arrival);
         }
-        for (bytes, socket) in found {
-            self.patiently(|to| message::send(to, &bytes, socket.as_ref().map(AsFd::as_fd)))?;
+        for arrival in found {
+            match arrival {
+                Arrival::Connection(passenger) => {
+                    self.patiently(|to| passenger.send(to, CONNECTION))?;
+                }
+                Arrival::Listener(listener) => {
+                    self.put_listener(listener.as_fd())?;
+                }
+                Arrival::Nudge => self.nudge()?,
+            }
         }
         Ok(())
     }

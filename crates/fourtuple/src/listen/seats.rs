@@ -22,6 +22,8 @@ pub(crate) enum Count {
     Busy,
     /// 1 while the worker waits for something to do.
     Idle,
+    /// Workers that have had the seat, of a dispatcher.
+    Joins,
 }
 
 /// What a worker has done so far. A seat is counted on when another worker takes it.
@@ -72,6 +74,11 @@ impl Seats {
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 
+    /// Whether anybody but `seat` is there.
+    pub(crate) fn has_others(&self, seat: usize) -> bool {
+        (0..self.count).any(|other| other != seat && self.get(other, Count::Taken) == 1)
+    }
+
     pub(crate) fn add(&self, seat: usize, count: Count, more: u64) {
         self.of(seat, count).fetch_add(more, Ordering::Relaxed);
     }
@@ -90,7 +97,11 @@ impl Seats {
     }
 
     pub(crate) fn stats(&self) -> Vec<SeatStats> {
-        let of = |seat| SeatStats {
+        (0..self.count).map(|seat| self.stats_of(seat)).collect()
+    }
+
+    pub(crate) fn stats_of(&self, seat: usize) -> SeatStats {
+        SeatStats {
             accepts: self.get(seat, Count::Accepts),
             requests: self.get(seat, Count::Requests),
             wakeups: self.get(seat, Count::Wakeups),
@@ -98,8 +109,7 @@ impl Seats {
             failed_accepts: self.get(seat, Count::FailedAccepts),
             open: self.get(seat, Count::Open),
             busy: Duration::from_nanos(self.get(seat, Count::Busy)),
-        };
-        (0..self.count).map(of).collect()
+        }
     }
 }
 
@@ -114,6 +124,7 @@ mod tests {
             [seats.take(), seats.take(), seats.take(), seats.take()],
             [Some(0), Some(1), Some(2), None]
         );
+        assert!(seats.has_others(0));
         seats.free(1);
         assert_eq!(seats.take(), Some(1));
         seats.add(1, Count::Accepts, 5);

@@ -3,4 +3,6 @@
 mod dispatcher;
 mod policies;
 mod pool;
+mod processes;
+mod reload;
 mod uring;

@@ -9,7 +9,7 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{errno_name, message};
 
 use crate::listen::connection::Connection;
-use crate::listen::dispatcher::{DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT};
+use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT};
 use crate::listen::error::ListenError;
 use crate::listen::lobby::{self, Passenger, ROOM};
 use crate::listen::seats::Count;
@@ -23,6 +23,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(10);
 
 struct Dispatched {
     epoll: Epoll,
+    tenure: u8,
     /// What the dispatcher is still to be told: [`JOINED`], [`DONE`].
     news: Option<u8>,
     /// It has something of the dispatcher's to do.
@@ -43,6 +44,7 @@ pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     epoll.add(end(seat), DISPATCHER, Interest::ACCEPT).map_err(&failed)?;
     Ok(Box::new(Dispatched {
         epoll,
+        tenure: dispatcher::tenure(&group.0.seats, seat.number),
         news: Some(JOINED),
         given: false,
         kept: None,
@@ -73,7 +75,7 @@ impl Dispatched {
             }
         }
         if let Some(news) = self.news {
-            match message::send(end(seat), &[news], None) {
+            match message::send(end(seat), &[news, self.tenure], None) {
                 Ok(()) => self.news = None,
                 Err(error) if lobby::is_full(&error) => {}
                 Err(error) => return Err(seat.group.failed("sendmsg()")(error)),
@@ -107,10 +109,12 @@ impl Dispatched {
                 let Some((kind, rest)) = self.room[..count].split_first() else { return Ok(None) };
                 let passenger = socket.and_then(|socket| Passenger::read(rest, socket));
                 let Some(passenger) = passenger else { return Ok(None) };
-                if *kind == FRESH {
+                let (kind, ours) = (*kind, kind >> 1 == self.tenure);
+                if kind & FRESH != 0 {
                     seat.count(Count::Accepts);
                 }
-                self.given = true;
+                // What was meant for somebody who had the seat before is not reckoned as this worker's.
+                self.given |= ours;
                 Ok(Some(passenger.settle(seat.place())))
             }
             Err(error) => match errno_name(&error).as_str() {
@@ -185,11 +189,9 @@ impl Wait for Dispatched {
         for place in 0..self.own.len() {
             released.extend(self.take_own(seat, place)?);
         }
-        while let Some(connection) = self.receive(seat)? {
-            released.push(connection);
-        }
-        // What the dispatcher sends before it hears of this it takes back itself. Without room it sees that the seat is free.
-        match message::send(end(seat), &[LEFT], None) {
+        // What it was given and did not take the dispatcher takes back, or the seat's next worker has it. Without room for
+        // this the dispatcher sees that the seat is free.
+        match message::send(end(seat), &[LEFT, self.tenure], None) {
             Err(error) if !lobby::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
             _ => Ok(released),
         }

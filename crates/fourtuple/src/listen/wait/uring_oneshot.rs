@@ -237,7 +237,7 @@ impl UringOneshot {
                 match seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))? {
                     Some(Arrival::Connection(passenger)) => self.arrive(passenger.settle(seat.place())),
                     // Somebody may be in the queue of whom our waiter was not told: one that is armed anew looks first.
-                    Some(Arrival::Listener(_)) | None => {
+                    Some(Arrival::Listener(_) | Arrival::Nudge) | None => {
                         self.disarm(ring, seat)?;
                     }
                 }

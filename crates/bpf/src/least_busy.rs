@@ -72,6 +72,11 @@ impl Seat {
         self.busy.store(requests, Ordering::Relaxed);
     }
 
+    /// How many connections are open now, for whoever counts them anyway.
+    pub fn set_open(&self, connections: u64) {
+        self.open.store(connections, Ordering::Relaxed);
+    }
+
     /// One connection more is open.
     pub fn opened(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);

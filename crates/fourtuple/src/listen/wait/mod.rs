@@ -3,6 +3,11 @@
 mod blocking;
 mod dispatcher;
 mod exclusive;
+#[cfg(feature = "bpf")]
+mod least_busy;
+#[cfg(not(feature = "bpf"))]
+#[path = "least_busy_absent.rs"]
+mod least_busy;
 mod plain;
 mod pool;
 mod reuseport;
@@ -94,6 +99,8 @@ pub(crate) enum Common {
     Nothing,
     Epoll(shared_oneshot::Common),
     Pairs(Pairs),
+    #[cfg(feature = "bpf")]
+    LeastBusy(Arc<fourtuple_bpf::LeastBusy>),
 }
 
 pub(crate) fn common(
@@ -113,6 +120,7 @@ pub(crate) fn common(
             blocking::prepare(listener).map_err(failed("SO_RCVTIMEO"))?;
             Ok(Common::Nothing)
         }
+        (Policy::ReuseportLeastBusy, _) => least_busy::common(seats),
         _ => Ok(Common::Nothing),
     }
 }
@@ -128,6 +136,6 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::Reuseport => reuseport::open(seat),
         Policy::UringOneshot => uring_oneshot::open(seat),
         Policy::Dispatcher => dispatcher::open(seat),
-        Policy::ReuseportLeastBusy => todo!(),
+        Policy::ReuseportLeastBusy => least_busy::open(seat),
     }
 }

@@ -435,16 +435,21 @@ impl Dispatcher {
         self.workers[seat].present = false;
         self.workers[seat].outstanding = 0;
         let mut returned = Vec::new();
-        let mut room = std::mem::take(&mut self.room);
-        while let Ok((count, Some(socket))) = message::receive(self.pairs().of_worker(seat), &mut room) {
-            let Some((kind, rest)) = room[..count].split_first() else { continue };
-            returned.extend(Passenger::read(rest, socket).map(|passenger| Guest {
-                passenger,
-                _place: None,
-                fresh: kind & FRESH != 0,
-            }));
+        let mut room = vec![0; ROOM];
+        loop {
+            match message::receive(self.pairs().of_worker(seat), &mut room) {
+                Ok((count, Some(socket))) => {
+                    let Some((kind, rest)) = room[..count].split_first() else { continue };
+                    let fresh = kind & FRESH != 0;
+                    let passenger = Passenger::read(rest, socket);
+                    returned.extend(passenger.map(|passenger| Guest { passenger, _place: None, fresh }));
+                }
+                Ok((_, None)) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if errno_name(&error) == "EMFILE" => self.stats.lost += 1,
+                Err(error) => return Err(self.group.failed("recvmsg()")(error)),
+            }
         }
-        self.room = room;
         for guest in returned.into_iter().rev() {
             self.ready.push_front(guest);
         }

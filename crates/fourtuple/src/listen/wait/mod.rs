@@ -98,9 +98,9 @@ impl Seat {
 pub(crate) enum Common {
     Nothing,
     Epoll(shared_oneshot::Common),
+    Pairs(Pairs),
     #[cfg(feature = "bpf")]
     LeastBusy(Arc<fourtuple_bpf::LeastBusy>),
-    Pairs(Pairs),
 }
 
 pub(crate) fn common(
@@ -134,8 +134,8 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::Rotate { every } => rotate::open(seat, every),
         Policy::SharedOneshot | Policy::Auto => Ok(shared_oneshot::open()),
         Policy::Reuseport => reuseport::open(seat),
-        Policy::ReuseportLeastBusy => least_busy::open(seat),
         Policy::UringOneshot => uring_oneshot::open(seat),
         Policy::Dispatcher => dispatcher::open(seat),
+        Policy::ReuseportLeastBusy => least_busy::open(seat),
     }
 }

@@ -19,12 +19,12 @@ fn sums(group: &Group) -> (u64, u64, u64) {
 
 /// Whether the kernel lets us load a BPF program; if not, what is left out is said aloud, or a failure.
 #[cfg(feature = "bpf")]
-fn can_choose() -> bool {
+fn can_choose(test: &str) -> bool {
     let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy);
     match listen.open() {
         Ok(_) => true,
         Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
-            fourtuple_testing::skip("reuseport-least-busy among the policies", "bpf", &error.to_string());
+            fourtuple_testing::skip(test, "bpf", &error.to_string());
             false
         }
         Err(error) => panic!("{error}"),
@@ -32,14 +32,15 @@ fn can_choose() -> bool {
 }
 
 #[cfg(not(feature = "bpf"))]
-fn can_choose() -> bool {
+fn can_choose(_test: &str) -> bool {
     let refused = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy).open().unwrap_err();
     assert!(matches!(refused, ListenError::NotBuilt { .. }), "{refused}");
     false
 }
 
-/// Policies with the families they go with.
-pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
+/// Policies that this machine can do, with the families they go with.
+pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (Policy, Family)> {
+    let uring = has_uring(test).then_some(Policy::UringOneshot);
     let policies = [
         Policy::Exclusive,
         Policy::Plain,
@@ -49,12 +50,11 @@ pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::Reuseport,
         Policy::Dispatcher,
     ];
-    let uring = has_uring("uring-oneshot among the policies").then_some(Policy::UringOneshot);
-    let least_busy = can_choose().then_some(Policy::ReuseportLeastBusy);
+    let least_busy = can_choose(test).then_some(Policy::ReuseportLeastBusy);
     policies
         .into_iter()
-        .chain(uring)
         .chain(least_busy)
+        .chain(uring)
         .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
@@ -62,7 +62,7 @@ pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
 #[test]
 fn every_request_is_answered_whoever_serves() {
     in_namespace(|| {
-        for (policy, family) in everywhere() {
+        for (policy, family) in everywhere("every_request_is_answered_whoever_serves") {
             let group = open(policy, family);
             let workers = Worker::start_many(&group, 3);
             thread::scope(|scope| {
@@ -195,7 +195,7 @@ fn connections_are_closed_after_so_many_requests() {
 #[test]
 fn who_leaves_loses_nobody() {
     in_namespace(|| {
-        for (policy, family) in everywhere() {
+        for (policy, family) in everywhere("who_leaves_loses_nobody") {
             // Its worker is one connection's alone.
             if policy == Policy::Blocking {
                 continue;
@@ -244,7 +244,7 @@ fn what_cannot_be_is_an_error() {
 #[cfg(feature = "bpf")]
 fn the_least_busy_worker_is_chosen() {
     in_namespace(|| {
-        if !can_choose() {
+        if !can_choose("the_least_busy_worker_is_chosen") {
             return;
         }
         let group = open(Policy::ReuseportLeastBusy, Family::Tcp4);

@@ -77,7 +77,12 @@ impl Acceptor {
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
         connection.moves_to(seats, *number);
-        connection.last = group.0.recycle.is_last(connection.served, connection.age(), self.random.f64());
+        let chance = self.random.f64();
+        connection.last = group.0.recycle.is_last(connection.served, connection.age(), chance);
+        if group.is_measured() {
+            connection.last = seats.scales().is_last(chance);
+            connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
+        }
         Ok(Some(connection))
     }
 
@@ -86,7 +91,10 @@ impl Acceptor {
     /// # Errors
     ///
     /// As [`next`](Acceptor::next).
-    pub fn keep(&mut self, connection: Connection) -> Result<(), ListenError> {
+    pub fn keep(&mut self, mut connection: Connection) -> Result<(), ListenError> {
+        if self.seat.group.is_measured() {
+            connection.kept = Some(Instant::now());
+        }
         self.wait.keep(&self.seat, connection)
     }
 

@@ -41,6 +41,10 @@ pub struct Connection {
     /// When it was accepted.
     pub(crate) born: Instant,
     pub(crate) last: bool,
+    /// With `Recycle::Measured`: since when it waits for its next request.
+    pub(crate) kept: Option<Instant>,
+    /// With `Recycle::Measured`: how long the request that it comes with has waited in vain, where it was kept.
+    pub(crate) waited: Option<Duration>,
     /// The epoll of its worker, or of all, knows it already.
     pub(crate) watched: bool,
 }
@@ -55,6 +59,8 @@ impl Connection {
             served: 0,
             born: Instant::now(),
             last: false,
+            kept: None,
+            waited: None,
             watched: false,
         }
     }
@@ -63,6 +69,9 @@ impl Connection {
     pub fn answered(&mut self) {
         self.served = self.served.saturating_add(1);
         self.place.seats.add(self.place.seat, Count::Requests, 1);
+        if let Some(waited) = self.waited.take() {
+            self.place.seats.scales().add_request(waited);
+        }
     }
 
     /// Requests answered on it so far, by whichever workers.

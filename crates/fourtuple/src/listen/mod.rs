@@ -37,18 +37,22 @@
 
 mod acceptor;
 mod auto;
+mod break_even;
 mod connection;
 mod error;
+mod fresh;
 mod group;
 mod lobby;
 mod path;
 mod policy;
 mod recycle;
+mod rounds;
 mod seats;
 mod wait;
 
 pub use acceptor::{Acceptor, Farewell, Waker};
 pub use auto::Choice;
+pub use break_even::BreakEven;
 pub use connection::{Connection, Place};
 pub use error::ListenError;
 pub use fourtuple_syscalls::Endpoint;

@@ -10,7 +10,7 @@ mod shared_oneshot;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::{Endpoint, errno_name, socket};
@@ -28,6 +28,12 @@ pub(crate) trait Wait: Send {
 
     /// Waits for the next request of a connection.
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError>;
+
+    /// How long the request that `next` has just given, on a connection that is kept since `kept`, has waited for this worker
+    /// while another was idle. Nothing where whoever is idle takes what is next.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+        Duration::ZERO
+    }
 
     /// Accepts nobody any more. What others have to take over is returned; a listener of its own was put into the lobby.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;

@@ -98,6 +98,11 @@ impl Acceptor {
         self.wait.keep(&self.seat, connection)
     }
 
+    /// The group it belongs to.
+    pub fn group(&self) -> &Group {
+        &self.seat.group
+    }
+
     /// Ends the waiting of this acceptor from elsewhere.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.seat.bell))

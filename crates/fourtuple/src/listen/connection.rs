@@ -19,6 +19,11 @@ impl Place {
         seats.add(seat, Count::Open, 1);
         Place { seats: Arc::clone(seats), seat }
     }
+
+    /// Counts a request as answered, for a runtime that reads the further requests of a connection itself.
+    pub fn answered(&self) {
+        self.seats.add(self.seat, Count::Requests, 1);
+    }
 }
 
 impl Drop for Place {
@@ -68,7 +73,7 @@ impl Connection {
     /// Counts a request as answered.
     pub fn answered(&mut self) {
         self.served = self.served.saturating_add(1);
-        self.place.seats.add(self.place.seat, Count::Requests, 1);
+        self.place.answered();
         if let Some(waited) = self.waited.take() {
             self.place.seats.scales().add_request(waited);
         }

@@ -58,6 +58,12 @@ pub enum ListenError {
         /// The path.
         path: String,
     },
+    /// `Recycle::Measured` where a runtime keeps the connections.
+    #[error(
+        "what a kept connection waits for its runtime is not measured: take another Recycle than Measured, or workers without \
+         a runtime"
+    )]
+    NotMeasurable,
     /// A call that failed otherwise.
     #[error("{call} for {endpoint}: {}{}", errno_name(.source), hint(.source))]
     Call {

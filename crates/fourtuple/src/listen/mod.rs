@@ -33,7 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It starts no thread, speaks no protocol and changes no sysctl. Sockets it hands out are non-blocking.
+//! It starts no thread (the adapter for tokio starts one per worker), speaks no protocol and changes no sysctl. Sockets it hands out are non-blocking.
 
 mod acceptor;
 mod auto;
@@ -48,6 +48,8 @@ mod policy;
 mod recycle;
 mod rounds;
 mod seats;
+#[cfg(feature = "tokio")]
+mod tokio;
 mod wait;
 
 pub use acceptor::{Acceptor, Farewell, Waker};
@@ -60,3 +62,5 @@ pub use group::{Group, Listen, Workers};
 pub use policy::{Family, Policy, PolicyError};
 pub use recycle::Recycle;
 pub use seats::SeatStats;
+#[cfg(feature = "tokio")]
+pub use tokio::{Accepted, AsyncAcceptor, Stream, Visit};

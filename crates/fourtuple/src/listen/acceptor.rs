@@ -6,7 +6,7 @@ use fourtuple_syscalls::bell::Bell;
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::group::Group;
-use crate::listen::seats::Count;
+use crate::listen::seats::{Count, SeatStats};
 use crate::listen::wait::{self, Seat, Wait};
 
 /// A worker's end of a group. Dropping it leaves, as [`leave`](Acceptor::leave) does.
@@ -108,6 +108,11 @@ impl Acceptor {
         Waker(Arc::clone(&self.seat.bell))
     }
 
+    /// What has been done in its seat.
+    pub fn stats(&self) -> SeatStats {
+        self.seat.group.0.seats.stats_of(self.seat.number)
+    }
+
     /// Its number, from 0.
     pub fn seat(&self) -> usize {
         self.seat.number
@@ -129,9 +134,9 @@ impl Acceptor {
             return Ok(farewell);
         }
         let group = &self.seat.group;
-        let released = self.wait.release(&self.seat);
+        // First: of two that leave at the same time one must see that nobody is left.
         group.0.seats.free(self.seat.number);
-        for mut connection in released? {
+        for mut connection in self.wait.release(&self.seat)? {
             connection.watched = false;
             if group.0.lobby.put(&connection).map_err(group.failed("sendmsg()"))? {
                 farewell.handed_over += 1;

@@ -1,8 +1,11 @@
 use std::io;
+use std::path::PathBuf;
 
 use fourtuple_syscalls::{Endpoint, errno_name};
 
 use crate::listen::policy::{Family, Policy};
+
+const FREE: &str = "a path that is free, or a socket that nobody listens on";
 
 /// Why there is no listener, or no further connection of it.
 #[derive(Debug, thiserror::Error)]
@@ -46,17 +49,17 @@ pub enum ListenError {
         /// As many as the group was opened with.
         seats: usize,
     },
-    /// The path of a unix socket is something else.
-    #[error("{path} exists and is no socket; it is left alone")]
+    /// There is something at this path that is not a socket, and which is therefore not removed.
+    #[error("{path:?}: there is something else than a socket; accepted is {FREE}")]
     NotASocket {
-        /// The path.
-        path: String,
+        /// The path of the unix socket.
+        path: PathBuf,
     },
-    /// Another server answers on the path of a unix socket.
-    #[error("another server listens on {path}; stop it, or take another path")]
+    /// Somebody accepts on this path already.
+    #[error("{path:?}: another program listens there; accepted is {FREE}")]
     PathInUse {
-        /// The path.
-        path: String,
+        /// The path of the unix socket.
+        path: PathBuf,
     },
     /// `Recycle::Measured` where a runtime keeps the connections.
     #[error(
@@ -74,6 +77,16 @@ pub enum ListenError {
         /// The errno.
         source: io::Error,
     },
+}
+
+impl ListenError {
+    /// Whether other settings would have helped, and not another environment.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            ListenError::Impossible { .. } | ListenError::NotASocket { .. } | ListenError::PathInUse { .. }
+        )
+    }
 }
 
 fn hint(error: &io::Error) -> &'static str {

@@ -59,6 +59,7 @@ pub use connection::{Connection, Place};
 pub use error::ListenError;
 pub use fourtuple_syscalls::Endpoint;
 pub use group::{Group, Listen, Workers};
+pub use path::{OwnPath, bind_path};
 pub use policy::{Family, Policy, PolicyError};
 pub use recycle::Recycle;
 pub use seats::SeatStats;

@@ -114,6 +114,22 @@ impl Policy {
         }
     }
 
+    /// What the kernel calls it: `EPOLLEXCLUSIVE`, `SO_REUSEPORT`.
+    pub fn mechanism(self) -> &'static str {
+        match self {
+            Policy::Exclusive => "EPOLLEXCLUSIVE",
+            Policy::Plain => "epoll",
+            Policy::Blocking => "accept()",
+            Policy::Rotate { .. } => "EPOLLEXCLUSIVE, added anew",
+            Policy::SharedOneshot => "one epoll, EPOLLONESHOT",
+            Policy::UringOneshot => "io_uring, one-shot accept",
+            Policy::Reuseport => "SO_REUSEPORT",
+            Policy::ReuseportLeastBusy => "SO_REUSEPORT with BPF",
+            Policy::Dispatcher => "SCM_RIGHTS",
+            Policy::Auto => "to be chosen",
+        }
+    }
+
     /// Whether every worker has a listener of its own.
     pub fn has_listener_each(self) -> bool {
         matches!(self, Policy::Reuseport | Policy::ReuseportLeastBusy)

@@ -84,6 +84,11 @@ impl Seats {
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 
+    /// Whether anybody but `seat` is there.
+    pub(crate) fn has_others(&self, seat: usize) -> bool {
+        (0..self.count).any(|other| other != seat && self.get(other, Count::Taken) == 1)
+    }
+
     pub(crate) fn add(&self, seat: usize, count: Count, more: u64) {
         self.of(seat, count).fetch_add(more, Ordering::Relaxed);
     }
@@ -102,7 +107,11 @@ impl Seats {
     }
 
     pub(crate) fn stats(&self) -> Vec<SeatStats> {
-        let of = |seat| SeatStats {
+        (0..self.count).map(|seat| self.stats_of(seat)).collect()
+    }
+
+    pub(crate) fn stats_of(&self, seat: usize) -> SeatStats {
+        SeatStats {
             accepts: self.get(seat, Count::Accepts),
             requests: self.get(seat, Count::Requests),
             wakeups: self.get(seat, Count::Wakeups),
@@ -110,8 +119,7 @@ impl Seats {
             failed_accepts: self.get(seat, Count::FailedAccepts),
             open: self.get(seat, Count::Open),
             busy: Duration::from_nanos(self.get(seat, Count::Busy)),
-        };
-        (0..self.count).map(of).collect()
+        }
     }
 }
 
@@ -126,6 +134,7 @@ mod tests {
             [seats.take(), seats.take(), seats.take(), seats.take()],
             [Some(0), Some(1), Some(2), None]
         );
+        assert!(seats.has_others(0));
         seats.free(1);
         seats.set(1, Count::Idle, 1);
         assert!(seats.others_idle(0) && !seats.others_idle(1));

@@ -3,3 +3,4 @@
 mod policies;
 mod pool;
 mod recycle;
+mod reload;

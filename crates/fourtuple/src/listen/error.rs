@@ -84,7 +84,10 @@ impl ListenError {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            ListenError::Impossible { .. } | ListenError::NotASocket { .. } | ListenError::PathInUse { .. }
+            ListenError::Impossible { .. }
+                | ListenError::NotASocket { .. }
+                | ListenError::PathInUse { .. }
+                | ListenError::NotMeasurable
         )
     }
 }

@@ -11,6 +11,13 @@ fn policy(name: &str) -> &str {
     match name {
         "reuseport" => "a socket per worker (SO_REUSEPORT)",
         "exclusive" => "one listener (EPOLLEXCLUSIVE)",
+        "plain" => "one listener (epoll, all are woken)",
+        "blocking" => "one listener (accept())",
+        "shared-oneshot" => "one epoll for listener and connections (EPOLLONESHOT)",
+        "uring-oneshot" => "one listener (io_uring, one-shot accept)",
+        "reuseport-least-busy" => "a socket per worker (SO_REUSEPORT, BPF chooses the least busy)",
+        "dispatcher" => "a dispatcher (SCM_RIGHTS to an idle worker)",
+        rotate if rotate.split(':').next() == Some("rotate") => "one listener (EPOLLEXCLUSIVE, added anew)",
         other => other,
     }
 }

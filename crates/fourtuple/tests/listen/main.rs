@@ -2,5 +2,6 @@
 
 mod policies;
 mod pool;
+mod processes;
 mod recycle;
 mod reload;

@@ -235,6 +235,38 @@ fn a_runtime_that_is_busy_has_one_connection_waiting_at_most() {
     });
 }
 
+/// Takes its time to read.
+async fn serve_slowly(Accepted { mut stream, visit, .. }: Accepted) {
+    stream.read_u8().await.unwrap();
+    stream.write_u8(0).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stream.read_u8().await.unwrap();
+    stream.write_u8(0).await.unwrap();
+    drop(visit);
+}
+
+#[test]
+fn what_the_runtime_is_told_of_a_connection_wakes_nobody_else() {
+    in_namespace(|| {
+        for (policy, family) in everywhere() {
+            let group = open(policy, family);
+            let worker = Worker::start(&group, serve_slowly);
+            client(async {
+                let mut stream = connect(&group).await;
+                // It is accepted before it has something to say, so that the acceptor watches it at first.
+                while group.stats()[0].accepts == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                stream.write_all(&[1, 2]).await.unwrap();
+                stream.read_exact(&mut [0; 2]).await.unwrap();
+            });
+            worker.stop();
+            let wakeups = group.stats()[0].wakeups;
+            assert!(wakeups <= 4, "{policy} over {family}: {wakeups} wakeups for one connection");
+        }
+    });
+}
+
 #[test]
 fn what_no_task_has_taken_is_for_whoever_stays() {
     in_namespace(|| {

@@ -1,9 +1,10 @@
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::bell::Bell;
 
-use crate::listen::connection::Connection;
+use crate::listen::connection::{Connection, Place};
 use crate::listen::error::ListenError;
 use crate::listen::group::Group;
 use crate::listen::seats::{Count, SeatStats};
@@ -96,6 +97,22 @@ impl Acceptor {
             connection.kept = Some(Instant::now());
         }
         self.wait.keep(&self.seat, connection)
+    }
+
+    /// Takes a connection out of the group's hands, for a runtime that has its own ways to wait. While the place is held it
+    /// counts as open.
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Acceptor::next).
+    pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, Place), ListenError> {
+        self.forget(&mut connection)?;
+        Ok(connection.into_parts())
+    }
+
+    /// Watches a connection no longer, until it is kept again.
+    pub(crate) fn forget(&mut self, connection: &mut Connection) -> Result<(), ListenError> {
+        self.wait.forget(&self.seat, connection)
     }
 
     /// The group it belongs to.

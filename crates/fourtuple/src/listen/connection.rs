@@ -95,8 +95,8 @@ impl Connection {
         self.last
     }
 
-    /// The socket, for a runtime that has its own ways to wait. While the place is held it counts as open.
-    pub fn into_parts(self) -> (OwnedFd, Place) {
+    /// The socket, which no epoll of ours watches any more.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Place) {
         (self.socket, self.place)
     }
 

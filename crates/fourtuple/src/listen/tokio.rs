@@ -159,6 +159,9 @@ impl Bridge {
     fn run(&self, mut acceptor: Acceptor) {
         while self.is_asked() {
             let Some(found) = acceptor.next(None).transpose() else { continue };
+            // The runtime's epoll watches it from now on.
+            let found =
+                found.and_then(|mut connection| acceptor.forget(&mut connection).map(|()| connection));
             self.tell(|state| {
                 state.asked = false;
                 state.found = Some(found);

@@ -35,6 +35,11 @@ pub(crate) trait Wait: Send {
         Duration::ZERO
     }
 
+    /// Watches a connection that `next` gave no longer: somebody else will, and else both would be told what it has.
+    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
+
     /// Accepts nobody any more. What others have to take over is returned; a listener of its own was put into the lobby.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;
 }

@@ -254,6 +254,13 @@ impl Wait for Pool {
         self.watch(seat, connection)
     }
 
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
+        if std::mem::take(&mut connection.watched) {
+            self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+        }
+        Ok(())
+    }
+
     fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
         self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
             rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))

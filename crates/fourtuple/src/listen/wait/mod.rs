@@ -36,14 +36,10 @@ pub(crate) trait Wait: Send {
 
     /// How long the request that `next` has just given, on a connection that is kept since `kept`, has waited for this worker
     /// while another was idle. Nothing where whoever is idle takes what is next.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
-        Duration::ZERO
-    }
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration;
 
     /// Watches a connection that `next` gave no longer: somebody else will, and else both would be told what it has.
-    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
-        Ok(())
-    }
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
 
     /// Accepts nobody any more. What others have to take over is returned; a listener of its own was put into the lobby.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;

@@ -121,7 +121,20 @@ async fn serve_http(Accepted { stream, visit, .. }: Accepted) {
     drop(visit);
 }
 
-/// Policies that need nothing which a machine may lack, with the families they go with.
+/// Whether the policy can be had here; if not, that it is left out is said aloud, or a failure.
+fn is_here(policy: Policy, need: &str) -> bool {
+    match Listen::at(endpoint(Family::Tcp4)).policy(policy).open() {
+        Ok(_) => true,
+        Err(ListenError::NotBuilt { .. }) => false,
+        Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
+            fourtuple_testing::skip(&format!("{policy} on tokio"), need, &error.to_string());
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Policies with the families they go with.
 fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
     let policies = [
         Policy::Exclusive,
@@ -131,7 +144,9 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::SharedOneshot,
         Policy::Reuseport,
     ];
-    let all = policies.into_iter().flat_map(|policy| Family::ALL.map(|family| (policy, family)));
+    let least_busy = is_here(Policy::ReuseportLeastBusy, "bpf").then_some(Policy::ReuseportLeastBusy);
+    let all =
+        policies.into_iter().chain(least_busy).flat_map(|policy| Family::ALL.map(|family| (policy, family)));
     all.filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
 

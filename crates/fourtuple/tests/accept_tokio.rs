@@ -112,12 +112,13 @@ async fn serve_bytes(Accepted { mut stream, mut visit, carry }: Accepted) {
     }
 }
 
+async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::new(Bytes::from_static(b"hello"))))
+}
+
 async fn serve_http(Accepted { stream, visit, .. }: Accepted) {
-    let answer = async |_: Request<Incoming>| {
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
-    };
     let _ =
-        server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+        server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(hello)).await;
     drop(visit);
 }
 

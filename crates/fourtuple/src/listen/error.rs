@@ -55,6 +55,14 @@ pub enum ListenError {
     #[cfg(feature = "bpf")]
     #[error(transparent)]
     Bpf(fourtuple_bpf::BpfError),
+    /// A dispatcher that cannot be had.
+    #[error("a group with {policy} gives no dispatcher: {why}")]
+    NoDispatcher {
+        /// The policy of the group.
+        policy: Policy,
+        /// The reason.
+        why: &'static str,
+    },
     /// All seats are taken.
     #[error("all {seats} seats of the group are taken")]
     Full {

@@ -145,9 +145,13 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::SharedOneshot,
         Policy::Reuseport,
     ];
+    let uring = is_here(Policy::UringOneshot, "io_uring").then_some(Policy::UringOneshot);
     let least_busy = is_here(Policy::ReuseportLeastBusy, "bpf").then_some(Policy::ReuseportLeastBusy);
-    let all =
-        policies.into_iter().chain(least_busy).flat_map(|policy| Family::ALL.map(|family| (policy, family)));
+    let all = policies
+        .into_iter()
+        .chain(least_busy)
+        .chain(uring)
+        .flat_map(|policy| Family::ALL.map(|family| (policy, family)));
     all.filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
 

@@ -18,6 +18,7 @@
 mod connection;
 mod counts;
 mod datagrams;
+mod dispatching;
 mod error;
 mod listener;
 mod pooled;

@@ -10,6 +10,7 @@ use fourtuple_record::{ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
 
 use crate::counts::Counts;
+use crate::dispatching::Dispatching;
 use crate::listener;
 use crate::serve::Protocol;
 use crate::stop::Stop;
@@ -24,6 +25,8 @@ pub(crate) struct Started {
     pub(crate) workers: Vec<(JoinHandle<()>, Arc<Counts>)>,
     /// Of those that wait as the policy says.
     pub(crate) wakers: Vec<Waker>,
+    /// Who accepts for them, where they do not themselves.
+    pub(crate) dispatching: Option<Dispatching>,
 }
 
 impl Drop for Started {
@@ -73,7 +76,9 @@ impl Running {
 
     /// Whether a worker has ended by itself, which none should: the results will say why.
     pub fn has_failed(&self) -> bool {
-        self.started.workers.iter().any(|(thread, _)| thread.is_finished())
+        let dispatching = self.started.dispatching.as_ref();
+        dispatching.is_some_and(Dispatching::has_failed)
+            || self.started.workers.iter().any(|(thread, _)| thread.is_finished())
     }
 
     /// Ends all workers, closing what is open, and says what they did.

@@ -6,11 +6,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{Family, Listen, OwnPath, Policy, Waker, Workers};
+use fourtuple::listen::{Dispatcher, Family, Listen, OwnPath, Policy, Waker, Workers};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
 use crate::counts::Counts;
+use crate::dispatching::Dispatching;
 use crate::error::ServeError;
 use crate::listener::{self, Wanted};
 use crate::running::{Running, Started};
@@ -179,6 +180,7 @@ impl Serve {
             path: entrance.path,
             stop: stop.clone(),
             wakers: entrance.wakers,
+            dispatching: entrance.dispatcher.map(Dispatching::start).transpose()?,
             workers: Vec::with_capacity(self.workers),
         };
         // Declared after the workers: where something fails, the gates fall first, and nobody waits for ever.
@@ -238,6 +240,7 @@ impl Serve {
             return Ok(Entrance {
                 sources: sources.collect(),
                 wakers: Vec::new(),
+                dispatcher: None,
                 address: sockets.address,
                 policy: sockets.policy,
                 path: sockets.path,
@@ -250,6 +253,7 @@ impl Serve {
             .open()?;
         let acceptors = (0..self.workers).map(|_| group.join()).collect::<Result<Vec<_>, _>>()?;
         Ok(Entrance {
+            dispatcher: (group.policy() == Policy::Dispatcher).then(|| group.dispatcher()).transpose()?,
             wakers: acceptors.iter().map(|acceptor| acceptor.waker()).collect(),
             sources: acceptors.into_iter().map(Source::Pool).collect(),
             address: group.endpoint().clone(),
@@ -316,6 +320,7 @@ impl Serve {
 struct Entrance {
     sources: Vec<Source>,
     wakers: Vec<Waker>,
+    dispatcher: Option<Dispatcher>,
     address: Endpoint,
     policy: Policy,
     path: Option<OwnPath>,

@@ -8,6 +8,7 @@
 //! records is [`SCHEMA_JSON`].
 #![forbid(unsafe_code)]
 
+mod accept;
 mod compare;
 mod host;
 mod lab;
@@ -20,6 +21,10 @@ mod time_wait;
 
 use serde::{Deserialize, Serialize};
 
+pub use accept::{
+    AcceptCell, AcceptRecord, AcceptResults, AcceptSettings, BreakEven, Probe, SkippedCell, Span, Timeline,
+    WaitNs, Waiter,
+};
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
@@ -83,6 +88,10 @@ pub enum Saved {
     Ports(PortsRecord),
     /// `fourtuple lab time-wait`
     TimeWait(TimeWaitRecord),
+    /// `fourtuple lab accept`
+    LabAccept(AcceptRecord),
+    /// `fourtuple lab keepalive`
+    LabKeepalive(AcceptRecord),
     /// `fourtuple plan`
     Plan(PlanRecord),
     /// `fourtuple compare`
@@ -126,6 +135,8 @@ impl Saved {
             "lab" => Saved::Lab(serde_json::from_str(text)?),
             "lab ports" => Saved::Ports(serde_json::from_str(text)?),
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
+            "lab accept" => Saved::LabAccept(serde_json::from_str(text)?),
+            "lab keepalive" => Saved::LabKeepalive(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),

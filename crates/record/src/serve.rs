@@ -14,6 +14,9 @@ pub struct ServeSettings {
     pub listen: String,
     /// `crr`, `http`, `udp` or `sink`.
     pub protocol: String,
+    /// How workers come to their connections, in kebab-case (`exclusive`, `rotate:16`); absent: as the family has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
     /// Threads that serve.
     pub workers: u32,
     /// Bytes that make a request (crr, udp); absent: the protocol says.
@@ -56,8 +59,8 @@ pub struct ServeResults {
     pub listen: String,
     /// `crr`, `http`, `udp` or `sink`.
     pub protocol: String,
-    /// How connections (of udp: packets) came to the workers: `reuseport` (a socket each) or `exclusive` (one listener,
-    /// EPOLLEXCLUSIVE).
+    /// How connections (of udp: packets) came to the workers, in kebab-case: `reuseport` (a socket each), `exclusive` (one
+    /// listener, EPOLLEXCLUSIVE), or another that was asked for.
     pub policy: String,
     /// From the moment when all were ready to the end.
     pub elapsed_ns: u64,

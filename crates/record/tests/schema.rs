@@ -124,6 +124,96 @@ fn time_wait() -> (TimeWaitSettings, TimeWaitResults) {
     (settings, results)
 }
 
+fn accept() -> (AcceptSettings, AcceptResults) {
+    let settings = AcceptSettings {
+        workers: 2,
+        clients: 8,
+        connections: 0,
+        families: vec!["unix".into()],
+        policies: vec!["exclusive".into(), "rotate:16".into(), "external".into()],
+        close_every: vec![0, 1],
+        load: vec!["sleep".into()],
+        service: "sleep".into(),
+        short_ns: 200_000,
+        long_ns: 20_000_000,
+        long_share: 0.01,
+        pause_ns: 1_000_000,
+        slow_ns: 5_000_000,
+        for_ns: 2_000_000_000,
+        repeats: 3,
+        backlog: 4096,
+        seed: 1,
+        server: Some("nginx -c /run/nginx.conf".into()),
+    };
+    let wait_ns = WaitNs {
+        p50: 40_000,
+        p99: 900_000,
+        p999: 19_000_000,
+        max: 21_000_000,
+        p999_low: Some(17_000_000),
+        p999_high: Some(20_000_000),
+    };
+    let cell = AcceptCell {
+        policy: "external".into(),
+        server: Some("nginx".into()),
+        family: "unix".into(),
+        close_every: 0,
+        load: "sleep".into(),
+        workers: 2,
+        clients: 8,
+        accepts: vec![7, 1],
+        requests: vec![7_000, 1_000],
+        sockets: vec![7, 1],
+        busy_ns: vec![1_400_000_000, 200_000_000],
+        jain: Some(0.64),
+        max_over_mean: Some(1.75),
+        wait_ns,
+        slow_per_10k: 12.5,
+        misplaced_wait_ns: 61_000,
+        probe: Some(Probe { requests: 900, slow_per_10k: 33.3, wait_ns }),
+        cpu_ns_per_request: 9_000,
+        wakeups_per_accept: Some(1.5),
+        empty_accepts_per_accept: Some(0.5),
+        operations: 24_000,
+        errors: BTreeMap::from([("ECONNRESET".into(), 1)]),
+        repeats: 3,
+    };
+    let bare = AcceptCell {
+        policy: "rotate:16".into(),
+        server: None,
+        jain: None,
+        max_over_mean: None,
+        wait_ns: WaitNs { p999_low: None, p999_high: None, ..wait_ns },
+        probe: None,
+        wakeups_per_accept: None,
+        empty_accepts_per_accept: None,
+        ..cell.clone()
+    };
+    let skipped = SkippedCell {
+        policy: "reuseport".into(),
+        family: "unix".into(),
+        close_every: 1,
+        why: "SO_REUSEPORT does not share unix sockets".into(),
+    };
+    let timeline = Timeline {
+        policy: "exclusive".into(),
+        family: "unix".into(),
+        close_every: 0,
+        workers: vec![vec![Span { from_ns: 5, to_ns: 90, waited_ns: 1 }], Vec::new()],
+        from_ns: 0,
+        to_ns: 100,
+        waiting: Waiter { worker: 0, sent_ns: 10, begun_ns: 90, ended_ns: 95, idle_worker: 1 },
+    };
+    let break_even = BreakEven { fresh_connection_ns: 20_000, misplaced_wait_ns: 61_000, closes: true };
+    let results = AcceptResults {
+        cells: vec![cell, bare],
+        skipped: vec![skipped],
+        timeline: Some(timeline),
+        break_even: Some(break_even),
+    };
+    (settings, results)
+}
+
 fn plan() -> (PlanSettings, PlanResults) {
     let settings = PlanSettings {
         low: 32_768,
@@ -266,6 +356,7 @@ fn serve() -> (ServeSettings, ServeResults) {
     let settings = ServeSettings {
         listen: "127.0.0.1:0".into(),
         protocol: "crr".into(),
+        policy: Some("rotate:16".into()),
         workers: 2,
         request_bytes: Some(1),
         response_bytes: Some(1),
@@ -318,8 +409,11 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 8] {
+fn samples() -> [(&'static str, Value); 10] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
+    let (accept_settings, accept_results) = accept();
+    let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
+    let keepalive_results = AcceptResults { timeline: None, break_even: None, ..accept_results.clone() };
     let (plan_settings, plan_results) = plan();
     let (compare_settings, compare_results) = compare();
     let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
@@ -335,6 +429,8 @@ fn samples() -> [(&'static str, Value); 8] {
         ("load", record("load", load_settings, load_results)),
         ("bare load", record("load", bare_settings, bare_results)),
         ("serve", record("serve", serve_settings, serve_results)),
+        ("lab accept", record("lab accept", accept_settings, accept_results)),
+        ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
     ]
 }
 
@@ -367,8 +463,8 @@ fn is_map(place: &str) -> bool {
 const OPTIONAL: [&str; 5] = ["arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
 
 /// Those of a server, which a load has always.
-const OPTIONAL_OF_SERVE: [&str; 5] =
-    ["request_bytes", "response_bytes", "close_every", "stall_at_ns", "stall_length_ns"];
+const OPTIONAL_OF_SERVE: [&str; 6] =
+    ["policy", "request_bytes", "response_bytes", "close_every", "stall_at_ns", "stall_length_ns"];
 
 #[test]
 fn every_kind_of_record_is_valid_and_is_read_back() {
@@ -388,7 +484,7 @@ fn every_field_is_required_unless_it_may_be_absent() {
             let mut broken = sample.clone();
             let Some(Value::Object(object)) = broken.pointer_mut(parent) else { continue };
             object.remove(&field.replace("~1", "/").replace("~0", "~"));
-            let of_serve = name == "serve" && OPTIONAL_OF_SERVE.contains(&field);
+            let of_serve = name == "serve" && parent == "/settings" && OPTIONAL_OF_SERVE.contains(&field);
             let fine = is_map(parent) || OPTIONAL.contains(&field) || of_serve;
             assert_eq!(validator.accepts(&broken), fine, "{name} without {place}");
         }
@@ -433,7 +529,18 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
 #[test]
 fn other_versions_commands_and_mixtures_are_refused() {
     let validator = Validator::new();
-    let [(_, lab), (_, ports), (_, time_wait), (_, plan), (_, compare), (_, load), _, (_, serve)] = samples();
+    let [
+        (_, lab),
+        (_, ports),
+        (_, time_wait),
+        (_, plan),
+        (_, compare),
+        (_, load),
+        _,
+        (_, serve),
+        (_, accept),
+        _,
+    ] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
         broken[field] = json!(value);
@@ -446,7 +553,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&plan, &compare),
         (&compare, &load),
         (&load, &serve),
-        (&serve, &lab),
+        (&serve, &accept),
+        (&accept, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

@@ -5,6 +5,7 @@ use fourtuple_record::{
     TimeWaitSettings,
 };
 
+use crate::accept;
 use crate::load;
 use crate::number::{count, duration, quantity, share};
 
@@ -31,6 +32,12 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         Saved::Ports(record) => of(record, vec![ports_words(&record.settings)], ports_line(&record.settings)),
         Saved::TimeWait(record) => {
             of(record, vec![time_wait_words(&record.settings)], time_wait_line(&record.settings))
+        }
+        Saved::LabAccept(record) => {
+            of(record, vec![accept::details(&record.settings)], accept::accept_line(&record.settings))
+        }
+        Saved::LabKeepalive(record) => {
+            of(record, vec![accept::details(&record.settings)], accept::keepalive_line(&record.settings))
         }
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {
@@ -243,6 +250,7 @@ fn compare_line(settings: &CompareSettings) -> String {
 
 fn serve_words(settings: &ServeSettings) -> Vec<String> {
     let mut words = vec![plural(settings.workers.into(), "worker")];
+    words.extend(settings.policy.clone());
     words.extend(settings.request_bytes.map(|bytes| format!("requests of {}", plural(bytes, "byte"))));
     words.extend(settings.response_bytes.map(|bytes| match settings.protocol.as_str() {
         "http" => format!("bodies of {}", plural(bytes, "byte")),
@@ -279,6 +287,7 @@ fn serve_line(settings: &ServeSettings) -> String {
     let ServeSettings {
         listen,
         protocol,
+        policy,
         workers,
         request_bytes,
         response_bytes,
@@ -301,9 +310,10 @@ fn serve_line(settings: &ServeSettings) -> String {
     let stall =
         stall_at_ns.zip(*stall_length_ns).map(|(at, length)| format!("{}:{}", typed(at), typed(length)));
     format!(
-        "fourtuple serve {protocol} --listen {} --workers {workers}{}{} --close {close}{} --service {service}{}{} \
+        "fourtuple serve {protocol} --listen {}{} --workers {workers}{}{} --close {close}{} --service {service}{}{} \
          --backlog {backlog}{}{} --seed {seed}",
         word(listen),
+        option("--policy", policy.clone()),
         option("--request", request_bytes.map(|bytes| bytes.to_string())),
         option(answer, response_bytes.map(|bytes| bytes.to_string())),
         option("--close-every", close_every.map(|every| every.to_string())),

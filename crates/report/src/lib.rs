@@ -8,6 +8,7 @@
 pub mod html;
 pub mod terminal;
 
+mod accept;
 mod comparison;
 mod envelope;
 mod figures;

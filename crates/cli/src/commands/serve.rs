@@ -219,6 +219,7 @@ impl ServeFlags {
         ServeSettings {
             listen: serve.listen(),
             protocol: serve.protocol.name().to_owned(),
+            policy: None,
             workers: serve.workers as u32,
             request_bytes: request,
             response_bytes: response,

@@ -120,6 +120,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (time_wait::section(index, "", &envelope.settings[0], &record.results))
                 }
+                Saved::LabAccept(_) | Saved::LabKeepalive(_) => {
+                    (words(&envelope.settings[0], "settings"))
+                }
                 Saved::Plan(record) => {
                     (advice(&[&record.results.advice]))
                     (plan::section(index, &envelope.settings[0], &record.results))
@@ -146,6 +149,8 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Lab(_) => "What connect() costs on this kernel, and how long the ports last",
         Saved::Ports(_) => "What connect() costs under each port strategy",
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
+        Saved::LabAccept(_) => "Which worker gets the connection",
+        Saved::LabKeepalive(_) => "What keeping connections costs those who wait",
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
@@ -239,6 +244,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Lab(record) => results(record),
         Saved::Ports(record) => results(record),
         Saved::TimeWait(record) => results(record),
+        Saved::LabAccept(record) | Saved::LabKeepalive(record) => results(record),
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),

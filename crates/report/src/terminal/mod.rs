@@ -1,5 +1,6 @@
 //! A record as text for a terminal, a log or a mail.
 
+mod accept;
 mod compare;
 mod load;
 mod plan;
@@ -45,6 +46,14 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::TimeWait(record) => {
             time_wait::body(&mut sheet, &settings[0], &record.results);
             record.results.advice.clone()
+        }
+        Saved::LabAccept(record) => {
+            accept::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            Vec::new()
+        }
+        Saved::LabKeepalive(record) => {
+            accept::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            Vec::new()
         }
         Saved::Plan(record) => {
             plan::body(&mut sheet, &settings[0], &record.results);

@@ -370,6 +370,7 @@ pub(crate) fn serve() -> ServeRecord {
     let settings = ServeSettings {
         listen: "unix:/run/four tuple".into(),
         protocol: "crr".into(),
+        policy: None,
         workers: 8,
         request_bytes: Some(1),
         response_bytes: Some(1),

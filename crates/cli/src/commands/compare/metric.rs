@@ -90,7 +90,12 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
                 Metric::Cpu => results.client_cpu_ns_per_operation as f64,
             })]
         }
-        Saved::Lab(_) | Saved::Plan(_) | Saved::Compare(_) | Saved::Serve(_) => {
+        Saved::Lab(_)
+        | Saved::LabAccept(_)
+        | Saved::LabKeepalive(_)
+        | Saved::Plan(_)
+        | Saved::Compare(_)
+        | Saved::Serve(_) => {
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
@@ -118,6 +123,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Lab(record) => (&record.host, &record.validity),
         Saved::Ports(record) => (&record.host, &record.validity),
         Saved::TimeWait(record) => (&record.host, &record.validity),
+        Saved::LabAccept(record) | Saved::LabKeepalive(record) => (&record.host, &record.validity),
         Saved::Plan(record) => (&record.host, &record.validity),
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),

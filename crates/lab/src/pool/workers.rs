@@ -1,0 +1,123 @@
+//! The workers of a pool, as threads behind one [`Group`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fourtuple::listen::{Endpoint, Group, Listen, ListenError, Policy, SeatStats, Waker};
+
+use super::mix::Spend;
+use super::worker;
+use crate::LabError;
+
+/// Length of the accept queue: room for all clients at once, also where they come without a pause.
+pub(crate) const BACKLOG: u32 = 4096;
+
+/// Workers that serve until they are ended.
+pub(crate) struct Pool {
+    group: Group,
+    stop: Arc<AtomicBool>,
+    hands: Vec<Hand>,
+    count: usize,
+}
+
+/// One worker's thread.
+struct Hand {
+    thread: JoinHandle<Result<Duration, ListenError>>,
+    waker: Option<Waker>,
+}
+
+impl Pool {
+    /// Opens the group and starts its workers one after the other, so that their order is that of their numbers: with
+    /// `Exclusive` it decides who is woken first.
+    pub(crate) fn start(endpoint: &Endpoint, policy: Policy, count: usize, spend: Spend) -> Result<Pool, LabError> {
+        let group = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG).open()?;
+        let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
+        for _ in 0..count {
+            pool.hire(spend)?;
+        }
+        Ok(pool)
+    }
+
+    fn hire(&mut self, spend: Spend) -> Result<(), LabError> {
+        let (group, stop) = (self.group.clone(), Arc::clone(&self.stop));
+        let (sender, joined) = mpsc::channel();
+        let work = move || {
+            let mut acceptor = match group.join() {
+                Ok(acceptor) => acceptor,
+                Err(error) => {
+                    // It is told here, so that it is not told again at the end.
+                    let _ = sender.send(Err(error));
+                    return Ok(Duration::ZERO);
+                }
+            };
+            let _ = sender.send(Ok(acceptor.waker()));
+            worker::serve(&mut acceptor, spend, &stop)
+        };
+        let thread = thread::Builder::new()
+            .name(format!("worker {}", self.hands.len()))
+            .spawn(work)
+            .map_err(LabError::call("start a worker"))?;
+        let joined = joined.recv().map_err(|_| LabError::Interrupted)?;
+        let (waker, result) = match joined {
+            Ok(waker) => (Some(waker), Ok(())),
+            Err(error) => (None, Err(error.into())),
+        };
+        self.hands.push(Hand { thread, waker });
+        result
+    }
+
+    /// Where it listens.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        self.group.endpoint()
+    }
+
+    /// What each worker has done so far.
+    pub(crate) fn stats(&self) -> Vec<SeatStats> {
+        let mut stats = self.group.stats();
+        stats.truncate(self.count);
+        stats
+    }
+
+    /// Waits until no connection is open: what clients have closed has been seen by then. False: not within `patience`.
+    pub(crate) fn drained(&self, patience: Duration) -> bool {
+        let begun = Instant::now();
+        while self.stats().iter().any(|seat| seat.open > 0) {
+            if begun.elapsed() > patience {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(500));
+        }
+        true
+    }
+
+    /// Ends the workers, and gives the CPU time that all their threads have used.
+    pub(crate) fn end(mut self) -> Result<Duration, LabError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<Duration, LabError> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.hands.iter().filter_map(|hand| hand.waker.as_ref()).for_each(Waker::wake);
+        let mut cpu = Duration::ZERO;
+        let mut failed = None;
+        for hand in self.hands.drain(..) {
+            match hand.thread.join() {
+                Ok(Ok(time)) => cpu += time,
+                Ok(Err(error)) => drop(failed.get_or_insert(error)),
+                Err(panic) if !thread::panicking() => std::panic::resume_unwind(panic),
+                Err(_) => {}
+            }
+        }
+        failed.map_or(Ok(cpu), |error| Err(error.into()))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Whoever wants to know what failed has called `end`.
+        let _ = self.finish();
+    }
+}

@@ -1,5 +1,7 @@
+use std::path::Path;
 use std::process::ExitCode;
 
+use fourtuple::listen::ListenError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
 use fourtuple_serve::ServeError;
@@ -97,15 +99,17 @@ fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         return Some(line(setting, value, accepted));
     }
     let free = "expected a path that is free, or a socket that nobody listens on";
+    let at = |path: &Path| format!("unix:{}", path.display());
     match cause.downcast_ref()? {
         ServeError::Setting { setting, value, accepted } => Some(line(setting, value, accepted)),
-        ServeError::PathInUse { path } => {
-            let value = format!("unix:{}", path.display());
-            Some(line("listen", &value, &format!("another program listens there; {free}")))
+        ServeError::Group(ListenError::PathInUse { path }) => {
+            Some(line("listen", &at(path), &format!("another program listens there; {free}")))
         }
-        ServeError::NotASocket { path } => {
-            let value = format!("unix:{}", path.display());
-            Some(line("listen", &value, &format!("there is something else than a socket; {free}")))
+        ServeError::Group(ListenError::NotASocket { path }) => {
+            Some(line("listen", &at(path), &format!("there is something else than a socket; {free}")))
+        }
+        ServeError::Group(ListenError::Impossible { policy, .. }) => {
+            Some(line("policy", policy, &cause.to_string()))
         }
         _ => None,
     }

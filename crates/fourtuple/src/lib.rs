@@ -8,6 +8,7 @@
 
 pub mod capabilities;
 pub mod dial;
+pub mod listen;
 pub mod ports;
 
 // Keeps the code in the README true.

@@ -2,14 +2,13 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::errno_name;
 
 use crate::counts::Counts;
-use crate::seat::Seat;
 use crate::stop::Stop;
 use crate::work::Work;
 
@@ -29,12 +28,18 @@ pub(crate) struct Datagrams {
 }
 
 impl Datagrams {
-    pub(crate) fn new(seat: Seat, request: usize) -> io::Result<Datagrams> {
+    pub(crate) fn new(
+        socket: &OwnedFd,
+        request: usize,
+        work: Work,
+        stop: Stop,
+        counts: Arc<Counts>,
+    ) -> io::Result<Datagrams> {
         let epoll = Epoll::new()?;
-        let socket = UdpSocket::from(seat.socket.try_clone()?);
+        let socket = UdpSocket::from(socket.try_clone()?);
         epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
-        epoll.add(seat.stop.as_fd(), STOP, Interest::READ)?;
-        Ok(Datagrams { epoll, socket, request, work: seat.work, stop: seat.stop, counts: seat.counts })
+        epoll.add(stop.as_fd(), STOP, Interest::READ)?;
+        Ok(Datagrams { epoll, socket, request, work, stop, counts })
     }
 
     /// Serves until it is told to stop.

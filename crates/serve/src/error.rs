@@ -1,5 +1,6 @@
 use std::io;
-use std::path::PathBuf;
+
+use fourtuple::listen::ListenError;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -14,22 +15,9 @@ pub enum ServeError {
         /// What is accepted.
         accepted: String,
     },
-    /// Somebody accepts on this path already.
-    #[error(
-        "{path:?}: another program listens there; accepted is a path that is free, or a socket that nobody listens on"
-    )]
-    PathInUse {
-        /// The path of the unix socket.
-        path: PathBuf,
-    },
-    /// There is something at this path that is not a socket, and which is therefore not removed.
-    #[error(
-        "{path:?}: there is something else than a socket; accepted is a path that is free, or a socket that nobody listens on"
-    )]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
+    /// The path, or the policy, cannot be had.
+    #[error(transparent)]
+    Group(#[from] ListenError),
     /// A call on the way to a listening socket failed.
     #[error("cannot listen on {address}: {call}: {source}{hint}")]
     Listen {
@@ -57,9 +45,10 @@ pub enum ServeError {
 impl ServeError {
     /// Whether other settings would have helped, and not another environment.
     pub fn is_usage(&self) -> bool {
-        matches!(
-            self,
-            ServeError::Setting { .. } | ServeError::PathInUse { .. } | ServeError::NotASocket { .. }
-        )
+        match self {
+            ServeError::Setting { .. } => true,
+            ServeError::Group(error) => error.is_usage(),
+            ServeError::Listen { .. } | ServeError::Worker { .. } => false,
+        }
     }
 }

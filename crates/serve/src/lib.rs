@@ -20,6 +20,7 @@ mod counts;
 mod datagrams;
 mod error;
 mod listener;
+mod pooled;
 mod running;
 mod seat;
 mod serve;
@@ -32,7 +33,6 @@ mod work;
 mod worker;
 
 pub use error::ServeError;
-pub use listener::Policy;
 pub use running::Running;
 pub use serve::{Close, Protocol, Serve, Stall};
 pub use service::{Service, Shape};

@@ -1,44 +1,16 @@
 //! Sockets that connections and packets come in by.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
+use fourtuple::listen::{OwnPath, Policy, bind_path};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Endpoint, errno_name};
 
 use crate::error::ServeError;
-
-/// How connections come to the workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// Every worker has a socket of its own with the address of all; the kernel's hash of the 4-tuple chooses at the SYN.
-    Reuseport,
-    /// One listener, which every worker watches with an epoll of its own: EPOLLEXCLUSIVE wakes one of them.
-    Exclusive,
-}
-
-impl Policy {
-    /// `reuseport`, `exclusive`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Policy::Reuseport => "reuseport",
-            Policy::Exclusive => "exclusive",
-        }
-    }
-
-    /// What the kernel calls it: `SO_REUSEPORT`, `EPOLLEXCLUSIVE`.
-    pub fn mechanism(self) -> &'static str {
-        match self {
-            Policy::Reuseport => "SO_REUSEPORT",
-            Policy::Exclusive => "EPOLLEXCLUSIVE",
-        }
-    }
-}
 
 /// The sockets of a server, one entry per worker.
 pub(crate) struct Sockets {
@@ -113,45 +85,12 @@ fn alone(wanted: &Wanted<'_>) -> Result<(), ServeError> {
 }
 
 fn unix(wanted: &Wanted<'_>, path: &Path) -> Result<Sockets, ServeError> {
-    let failed = |call| move |source| listen_error(call, wanted.endpoint, source);
-    remove_dead(path)?;
-    let listener = socket::open_stream(wanted.endpoint, true).map_err(failed("socket()"))?;
-    socket::bind_endpoint(listener.as_fd(), wanted.endpoint).map_err(failed("bind()"))?;
-    let own = OwnPath::of(path);
-    socket::listen(listener.as_fd(), wanted.backlog).map_err(failed("listen()"))?;
+    let (listener, own) = bind_path(path, true)?;
+    socket::listen(listener.as_fd(), wanted.backlog)
+        .map_err(|source| listen_error("listen()", wanted.endpoint, source))?;
     let listener = Arc::new(listener);
     let of_worker = (0..wanted.workers).map(|_| Arc::clone(&listener)).collect();
     Ok(Sockets { of_worker, address: wanted.endpoint.clone(), policy: Policy::Exclusive, path: Some(own) })
-}
-
-/// Removes the socket of a server that is no more.
-fn remove_dead(path: &Path) -> Result<(), ServeError> {
-    let endpoint = Endpoint::Unix(path.to_owned());
-    match fs::symlink_metadata(path) {
-        // Also a file that is no socket refuses connections: it must not be removed.
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(ServeError::NotASocket { path: path.to_owned() });
-        }
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(listen_error("stat()", &endpoint, error)),
-    }
-    let failed = |call| {
-        let endpoint = &endpoint;
-        move |source| listen_error(call, endpoint, source)
-    };
-    let caller = socket::open_stream(&endpoint, true).map_err(failed("socket()"))?;
-    match socket::connect_endpoint(caller.as_fd(), &endpoint) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed("unlink()"))
-        }
-        // A full queue is somebody's, too.
-        Ok(_) => Err(ServeError::PathInUse { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(ServeError::PathInUse { path: path.to_owned() })
-        }
-        Err(error) => Err(listen_error("connect()", &endpoint, error)),
-    }
 }
 
 fn set(call: &'static str, endpoint: &Endpoint, answer: io::Result<Answer>) -> Result<(), ServeError> {
@@ -181,30 +120,5 @@ pub(crate) fn shown(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Inet(address) => address.to_string(),
         Endpoint::Unix(path) => format!("unix:{}", path.display()),
-    }
-}
-
-/// The path of our socket, removed at the end unless it is somebody else's by then.
-pub(crate) struct OwnPath {
-    path: PathBuf,
-    inode: Option<(u64, u64)>,
-}
-
-fn inode(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-impl OwnPath {
-    fn of(path: &Path) -> OwnPath {
-        OwnPath { path: path.to_owned(), inode: inode(path) }
-    }
-}
-
-impl Drop for OwnPath {
-    fn drop(&mut self) {
-        if self.inode.is_some() && inode(&self.path) == self.inode {
-            // Whoever has removed it already has done our work.
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use fourtuple::listen::{OwnPath, Policy, Waker};
 use fourtuple_measure::balance;
 use fourtuple_record::{ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
 
 use crate::counts::Counts;
-use crate::listener::{self, OwnPath, Policy};
+use crate::listener;
 use crate::serve::Protocol;
 use crate::stop::Stop;
 
@@ -21,6 +22,8 @@ pub(crate) struct Started {
     pub(crate) path: Option<OwnPath>,
     pub(crate) stop: Stop,
     pub(crate) workers: Vec<(JoinHandle<()>, Arc<Counts>)>,
+    /// Of those that wait as the policy says.
+    pub(crate) wakers: Vec<Waker>,
 }
 
 impl Drop for Started {
@@ -28,6 +31,7 @@ impl Drop for Started {
         // Nobody new may come before those who listen are gone.
         self.path.take();
         self.stop.set();
+        self.wakers.iter().for_each(Waker::wake);
         for (thread, counts) in self.workers.drain(..) {
             if thread.join().is_err() {
                 counts.error("worker-ended: panic");
@@ -90,7 +94,7 @@ impl Running {
         ServeResults {
             listen,
             protocol: protocol.name().to_owned(),
-            policy: policy.name().to_owned(),
+            policy: policy.to_string(),
             elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
             requests_per_s: requests as f64 / elapsed.as_secs_f64().max(1e-9),
             jain: balance::jain(&shares),

@@ -6,28 +6,38 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
+use fourtuple::listen::Acceptor;
 use fourtuple_syscalls::{errno_name, schedule};
 
 use crate::counts::Counts;
 use crate::datagrams::Datagrams;
 use crate::error::ServeError;
+use crate::pooled::Pooled;
 use crate::serve::{Close, Protocol};
 use crate::stop::Stop;
 use crate::talk::Talk;
 use crate::work::Work;
-use crate::worker::Worker;
+use crate::worker::{Listener, Worker};
 
 /// Begin and end of the stall, if there is one.
 pub(crate) type StallTimes = Option<(Instant, Instant)>;
+
+/// Where a worker's connections come from.
+pub(crate) enum Source {
+    Socket {
+        socket: Arc<OwnedFd>,
+        /// Others accept from this socket too.
+        shared: bool,
+    },
+    Pool(Acceptor),
+}
 
 /// What a worker is given.
 pub(crate) struct Seat {
     pub(crate) number: usize,
     /// The processor that it is to stay on.
     pub(crate) cpu: Option<usize>,
-    pub(crate) socket: Arc<OwnedFd>,
-    /// Others accept from this socket too.
-    pub(crate) shared: bool,
+    pub(crate) source: Source,
     /// A connection that is accepted has something to read already.
     pub(crate) deferred: bool,
     pub(crate) protocol: Protocol,
@@ -66,10 +76,19 @@ impl Seat {
     }
 
     fn serve(self) -> io::Result<()> {
-        match (self.talk.clone(), self.protocol) {
-            (Some(talk), _) => Worker::new(self, talk)?.run(),
-            (None, Protocol::Udp { request }) => Datagrams::new(self, request)?.run(),
-            (None, _) => unreachable!("every protocol but udp is spoken on streams"),
+        let Seat { source, deferred, protocol, talk, close, work, stop, counts, .. } = self;
+        match (source, talk, protocol) {
+            (Source::Pool(acceptor), Some(talk), _) => {
+                Pooled::new(acceptor, talk, close, work, stop, counts).run()
+            }
+            (Source::Socket { socket, shared }, Some(talk), _) => {
+                let listener = Listener { socket, shared, deferred };
+                Worker::new(listener, talk, close, work, stop, counts)?.run()
+            }
+            (Source::Socket { socket, .. }, None, Protocol::Udp { request }) => {
+                Datagrams::new(&socket, request, work, stop, counts)?.run()
+            }
+            (_, None, _) => unreachable!("every protocol but udp is spoken on streams"),
         }
     }
 }

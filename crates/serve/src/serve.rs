@@ -6,14 +6,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple::listen::{Family, Listen, OwnPath, Policy, Waker, Workers};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
 use crate::counts::Counts;
 use crate::error::ServeError;
-use crate::listener::{self, Policy, Wanted};
+use crate::listener::{self, Wanted};
 use crate::running::{Running, Started};
-use crate::seat::Seat;
+use crate::seat::{Seat, Source};
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::talk::Talk;
@@ -109,6 +110,10 @@ pub struct Serve {
     pub listen: Endpoint,
     /// Threads, at least 1; each serves its connections one request at a time.
     pub workers: usize,
+    /// How workers wait for connections and requests, through [`fourtuple::listen`]. `None`: as this server does by itself,
+    /// with an event loop per worker that serves many connections at once: `Reuseport` over TCP and UDP, `Exclusive` over
+    /// unix sockets.
+    pub policy: Option<Policy>,
     /// Who closes connections.
     pub close: Close,
     /// How long each request is worked on. A worker that works or sleeps serves nobody else.
@@ -132,6 +137,7 @@ impl Serve {
             protocol,
             listen,
             workers: thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            policy: None,
             close: Close::Client,
             service: Service::NONE,
             spin: false,
@@ -147,9 +153,11 @@ impl Serve {
         listener::shown(&self.listen)
     }
 
-    /// Whether TCP_DEFER_ACCEPT will be set: over TCP, where the client speaks first.
+    /// Whether TCP_DEFER_ACCEPT will be set: over TCP, where the client speaks first, in the server's own event loop.
     pub fn defers_accept(&self) -> bool {
-        matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. }) && self.listen.inet().is_some()
+        self.policy.is_none()
+            && matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. })
+            && self.listen.inet().is_some()
     }
 
     /// Opens the sockets, starts the workers, and returns when all of them are ready.
@@ -160,35 +168,29 @@ impl Serve {
     pub fn start(&self) -> Result<Running, ServeError> {
         self.check()?;
         let talk = Talk::new(&self.protocol).map(Arc::new);
-        let sockets = listener::open(&Wanted {
-            endpoint: &self.listen,
-            transport: if talk.is_some() { Transport::Tcp } else { Transport::Udp },
-            workers: self.workers,
-            backlog: i32::try_from(self.backlog).unwrap_or(i32::MAX),
-            defer_accept: self.defers_accept(),
-        })?;
+        let entrance = self.entrance(talk.is_some())?;
         let stop =
             Stop::new().map_err(|source| ServeError::Worker { worker: 0, call: "socketpair()", source })?;
         let cpus = self.cpus()?;
         let mut started = Started {
             protocol: self.protocol,
-            address: sockets.address,
-            policy: sockets.policy,
-            path: sockets.path,
+            address: entrance.address,
+            policy: entrance.policy,
+            path: entrance.path,
             stop: stop.clone(),
+            wakers: entrance.wakers,
             workers: Vec::with_capacity(self.workers),
         };
         // Declared after the workers: where something fails, the gates fall first, and nobody waits for ever.
         let mut gates = Vec::with_capacity(self.workers);
         let (ready, all_ready) = mpsc::channel();
-        for (number, socket) in sockets.of_worker.into_iter().enumerate() {
+        for (number, source) in entrance.sources.into_iter().enumerate() {
             let seed = self.seed.wrapping_add(number as u64);
             let counts = Arc::new(Counts::default());
             let seat = Seat {
                 number,
                 cpu: cpus.as_ref().map(|cpus| cpus[number % cpus.len()]),
-                socket,
-                shared: sockets.policy == Policy::Exclusive,
+                source,
                 deferred: self.defers_accept(),
                 protocol: self.protocol,
                 talk: talk.clone(),
@@ -221,6 +223,41 @@ impl Serve {
         Ok(Running::new(started, begin))
     }
 
+    /// Where each worker's connections come from, in the order of the workers: with some policies that decides who is woken.
+    fn entrance(&self, streams: bool) -> Result<Entrance, ServeError> {
+        let Some(policy) = self.policy else {
+            let sockets = listener::open(&Wanted {
+                endpoint: &self.listen,
+                transport: if streams { Transport::Tcp } else { Transport::Udp },
+                workers: self.workers,
+                backlog: i32::try_from(self.backlog).unwrap_or(i32::MAX),
+                defer_accept: self.defers_accept(),
+            })?;
+            let shared = sockets.policy == Policy::Exclusive;
+            let sources = sockets.of_worker.into_iter().map(|socket| Source::Socket { socket, shared });
+            return Ok(Entrance {
+                sources: sources.collect(),
+                wakers: Vec::new(),
+                address: sockets.address,
+                policy: sockets.policy,
+                path: sockets.path,
+            });
+        };
+        let group = Listen::at(self.listen.clone())
+            .policy(policy)
+            .seats(self.workers)
+            .backlog(self.backlog)
+            .open()?;
+        let acceptors = (0..self.workers).map(|_| group.join()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Entrance {
+            wakers: acceptors.iter().map(|acceptor| acceptor.waker()).collect(),
+            sources: acceptors.into_iter().map(Source::Pool).collect(),
+            address: group.endpoint().clone(),
+            policy: group.policy(),
+            path: None,
+        })
+    }
+
     /// Refuses what no kernel could do.
     pub fn check(&self) -> Result<(), ServeError> {
         let refuse = |setting, value: String, accepted: &str| {
@@ -229,6 +266,12 @@ impl Serve {
         let unix = self.listen.inet().is_none();
         if self.workers == 0 {
             return refuse("workers", "0".to_owned(), "expected at least 1");
+        }
+        if let Some(policy) = self.policy {
+            if matches!(self.protocol, Protocol::Udp { .. }) {
+                return refuse("policy", policy.to_string(), "udp has no connections to wait for");
+            }
+            policy.check(Family::of(&self.listen), Workers::Threads)?;
         }
         if matches!(self.protocol, Protocol::Udp { .. }) && unix {
             return refuse(
@@ -267,4 +310,13 @@ impl Serve {
         let failed = |source| ServeError::Worker { worker: 0, call: "sched_getaffinity()", source };
         schedule::allowed_cpus().map(Some).map_err(failed)
     }
+}
+
+/// What the workers of a server come to connections by.
+struct Entrance {
+    sources: Vec<Source>,
+    wakers: Vec<Waker>,
+    address: Endpoint,
+    policy: Policy,
+    path: Option<OwnPath>,
 }

@@ -11,7 +11,6 @@ use fourtuple_syscalls::{errno_name, option, socket};
 
 use crate::connection::{Connection, Next};
 use crate::counts::Counts;
-use crate::seat::Seat;
 use crate::serve::Close;
 use crate::slab::Slab;
 use crate::stop::Stop;
@@ -35,13 +34,18 @@ const BACK_OFF: Duration = Duration::from_millis(10);
 /// away from it (RFC 9112, 9.6).
 const DRAIN: u64 = 1024 * 1024;
 
+/// What a worker accepts from.
+pub(crate) struct Listener {
+    pub(crate) socket: Arc<OwnedFd>,
+    /// Others accept from it too.
+    pub(crate) shared: bool,
+    /// A connection that is accepted has something to read already.
+    pub(crate) deferred: bool,
+}
+
 pub(crate) struct Worker {
     epoll: Epoll,
-    listener: Arc<OwnedFd>,
-    /// Others accept from this listener too.
-    shared: bool,
-    /// A connection that is accepted has something to read already.
-    deferred: bool,
+    listener: Listener,
     talk: Arc<Talk>,
     close: Close,
     work: Work,
@@ -54,17 +58,22 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(seat: Seat, talk: Arc<Talk>) -> io::Result<Worker> {
+    pub(crate) fn new(
+        listener: Listener,
+        talk: Arc<Talk>,
+        close: Close,
+        work: Work,
+        stop: Stop,
+        counts: Arc<Counts>,
+    ) -> io::Result<Worker> {
         let worker = Worker {
             epoll: Epoll::new()?,
-            listener: seat.socket,
-            shared: seat.shared,
-            deferred: seat.deferred,
+            listener,
             talk,
-            close: seat.close,
-            work: seat.work,
-            stop: seat.stop,
-            counts: seat.counts,
+            close,
+            work,
+            stop,
+            counts,
             connections: Slab::new(),
             room: vec![0; ROOM],
             accept_after: None,
@@ -76,8 +85,9 @@ impl Worker {
 
     fn watch_listener(&self) -> io::Result<()> {
         // EPOLLEXCLUSIVE goes with EPOLLIN alone, and not with EPOLLRDHUP.
-        let interest = if self.shared { Interest::ACCEPT.and(Interest::EXCLUSIVE) } else { Interest::ACCEPT };
-        self.epoll.add(self.listener.as_fd(), LISTENER, interest)
+        let interest =
+            if self.listener.shared { Interest::ACCEPT.and(Interest::EXCLUSIVE) } else { Interest::ACCEPT };
+        self.epoll.add(self.listener.socket.as_fd(), LISTENER, interest)
     }
 
     /// Serves until it is told to stop.
@@ -108,14 +118,14 @@ impl Worker {
 
     fn accept(&mut self) -> io::Result<()> {
         // Of a shared queue one at a time: whoever empties it makes others wait behind its own requests.
-        for _ in 0..if self.shared { 1 } else { ROW } {
-            let socket = match socket::accept_nonblocking(self.listener.as_fd()) {
+        for _ in 0..if self.listener.shared { 1 } else { ROW } {
+            let socket = match socket::accept_nonblocking(self.listener.socket.as_fd()) {
                 Ok(socket) => socket,
                 Err(error) => return self.not_accepted(&error),
             };
             self.counts.accepted.add(1);
             let mut connection = Connection::new(socket);
-            if self.deferred && self.talk_on(&mut connection, false) == Next::Close {
+            if self.listener.deferred && self.talk_on(&mut connection, false) == Next::Close {
                 continue;
             }
             self.watch(connection)?;
@@ -132,7 +142,7 @@ impl Worker {
             "EAGAIN" | "EINTR" => return Ok(()),
             "EMFILE" | "ENFILE" | "ENOBUFS" | "ENOMEM" => {
                 // The listener stays ready: without this the worker would do nothing but ask again.
-                self.epoll.remove(self.listener.as_fd())?;
+                self.epoll.remove(self.listener.socket.as_fd())?;
                 self.accept_after = Some(Instant::now() + BACK_OFF);
             }
             _ => {}

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use crate::check;
 
@@ -94,6 +95,25 @@ pub fn set_reuse_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
 /// SYN-ACK after `seconds`.
 pub fn set_defer_accept(socket: BorrowedFd<'_>, seconds: i32) -> io::Result<Answer> {
     answer(set_int(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds))
+}
+
+/// SO_RCVTIMEO: recv() and accept() of a blocking socket give up after `timeout`, with EAGAIN.
+pub fn set_receive_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
+    let value = libc::timeval {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_usec: timeout.subsec_micros() as libc::suseconds_t,
+    };
+    // SAFETY: the pointer is to one timeval, whose length goes with it.
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            (&raw const value).cast(),
+            size_of::<libc::timeval>() as libc::socklen_t,
+        )
+    })
+    .map(drop)
 }
 
 /// TCP_NODELAY: small segments do not wait for the ACK of earlier ones. Accepted sockets have it from their listener.

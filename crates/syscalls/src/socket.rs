@@ -135,6 +135,38 @@ pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<usize> {
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
+/// Whether recv(2) would not wait: there is something to read, or the end, or an error that recv() would tell.
+pub fn has_something(socket: BorrowedFd<'_>) -> bool {
+    let mut byte = 0_u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the pointer is to one writable byte.
+    let result = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
+    result >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
+}
+
+/// poll(2) until there is something to read or to accept, or an end: `false` when `timeout` is over first, or a signal came.
+pub fn wait_readable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    wait_for(socket, libc::POLLIN, timeout)
+}
+
+/// poll(2) until there is room to write, or an end: `false` when `timeout` is over first, or a signal came.
+pub fn wait_writable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    wait_for(socket, libc::POLLOUT, timeout)
+}
+
+fn wait_for(socket: BorrowedFd<'_>, events: libc::c_short, timeout: Option<Duration>) -> io::Result<bool> {
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+    let milliseconds = timeout.map_or(-1, |timeout| {
+        libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+    });
+    // SAFETY: the pointer is to one pollfd.
+    match check(unsafe { libc::poll(&raw mut entry, 1, milliseconds) }) {
+        Ok(count) => Ok(count > 0),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// shutdown(2) of the writing half: the peer reads the end, and what it still sends can be read.
 pub fn shutdown_write(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: shutdown() takes no pointers.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use fourtuple::listen::{Policy, PolicyError};
 use fourtuple_record::{Saved, ServeSettings};
 use fourtuple_serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
 use fourtuple_syscalls::{Endpoint, resource};
@@ -37,6 +38,10 @@ pub(crate) struct ServeFlags {
     /// Threads that serve, each one request at a time [default: number of CPUs]
     #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
     workers: Option<u32>,
+    /// How workers wait: exclusive, plain, blocking, rotate, rotate:N, shared-oneshot, uring-oneshot, reuseport,
+    /// reuseport-least-busy, dispatcher or auto [default: an event loop per worker, reuseport over TCP, exclusive over unix]
+    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
+    policy: Option<Policy>,
     /// Bytes that make a request, of crr and udp [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
@@ -105,6 +110,10 @@ fn listen(text: &str) -> Result<Endpoint, String> {
     }
 }
 
+fn policy(text: &str) -> Result<Policy, String> {
+    text.parse().map_err(|error: PolicyError| error.to_string())
+}
+
 fn service(text: &str) -> Result<Service, String> {
     Service::parse(text, units::duration)
 }
@@ -169,6 +178,7 @@ impl ServeFlags {
             Who::Server => Close::Server { every },
             Who::Rst => Close::Reset { every },
         };
+        serve.policy = self.policy;
         serve.service = self.service.clone();
         serve.spin = self.spin;
         serve.stall = self.stall;

@@ -16,6 +16,31 @@ pub(crate) enum Place {
     Body { left: u64, answer: Answer },
 }
 
+impl Place {
+    /// As a number that is not 0 within a request and has bit 62 free; of a body that is longer than 2^56 bytes the rest is
+    /// taken for shorter.
+    pub(crate) fn mark(self) -> u64 {
+        match self {
+            Place::Between => 0,
+            Place::Body { left, answer } => {
+                let code = RESPONSES.iter().position(|response| *response == answer).unwrap_or_default();
+                1 << 63 | (code as u64) << 56 | left.min(MOST_LEFT)
+            }
+        }
+    }
+
+    pub(crate) fn from_mark(mark: u64) -> Place {
+        if mark == 0 {
+            return Place::Between;
+        }
+        let answer = RESPONSES[(mark >> 56 & 3) as usize];
+        Place::Body { left: mark & MOST_LEFT, answer }
+    }
+}
+
+const RESPONSES: [Answer; 4] = [Answer::Keep, Answer::Close, Answer::HeadKeep, Answer::HeadClose];
+const MOST_LEFT: u64 = (1 << 56) - 1;
+
 /// What the server says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -100,6 +125,23 @@ impl Talk {
             Talk::Crr(crr) => crr.response(),
             Talk::Http(http) => http.bytes(answer),
             Talk::Sink => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_survives_as_a_number() {
+        assert_eq!((Place::Between.mark(), Place::from_mark(0)), (0, Place::Between));
+        for answer in RESPONSES {
+            for left in [0, 1, 70_000, MOST_LEFT] {
+                let place = Place::Body { left, answer };
+                assert_eq!(Place::from_mark(place.mark()), place);
+                assert!(place.mark() & 1 << 62 == 0 && place.mark() != 0);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use fourtuple::listen::Policy;
 use fourtuple_record::{ServeResults, ServeWorker};
 use fourtuple_serve::{Protocol, Running, Serve};
 
@@ -16,6 +17,18 @@ pub(crate) fn serve(protocol: Protocol) -> Serve {
     let mut serve = Serve::new(protocol, anywhere.into());
     serve.workers = 2;
     serve
+}
+
+/// The same server with every way to wait: what it answers must not depend on it.
+pub(crate) fn in_every_way(server: &Serve, test: impl Fn(&Serve)) {
+    test(server);
+    for policy in
+        [Policy::Exclusive, Policy::Blocking, Policy::ROTATE, Policy::SharedOneshot, Policy::Reuseport]
+    {
+        let mut server = server.clone();
+        server.policy = Some(policy);
+        test(&server);
+    }
 }
 
 pub(crate) fn connect(running: &Running) -> TcpStream {

@@ -1,0 +1,217 @@
+//! Connections and listeners on their way from one worker to another, as messages with a descriptor (SCM_RIGHTS).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::{message, socket};
+
+use crate::listen::connection::{Connection, Place};
+
+/// Kind, requests answered, age in nanoseconds, mark.
+const HEAD: usize = 1 + 4 + 8 + 8;
+const CONNECTION: u8 = b'C';
+const LISTENER: u8 = b'L';
+/// The longest message; a longer carry does not travel.
+pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
+
+/// What was received.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Connection(Passenger),
+    Listener(OwnedFd),
+}
+
+/// A connection between two workers.
+#[derive(Debug)]
+pub(crate) struct Passenger {
+    socket: OwnedFd,
+    served: u32,
+    age: Duration,
+    mark: u64,
+    carry: Vec<u8>,
+}
+
+impl Passenger {
+    pub(crate) fn settle(self, place: Place) -> Connection {
+        let mut connection = Connection::new(self.socket, place);
+        connection.served = self.served;
+        connection.mark = self.mark;
+        connection.carry = self.carry;
+        if let Some(born) = Instant::now().checked_sub(self.age) {
+            connection.born = born;
+        }
+        connection
+    }
+}
+
+/// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room.
+pub(crate) fn send_connection(to: BorrowedFd<'_>, connection: &Connection) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(HEAD + connection.carry.len());
+    bytes.push(CONNECTION);
+    bytes.extend_from_slice(&connection.served.to_ne_bytes());
+    let age = u64::try_from(connection.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    bytes.extend_from_slice(&age.to_ne_bytes());
+    bytes.extend_from_slice(&connection.mark.to_ne_bytes());
+    bytes.extend_from_slice(&connection.carry);
+    if bytes.len() > ROOM {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    message::send(to, &bytes, Some(connection.as_fd()))
+}
+
+fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<()> {
+    message::send(to, &[LISTENER], Some(listener))
+}
+
+/// What has come, if anything has. `room` is of [`ROOM`] bytes.
+pub(crate) fn receive(from: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<Option<Arrival>> {
+    match message::receive(from, room) {
+        Ok((count, socket)) => Ok(read(&room[..count], socket)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn read(bytes: &[u8], socket: Option<OwnedFd>) -> Option<Arrival> {
+    let (kind, rest) = bytes.split_first()?;
+    let socket = socket?;
+    if *kind == LISTENER {
+        return Some(Arrival::Listener(socket));
+    }
+    let (served, rest) = rest.split_first_chunk()?;
+    let (age, rest) = rest.split_first_chunk()?;
+    let (mark, carry) = rest.split_first_chunk()?;
+    Some(Arrival::Connection(Passenger {
+        socket,
+        served: u32::from_ne_bytes(*served),
+        age: Duration::from_nanos(u64::from_ne_bytes(*age)),
+        mark: u64::from_ne_bytes(*mark),
+        carry: carry.to_vec(),
+    }))
+}
+
+/// Where a worker that leaves puts what others are to take over.
+#[derive(Debug)]
+pub(crate) struct Lobby {
+    entrance: OwnedFd,
+    exit: OwnedFd,
+}
+
+/// How long a worker that leaves waits for others to make room.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Lobby {
+    pub(crate) fn new() -> io::Result<Lobby> {
+        let (entrance, exit) = message::pair()?;
+        Ok(Lobby { entrance, exit })
+    }
+
+    /// Readable while there is something to take.
+    pub(crate) fn exit(&self) -> BorrowedFd<'_> {
+        self.exit.as_fd()
+    }
+
+    /// Takes what is there, if anything is.
+    pub(crate) fn take(&self) -> io::Result<Option<Arrival>> {
+        receive(self.exit.as_fd(), &mut vec![0; ROOM])
+    }
+
+    /// Puts a connection there; `false`: nobody made room for it.
+    pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
+        self.patiently(|to| send_connection(to, connection))
+    }
+
+    pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        self.patiently(|to| send_listener(to, listener))
+    }
+
+    /// Puts what is there in again. A worker that leaves may have been woken for something that it did not take, and nobody
+    /// else was.
+    pub(crate) fn announce_again(&self) -> io::Result<()> {
+        let mut found = Vec::new();
+        let mut room = vec![0; ROOM];
+        loop {
+            match message::receive(self.exit.as_fd(), &mut room) {
+                Ok((count, socket)) => found.push((room[..count].to_vec(), socket)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        for (bytes, socket) in found {
+            self.patiently(|to| message::send(to, &bytes, socket.as_ref().map(AsFd::as_fd)))?;
+        }
+        Ok(())
+    }
+
+    fn patiently(&self, send: impl Fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<bool> {
+        let begun = Instant::now();
+        loop {
+            match send(self.entrance.as_fd()) {
+                Ok(()) => return Ok(true),
+                // ETOOMANYREFS: too many descriptors of this user are under way.
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        || error.raw_os_error() == Some(message::TOO_MANY) =>
+                {
+                    let left = PATIENCE.saturating_sub(begun.elapsed());
+                    if left.is_zero() {
+                        return Ok(false);
+                    }
+                    let slice = left.min(Duration::from_millis(10));
+                    if socket::wait_writable(self.entrance.as_fd(), Some(slice))? {
+                        std::thread::yield_now();
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::listen::seats::Seats;
+
+    #[test]
+    fn a_connection_arrives_with_what_it_carries() {
+        let seats = Arc::new(Seats::new(2).unwrap());
+        let lobby = Lobby::new().unwrap();
+        assert!(lobby.take().unwrap().is_none());
+        for carry in [0, 5, 60_000] {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let mut connection = Connection::new(server.into(), Place::new(&seats, 0));
+            connection.carry = vec![b'x'; carry];
+            connection.mark = 7;
+            connection.served = 3;
+            assert!(lobby.put(&connection).unwrap());
+            drop(connection);
+            let Some(Arrival::Connection(passenger)) = lobby.take().unwrap() else { panic!("no connection") };
+            let mut connection = passenger.settle(Place::new(&seats, 1));
+            assert_eq!((connection.carry.len(), connection.mark, connection.served), (carry, 7, 3));
+            connection.write_all(b"hello").unwrap();
+            drop(connection);
+            let mut text = String::new();
+            client.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "hello");
+        }
+        assert_eq!(seats.stats().iter().map(|seat| seat.open).collect::<Vec<_>>(), [0, 0]);
+    }
+
+    #[test]
+    fn what_is_too_long_stays() {
+        let seats = Arc::new(Seats::new(1).unwrap());
+        let (_client, server) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(server.into(), Place::new(&seats, 0));
+        connection.carry = vec![0; ROOM];
+        assert_eq!(
+            send_connection(Lobby::new().unwrap().entrance.as_fd(), &connection).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+    }
+}

@@ -1,0 +1,4 @@
+//! Every policy, with real workers and clients.
+
+mod policies;
+mod pool;

@@ -1,0 +1,128 @@
+//! Workers that answer lines, and clients that ask.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fourtuple::listen::{Acceptor, Connection, Endpoint, Family, Group, Listen, Policy, Waker};
+
+/// Nothing is decided by it but that a test has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A client's end, over whatever it is.
+pub(crate) trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+pub(crate) fn connect(group: &Group) -> Box<dyn Stream> {
+    match group.endpoint() {
+        Endpoint::Unix(path) => {
+            let stream = UnixStream::connect(path).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            Box::new(stream)
+        }
+        Endpoint::Inet(address) => {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            Box::new(stream)
+        }
+    }
+}
+
+/// Asks for `work` microseconds of a worker's time: its seat, and how many requests of this connection it or others have
+/// answered.
+pub(crate) fn ask(stream: &mut dyn Stream, work: u32) -> (u32, u32) {
+    try_ask(stream, work).expect("an answer")
+}
+
+pub(crate) fn try_ask(stream: &mut dyn Stream, work: u32) -> std::io::Result<(u32, u32)> {
+    stream.write_all(&work.to_ne_bytes())?;
+    let mut answer = [0; 8];
+    stream.read_exact(&mut answer)?;
+    let (seat, served) = answer.split_at(4);
+    Ok((u32::from_ne_bytes(seat.try_into().unwrap()), u32::from_ne_bytes(served.try_into().unwrap())))
+}
+
+/// A path that no other test has.
+pub(crate) fn endpoint(family: Family) -> Endpoint {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    match family {
+        Family::Unix => {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = format!("fourtuple-listen-{}-{number}.sock", std::process::id());
+            Endpoint::Unix([std::env::temp_dir(), PathBuf::from(name)].iter().collect())
+        }
+        Family::Tcp4 => Endpoint::Inet("127.0.0.1:0".parse().unwrap()),
+        Family::Tcp6 => Endpoint::Inet("[::1]:0".parse().unwrap()),
+    }
+}
+
+pub(crate) fn open(policy: Policy, family: Family) -> Group {
+    Listen::at(endpoint(family)).policy(policy).seats(16).open().unwrap()
+}
+
+/// A worker's thread.
+pub(crate) struct Worker {
+    thread: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+impl Worker {
+    /// Joins in the calling thread, so that seats are in order.
+    pub(crate) fn start(group: &Group) -> Worker {
+        let mut acceptor = group.join().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let waker = acceptor.waker();
+        let told = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !told.load(Ordering::Acquire) {
+                if let Some(connection) = acceptor.next(None).unwrap() {
+                    serve(&mut acceptor, connection);
+                }
+            }
+            let farewell = acceptor.leave().unwrap();
+            assert!(farewell.kept.is_empty(), "nobody took {} connections over", farewell.kept.len());
+        });
+        Worker { thread, stop, waker }
+    }
+
+    pub(crate) fn start_many(group: &Group, count: usize) -> Vec<Worker> {
+        (0..count).map(|_| Worker::start(group)).collect()
+    }
+
+    pub(crate) fn stop(self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+        self.thread.join().unwrap();
+    }
+}
+
+fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
+    let mut room = [0; 64];
+    match connection.read(&mut room) {
+        Ok(0) => return,
+        Ok(count) => connection.carry.extend_from_slice(&room[..count]),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+        Err(_) => return,
+    }
+    while connection.carry.len() >= 4 {
+        let request: Vec<u8> = connection.carry.drain(..4).collect();
+        let work = u32::from_ne_bytes(request.try_into().unwrap());
+        if work > 0 {
+            thread::sleep(Duration::from_micros(work.into()));
+        }
+        connection.answered();
+        let mut answer = (acceptor.seat() as u32).to_ne_bytes().to_vec();
+        answer.extend(connection.served().to_ne_bytes());
+        if connection.write_all(&answer).is_err() || connection.is_last() {
+            return;
+        }
+    }
+    acceptor.keep(connection).unwrap();
+}

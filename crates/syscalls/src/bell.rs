@@ -1,0 +1,56 @@
+//! eventfd(2): a descriptor that one side makes readable to wake the other.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::check;
+
+/// Readable from when it is rung until it is silenced.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// eventfd(2), close-on-exec and non-blocking
+    pub fn new() -> io::Result<Bell> {
+        // SAFETY: eventfd() takes no pointers.
+        let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+        Ok(Bell(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Makes it readable.
+    pub fn ring(&self) {
+        let one = 1_u64;
+        // It fails only where it is readable already, to the brim.
+        // SAFETY: the pointer is to eight initialised bytes, which the kernel only reads.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Whether it was rung; it is not readable any more.
+    pub fn silence(&self) -> bool {
+        let mut rung = 0_u64;
+        // SAFETY: the pointer is to eight writable bytes.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut rung).cast(), 8) == 8 }
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_rung_once_however_often() {
+        let bell = Bell::new().unwrap();
+        assert!(!bell.silence());
+        bell.ring();
+        bell.ring();
+        assert!(bell.silence());
+        assert!(!bell.silence());
+    }
+}

@@ -1,0 +1,69 @@
+//! Memory that forked processes have in common, as counters.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+/// 64-bit numbers in anonymous memory mapped with MAP_SHARED: threads see them, and so do processes that are forked
+/// after they were made. All begin at 0.
+#[derive(Debug)]
+pub struct Counters {
+    first: NonNull<AtomicU64>,
+    count: usize,
+}
+
+// SAFETY: the memory is mapped for as long as the value lives, and is only ever used through atomics.
+unsafe impl Send for Counters {}
+// SAFETY: as above.
+unsafe impl Sync for Counters {}
+
+impl Counters {
+    /// Maps room for `count` numbers, at least one.
+    pub fn new(count: usize) -> io::Result<Counters> {
+        let count = count.max(1);
+        // SAFETY: no address is asked for, and anonymous memory has no descriptor.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                count * size_of::<AtomicU64>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let first = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap() gave address 0"))?;
+        Ok(Counters { first, count })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // SAFETY: address and length are those that mmap() gave, and nobody can have a reference any more.
+        unsafe { libc::munmap(self.first.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn numbers_begin_at_zero_and_are_kept() {
+        let counters = Counters::new(1000).unwrap();
+        assert!(counters.all().iter().all(|number| number.load(Ordering::Relaxed) == 0));
+        counters.all()[999].fetch_add(7, Ordering::Relaxed);
+        assert_eq!((counters.all().len(), counters.all()[999].load(Ordering::Relaxed)), (1000, 7));
+    }
+}

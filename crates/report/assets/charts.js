@@ -1,4 +1,4 @@
-// The charts of a page, from the records that it carries as JSON. plot.js and load.js stand before this in the
+// The charts of a page, from the records that it carries as JSON. plot.js, load.js and accept.js stand before this in the
 // same function.
 
 // ---- data ---------------------------------------------------------------------------------------------------------
@@ -243,6 +243,7 @@ const kinds = {
   },
 
   ...loadKinds,
+  ...acceptKinds,
 };
 
 // ---- painting -----------------------------------------------------------------------------------------------------
@@ -312,12 +313,12 @@ function nearest(u, { n, log, kind }, wanted, index) {
   return best;
 }
 
-function tabs(figure, names, choose) {
+function tabs(figure, names, choose, of = "Strategy") {
   figure.querySelector(".tabs")?.remove();
   const bar = document.createElement("div");
   bar.className = "tabs";
   bar.setAttribute("role", "group");
-  bar.setAttribute("aria-label", "Strategy");
+  bar.setAttribute("aria-label", of);
   const summary = document.createElement("p");
   const buttons = names.map((name, index) => {
     const button = document.createElement("button");

@@ -5,7 +5,7 @@ use fourtuple_record::{
     TimeWaitSettings,
 };
 
-use crate::accept;
+use crate::accept::{self, Lab};
 use crate::load;
 use crate::number::{count, duration, quantity, share};
 
@@ -33,12 +33,16 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         Saved::TimeWait(record) => {
             of(record, vec![time_wait_words(&record.settings)], time_wait_line(&record.settings))
         }
-        Saved::LabAccept(record) => {
-            of(record, vec![accept::details(&record.settings)], accept::accept_line(&record.settings))
-        }
-        Saved::LabKeepalive(record) => {
-            of(record, vec![accept::details(&record.settings)], accept::keepalive_line(&record.settings))
-        }
+        Saved::LabAccept(record) => of(
+            record,
+            vec![accept::details(&record.settings)],
+            accept::command_line(Lab::Accept, &record.settings),
+        ),
+        Saved::LabKeepalive(record) => of(
+            record,
+            vec![accept::details(&record.settings)],
+            accept::command_line(Lab::Keepalive, &record.settings),
+        ),
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {
             of(record, vec![compare_words(&record.settings)], compare_line(&record.settings))

@@ -11,6 +11,13 @@ fn policy(name: &str) -> &str {
     match name {
         "reuseport" => "a socket per worker (SO_REUSEPORT)",
         "exclusive" => "one listener (EPOLLEXCLUSIVE)",
+        "plain" => "one listener (epoll, all are woken)",
+        "blocking" => "one listener (blocking accept4)",
+        "shared-oneshot" => "one epoll for all (EPOLLONESHOT)",
+        "uring-oneshot" => "one listener (io_uring, one accept at a time)",
+        "reuseport-least-busy" => "a socket per worker (SO_REUSEPORT, BPF: the least busy)",
+        "dispatcher" => "a dispatcher (requests go to idle workers)",
+        rotate if rotate.split(':').next() == Some("rotate") => "one listener (EPOLLEXCLUSIVE, added anew)",
         other => other,
     }
 }

@@ -132,6 +132,47 @@ fn charts_of_a_load_say_what_the_record_has() {
     assert_eq!(ports, "37.5s 0 28,232");
 }
 
+/// Points at the first and the last place of the chart of a keepalive, then at the last of p50.
+const WAIT_POINTER: &str = "<script>(async () => {
+    const figure = document.querySelector('figure[data-chart=accept-wait]'), seen = [];
+    const settle = async () => { for (let i = 0; i < 20; i++) await null; };
+    const look = async (x) => {
+        const over = figure.querySelector('.u-over'), box = over.getBoundingClientRect();
+        const at = { clientX: box.left + x * box.width, clientY: box.top + box.height / 2, bubbles: true };
+        over.dispatchEvent(new MouseEvent('mouseenter', at));
+        await settle();
+        over.dispatchEvent(new MouseEvent('mousemove', at));
+        await settle();
+        seen.push([...figure.querySelectorAll('.u-value')].map((value) => value.textContent).join(' '));
+    };
+    await look(0.02);
+    await look(0.98);
+    figure.querySelectorAll('.tabs button')[2].click();
+    await settle();
+    await look(0.98);
+    document.documentElement.dataset.seen = seen.join('|');
+})();</script>";
+
+#[test]
+fn waits_are_read_at_each_way_of_closing() {
+    let Some(browser) = chromium_or_skip("waits_are_read_at_each_way_of_closing") else { return };
+    let room = Room::new("waits");
+    let html = page(&[Saved::LabKeepalive(samples::keepalive())]);
+    let html = html.replace("</body>", &format!("{WAIT_POINTER}</body>"));
+    let attributes = open(&browser, &room, &html, 1280, 900);
+    assert!(!attributes.contains("data-errors"), "{attributes}");
+    let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
+    let seen: Vec<&str> = seen.split('"').next().unwrap().split('|').collect();
+    assert_eq!(
+        seen,
+        [
+            "1 11.3ms 10.4ms 2.60ms 2.90ms 11.9ms",
+            "never 34.6ms 19.8ms 2.62ms 2.92ms 22.9ms",
+            "never 70.0us 70.0us 70.0us 70.0us 70.0us",
+        ]
+    );
+}
+
 /// Moves a pointer over the scatter of the page it stands in and writes down what the legend says.
 const POINTER: &str = "<script>(async () => {
     const figure = document.querySelector('figure[data-chart=scatter]'), over = figure.querySelector('.u-over');

@@ -160,6 +160,58 @@ fn a_server_has_its_workers() {
 }
 
 #[test]
+fn a_ladder_is_a_picture_for_each_policy() {
+    let page = page(&[Saved::LabAccept(samples::accept())]);
+    // Four policies over unix, five over TCP, under two loads each.
+    assert_eq!(page.matches("<svg class=\"bars\"").count(), 2 * (4 + 5));
+    assert_eq!(page.matches("data-chart=\"").count(), 0);
+    for text in [
+        "unix, light load",
+        "worker 0: 4,325 accepts, 54.06%",
+        "the highest bar is 54.06%",
+        "12 ECONNRESET",
+        "reuseport is not possible on unix sockets",
+        "fourtuple lab accept --load light,heavy --connections 8000 --policy exclusive,rotate,reuseport,shared-oneshot \
+         --family unix,tcp4",
+        "--server 'nginx -c ",
+    ] {
+        assert!(page.contains(text), "{text} is missing");
+    }
+}
+
+#[test]
+fn kept_connections_have_a_chart_and_a_timeline() {
+    let html = page(&[Saved::LabKeepalive(samples::keepalive())]);
+    assert_eq!(html.matches("data-chart=\"accept-wait\"").count(), 1);
+    for text in [
+        "closing them pays",
+        "27.7ms to 45.0ms",
+        "a request waited 18.9ms behind 3 others of worker 0, while worker 3 was idle for 18.8ms",
+        "busy for 10.0ms with a request that had waited 120us",
+        "--close-every 1,2,5,100,never",
+        "blocking over unix, close every never",
+    ] {
+        assert!(html.contains(text), "{text} is missing");
+    }
+    // The idle worker did one short thing meanwhile; the request stands above its own worker.
+    assert_eq!(html.matches("<rect class=\"gap\"").count(), 2);
+    assert_eq!(html.matches("<rect class=\"waits\"").count(), 1);
+    assert_eq!(html.matches("<rect class=\"busy\"").count(), 10);
+    assert!(html.find(">request</strong>").unwrap() < html.find(">worker 0</span>").unwrap());
+    let mut plain = samples::keepalive();
+    (plain.results.timeline, plain.results.break_even) = (None, None);
+    let plain = page(&[Saved::LabKeepalive(plain)]);
+    assert!(!plain.contains("class=\"timeline\"") && !plain.contains(" pays"));
+}
+
+#[test]
+fn a_hostile_keepalive_stays_text() {
+    let page = own(&page(&[Saved::LabKeepalive(samples::hostile_keepalive())]));
+    assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert"));
+    assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (3, 3));
+}
+
+#[test]
 fn remarks_stand_before_the_results() {
     let mut record = samples::ports(&["auto"], 1, 64);
     record.validity.push(fourtuple_record::Remark::new("interrupted", "stopped by Ctrl-C"));

@@ -151,6 +151,56 @@ fn a_load_shows_no_part_that_it_has_not_got() {
 }
 
 #[test]
+fn a_ladder_has_a_bar_for_each_worker() {
+    let text = render(&Saved::LabAccept(samples::accept()), 80, false);
+    // The highest of the group is full, a worker with nothing a dot.
+    assert_eq!(row(&text, "exclusive"), ["█▆·▂▁▁··", "0.293", "4.33x", "1.08", "0.08"]);
+    assert_eq!(row(&text, "rotate")[..3], ["▃▃▃▃▃▃▃▃", "1.000", "1.02x"]);
+    assert_eq!(row(&text, "nginx")[1], "0.994");
+    for expected in [
+        "\nunix, light load\n",
+        "\ntcp4, heavy load\n",
+        "\n  exclusive, unix, light, close every 1: 12 ECONNRESET\n",
+        "\n  reuseport over unix: reuseport is not possible on unix sockets: SO_REUSEPORT\n  is refused\n",
+        "5% of them 10.0ms, sleeping",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
+    let wide = render(&Saved::LabAccept(samples::accept()), 160, false);
+    assert!(wide.contains("14 9 0 2 0 0 0 0") && !wide.contains("left out"), "{wide}");
+    let narrow = render(&Saved::LabAccept(samples::accept()), 50, false);
+    assert_eq!(row(&narrow, "exclusive"), ["█▆·▂▁▁··", "0.293", "4.33x"]);
+    assert!(render(&Saved::LabAccept(samples::refused()), 80, false).contains("Nothing was measured."));
+}
+
+#[test]
+fn kept_connections_have_their_waits_and_a_timeline() {
+    let text = render(&Saved::LabKeepalive(samples::keepalive()), 80, false);
+    assert_eq!(row(&text, "exclusive"), ["1", "5.65ms", "11.3ms", "9.04ms..14.7ms", "56.5", "113us"]);
+    for expected in [
+        "\nexclusive       never  █▆·▂▁▁··  0.293     4.33x   14.2us             231\n",
+        "\n  blocking over unix, close every never: a worker would wait",
+        // Skipped however it closes.
+        "\n  reuseport over unix: refused\n",
+        "a request waited 18.9ms behind 3 others\nof worker 0, while worker 3 was idle for 18.8ms",
+        "\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██",
+        "\nworker 3  ···_______█_____________________····\n",
+        "A fresh connection costs 21.0us; with connections kept, a request waits 346us on",
+        "closing them pays.",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
+    let narrow = render(&Saved::LabKeepalive(samples::keepalive()), 50, false);
+    assert_eq!(row(&narrow, "exclusive"), ["1", "5.65ms", "11.3ms", "56.5"]);
+    assert!(narrow.contains("█▆·▂▁▁··") && !narrow.contains('…'), "{narrow}");
+    let mut kept = samples::keepalive();
+    kept.results.timeline = None;
+    kept.results.break_even.as_mut().unwrap().closes = false;
+    let text = render(&Saved::LabKeepalive(kept), 80, false);
+    assert!(text.contains("keeping them pays.") && !text.contains('░'), "{text}");
+}
+
+#[test]
 fn a_wide_terminal_gets_every_column() {
     let text = render(&Saved::Ports(samples::ports(&["kernel-default"], 3, 1_000)), 160, false);
     for expected in

@@ -1,5 +1,7 @@
 //! Records as one HTML file that needs nothing else: no network, no other file.
 
+mod accept;
+mod accept_timeline;
 mod compare;
 mod load;
 mod plan;
@@ -11,12 +13,14 @@ use fourtuple_record::{Record, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
+use crate::accept::Lab;
 use crate::envelope::{Envelope, envelope, host_words};
 
 const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
 const PLOT_JS: &str = include_str!("../../assets/plot.js");
 const CHARTS_JS: &str = include_str!("../../assets/charts.js");
+const ACCEPT_JS: &str = include_str!("../../assets/accept.js");
 const LOAD_JS: &str = include_str!("../../assets/load.js");
 /// Its notice has to be in every copy, and every page is one.
 const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
@@ -68,7 +72,7 @@ pub fn page(records: &[Saved]) -> String {
                 script { (PreEscaped(UPLOT_JS)) }
                 script {
                     (PreEscaped("(() => {\n\"use strict\";\n"))
-                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(CHARTS_JS))
+                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(ACCEPT_JS)) (PreEscaped(CHARTS_JS))
                     (PreEscaped("})();"))
                 }
             }
@@ -120,8 +124,11 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (time_wait::section(index, "", &envelope.settings[0], &record.results))
                 }
-                Saved::LabAccept(_) | Saved::LabKeepalive(_) => {
-                    (words(&envelope.settings[0], "settings"))
+                Saved::LabAccept(record) => {
+                    (accept::section(index, Lab::Accept, &envelope.settings[0], &record.results))
+                }
+                Saved::LabKeepalive(record) => {
+                    (accept::section(index, Lab::Keepalive, &envelope.settings[0], &record.results))
                 }
                 Saved::Plan(record) => {
                     (advice(&[&record.results.advice]))
@@ -149,8 +156,8 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Lab(_) => "What connect() costs on this kernel, and how long the ports last",
         Saved::Ports(_) => "What connect() costs under each port strategy",
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
-        Saved::LabAccept(_) => "Which worker gets the connection",
-        Saved::LabKeepalive(_) => "What keeping connections costs those who wait",
+        Saved::LabAccept(_) => Lab::Accept.question(),
+        Saved::LabKeepalive(_) => Lab::Keepalive.question(),
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",

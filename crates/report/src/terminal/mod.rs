@@ -13,6 +13,7 @@ mod time_wait;
 
 use fourtuple_record::Saved;
 
+use crate::accept::Lab;
 use crate::envelope::{envelope, host_words};
 use sheet::{Sheet, Tone};
 
@@ -48,11 +49,11 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
             record.results.advice.clone()
         }
         Saved::LabAccept(record) => {
-            accept::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            accept::body(&mut sheet, Lab::Accept, &settings[0], &record.results);
             Vec::new()
         }
         Saved::LabKeepalive(record) => {
-            accept::body(&mut sheet, &settings[0], &record.settings, &record.results);
+            accept::body(&mut sheet, Lab::Keepalive, &settings[0], &record.results);
             Vec::new()
         }
         Saved::Plan(record) => {

@@ -1,12 +1,14 @@
 //! Made-up records with the figures that kernel 6.18 gave on two cores (56,512 ports, loopback).
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
+mod accept;
 mod load;
 
 use std::collections::BTreeMap;
 
 use fourtuple_record::*;
 
+pub(crate) use accept::{accept, hostile_keepalive, keepalive, refused};
 pub(crate) use load::{hold, hostile_load, stalled, steady};
 
 pub(crate) const LOW: u16 = 9024;
@@ -481,6 +483,10 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("steady load", Saved::Load(steady())),
         ("hold", Saved::Load(hold())),
         ("empty load", Saved::Load(load::empty())),
+        ("lab accept", Saved::LabAccept(accept())),
+        ("lab keepalive", Saved::LabKeepalive(keepalive())),
+        ("refused accept", Saved::LabAccept(refused())),
+        ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile load", Saved::Load(hostile_load())),
     ]
 }

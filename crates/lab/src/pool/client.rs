@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use fastrand::Rng;
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::resource::monotonic_ns;
-use fastrand::Rng;
 
 use super::mix::{Mix, Pause};
 use super::place::Place;
@@ -167,9 +167,12 @@ impl<'a> Client<'a> {
                 Err(error) => return Err(error.into()),
             };
             self.bytes.extend_from_slice(&room[..count]);
-            let heard = wire::read_answer(&self.bytes).map_err(|wire::Malformed(why)| Failure::Malformed(why))?;
+            let heard =
+                wire::read_answer(&self.bytes).map_err(|wire::Malformed(why)| Failure::Malformed(why))?;
             match heard {
-                Some(heard) if heard.length.is_some_and(|length| self.bytes.len() >= length) => return Ok(heard),
+                Some(heard) if heard.length.is_some_and(|length| self.bytes.len() >= length) => {
+                    return Ok(heard);
+                }
                 Some(heard) if count == 0 && heard.length.is_none() => return Ok(heard),
                 _ if count == 0 => return Err(Failure::Ended),
                 _ => {}

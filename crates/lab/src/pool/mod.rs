@@ -10,9 +10,11 @@ pub(crate) mod matrix;
 pub(crate) mod mix;
 pub(crate) mod place;
 pub(crate) mod run;
+pub(crate) mod series;
 pub(crate) mod sums;
 pub(crate) mod timeline;
 pub(crate) mod wire;
+pub(crate) mod words;
 pub(crate) mod worker;
 pub(crate) mod workers;
 

@@ -60,7 +60,8 @@ impl Place {
         }
         let rest = url.strip_prefix("http://").ok_or_else(|| refuse("it is neither http nor unix"))?;
         let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
-        let named = if host.ends_with(']') || !host.contains(':') { format!("{host}:80") } else { host.to_owned() };
+        let named =
+            if host.ends_with(']') || !host.contains(':') { format!("{host}:80") } else { host.to_owned() };
         let address = named
             .to_socket_addrs()
             .map_err(|error| refuse(&error.to_string()))?
@@ -73,7 +74,8 @@ impl Place {
     pub(crate) fn connect(&self, turn: usize) -> io::Result<TcpStream> {
         let socket = socket::open_stream(&self.endpoint, false)?;
         if let Some(source) = self.sources.get(turn % self.sources.len().max(1)) {
-            option::set_bind_address_no_port(socket.as_fd())?;
+            // A kernel without it chooses the port in bind(), among fewer: then ports run out sooner, which is told.
+            let _ = option::set_bind_address_no_port(socket.as_fd())?;
             socket::bind(socket.as_fd(), SocketAddr::new(*source, 0))?;
         }
         if self.endpoint.inet().is_some() {

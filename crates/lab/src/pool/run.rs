@@ -37,7 +37,7 @@ pub(crate) struct Crowd {
 pub(crate) const PROBE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a run gave.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     /// When it began, CLOCK_MONOTONIC.
     pub(crate) begun_ns: u64,
@@ -136,7 +136,8 @@ impl Crowd {
             }
             over.store(true, Ordering::Relaxed);
             let mut join = |thread: thread::ScopedJoinHandle<'_, (Option<TcpStream>, Diary)>| {
-                let (connection, diary) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                let (connection, diary) =
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 connections.extend(connection);
                 diary
             };

@@ -27,7 +27,11 @@ enum Next {
 }
 
 /// Serves until told to stop, and gives the CPU time that this thread has used.
-pub(crate) fn serve(acceptor: &mut Acceptor, spend: Spend, stop: &AtomicBool) -> Result<Duration, ListenError> {
+pub(crate) fn serve(
+    acceptor: &mut Acceptor,
+    spend: Spend,
+    stop: &AtomicBool,
+) -> Result<Duration, ListenError> {
     // Without it each sleep is up to 50 us longer than the service time; who cannot have it tells in X-End.
     let _ = schedule::sleep_precisely();
     let mut answer = Vec::new();

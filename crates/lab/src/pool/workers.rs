@@ -32,7 +32,12 @@ struct Hand {
 impl Pool {
     /// Opens the group and starts its workers one after the other, so that their order is that of their numbers: with
     /// `Exclusive` it decides who is woken first.
-    pub(crate) fn start(endpoint: &Endpoint, policy: Policy, count: usize, spend: Spend) -> Result<Pool, LabError> {
+    pub(crate) fn start(
+        endpoint: &Endpoint,
+        policy: Policy,
+        count: usize,
+        spend: Spend,
+    ) -> Result<Pool, LabError> {
         let group = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG).open()?;
         let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
         for _ in 0..count {

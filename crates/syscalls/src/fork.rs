@@ -1,8 +1,14 @@
-//! Noticing a fork: random numbers must not repeat in the child.
+//! fork(2): worker processes that inherit descriptors and shared memory; and noticing a fork, since random numbers must not
+//! repeat in the child.
 
+use std::fs;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::check;
 
 /// A number that is the same for all threads of this process and differs from the one its parent had.
 ///
@@ -20,6 +26,69 @@ pub fn generation() -> u32 {
             id
         }
         id => id,
+    }
+}
+
+/// A forked process. Dropping it neither ends it nor waits for it.
+#[derive(Debug)]
+pub struct Process(libc::pid_t);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+/// Runs `body` in a child process, which ends with its answer as exit code (101 after a panic), or when the thread that
+/// called this ends (PR_SET_PDEATHSIG).
+///
+/// # Errors
+///
+/// This process has several threads, whose locks the child could find taken for ever; or fork() failed.
+pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
+    if fs::read_dir("/proc/self/task")?.count() > 1 {
+        return Err(io::Error::other("fork() needs a process with one thread"));
+    }
+    // SAFETY: there is no other thread, so that the child finds no lock taken and no state half changed.
+    let child = check(unsafe { libc::fork() })?;
+    if child != 0 {
+        return Ok(Process(child));
+    }
+    // SAFETY: prctl() takes plain numbers here.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) };
+    // What the parent would do at its end is not the child's.
+    let code = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
+    // SAFETY: _exit takes no pointers and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+impl Process {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.0.cast_unsigned()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) -> io::Result<()> {
+        // SAFETY: kill(2) takes no pointers; the process is a child that nobody has waited for, so its number is its own.
+        check(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
+    }
+
+    /// waitpid(2): waits until it has ended, and says how.
+    pub fn wait(self) -> io::Result<End> {
+        let mut status = 0;
+        loop {
+            // SAFETY: the status is writable for the length of the call.
+            match check(unsafe { libc::waitpid(self.0, &raw mut status, 0) }) {
+                Ok(_) if libc::WIFEXITED(status) => return Ok(End::Exited(libc::WEXITSTATUS(status))),
+                Ok(_) => return Ok(End::Killed(libc::WTERMSIG(status))),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 

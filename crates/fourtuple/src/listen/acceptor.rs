@@ -121,9 +121,9 @@ impl Acceptor {
             return Ok(farewell);
         }
         let group = &self.seat.group;
-        let released = self.wait.release(&self.seat);
+        // First: of two that leave at the same time one must see that nobody is left.
         group.0.seats.free(self.seat.number);
-        for mut connection in released? {
+        for mut connection in self.wait.release(&self.seat)? {
             connection.watched = false;
             if group.0.lobby.put(&connection).map_err(group.failed("sendmsg()"))? {
                 farewell.handed_over += 1;

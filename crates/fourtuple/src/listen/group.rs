@@ -1,6 +1,8 @@
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::option::{self, Answer};
@@ -116,10 +118,9 @@ impl Listen {
                 let first = bound(&self.endpoint, false, nonblocking)?;
                 if choice.policy.has_listener_each() {
                     drop(first);
-                    // It never listens, and keeps the port while no worker does.
                     let holder = bound(&self.endpoint, true, nonblocking)?;
                     let endpoint = local(&holder, &self.endpoint)?;
-                    (Door::Each { _holder: holder }, endpoint, None)
+                    (Door::Each { _holder: holder, surplus: Mutex::default() }, endpoint, None)
                 } else {
                     socket::listen(first.as_fd(), backlog).map_err(failed("listen()"))?;
                     let endpoint = local(&first, &self.endpoint)?;
@@ -129,8 +130,19 @@ impl Listen {
         };
         let common = wait::common(choice.policy, &door, self.seats, &endpoint)?;
         let recycle = self.recycle;
-        let inner =
-            Inner { endpoint, family, choice, backlog, recycle, seats, lobby, door, common, _path: path };
+        let inner = Inner {
+            endpoint,
+            family,
+            choice,
+            backlog,
+            workers: self.workers,
+            recycle,
+            seats,
+            lobby,
+            door,
+            common,
+            _path: path,
+        };
         Ok(Group(Arc::new(inner)))
     }
 }
@@ -158,13 +170,43 @@ fn local(socket: &OwnedFd, endpoint: &Endpoint) -> Result<Endpoint, ListenError>
     Ok(socket::local_address(socket.as_fd()).map_err(failed)?.into())
 }
 
+/// Whether the kernel moves connections from the queue of a listener that is closed to the others of its group
+/// (net.ipv4.tcp_migrate_req, Linux 5.14).
+fn migrates() -> bool {
+    fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
+}
+
 /// Where connections come in.
 #[derive(Debug)]
 pub(crate) enum Door {
     /// One listener for all.
     One(Arc<OwnedFd>),
     /// One for each worker, opened when it joins.
-    Each { _holder: OwnedFd },
+    Each {
+        /// Never listens: it keeps the port while no worker does.
+        _holder: OwnedFd,
+        /// Listeners of workers that left, each with a worker that looks after it until another one joins.
+        surplus: Mutex<Vec<Ward>>,
+    },
+}
+
+/// A listener that a worker looks after in the place of one that left.
+#[derive(Clone, Debug)]
+pub(crate) struct Ward {
+    pub(crate) listener: Arc<OwnedFd>,
+    /// Another worker has it now.
+    claimed: Arc<AtomicBool>,
+}
+
+impl Ward {
+    /// Takes it for good; `false`: somebody else was faster.
+    fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Acquire)
+    }
 }
 
 #[derive(Debug)]
@@ -173,6 +215,7 @@ pub(crate) struct Inner {
     pub(crate) family: Family,
     pub(crate) choice: Choice,
     backlog: i32,
+    workers: Workers,
     pub(crate) recycle: Recycle,
     pub(crate) seats: Arc<Seats>,
     pub(crate) lobby: Lobby,
@@ -229,27 +272,52 @@ impl Group {
         self.0.seats.stats()
     }
 
-    /// The listener of a worker: the one there is, or a new one that listens already.
+    /// The listener of a worker: the one there is; or one that a worker left behind; or a new one that listens already.
     pub(crate) fn listener(&self) -> Result<Arc<OwnedFd>, ListenError> {
-        match &self.0.door {
-            Door::One(listener) => Ok(Arc::clone(listener)),
-            Door::Each { .. } => {
-                let listener = bound(&self.0.endpoint, true, true)?;
-                socket::listen(listener.as_fd(), self.0.backlog).map_err(self.failed("listen()"))?;
-                Ok(Arc::new(listener))
+        let surplus = match &self.0.door {
+            Door::One(listener) => return Ok(Arc::clone(listener)),
+            Door::Each { surplus, .. } => surplus,
+        };
+        while let Some(ward) = surplus.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            if ward.claim() {
+                return Ok(ward.listener);
             }
         }
+        if let Some(listener) = self.0.lobby.take_listener().map_err(self.failed("recvmsg()"))? {
+            return Ok(Arc::new(listener));
+        }
+        let listener = bound(&self.0.endpoint, true, true)?;
+        socket::listen(listener.as_fd(), self.0.backlog).map_err(self.failed("listen()"))?;
+        Ok(Arc::new(listener))
+    }
+
+    /// A listener that was left behind gets a worker that looks after it, until another one joins.
+    pub(crate) fn look_after(&self, listener: OwnedFd) -> Ward {
+        let ward = Ward { listener: Arc::new(listener), claimed: Arc::default() };
+        if let Door::Each { surplus, .. } = &self.0.door {
+            surplus.lock().unwrap_or_else(PoisonError::into_inner).push(ward.clone());
+        }
+        ward
+    }
+
+    /// The listener of a worker that leaves, with everybody in its queue: another worker looks after it until one joins.
+    /// Processes do not know who has joined, and would look after more and more of them: where the kernel gives the queue to
+    /// the other listeners (tcp_migrate_req), theirs are closed, although it then resets a connection now and then whose
+    /// handshake is under way.
+    pub(crate) fn leave_behind(&self, seat: usize, listener: &OwnedFd) -> Result<(), ListenError> {
+        if self.0.workers == Workers::Processes && self.0.seats.has_others(seat) && migrates() {
+            return Ok(());
+        }
+        self.0.lobby.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
+    }
+
+    /// The same for one that was looked after.
+    pub(crate) fn leave_ward(&self, seat: usize, ward: &Ward) -> Result<(), ListenError> {
+        if ward.claim() { self.leave_behind(seat, &ward.listener) } else { Ok(()) }
     }
 
     pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {
         let endpoint = self.0.endpoint.clone();
         move |source| ListenError::Call { call, endpoint: endpoint.clone(), source }
-    }
-}
-
-impl Group {
-    /// Gives the listener of a worker that leaves to the others, with everybody in its queue.
-    pub(crate) fn hand_over_listener(&self, listener: &OwnedFd) -> Result<(), ListenError> {
-        self.0.lobby.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
     }
 }

@@ -33,6 +33,10 @@ pub(crate) struct Passenger {
 }
 
 impl Passenger {
+    fn board(&self, to: BorrowedFd<'_>) -> io::Result<()> {
+        send(to, self.socket.as_fd(), self.served, self.mark, self.age, &self.carry)
+    }
+
     pub(crate) fn settle(self, place: Place) -> Connection {
         let mut connection = Connection::new(self.socket, place);
         connection.served = self.served;
@@ -47,21 +51,29 @@ impl Passenger {
 
 /// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room.
 pub(crate) fn send_connection(to: BorrowedFd<'_>, connection: &Connection) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(HEAD + connection.carry.len());
+    let (served, mark, age) = (connection.served, connection.mark, connection.born.elapsed());
+    send(to, connection.as_fd(), served, mark, age, &connection.carry)
+}
+
+fn send(
+    to: BorrowedFd<'_>,
+    socket: BorrowedFd<'_>,
+    served: u32,
+    mark: u64,
+    age: Duration,
+    carry: &[u8],
+) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(HEAD + carry.len());
     bytes.push(CONNECTION);
-    bytes.extend_from_slice(&connection.served.to_ne_bytes());
-    let age = u64::try_from(connection.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    bytes.extend_from_slice(&served.to_ne_bytes());
+    let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
     bytes.extend_from_slice(&age.to_ne_bytes());
-    bytes.extend_from_slice(&connection.mark.to_ne_bytes());
-    bytes.extend_from_slice(&connection.carry);
+    bytes.extend_from_slice(&mark.to_ne_bytes());
+    bytes.extend_from_slice(carry);
     if bytes.len() > ROOM {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    message::send(to, &bytes, Some(connection.as_fd()))
-}
-
-fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<()> {
-    message::send(to, &[LISTENER], Some(listener))
+    message::send(to, &bytes, Some(socket))
 }
 
 /// What has come, if anything has. `room` is of [`ROOM`] bytes.
@@ -117,29 +129,44 @@ impl Lobby {
         receive(self.exit.as_fd(), &mut vec![0; ROOM])
     }
 
+    /// Takes the first listener that is there, if any is.
+    pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
+        let mut found = None;
+        let mut others = Vec::new();
+        while found.is_none() {
+            match self.take()? {
+                Some(Arrival::Listener(listener)) => found = Some(listener),
+                Some(Arrival::Connection(passenger)) => others.push(passenger),
+                None => break,
+            }
+        }
+        for passenger in others {
+            self.patiently(|to| passenger.board(to))?;
+        }
+        Ok(found)
+    }
+
     /// Puts a connection there; `false`: nobody made room for it.
     pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
         self.patiently(|to| send_connection(to, connection))
     }
 
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
-        self.patiently(|to| send_listener(to, listener))
+        self.patiently(|to| message::send(to, &[LISTENER], Some(listener)))
     }
 
     /// Puts what is there in again. A worker that leaves may have been woken for something that it did not take, and nobody
     /// else was.
     pub(crate) fn announce_again(&self) -> io::Result<()> {
         let mut found = Vec::new();
-        let mut room = vec![0; ROOM];
-        loop {
-            match message::receive(self.exit.as_fd(), &mut room) {
-                Ok((count, socket)) => found.push((room[..count].to_vec(), socket)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
+        while let Some(arrival) = self.take()? {
+            found.push(arrival);
         }
-        for (bytes, socket) in found {
-            self.patiently(|to| message::send(to, &bytes, socket.as_ref().map(AsFd::as_fd)))?;
+        for arrival in found {
+            match arrival {
+                Arrival::Connection(passenger) => self.patiently(|to| passenger.board(to))?,
+                Arrival::Listener(listener) => self.put_listener(listener.as_fd())?,
+            };
         }
         Ok(())
     }

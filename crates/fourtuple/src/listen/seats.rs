@@ -72,6 +72,11 @@ impl Seats {
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 
+    /// Whether anybody but `seat` is there.
+    pub(crate) fn has_others(&self, seat: usize) -> bool {
+        (0..self.count).any(|other| other != seat && self.get(other, Count::Taken) == 1)
+    }
+
     pub(crate) fn add(&self, seat: usize, count: Count, more: u64) {
         self.of(seat, count).fetch_add(more, Ordering::Relaxed);
     }
@@ -117,6 +122,7 @@ mod tests {
             [seats.take(), seats.take(), seats.take(), seats.take()],
             [Some(0), Some(1), Some(2), None]
         );
+        assert!(seats.has_others(0));
         seats.free(1);
         assert_eq!(seats.take(), Some(1));
         seats.add(1, Count::Accepts, 5);

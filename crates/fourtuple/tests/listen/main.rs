@@ -2,3 +2,5 @@
 
 mod policies;
 mod pool;
+mod processes;
+mod reload;

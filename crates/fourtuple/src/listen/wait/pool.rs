@@ -1,6 +1,7 @@
 //! An epoll of the worker's own, with its listener and its connections in it: what several policies have in common.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use fourtuple_syscalls::socket;
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
+use crate::listen::group::Ward;
 use crate::listen::lobby::Arrival;
 use crate::listen::seats::Count;
 use crate::listen::wait::{Accepted, Seat, Wait};
@@ -35,8 +37,9 @@ pub(super) struct Watching {
 pub(super) struct Pool {
     epoll: Epoll,
     watching: Watching,
-    /// The listener, then those that were taken over from workers that left.
-    listeners: Vec<Arc<OwnedFd>>,
+    listener: Arc<OwnedFd>,
+    /// Listeners of workers that left, until others join.
+    wards: Vec<Ward>,
     /// By descriptor. A descriptor that a user of the library closed comes back with another connection at most.
     idle: Vec<Option<Connection>>,
     ready: VecDeque<Ready>,
@@ -53,16 +56,17 @@ impl Pool {
         epoll.add(seat.bell.as_fd(), BELL, Interest::ACCEPT).map_err(&failed)?;
         let lobby = Interest::ACCEPT.and(Interest::EXCLUSIVE);
         epoll.add(group.0.lobby.exit(), LOBBY, lobby).map_err(&failed)?;
-        let mut pool = Pool {
+        let pool = Pool {
             epoll,
             watching,
-            listeners: Vec::new(),
+            listener: group.listener()?,
+            wards: Vec::new(),
             idle: Vec::new(),
             ready: VecDeque::with_capacity(EVENTS),
             since_anew: 0,
             accept_after: None,
         };
-        pool.take_over(seat, group.listener()?)?;
+        pool.listen(seat, &pool.listener)?;
         Ok(pool)
     }
 
@@ -70,20 +74,31 @@ impl Pool {
         Ok(Box::new(Pool::open(seat, watching)?))
     }
 
-    fn take_over(&mut self, seat: &Seat, listener: Arc<OwnedFd>) -> Result<(), ListenError> {
+    fn listen(&self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
         let token = LISTENER | listener.as_raw_fd() as u64;
         let added = self.epoll.add(listener.as_fd(), token, self.watching.interest);
-        added.map_err(seat.group.failed("epoll_ctl()"))?;
-        self.listeners.push(listener);
+        added.map_err(seat.group.failed("epoll_ctl()"))
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        iter::once(&self.listener).chain(self.wards.iter().map(|ward| &ward.listener))
+    }
+
+    /// Lets go of listeners that others have taken.
+    fn look_at_wards(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        for ward in self.wards.iter().filter(|ward| ward.is_claimed()) {
+            if self.accept_after.is_none() {
+                self.epoll.remove(ward.listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+            }
+        }
+        self.wards.retain(|ward| !ward.is_claimed());
         Ok(())
     }
 
     /// One connection per event: whoever empties the queue makes others wait behind its own requests.
     fn accept(&mut self, seat: &Seat, descriptor: i32) -> Result<Option<Connection>, ListenError> {
-        let Some(listener) = self.listeners.iter().find(|listener| listener.as_raw_fd() == descriptor) else {
-            return Ok(None);
-        };
-        let listener = Arc::clone(listener);
+        let found = self.listeners().find(|listener| listener.as_raw_fd() == descriptor);
+        let Some(listener) = found.map(Arc::clone) else { return Ok(None) };
         match seat.accept(&listener)? {
             Accepted::Somebody(connection) => {
                 self.turn(seat, &listener)?;
@@ -117,7 +132,7 @@ impl Pool {
     }
 
     fn stop_listening(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        for listener in &self.listeners {
+        for listener in self.listeners() {
             self.epoll.remove(listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
         }
         Ok(())
@@ -125,10 +140,7 @@ impl Pool {
 
     fn listen_again(&mut self, seat: &Seat) -> Result<(), ListenError> {
         self.accept_after = None;
-        for listener in std::mem::take(&mut self.listeners) {
-            self.take_over(seat, listener)?;
-        }
-        Ok(())
+        self.listeners().try_for_each(|listener| self.listen(seat, listener))
     }
 
     /// Puts a connection among those that have nothing to say.
@@ -152,7 +164,14 @@ impl Pool {
         match event.token() {
             LOBBY => match seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))? {
                 None => Ok(None),
-                Some(Arrival::Listener(listener)) => self.take_over(seat, Arc::new(listener)).map(|()| None),
+                Some(Arrival::Listener(listener)) => {
+                    let ward = seat.group.look_after(listener);
+                    if self.accept_after.is_none() {
+                        self.listen(seat, &ward.listener)?;
+                    }
+                    self.wards.push(ward);
+                    Ok(None)
+                }
                 Some(Arrival::Connection(passenger)) => {
                     let connection = passenger.settle(seat.place());
                     if socket::has_something(connection.as_fd()) {
@@ -171,6 +190,9 @@ impl Pool {
 impl Wait for Pool {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if !self.wards.is_empty() {
+            self.look_at_wards(seat)?;
+        }
         loop {
             while let Some(event) = self.ready.pop_front() {
                 if event.token() == BELL {
@@ -212,13 +234,14 @@ impl Wait for Pool {
         if self.accept_after.take().is_none() {
             self.stop_listening(seat)?;
         }
-        let own = seat.group.policy().has_listener_each();
-        for listener in std::mem::take(&mut self.listeners) {
-            if own {
-                seat.group.hand_over_listener(&listener)?;
-                continue;
-            }
+        for ward in self.wards.drain(..) {
+            seat.group.leave_ward(seat.number, &ward)?;
+        }
+        if seat.group.policy().has_listener_each() {
+            seat.group.leave_behind(seat.number, &self.listener)?;
+        } else {
             // It may have been woken for somebody whom it did not accept yet, and nobody else was.
+            let listener = Arc::clone(&self.listener);
             while let Accepted::Somebody(connection) = seat.accept(&listener)? {
                 self.idle.push(Some(connection));
             }

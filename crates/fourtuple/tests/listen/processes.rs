@@ -1,0 +1,130 @@
+//! Workers that are processes: the example `prefork`, since a test's own process has too many threads to fork.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use fourtuple_syscalls::child;
+use fourtuple_testing::{in_namespace, skip};
+
+struct Prefork {
+    process: Child,
+    orders: ChildStdin,
+    said: BufReader<ChildStdout>,
+    address: String,
+}
+
+/// Where cargo has put the example, beside the tests; `None`, aloud, where only the test was brought (a virtual machine).
+fn example(test: &str) -> Option<PathBuf> {
+    let mut path = env::current_exe().unwrap();
+    path.pop();
+    path.set_file_name("examples");
+    path.push("prefork");
+    let found = path.exists();
+    if !found {
+        skip(test, "examples", "the example prefork is not beside the test");
+    }
+    found.then_some(path)
+}
+
+impl Prefork {
+    fn start(example: &Path, policy: &str) -> Prefork {
+        let mut command = Command::new(example);
+        command.args([policy, "127.0.0.1:0", "3"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        child::end_with_this_thread(&mut command);
+        let mut process = command.spawn().unwrap();
+        let orders = process.stdin.take().unwrap();
+        let mut said = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let address = line.split_whitespace().nth(2).expect("an address").to_owned();
+        Prefork { process, orders, said, address }
+    }
+
+    fn order(&mut self, order: &str) -> String {
+        writeln!(self.orders, "{order}").unwrap();
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn connect(&self) -> BufReader<TcpStream> {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        BufReader::new(stream)
+    }
+
+    fn stop(mut self) {
+        drop(self.orders);
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+/// Seat of the worker, and number of the line on its connection.
+fn ask(stream: &mut BufReader<TcpStream>) -> (usize, usize) {
+    stream.get_mut().write_all(b"?\n").unwrap();
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    let (seat, served) = line.trim_end().split_once(' ').expect("two numbers");
+    (seat.parse().unwrap(), served.parse().unwrap())
+}
+
+const POLICIES: [&str; 5] = ["exclusive", "plain", "rotate", "reuseport", "auto"];
+
+#[test]
+fn processes_share_work_and_hand_it_over() {
+    let Some(example) = example("processes_share_work_and_hand_it_over") else { return };
+    in_namespace(move || {
+        for policy in POLICIES {
+            let mut prefork = Prefork::start(&example, policy);
+            let mut kept: Vec<_> = (0..6).map(|_| prefork.connect()).collect();
+            for stream in &mut kept {
+                assert_eq!(ask(stream).1, 1, "{policy}");
+            }
+            assert_eq!(prefork.order("reload"), "reloaded", "{policy}");
+            for stream in &mut kept {
+                assert_eq!(ask(stream).1, 2, "{policy}: another process goes on with the count");
+            }
+            let requests: u64 = prefork
+                .order("stats")
+                .split_whitespace()
+                .skip(1)
+                .map(|count| count.parse::<u64>().unwrap())
+                .sum();
+            assert_eq!(requests, 12, "{policy}");
+            prefork.stop();
+        }
+    });
+}
+
+#[test]
+fn a_worker_that_is_killed_takes_its_own_connections_alone() {
+    let Some(example) = example("a_worker_that_is_killed_takes_its_own_connections_alone") else { return };
+    in_namespace(move || {
+        for policy in POLICIES {
+            let mut prefork = Prefork::start(&example, policy);
+            let mut kept: Vec<_> = (0..12).map(|_| prefork.connect()).collect();
+            let seats: Vec<_> = kept.iter_mut().map(|stream| ask(stream).0).collect();
+            let killed = seats[0];
+            assert_eq!(
+                prefork.order(&format!("kill {killed}")),
+                format!("killed {killed} Killed(9)"),
+                "{policy}"
+            );
+            for (stream, seat) in kept.iter_mut().zip(seats) {
+                if seat == killed {
+                    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)), "{policy}");
+                } else {
+                    assert_eq!(ask(stream), (seat, 2), "{policy}");
+                }
+            }
+            for _ in 0..10 {
+                assert_eq!(ask(&mut prefork.connect()).1, 1, "{policy}");
+            }
+            prefork.stop();
+        }
+    });
+}

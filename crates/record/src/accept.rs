@@ -11,15 +11,15 @@ pub type AcceptRecord = Record<AcceptSettings, AcceptResults>;
 /// What `lab accept` or `lab keepalive` was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptSettings {
-    /// Workers that share the listener.
+    /// Workers that share the listener; of a server of somebody else's 0 when nobody said how many.
     pub workers: u32,
-    /// Clients that each have one request under way at a time.
+    /// Clients that each have one request under way at a time; light load has one.
     pub clients: u32,
-    /// Connections of a run of `lab accept`; 0: as many as come about in `for_ns`.
+    /// Connections of a run of light load; 0 of `lab keepalive`.
     pub connections: u64,
     /// `unix`, `tcp4`, `tcp6`.
     pub families: Vec<String>,
-    /// Policies in kebab-case, as asked; `external` is the server that `server` starts.
+    /// Policies in kebab-case, as asked; `external`: a server of somebody else's.
     pub policies: Vec<String>,
     /// After how many requests a connection is closed, 0: never.
     pub close_every: Vec<u64>,
@@ -37,7 +37,7 @@ pub struct AcceptSettings {
     pub pause_ns: u64,
     /// A request that waited longer counts as slow.
     pub slow_ns: u64,
-    /// Length of one run.
+    /// Length of one run, but of light load.
     pub for_ns: u64,
     /// Runs of every cell.
     pub repeats: u32,
@@ -45,7 +45,7 @@ pub struct AcceptSettings {
     pub backlog: u32,
     /// Seed of service times and pauses.
     pub seed: u64,
-    /// The command of another server that was measured as well; `null`: none.
+    /// Where that server was reached; `null`: our own were measured.
     pub server: Option<String>,
 }
 

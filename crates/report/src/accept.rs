@@ -71,6 +71,9 @@ pub(crate) fn groups(lab: Lab, results: &AcceptResults) -> Vec<Group<'_>> {
             Lab::Keepalive if cell.load == "sleep" => format!("{}, workers that sleep", cell.family),
             Lab::Keepalive => format!("{}, {}", cell.family, cell.load),
         };
+        if results.cells.iter().any(|other| other.clients != cell.clients) {
+            title += &format!(", {}", plural(cell.clients.into(), "client"));
+        }
         if closings {
             title += &format!(", close every {}", close_every(cell.close_every));
         }
@@ -107,8 +110,11 @@ pub(crate) fn interval(wait: &WaitNs) -> String {
     }
 }
 
-/// `12 12 12 12`.
+/// `12 12 12 12`; a dash when nobody knows.
 pub(crate) fn row_of(counts: &[u64]) -> String {
+    if counts.is_empty() {
+        return NOTHING.to_owned();
+    }
     counts.iter().map(|number| count(*number)).collect::<Vec<_>>().join(" ")
 }
 
@@ -209,18 +215,23 @@ pub(crate) fn sight(timeline: &Timeline) -> String {
 /// What every cell has in common: `8 workers`, `24 clients`, ...
 pub(crate) fn details(settings: &AcceptSettings) -> Vec<String> {
     let how = if settings.service == "spin" { "spinning" } else { "sleeping" };
-    let mut words = vec![
-        plural(settings.workers.into(), "worker"),
-        plural(settings.clients.into(), "client"),
-        format!("service time {}, {how}", service(settings)),
-    ];
+    let mut words = Vec::new();
+    if settings.workers > 0 {
+        words.push(plural(settings.workers.into(), "worker"));
+    }
+    words.push(plural(settings.clients.into(), "client"));
+    words.push(format!("service time {}, {how}", service(settings)));
     if settings.pause_ns > 0 {
         words.push(format!("pauses of {}", duration(settings.pause_ns)));
     }
     words.push(format!("slow: waited over {}", duration(settings.slow_ns)));
-    if settings.connections > 0 {
-        words.push(plural(settings.connections, "connection"));
-    } else {
+    let has = |load: &str| settings.load.iter().any(|name| name == load);
+    if has("light") {
+        words.push(format!("{} a run of light load", plural(settings.connections, "connection")));
+    }
+    if has("heavy") {
+        words.push(format!("{} a run of heavy load", duration(settings.for_ns)));
+    } else if !has("light") {
         words.push(format!("{} a run", duration(settings.for_ns)));
     }
     if settings.repeats > 1 {
@@ -228,7 +239,7 @@ pub(crate) fn details(settings: &AcceptSettings) -> Vec<String> {
     }
     words.push(format!("backlog {}", count(settings.backlog.into())));
     words.push(format!("seed {}", settings.seed));
-    words.extend(settings.server.as_ref().map(|server| format!("beside: {server}")));
+    words.extend(settings.server.as_ref().map(|server| format!("server: {server}")));
     words
 }
 
@@ -260,30 +271,44 @@ pub(crate) fn command_line(lab: Lab, settings: &AcceptSettings) -> String {
         slow_ns,
         for_ns,
         repeats,
-        backlog,
+        // Not asked for: the same for every cell.
+        backlog: _,
         seed,
         server,
     } = settings;
-    let (policies, families, load) = (policies.join(","), families.join(","), load.join(","));
     let closings: Vec<String> = close_every
         .iter()
         .map(|every| if *every == 0 { "never".to_owned() } else { every.to_string() })
         .collect();
     let own = match lab {
-        Lab::Accept if *connections > 0 => format!("accept --load {load} --connections {connections}"),
-        Lab::Accept => format!("accept --load {load}"),
-        Lab::Keepalive => format!("keepalive --service {service} --close-every {}", closings.join(",")),
+        Lab::Accept => {
+            format!(
+                "accept --load {} --connections {connections} --work {}",
+                load.join(","),
+                typed(*short_ns)
+            )
+        }
+        Lab::Keepalive => format!(
+            "keepalive --close-every {} --short {} --long {} --long-share {}% --pause {}",
+            closings.join(","),
+            typed(*short_ns),
+            typed(*long_ns),
+            long_share * 100.0,
+            typed(*pause_ns),
+        ),
     };
+    let whom = match server {
+        Some(server) => format!("--server {}", quoted(server)),
+        None => {
+            format!("--policy {} --family {}", policies.join(","), families.join(","))
+        }
+    };
+    // 0: nobody said how many.
+    let pool = if *workers > 0 { format!(" --workers {workers}") } else { String::new() };
     format!(
-        "fourtuple lab {own} --policy {policies} --family {families} --workers {workers} --clients {clients} \
-         --short {} --long {} --long-share {}% --pause {} --slow {} --for {} --repeats {repeats} --backlog {backlog} \
-         --seed {seed}{}",
-        typed(*short_ns),
-        typed(*long_ns),
-        long_share * 100.0,
-        typed(*pause_ns),
+        "fourtuple lab {own}{} {whom}{pool} --clients {clients} --slow {} --for {} --repeats {repeats} --seed {seed}",
+        if service == "spin" { " --service spin" } else { "" },
         typed(*slow_ns),
         typed(*for_ns),
-        server.as_ref().map_or(String::new(), |server| format!(" --server {}", quoted(server))),
     )
 }

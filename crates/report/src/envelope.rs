@@ -254,7 +254,7 @@ fn compare_line(settings: &CompareSettings) -> String {
 
 fn serve_words(settings: &ServeSettings) -> Vec<String> {
     let mut words = vec![plural(settings.workers.into(), "worker")];
-    words.extend(settings.policy.clone());
+    words.extend(settings.policy.as_ref().map(|policy| format!("policy {policy}")));
     words.extend(settings.request_bytes.map(|bytes| format!("requests of {}", plural(bytes, "byte"))));
     words.extend(settings.response_bytes.map(|bytes| match settings.protocol.as_str() {
         "http" => format!("bodies of {}", plural(bytes, "byte")),

@@ -152,7 +152,7 @@ fn a_server_has_its_workers() {
         "4,325",
         "request-cut 3",
         "one listener (EPOLLEXCLUSIVE)",
-        "fourtuple serve crr --listen &#39;unix:/run/four tuple&#39; --workers 8",
+        "fourtuple serve crr --listen &#39;unix:/run/four tuple&#39; --policy exclusive --workers 8",
         "--service exp:50us --spin --stall 2s:200ms --backlog 4096 --pin --for 10s --seed 1",
     ] {
         assert!(page.contains(text) || page.replace('\'', "&#39;").contains(text), "{text} is missing");
@@ -166,14 +166,13 @@ fn a_ladder_is_a_picture_for_each_policy() {
     assert_eq!(page.matches("<svg class=\"bars\"").count(), 2 * (4 + 5));
     assert_eq!(page.matches("data-chart=\"").count(), 0);
     for text in [
-        "unix, light load",
+        "unix, light load, 1 client",
         "worker 0: 4,325 accepts, 54.06%",
         "the highest bar is 54.06%",
         "12 ECONNRESET",
         "reuseport is not possible on unix sockets",
-        "fourtuple lab accept --load light,heavy --connections 8000 --policy exclusive,rotate,reuseport,shared-oneshot \
-         --family unix,tcp4",
-        "--server 'nginx -c ",
+        "fourtuple lab accept --load light,heavy --connections 8000 --work 100us --server 'unix:/run/my nginx' --workers 8 --clients 24",
+        "8,000 connections a run of light load",
     ] {
         assert!(page.contains(text), "{text} is missing");
     }
@@ -188,7 +187,8 @@ fn kept_connections_have_a_chart_and_a_timeline() {
         "27.7ms to 45.0ms",
         "a request waited 18.9ms behind 3 others of worker 0, while worker 3 was idle for 18.8ms",
         "busy for 10.0ms with a request that had waited 120us",
-        "--close-every 1,2,5,100,never",
+        "fourtuple lab keepalive --close-every 1,2,5,100,never --short 100us --long 10ms --long-share 5% --pause 1ms \
+         --policy exclusive,rotate,reuseport,shared-oneshot --family unix --workers 8 --clients 24 --slow 5ms",
         "blocking over unix, close every never",
     ] {
         assert!(html.contains(text), "{text} is missing");

@@ -158,8 +158,8 @@ fn a_ladder_has_a_bar_for_each_worker() {
     assert_eq!(row(&text, "rotate")[..3], ["▃▃▃▃▃▃▃▃", "1.000", "1.02x"]);
     assert_eq!(row(&text, "nginx")[1], "0.994");
     for expected in [
-        "\nunix, light load\n",
-        "\ntcp4, heavy load\n",
+        "\nunix, light load, 1 client\n",
+        "\ntcp4, heavy load, 24 clients\n",
         "\n  exclusive, unix, light, close every 1: 12 ECONNRESET\n",
         "\n  reuseport over unix: reuseport is not possible on unix sockets: SO_REUSEPORT\n  is refused\n",
         "5% of them 10.0ms, sleeping",

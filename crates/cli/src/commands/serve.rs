@@ -229,7 +229,7 @@ impl ServeFlags {
         ServeSettings {
             listen: serve.listen(),
             protocol: serve.protocol.name().to_owned(),
-            policy: None,
+            policy: self.policy.map(|policy| policy.to_string()),
             workers: serve.workers as u32,
             request_bytes: request,
             response_bytes: response,

@@ -65,10 +65,11 @@ impl Pool {
             .name(format!("worker {}", self.hands.len()))
             .spawn(work)
             .map_err(LabError::call("start a worker"))?;
-        let joined = joined.recv().map_err(|_| LabError::Interrupted)?;
-        let (waker, result) = match joined {
-            Ok(waker) => (Some(waker), Ok(())),
-            Err(error) => (None, Err(error.into())),
+        let (waker, result) = match joined.recv() {
+            Ok(Ok(waker)) => (Some(waker), Ok(())),
+            Ok(Err(error)) => (None, Err(error.into())),
+            // It panicked, which is found by waiting for it.
+            Err(_) => (None, Ok(())),
         };
         self.hands.push(Hand { thread, waker });
         result

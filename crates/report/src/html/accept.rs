@@ -114,8 +114,12 @@ fn ladder(group: &Group<'_>) -> Markup {
                 @for cell in &group.cells {
                     div {
                         strong { (label(cell)) }
-                        (bars(Lab::Accept, cell, most))
-                        span.dim { "Jain " (index(cell.jain)) }
+                        @if Lab::Accept.shares(cell).is_empty() {
+                            span.dim { "Not known." }
+                        } @else {
+                            (bars(Lab::Accept, cell, most))
+                            span.dim { "Jain " (index(cell.jain)) }
+                        }
                     }
                 }
             }
@@ -205,7 +209,7 @@ fn waits(group: &Group<'_>) -> Markup {
                     td { (duration(cell.cpu_ns_per_request)) }
                     td { (index(cell.jain)) }
                     td { (factor(cell.max_over_mean)) }
-                    td { (bars(Lab::Keepalive, cell, most)) }
+                    td { @if Lab::Keepalive.shares(cell).is_empty() { (NOTHING) } @else { (bars(Lab::Keepalive, cell, most)) } }
                     @match cell.probe {
                         Some(probe) => {
                             td { (quantity(probe.slow_per_10k)) }

@@ -155,6 +155,9 @@ fn highest(lab: Lab, group: &Group<'_>) -> f64 {
 
 /// A bar per worker; a dot where there was nothing at all.
 fn bars(shares: &[f64], most: f64) -> String {
+    if shares.is_empty() {
+        return NOTHING.to_owned();
+    }
     let bar = |share: &f64| {
         if *share > 0.0 { spark::linear(std::iter::once(*share), most) } else { "·".to_owned() }
     };

@@ -42,7 +42,7 @@ fn cell(policy: &str, family: &str, every: u64, load: &str, counts: [u64; 8], p9
         close_every: every,
         load: load.into(),
         workers: 8,
-        clients: 24,
+        clients: if load == "light" { 1 } else { 24 },
         accepts: counts.to_vec(),
         requests: counts.to_vec(),
         sockets: counts.map(|count| count / 300).to_vec(),
@@ -94,11 +94,7 @@ pub(crate) fn accept() -> AcceptRecord {
     cells[0].errors.insert("ECONNRESET".into(), 12);
     let results =
         AcceptResults { cells, skipped: vec![skipped], timeline: None, break_even: None, advice: Vec::new() };
-    record(
-        "lab accept",
-        AcceptSettings { server: Some("nginx -c 'my nginx.conf'".into()), ..settings() },
-        results,
-    )
+    record("lab accept", AcceptSettings { server: Some("unix:/run/my nginx".into()), ..settings() }, results)
 }
 
 /// Keep-alive pins connections to a busy worker, unless connections are shared.

@@ -372,7 +372,7 @@ pub(crate) fn serve() -> ServeRecord {
     let settings = ServeSettings {
         listen: "unix:/run/four tuple".into(),
         protocol: "crr".into(),
-        policy: None,
+        policy: Some("exclusive".into()),
         workers: 8,
         request_bytes: Some(1),
         response_bytes: Some(1),

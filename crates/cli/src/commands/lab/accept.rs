@@ -31,7 +31,7 @@ pub(crate) struct AcceptFlags {
     connections: u32,
     /// Service time of every request
     #[arg(long, value_name = "TIME", default_value = "50us", value_parser = units::duration, allow_hyphen_values = true)]
-    short: Duration,
+    work: Duration,
     /// Length of one run of heavy load
     #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
@@ -47,9 +47,9 @@ pub(super) struct PoolFlags {
     /// shared-oneshot]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(super) policy: Vec<Policy>,
-    /// Workers that share the listener, up to 64
-    #[arg(long, value_name = "N", default_value = "8", value_parser = units::up_to::<64>, allow_hyphen_values = true)]
-    pub(super) workers: u32,
+    /// Workers that share the listener, up to 64 [default: 8]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<64>, allow_hyphen_values = true)]
+    workers: Option<u32>,
     /// Clients that each have one request under way, up to 1024
     #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     pub(super) clients: u32,
@@ -84,6 +84,16 @@ fn load(text: &str) -> Result<Load, String> {
 }
 
 impl PoolFlags {
+    /// Workers of our own.
+    pub(super) fn workers(&self) -> u32 {
+        self.workers.unwrap_or(8)
+    }
+
+    /// Workers of somebody else's server: 0, as many as answers tell of, where nobody says how many.
+    pub(super) fn workers_there(&self) -> u32 {
+        self.workers.unwrap_or(0)
+    }
+
     /// What to compare; what is named twice is run once.
     pub(super) fn selection(&self, policies: &[Policy], family: &[Family], families: &[Family]) -> Selection {
         let named_or = |named: &[Policy]| if named.is_empty() { policies.to_vec() } else { once(named) };
@@ -122,10 +132,10 @@ impl AcceptFlags {
         Accept {
             selection: self.pool.selection(&Policy::ALL, &self.family, &Family::ALL),
             loads: once(&self.load),
-            workers: self.pool.workers,
+            workers: self.pool.workers(),
             connections: self.connections,
             clients: self.pool.clients,
-            work: self.short,
+            work: self.work,
             spend: self.pool.service.spend(),
             slow: self.pool.slow,
             length: self.length,

@@ -97,7 +97,7 @@ impl KeepaliveFlags {
         let policies = [Policy::Exclusive, Policy::ROTATE, Policy::SharedOneshot];
         Keepalive {
             selection: self.pool.selection(&policies, &self.family, &[Family::Unix]),
-            workers: self.pool.workers,
+            workers: if self.server.is_some() { self.pool.workers_there() } else { self.pool.workers() },
             clients: self.pool.clients,
             close_every: once(&self.close_every),
             spend: self.pool.service.spend(),

@@ -1,6 +1,7 @@
-//! What CI does that cargo does not: `cargo xtask tidy` and `cargo xtask kernels`.
+//! What CI does that cargo does not: `cargo xtask tidy`, `cargo xtask bpf` and `cargo xtask kernels`.
 #![forbid(unsafe_code)]
 
+mod bpf;
 mod kernels;
 mod tidy;
 mod workspace;
@@ -8,6 +9,7 @@ mod workspace;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask bpf [--check]
        cargo xtask kernels [--kernel 6.1|6.12|all] [--release]";
 
 fn main() -> ExitCode {
@@ -15,6 +17,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.split_first() {
         Some((&"tidy", [])) => tidy::run(),
+        Some((&"bpf", [])) => bpf::run(bpf::Purpose::Rebuild),
+        Some((&"bpf", ["--check"])) => bpf::run(bpf::Purpose::Check),
         Some((&"kernels", rest)) => match kernels::Options::parse(rest) {
             Ok(options) => kernels::run(&options),
             Err(message) => return misused(&message),

@@ -43,8 +43,8 @@ fn get<T: Copy>(
     mut value: T,
 ) -> io::Result<T> {
     let mut length = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers describe writable room for one T, and its length; both callers give an integer, of which
-    // every bit pattern is valid.
+    // SAFETY: the pointers describe writable room for one T, and its length; all callers give integers or arrays of
+    // them, of which every bit pattern is valid.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
     })?;
@@ -147,6 +147,20 @@ pub fn set_reset_on_close(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// (`tcp_rcv_synsent_state_process`), which spares both sides a segment.
 pub fn set_ack_with_data(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
+}
+
+/// How many connections wait in a listener's accept queue (TCP_INFO, whose `tcpi_unacked` is that of a listener:
+/// `tcp_get_info`). Handshakes under way are not among them.
+pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    // struct tcp_info begins with 8 bytes and 4 numbers that say nothing here; the kernel fills what there is room for.
+    const UNACKED: usize = 6;
+    let info = get(listener, libc::IPPROTO_TCP, libc::TCP_INFO, [0_u32; UNACKED + 1])?;
+    Ok(info[UNACKED])
+}
+
+/// SO_COOKIE: a number of this socket that no other one gets as long as the host runs; never 0.
+pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    get_u64(socket, libc::SOL_SOCKET, libc::SO_COOKIE)
 }
 
 /// SO_ERROR: takes the pending error off the socket.

@@ -32,6 +32,8 @@ pub enum Facility {
     Namespaces,
     /// io_uring_setup().
     IoUring,
+    /// bpf().
+    Bpf,
     /// The socket option IP_LOCAL_PORT_RANGE, which older kernels answer with ENOPROTOOPT.
     LocalPortRange,
 }
@@ -44,6 +46,7 @@ pub fn refuse(facility: Facility) -> io::Result<()> {
     let call = match facility {
         Facility::Namespaces => libc::SYS_unshare,
         Facility::IoUring => libc::SYS_io_uring_setup,
+        Facility::Bpf => libc::SYS_bpf,
         Facility::LocalPortRange => return refuse_option(libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE),
     };
     let mut program = [

@@ -43,6 +43,18 @@ pub enum ListenError {
         /// The errno.
         source: io::Error,
     },
+    /// The program that uses this crate was built without it.
+    #[error("{policy} is not in this build: the crate fourtuple needs its feature {feature}")]
+    NotBuilt {
+        /// The policy that was asked for.
+        policy: Policy,
+        /// The feature.
+        feature: &'static str,
+    },
+    /// The program that chooses was not loaded, or not attached.
+    #[cfg(feature = "bpf")]
+    #[error(transparent)]
+    Bpf(fourtuple_bpf::BpfError),
     /// All seats are taken.
     #[error("all {seats} seats of the group are taken")]
     Full {

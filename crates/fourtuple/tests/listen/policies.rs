@@ -1,7 +1,7 @@
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Listen, Policy, Recycle, Workers};
+use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Workers};
 use fourtuple_measure::balance;
 use fourtuple_testing::in_namespace;
 
@@ -17,8 +17,29 @@ fn sums(group: &Group) -> (u64, u64, u64) {
     })
 }
 
-/// Policies that need nothing which a machine may lack, with the families they go with.
-fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
+/// Whether the kernel lets us load a BPF program; if not, what is left out is said aloud, or a failure.
+#[cfg(feature = "bpf")]
+fn can_choose() -> bool {
+    let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy);
+    match listen.open() {
+        Ok(_) => true,
+        Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
+            fourtuple_testing::skip("reuseport-least-busy among the policies", "bpf", &error.to_string());
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[cfg(not(feature = "bpf"))]
+fn can_choose() -> bool {
+    let refused = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy).open().unwrap_err();
+    assert!(matches!(refused, ListenError::NotBuilt { .. }), "{refused}");
+    false
+}
+
+/// Policies with the families they go with.
+pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
     let policies = [
         Policy::Exclusive,
         Policy::Plain,
@@ -27,8 +48,10 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::SharedOneshot,
         Policy::Reuseport,
     ];
+    let least_busy = can_choose().then_some(Policy::ReuseportLeastBusy);
     policies
         .into_iter()
+        .chain(least_busy)
         .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
@@ -185,5 +208,32 @@ fn what_cannot_be_is_an_error() {
         assert!(taken.to_string().contains("EADDRINUSE"), "{taken}");
         let auto = Listen::at(endpoint(Family::Tcp6)).open().unwrap();
         assert_eq!(auto.policy(), Policy::SharedOneshot);
+    });
+}
+
+#[test]
+#[cfg(feature = "bpf")]
+fn the_least_busy_worker_is_chosen() {
+    in_namespace(|| {
+        if !can_choose() {
+            return;
+        }
+        let group = open(Policy::ReuseportLeastBusy, Family::Tcp4);
+        let workers = Worker::start_many(&group, 3);
+        thread::scope(|scope| {
+            // One worker is busy for long: nobody else may be sent there.
+            let mut first = connect(&group);
+            let busy = ask(&mut *first, 0).0;
+            let long = scope.spawn(move || ask(&mut *first, 3_000_000).0);
+            thread::sleep(Duration::from_millis(200));
+            let seats: Vec<u32> = (0..60).map(|_| ask(&mut *connect(&group), 0).0).collect();
+            assert!(!long.is_finished(), "the requests waited for the long one, or this machine stood still");
+            assert_eq!(long.join().unwrap(), busy);
+            assert!(seats.iter().all(|&seat| seat != busy), "{seats:?} beside {busy}");
+            for seat in (0..3).filter(|seat| *seat != busy) {
+                assert!(seats.iter().filter(|found| **found == seat).count() >= 10, "{seats:?}");
+            }
+        });
+        stop(workers);
     });
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use fourtuple::listen::{Family, Group, Listen, Policy, Workers};
 use fourtuple_testing::in_namespace;
 
+use crate::policies::everywhere;
 use crate::pool::{Worker, connect, endpoint, open, try_ask};
 
 /// A worker joins, another drains and leaves, so often; FOURTUPLE_RELOADS asks for more.
@@ -74,14 +75,11 @@ fn reload_again_and_again(policy: Policy, family: Family) {
 #[test]
 fn reloads_lose_nobody() {
     in_namespace(|| {
-        for policy in
-            [Policy::Exclusive, Policy::Plain, Policy::ROTATE, Policy::SharedOneshot, Policy::Reuseport]
-        {
-            for family in [Family::Unix, Family::Tcp4] {
-                if policy.check(family, Workers::Threads).is_ok() {
-                    reload_again_and_again(policy, family);
-                }
-            }
+        // A worker that blocks leaves when its connection ends, and others do not serve that.
+        let reloadable =
+            |(policy, family): &(Policy, Family)| *policy != Policy::Blocking && *family != Family::Tcp6;
+        for (policy, family) in everywhere().filter(reloadable) {
+            reload_again_and_again(policy, family);
         }
     });
 }

@@ -2,6 +2,11 @@
 
 mod blocking;
 mod exclusive;
+#[cfg(feature = "bpf")]
+mod least_busy;
+#[cfg(not(feature = "bpf"))]
+#[path = "least_busy_absent.rs"]
+mod least_busy;
 mod plain;
 mod pool;
 mod reuseport;
@@ -90,12 +95,14 @@ impl Seat {
 pub(crate) enum Common {
     Nothing,
     Epoll(shared_oneshot::Common),
+    #[cfg(feature = "bpf")]
+    LeastBusy(Arc<fourtuple_bpf::LeastBusy>),
 }
 
 pub(crate) fn common(
     policy: Policy,
     door: &Door,
-    _seats: usize,
+    seats: usize,
     endpoint: &Endpoint,
 ) -> Result<Common, ListenError> {
     let failed = |call| move |source| ListenError::Call { call, endpoint: endpoint.clone(), source };
@@ -107,6 +114,7 @@ pub(crate) fn common(
             blocking::prepare(listener).map_err(failed("SO_RCVTIMEO"))?;
             Ok(Common::Nothing)
         }
+        (Policy::ReuseportLeastBusy, _) => least_busy::common(seats),
         _ => Ok(Common::Nothing),
     }
 }
@@ -120,6 +128,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::Rotate { every } => rotate::open(seat, every),
         Policy::SharedOneshot | Policy::Auto => Ok(shared_oneshot::open()),
         Policy::Reuseport => reuseport::open(seat),
-        Policy::UringOneshot | Policy::ReuseportLeastBusy | Policy::Dispatcher => todo!(),
+        Policy::ReuseportLeastBusy => least_busy::open(seat),
+        Policy::UringOneshot | Policy::Dispatcher => todo!(),
     }
 }

@@ -70,6 +70,18 @@ impl Pool {
         Ok(pool)
     }
 
+    /// The worker's own, or the one of all.
+    #[cfg(feature = "bpf")]
+    pub(super) fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+
+    /// Events that were fetched and not looked at yet.
+    #[cfg(feature = "bpf")]
+    pub(super) fn waiting(&self) -> u64 {
+        self.ready.len() as u64
+    }
+
     pub(super) fn boxed(seat: &Seat, watching: Watching) -> Result<Box<dyn Wait>, ListenError> {
         Ok(Box::new(Pool::open(seat, watching)?))
     }

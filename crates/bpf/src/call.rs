@@ -1,0 +1,174 @@
+//! bpf(2) by hand, as far as programs that choose sockets need it: aya knows none of this type.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Commands of bpf(2) (enum bpf_cmd).
+const MAP_CREATE: libc::c_long = 0;
+const MAP_UPDATE_ELEM: libc::c_long = 2;
+const MAP_DELETE_ELEM: libc::c_long = 3;
+const PROG_LOAD: libc::c_long = 5;
+
+/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
+const SK_REUSEPORT: u32 = 21;
+/// BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener goes away.
+const SELECT_OR_MIGRATE: u32 = 40;
+/// SO_ATTACH_REUSEPORT_EBPF
+const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
+
+/// Kinds of maps that are used here (enum bpf_map_type).
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum MapKind {
+    Array = 2,
+    /// BPF_MAP_TYPE_REUSEPORT_SOCKARRAY (Linux 4.19): forgets a socket by itself when that is closed.
+    Sockets = 20,
+}
+
+/// BPF_F_MMAPABLE (Linux 5.5)
+pub(crate) const MMAPABLE: u32 = 1 << 10;
+
+// The attributes are the head of union bpf_attr (include/uapi/linux/bpf.h), as long as the last field that is set; the
+// kernel takes what is behind for zero. None has a hole, for holes would have to be zero too.
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    entries: u32,
+    flags: u32,
+    inner: u32,
+    node: u32,
+    name: [u8; 16],
+}
+
+#[repr(C)]
+struct MapElement {
+    map: u32,
+    hole: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    device: u32,
+    attach: u32,
+}
+
+/// # Safety
+///
+/// `A` is the head of union bpf_attr for `command`, without holes, and what its pointers point to is as long as the
+/// command wants it, until this returns.
+unsafe fn bpf<A>(command: libc::c_long, attribute: &A) -> io::Result<libc::c_int> {
+    let size = mem::size_of::<A>() as libc::c_long;
+    // SAFETY: the attribute is readable for its size; of what it points to the caller answers.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attribute), size) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
+}
+
+fn owned(descriptor: libc::c_int) -> OwnedFd {
+    // SAFETY: the kernel has just made the descriptor for this caller, and nobody else knows it.
+    unsafe { OwnedFd::from_raw_fd(descriptor) }
+}
+
+/// At most 15 bytes of a name: letters, digits, `_` and `.`.
+fn object_name(name: &str) -> [u8; 16] {
+    let mut field = [0; 16];
+    let length = name.len().min(15);
+    field[..length].copy_from_slice(&name.as_bytes()[..length]);
+    field
+}
+
+/// Makes a map whose keys are u32. The descriptor is closed on exec, as all of bpf(2) are.
+pub(crate) fn create_map(
+    kind: MapKind,
+    value_size: usize,
+    entries: usize,
+    flags: u32,
+    name: &str,
+) -> io::Result<OwnedFd> {
+    let attribute = MapCreate {
+        kind: kind as u32,
+        key_size: 4,
+        value_size: value_size as u32,
+        entries: entries as u32,
+        flags,
+        inner: 0,
+        node: 0,
+        name: object_name(name),
+    };
+    // SAFETY: this is what BPF_MAP_CREATE reads, and it has no pointers.
+    unsafe { bpf(MAP_CREATE, &attribute) }.map(owned)
+}
+
+/// Puts a socket into a map of sockets, in place of what was there.
+pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    let value = socket.as_raw_fd() as u64;
+    let attribute = MapElement {
+        map: map.as_raw_fd() as u32,
+        hole: 0,
+        key: std::ptr::from_ref(&key) as u64,
+        value: std::ptr::from_ref(&value) as u64,
+        flags: 0,
+    };
+    // SAFETY: this is what BPF_MAP_UPDATE_ELEM reads; key and value have the sizes that the maps of this crate are made
+    // with, and outlive the call.
+    unsafe { bpf(MAP_UPDATE_ELEM, &attribute) }.map(drop)
+}
+
+/// Takes a socket out of a map of sockets. ENOENT: there is none.
+pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let attribute = MapElement {
+        map: map.as_raw_fd() as u32,
+        hole: 0,
+        key: std::ptr::from_ref(&key) as u64,
+        value: 0,
+        flags: 0,
+    };
+    // SAFETY: this is what BPF_MAP_DELETE_ELEM reads; the key has the size that the maps of this crate are made with, and
+    // outlives the call.
+    unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
+}
+
+/// Loads a program that chooses sockets. A log that is empty is not asked for; else the verifier writes into it, ended by
+/// NUL.
+pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
+    let has_log = !log.is_empty();
+    let attribute = ProgramLoad {
+        kind: SK_REUSEPORT,
+        instructions: code.len() as u32,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        log_level: u32::from(has_log),
+        log_size: log.len() as u32,
+        log: if has_log { log.as_mut_ptr() as u64 } else { 0 },
+        kernel_version: 0,
+        flags: 0,
+        name: object_name(name),
+        device: 0,
+        attach: SELECT_OR_MIGRATE,
+    };
+    // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is writable,
+    // and all outlive the call.
+    unsafe { bpf(PROG_LOAD, &attribute) }.map(owned)
+}
+
+/// SO_ATTACH_REUSEPORT_EBPF: the program is the group's from now on.
+pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    fourtuple_syscalls::option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
+}

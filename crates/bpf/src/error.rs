@@ -1,0 +1,89 @@
+//! What can go wrong with a BPF program.
+
+use std::io;
+
+use fourtuple_syscalls::errno_name;
+
+/// Why a program was not loaded or not attached, or a map not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum BpfError {
+    /// EPERM or EACCES: this process may not.
+    #[error("{call}: {} ({source}); {}", errno_name(source), BpfError::NEEDS)]
+    NotPermitted {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// This kernel has not got it.
+    #[error("{call}: {} ({source}): this kernel has no {what}", errno_name(source))]
+    Absent {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What is missing, with the release that brought it.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel's verifier does not believe that the program is harmless.
+    #[error("BPF_PROG_LOAD: the verifier refuses {program}: {log}")]
+    Refused {
+        /// The program's name.
+        program: &'static str,
+        /// The end of the verifier's log.
+        log: String,
+    },
+    /// Any other failure.
+    #[error("{call}: {} ({source})", errno_name(source))]
+    Call {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A seat that is not there.
+    #[error("seat {seat}: there are {seats}")]
+    NoSuchSeat {
+        /// The one asked for.
+        seat: usize,
+        /// How many there are.
+        seats: usize,
+    },
+    /// A number of seats that no group can have.
+    #[error("{seats} seats: 1 to {} can be had", crate::SEATS)]
+    Seats {
+        /// How many were asked for.
+        seats: usize,
+    },
+    /// An object of this crate is not what it should be, which its tests rule out.
+    #[error("the object of {program}: {what}")]
+    Object {
+        /// The program's name.
+        program: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+impl BpfError {
+    /// Which permission it takes, for whoever is told [`BpfError::NotPermitted`].
+    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, and a seccomp filter \
+                             that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
+
+    /// The error of a call whose failures mean a missing right or anything else.
+    pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => BpfError::NotPermitted { call, source },
+            Some(libc::ENOSYS) => BpfError::Absent { call, what: "bpf(2)", source },
+            _ => BpfError::Call { call, source },
+        }
+    }
+
+    /// The same, where EINVAL (E2BIG: a longer attribute than it knows) says that the kernel does not know the thing.
+    pub(crate) fn or_absent(call: &'static str, what: &'static str, source: io::Error) -> BpfError {
+        match source.raw_os_error() {
+            Some(libc::EINVAL | libc::E2BIG | libc::ENOPROTOOPT) => BpfError::Absent { call, what, source },
+            _ => BpfError::of(call, source),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+/* Chooses the listener of a SO_REUSEPORT group whose worker has the least to do: at each SYN, and for each connection
+ * of a listener that goes away. crates/bpf/src/least_busy.rs is the other half, and has the same layouts. */
+#include "sk_reuseport.h"
+
+#define SEATS 64
+/* Seats found empty that one packet may clear away. With more of them the kernel's hash chooses this time. */
+#define ROUNDS 8
+/* The highest key; that of a seat is lower, for score and open connections are cut off. */
+#define NOBODY 0x7fffffffffffffffLL
+#define MOST_SCORE 0x7ffffffeLL
+#define MOST_OPEN 0xffffffLL
+/* What people write into the counters, without the sign. */
+#define NUMBER 0x3fffffffffffffffULL
+#define NOT_FOUND (-2)
+
+/* Counters of one worker, on a cache line of their own. */
+struct seat {
+    volatile u64 listener; /* the listener's socket cookie; 0: the seat is free */
+    volatile u64 claimed;  /* connections sent here, by this program */
+    volatile u64 accepted; /* of these the worker has, or knows that they never come */
+    volatile u64 busy;     /* requests at work */
+    volatile u64 open;     /* connections */
+    u64 room[3];
+};
+
+struct state {
+    volatile u64 seats; /* how many may be in use, at most SEATS */
+    volatile u64 cursor;
+    u64 room[6];
+    struct seat seat[SEATS];
+};
+
+extern struct map state;     /* array of one struct state */
+extern struct map listeners; /* sockets by seat */
+
+/* The verifier follows every branch, of every turn of a loop, and keeps what it knows of the best so far on each: a loop
+ * over seats with branches in it is too long for it. So there are none: numbers below 2^63 are compared by the sign of
+ * their difference. The barrier keeps the compiler from making branches of it. */
+INLINE s64 all_ones_if_negative(s64 number)
+{
+    s64 mask = number >> 63;
+    asm volatile("" : "+r"(mask));
+    return mask;
+}
+
+INLINE s64 lower(s64 a, s64 b)
+{
+    s64 difference = a - b;
+    return b + (difference & all_ones_if_negative(difference));
+}
+
+/* Low is good: what is on its way or at work first, then open connections, then the distance from the cursor. NOBODY's
+ * for a free seat. */
+INLINE s64 key_of(struct seat *seat, u32 distance)
+{
+    s64 coming = seat->claimed - seat->accepted;
+    /* Below 0 when the connection of a SYN cookie was claimed elsewhere. */
+    coming &= ~all_ones_if_negative(coming);
+    s64 score = lower(coming + (seat->busy & NUMBER), MOST_SCORE);
+    s64 key = score << 32 | lower(seat->open & NUMBER, MOST_OPEN) << 8 | distance;
+    u64 free = all_ones_if_negative((seat->listener & NUMBER) - 1);
+    /* NOBODY without saying it: a mask with a constant is a branch too, for newer verifiers (seen on 6.18). */
+    return key | free >> 1;
+}
+
+/* Whether the packet begins a connection. A RST, a stray ACK or the last ACK of a handshake with SYN cookies looks for a
+ * listener too, and must not be counted: the SYN was. */
+INLINE int claims(struct context *context)
+{
+    u8 *tcp = context->data;
+    if (context->migrating)
+        return 1;
+    if (tcp + 14 > context->data_end)
+        return 0;
+    return (tcp[13] & 0x16) == 0x02; /* of ACK, RST and SYN only SYN */
+}
+
+SECTION("sk_reuseport/migrate")
+enum verdict least_busy(struct context *context)
+{
+    u32 zero = 0;
+    struct state *all = map_lookup(&state, &zero);
+    if (!all)
+        return PASS;
+    u32 seats = all->seats;
+    if (seats == 0 || seats > SEATS)
+        return PASS;
+    u32 start = (u32)__sync_fetch_and_add(&all->cursor, 1) % seats;
+
+    /* Free seats are skipped, so going round all 64 is going round those in use, in the same order. */
+#pragma clang loop unroll(disable)
+    for (int round = 0; round < ROUNDS; round++) {
+        s64 best = NOBODY;
+#pragma clang loop unroll(disable)
+        for (u32 distance = 0; distance < SEATS; distance++)
+            best = lower(key_of(&all->seat[(start + distance) & (SEATS - 1)], distance), best);
+        if (best == NOBODY)
+            break;
+        u32 index = (start + (u32)best) & (SEATS - 1);
+        struct seat *seat = &all->seat[index];
+        /* Read before trying, so that a worker who takes the seat in between is not shown out below. */
+        u64 listener = seat->listener;
+        long error = select_socket(context, &listeners, &index, 0);
+        if (!error) {
+            if (claims(context))
+                __sync_fetch_and_add(&seat->claimed, 1);
+            return PASS;
+        }
+        /* Closed without a word: its worker was killed. Nobody looks here again until somebody takes the seat. */
+        if (error == NOT_FOUND)
+            __sync_val_compare_and_swap(&seat->listener, listener, 0);
+        else
+            break;
+    }
+    /* Without a selection the kernel's hash chooses among the group. */
+    return PASS;
+}

@@ -1,0 +1,224 @@
+//! A group of listeners in which the kernel chooses, at the SYN, the worker with the least to do.
+
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fourtuple_syscalls::option;
+
+use crate::call::{self, MapKind};
+use crate::error::BpfError;
+use crate::leaks::Leaks;
+use crate::object::Program;
+use crate::shared::{AllAtomic, Shared};
+
+/// The most seats a group can have, as in least_busy.bpf.c.
+pub const SEATS: usize = 64;
+
+/// What one worker has to do, as the program sees it. It is shared with the kernel and with forked processes.
+///
+/// The program looks at connections that are on their way plus requests at work, then at open connections.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Seat {
+    /// Cookie of the listener; 0 when nobody sits here.
+    listener: AtomicU64,
+    claimed: AtomicU64,
+    accepted: AtomicU64,
+    busy: AtomicU64,
+    open: AtomicU64,
+    room: [u64; 3],
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct State {
+    seats: AtomicU64,
+    cursor: AtomicU64,
+    room: [u64; 6],
+    seat: [Seat; SEATS],
+}
+
+// SAFETY: all of it is atomics; `room` is never read.
+unsafe impl AllAtomic for State {}
+
+// As struct seat and struct state in least_busy.bpf.c.
+const _: () = assert!(mem::size_of::<Seat>() == 64 && mem::offset_of!(Seat, open) == 32);
+const _: () = assert!(mem::size_of::<State>() == 64 * (SEATS + 1) && mem::offset_of!(State, seat) == 64);
+
+/// The counters of a seat at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections that the program has sent here.
+    pub claimed: u64,
+    /// Of these, the ones that were accepted or are known not to come.
+    pub accepted: u64,
+    /// Requests at work.
+    pub busy: u64,
+    /// Open connections.
+    pub open: u64,
+}
+
+impl Seat {
+    /// A connection has come out of the accept queue. What it makes of the worker (`set_busy`, `opened`) should be said
+    /// before, or the worker looks idle in between.
+    pub fn accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many requests are at work now.
+    pub fn set_busy(&self, requests: u64) {
+        self.busy.store(requests, Ordering::Relaxed);
+    }
+
+    /// How many connections are open now, for whoever counts them anyway.
+    pub fn set_open(&self, connections: u64) {
+        self.open.store(connections, Ordering::Relaxed);
+    }
+
+    /// One connection more is open.
+    pub fn opened(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One connection less is open.
+    pub fn closed(&self) {
+        // Connections may outlive a seat, and find it taken anew with its counters at 0.
+        let less = |open: u64| open.checked_sub(1);
+        let _ = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Whether somebody sits here. A worker that was killed does until the program finds its listener gone.
+    pub fn is_taken(&self) -> bool {
+        self.listener.load(Ordering::Acquire) != 0
+    }
+
+    /// The counters now. `accepted` is read before `claimed`, so that what comes in between looks as if it were on its way.
+    pub fn counters(&self) -> Counters {
+        let accepted = self.accepted.load(Ordering::Acquire);
+        Counters {
+            accepted,
+            claimed: self.claimed.load(Ordering::Acquire),
+            busy: self.busy.load(Ordering::Relaxed),
+            open: self.open.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes off what was counted and never comes. To be called by the worker itself, not while it is between accept() and
+    /// [`Seat::accepted`], at least every 500 ms; `now` is any clock that does not go back, `queued` what
+    /// [`option::accept_queue`] says. Returns by how much `accepted` was changed; 0 most of the time.
+    pub fn reconcile(&self, leaks: &mut Leaks, now: Duration, queued: u64) -> i64 {
+        let counters = self.counters();
+        let change = leaks.look(now, counters.claimed, counters.accepted, queued);
+        // Wrapping: a negative number is added as its two's complement.
+        self.accepted.fetch_add(change as u64, Ordering::Relaxed);
+        change
+    }
+
+    fn reset(&self) {
+        for counter in [&self.claimed, &self.accepted, &self.busy, &self.open] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The program, its listeners and its counters.
+///
+/// Load it before forking: children share counters and descriptors. Everything ends with the last of them.
+#[derive(Debug)]
+pub struct LeastBusy {
+    program: OwnedFd,
+    listeners: OwnedFd,
+    /// Only its mapping is used; the map lives as long as that and the program.
+    state: Shared<State>,
+    seats: usize,
+}
+
+impl LeastBusy {
+    /// Gives the program to the kernel, for a group of at most `seats` workers at one time, 1 to [`SEATS`].
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Seats`], [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN, [`BpfError::Absent`] before
+    /// Linux 5.14.
+    pub fn load(seats: usize) -> Result<LeastBusy, BpfError> {
+        if !(1..=SEATS).contains(&seats) {
+            return Err(BpfError::Seats { seats });
+        }
+        let program = Program::read("least_busy", include_bytes!("least_busy.o"))?;
+        let map = |kind, size, entries, flags, name, what| {
+            call::create_map(kind, size, entries, flags, name)
+                .map_err(|source| BpfError::or_absent("bpf(BPF_MAP_CREATE)", what, source))
+        };
+        let listeners = map(MapKind::Sockets, 8, seats, 0, "listeners", "REUSEPORT_SOCKARRAY (Linux 4.19)")?;
+        let size = mem::size_of::<State>();
+        let array = map(MapKind::Array, size, 1, call::MMAPABLE, "state", "BPF_F_MMAPABLE (Linux 5.5)")?;
+        let state = Shared::<State>::map(array.as_fd())
+            .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+        state.seats.store(seats as u64, Ordering::Release);
+        let program = program.load(&[("state", &array), ("listeners", &listeners)])?;
+        Ok(LeastBusy { program, listeners, state, seats })
+    }
+
+    /// Makes it the program of the group that a TCP socket with SO_REUSEPORT belongs to. Once for a group, which keeps it
+    /// as long as it has members; a group that lost its last one needs it again.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`], with EINVAL for a socket without SO_REUSEPORT.
+    pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
+        call::attach(socket, self.program.as_fd())
+            .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
+    }
+
+    /// A worker takes a seat with a listener of its own: counters at 0, connections from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NoSuchSeat`]. [`BpfError::Call`], with EINVAL for a socket that does not listen or lacks
+    /// SO_REUSEPORT, EBUSY for one that has a seat already.
+    pub fn seat_taken(&self, seat: usize, listener: BorrowedFd<'_>) -> Result<(), BpfError> {
+        let counters = self.seat(seat)?;
+        let cookie = option::cookie(listener)
+            .map_err(|source| BpfError::Call { call: "getsockopt(SO_COOKIE)", source })?;
+        counters.listener.store(0, Ordering::Release);
+        counters.reset();
+        call::put_socket(self.listeners.as_fd(), seat as u32, listener)
+            .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
+        // Last: the program frees a seat whose socket it does not find, but only if the cookie is still the one it saw.
+        counters.listener.store(cookie, Ordering::Release);
+        Ok(())
+    }
+
+    /// A worker gives up its seat: no new connections from now on, but a few may be on their way. Its queue is still its
+    /// own; when it closes the listener, the kernel gives what is left in there to the others.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is free already is none.
+    pub fn seat_left(&self, seat: usize) -> Result<(), BpfError> {
+        self.seat(seat)?.listener.store(0, Ordering::Release);
+        match call::take_socket(self.listeners.as_fd(), seat as u32) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+                Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The counters of a seat.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NoSuchSeat`]
+    pub fn seat(&self, seat: usize) -> Result<&Seat, BpfError> {
+        let seats = self.seats;
+        self.state.seat[..seats].get(seat).ok_or(BpfError::NoSuchSeat { seat, seats })
+    }
+
+    /// How many seats there are, taken or not.
+    pub fn seats(&self) -> usize {
+        self.seats
+    }
+}

@@ -1,0 +1,19 @@
+//! BPF programs, their prebuilt objects, and what loads them: one program per file, with the same name in C and in Rust.
+//!
+//! Nobody needs a compiler: the objects are in the tree, and `cargo xtask bpf` builds them anew. Programs and maps belong
+//! to whoever loaded them and go with the last descriptor and the last socket that they are attached to; nothing is
+//! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace.
+#![allow(unsafe_code)]
+
+mod call;
+mod error;
+mod hand_over;
+mod leaks;
+mod least_busy;
+mod object;
+mod shared;
+
+pub use error::BpfError;
+pub use hand_over::HandOver;
+pub use leaks::Leaks;
+pub use least_busy::{Counters, LeastBusy, SEATS, Seat};

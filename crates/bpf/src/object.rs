@@ -1,0 +1,163 @@
+//! An object of this crate: its one program, and where it names maps.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, elf};
+
+use crate::call;
+use crate::error::BpfError;
+
+/// The programs of this crate call nothing that is for GPL programs only.
+const LICENSE: &CStr = c"Dual MIT/GPL";
+const CALL: &str = "bpf(BPF_PROG_LOAD)";
+/// The section that all programs are in, one per object.
+const SECTION: &str = "sk_reuseport/migrate";
+/// Loads 64 bits that stand in this instruction and the next one (BPF_LD | BPF_IMM | BPF_DW).
+const LOAD_64: u8 = 0x18;
+/// In the source register of such a load: the number is a descriptor, make it the map's address.
+const PSEUDO_MAP_FD: u8 = 1;
+
+/// A program's instructions, and which of them want a map.
+#[derive(Debug)]
+pub(crate) struct Program {
+    name: &'static str,
+    code: Vec<[u8; 8]>,
+    /// Index of the instruction, name of the map.
+    wants: Vec<(usize, String)>,
+}
+
+// Instructions are of the machine's order.
+const _: () =
+    assert!(cfg!(target_endian = "little"), "the objects in the tree are for little-endian machines");
+
+impl Program {
+    /// Reads the program called `name` out of an object.
+    pub(crate) fn read(name: &'static str, object: &[u8]) -> Result<Program, BpfError> {
+        Self::parse(name, object).map_err(|what| BpfError::Object { program: name, what })
+    }
+
+    fn parse(name: &'static str, object: &[u8]) -> Result<Program, String> {
+        let file = ElfFile64::<Endianness>::parse(object).map_err(|error| error.to_string())?;
+        let endian = file.endian();
+        if file.elf_header().e_machine(endian) != elf::EM_BPF {
+            return Err("not for BPF".to_owned());
+        }
+        let section = file.section_by_name(SECTION).ok_or_else(|| format!("no section {SECTION}"))?;
+        let bytes = section.data().map_err(|error| error.to_string())?;
+        let (code, rest) = bytes.as_chunks::<8>();
+        if !rest.is_empty() || code.is_empty() {
+            return Err(format!("{} bytes of code", bytes.len()));
+        }
+        let starts = file.symbols().any(|symbol| {
+            symbol.name() == Ok(name)
+                && symbol.address() == 0
+                && symbol.section_index() == Some(section.index())
+        });
+        if !starts {
+            return Err(format!("{SECTION} does not begin with {name}"));
+        }
+        let mut wants = Vec::new();
+        for (offset, relocation) in section.relocations() {
+            let RelocationFlags::Elf { r_type: elf::R_BPF_64_64 } = relocation.flags() else {
+                return Err(format!("a relocation of an unknown kind at {offset}"));
+            };
+            let RelocationTarget::Symbol(index) = relocation.target() else {
+                return Err(format!("a relocation without a symbol at {offset}"));
+            };
+            let symbol = file.symbol_by_index(index).map_err(|error| error.to_string())?;
+            let at = offset as usize / 8;
+            if offset % 8 != 0 || code.get(at).is_none_or(|instruction| instruction[0] != LOAD_64) {
+                return Err(format!("a relocation of something else than a load at {offset}"));
+            }
+            wants.push((at, symbol.name().map_err(|error| error.to_string())?.to_owned()));
+        }
+        Ok(Program { name, code: code.to_vec(), wants })
+    }
+
+    /// The instructions with the maps' descriptors in them.
+    fn linked(&self, maps: &[(&str, BorrowedFd<'_>)]) -> Result<Vec<[u8; 8]>, BpfError> {
+        let mut code = self.code.clone();
+        for (at, name) in &self.wants {
+            let Some((_, map)) = maps.iter().find(|(known, _)| known == name) else {
+                let what = format!("wants a map {name}, which nobody made");
+                return Err(BpfError::Object { program: self.name, what });
+            };
+            let instruction = &mut code[*at];
+            instruction[1] = instruction[1] & 0x0f | PSEUDO_MAP_FD << 4;
+            instruction[4..].copy_from_slice(&map.as_raw_fd().to_le_bytes());
+        }
+        Ok(code)
+    }
+
+    /// Gives the program to the kernel.
+    pub(crate) fn load(&self, maps: &[(&str, &OwnedFd)]) -> Result<OwnedFd, BpfError> {
+        let maps: Vec<_> = maps.iter().map(|(name, map)| (*name, map.as_fd())).collect();
+        let code = self.linked(&maps)?;
+        match call::load(self.name, LICENSE, &code, &mut []) {
+            Ok(program) => Ok(program),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
+                Err(BpfError::of(CALL, error))
+            }
+            Err(error) => self.load_aloud(&code, error),
+        }
+    }
+
+    /// Once more, for the verifier's reasons: EINVAL and EACCES are its answers too, and only the log tells.
+    fn load_aloud(&self, code: &[[u8; 8]], error: io::Error) -> Result<OwnedFd, BpfError> {
+        let mut log = vec![0; 64 << 10];
+        if let Ok(program) = call::load(self.name, LICENSE, code, &mut log) {
+            return Ok(program);
+        }
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        if end == 0 {
+            return Err(BpfError::or_absent(CALL, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)", error));
+        }
+        let log = String::from_utf8_lossy(&log[end.saturating_sub(600)..end]).trim().to_owned();
+        Err(BpfError::Refused { program: self.name, log })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST_BUSY: &[u8] = include_bytes!("least_busy.o");
+
+    #[test]
+    fn maps_are_put_where_their_names_are_used() {
+        let program = Program::read("least_busy", LEAST_BUSY).unwrap();
+        let mut names: Vec<_> = program.wants.iter().map(|(_, name)| name.as_str()).collect();
+        names.sort();
+        assert_eq!(names, ["listeners", "state"]);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let code = program.linked(&[("state", file.as_fd()), ("listeners", file.as_fd())]).unwrap();
+        for (at, _) in &program.wants {
+            assert_eq!(code[*at][1] >> 4, PSEUDO_MAP_FD);
+            assert_eq!(code[*at][1] & 0x0f, program.code[*at][1] & 0x0f);
+            assert_eq!(code[*at][4..], file.as_raw_fd().to_le_bytes());
+        }
+        let changed = code.iter().zip(&program.code).filter(|(new, old)| new != old).count();
+        assert_eq!(changed, 2);
+    }
+
+    #[test]
+    fn a_map_that_nobody_made_is_named() {
+        let program = Program::read("least_busy", LEAST_BUSY).unwrap();
+        let error = program.linked(&[]).unwrap_err().to_string();
+        assert!(error.contains("wants a map"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_object_of_ours_is_refused() {
+        assert!(Program::read("least_busy", b"").is_err());
+        assert!(Program::read("least_busy", &LEAST_BUSY[..200]).is_err());
+        let error = Program::read("hand_over", LEAST_BUSY).unwrap_err().to_string();
+        assert!(error.contains("does not begin with hand_over"), "{error}");
+        let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let error = Program::read("least_busy", &executable).unwrap_err().to_string();
+        assert!(error.contains("not for BPF"), "{error}");
+    }
+}

@@ -1,0 +1,215 @@
+//! The program chooses the worker with the least to do, whatever else comes to the port.
+#![allow(unsafe_code)]
+
+mod group;
+mod raw;
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use fourtuple_bpf::{BpfError, Leaks, LeastBusy, SEATS};
+use fourtuple_syscalls::option;
+use fourtuple_testing::{in_namespace, set_sysctl};
+
+use self::group::{Group, listen, loaded, until};
+use self::raw::{ACK, RST, Raw, SYN};
+
+#[test]
+fn the_idle_worker_gets_them() {
+    in_namespace(|| {
+        for address in ["127.0.0.1", "::1"] {
+            let Some(group) = Group::open_at("the_idle_worker_gets_them", address, 4) else { return };
+            for idle in 0..4 {
+                for seat in 0..4 {
+                    group.busy.seat(seat).unwrap().set_busy(u64::from(seat != idle));
+                }
+                let mut expected = vec![0; 4];
+                expected[idle] = 50;
+                assert_eq!(group.shares(50), expected, "{address}");
+            }
+        }
+    });
+}
+
+#[test]
+fn open_connections_break_ties_and_the_cursor_the_rest() {
+    in_namespace(|| {
+        let Some(group) = Group::open("open_connections_break_ties_and_the_cursor_the_rest", 4) else {
+            return;
+        };
+        assert_eq!(group.shares(200), [50; 4]);
+        // All the same, and nothing kept open: round robin.
+        let mut seats = Vec::new();
+        for _ in 0..8 {
+            let _client = group.connect();
+            let (seat, _server) = group.accept_anywhere();
+            group.busy.seat(seat).unwrap().closed();
+            seats.push(seat);
+        }
+        assert_eq!(seats[..4], seats[4..]);
+        seats.truncate(4);
+        seats.sort();
+        assert_eq!(seats, [0, 1, 2, 3]);
+        // One has 3 open: the others get the next 9.
+        for _ in 0..3 {
+            group.busy.seat(2).unwrap().opened();
+        }
+        assert_eq!(group.shares(9), [3, 3, 0, 3]);
+    });
+}
+
+#[test]
+fn what_nobody_has_accepted_yet_counts() {
+    in_namespace(|| {
+        let Some(group) = Group::open("what_nobody_has_accepted_yet_counts", 3) else { return };
+        group.busy.seat(1).unwrap().set_busy(10);
+        let _clients: Vec<_> = (0..20).map(|_| group.connect()).collect();
+        until("all in the queues", || group.all_queued() == [10, 0, 10]);
+        let _more: Vec<_> = (0..10).map(|_| group.connect()).collect();
+        until("even", || group.all_queued().iter().sum::<u64>() == 30);
+        let queued = group.all_queued();
+        assert!(queued[1].abs_diff(3) <= 1 && queued[0].abs_diff(queued[2]) <= 1, "{queued:?}");
+    });
+}
+
+#[test]
+fn a_whole_group_of_64_is_searched() {
+    in_namespace(|| {
+        let Some(group) = Group::open("a_whole_group_of_64_is_searched", SEATS) else { return };
+        for idle in [0, 1, 31, 62, 63] {
+            for seat in 0..SEATS {
+                group.busy.seat(seat).unwrap().set_busy(u64::from(seat != idle));
+            }
+            assert_eq!(group.shares(3)[idle], 3);
+        }
+    });
+}
+
+#[test]
+fn one_who_leaves_gets_nothing_new_and_keeps_its_queue() {
+    in_namespace(|| {
+        let test = "one_who_leaves_gets_nothing_new_and_keeps_its_queue";
+        let Some(mut group) = Group::open(test, 2) else { return };
+        let _clients: Vec<_> = (0..10).map(|_| group.connect()).collect();
+        until("all in the queues", || group.all_queued() == [5, 5]);
+        group.busy.seat_left(0).unwrap();
+        group.busy.seat_left(0).unwrap();
+        let _more: Vec<_> = (0..10).map(|_| group.connect()).collect();
+        until("all at the other", || group.all_queued() == [5, 15]);
+        while group.accept(0).is_some() {}
+        group.listeners[0] = None;
+
+        // Somebody else takes the seat, with a clean sheet.
+        group.busy.seat(0).unwrap().set_busy(99);
+        let (listener, _) = listen("127.0.0.1", group.address.port());
+        group.busy.seat_taken(0, listener.as_fd()).unwrap();
+        assert_eq!(group.busy.seat(0).unwrap().counters(), fourtuple_bpf::Counters::default());
+        group.listeners[0] = Some(listener);
+        let _rest: Vec<_> = (0..10).map(|_| group.connect()).collect();
+        until("all at the new one, who had less", || group.all_queued() == [10, 15]);
+    });
+}
+
+#[test]
+fn only_a_syn_is_a_claim() {
+    in_namespace(|| {
+        let Some(group) = Group::open("only_a_syn_is_a_claim", 2) else { return };
+        let raw = Raw::open([127, 0, 0, 2]);
+        for port in 2000..3000 {
+            for flags in [ACK, RST, RST | ACK, SYN | ACK, SYN | RST, 0] {
+                raw.send(port, group.address, flags);
+            }
+        }
+        let _client = group.connect();
+        let (seat, _server) = group.accept_anywhere();
+        let claimed: u64 = (0..2).map(|seat| group.busy.seat(seat).unwrap().counters().claimed).sum();
+        assert_eq!(claimed, 1);
+        assert_eq!(group.busy.seat(seat).unwrap().counters().accepted, 1);
+    });
+}
+
+/// 4,000 SYNs whose sender knows of nothing, all counted at one worker; stray packets; connections reset in its queue.
+#[test]
+fn a_flood_starves_nobody() {
+    in_namespace(|| {
+        let Some(group) = Group::open("a_flood_starves_nobody", 4) else { return };
+        const SYNS: u16 = 4000;
+        for seat in 1..4 {
+            group.busy.seat(seat).unwrap().set_busy(1_000_000);
+        }
+        // Reset before the accept: they stay in the queue, so they are not lost, and come out of it.
+        const RESETS: i64 = 50;
+        for _ in 0..RESETS {
+            option::set_reset_on_close(group.connect().as_fd()).unwrap();
+        }
+        until("all in the queue", || group.queued(0) == RESETS as u64);
+        let raw = Raw::open([127, 0, 0, 2]);
+        for port in 0..SYNS {
+            raw.send(2000 + port, group.address, SYN);
+            raw.send(2000 + port, group.address, ACK);
+        }
+        until("most of the flood is counted", || group.coming()[0] >= RESETS + i64::from(SYNS) * 9 / 10);
+        assert!(group.coming()[0] <= RESETS + i64::from(SYNS), "{:?}", group.coming());
+        assert_eq!(group.coming()[1..], [0, 0, 0]);
+        for seat in 1..4 {
+            group.busy.seat(seat).unwrap().set_busy(0);
+        }
+        // Its looks, in a time that is told.
+        let seat = group.busy.seat(0).unwrap();
+        let mut leaks = Leaks::new();
+        let mut look = |ms| seat.reconcile(&mut leaks, Duration::from_millis(ms), group.queued(0));
+        assert_eq!(look(0), 0);
+        for _ in 0..RESETS {
+            assert!(group.accept(0).is_some());
+            seat.accepted();
+        }
+        assert_eq!(look(500), 0);
+        // What leaked is work that never ends: the flooded one gets nothing.
+        assert_eq!(group.shares(99), [0, 33, 33, 33]);
+        let leaked = group.coming()[0];
+        assert_eq!(look(1000), leaked);
+        assert_eq!(look(2500), 0);
+        assert_eq!(group.coming(), [0; 4]);
+        assert_eq!(group.shares(1000), [250; 4]);
+    });
+}
+
+/// With cookies the last ACK of a handshake looks for a listener too, and may find another than the SYN did.
+#[test]
+fn syn_cookies_are_put_right() {
+    in_namespace(|| {
+        let Some(group) = Group::open("syn_cookies_are_put_right", 4) else { return };
+        set_sysctl("net.ipv4.tcp_syncookies", "2");
+        let total: usize = group.shares(200).iter().sum();
+        assert_eq!(total, 200);
+        for seat in 0..4 {
+            let mut leaks = Leaks::new();
+            for ms in [0, 500, 1000] {
+                let now = Duration::from_millis(ms);
+                group.busy.seat(seat).unwrap().reconcile(&mut leaks, now, group.queued(seat));
+            }
+        }
+        assert_eq!(group.coming(), [0; 4]);
+        set_sysctl("net.ipv4.tcp_syncookies", "1");
+        assert_eq!(group.shares(100), [25; 4]);
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    in_namespace(|| {
+        assert!(matches!(LeastBusy::load(0), Err(BpfError::Seats { seats: 0 })));
+        assert!(matches!(LeastBusy::load(SEATS + 1), Err(BpfError::Seats { seats: 65 })));
+        let Some(busy) = loaded("what_cannot_be_is_refused", LeastBusy::load(2)) else { return };
+        let (listener, _) = listen("127.0.0.1", 0);
+        assert!(matches!(busy.seat(2), Err(BpfError::NoSuchSeat { seat: 2, seats: 2 })));
+        assert!(busy.seat_taken(2, listener.as_fd()).is_err());
+        let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = busy.seat_taken(0, plain.as_fd()).unwrap_err();
+        assert!(error.to_string().contains("EINVAL"), "{error}");
+        assert!(!busy.seat(0).unwrap().is_taken());
+        assert!(busy.attach(plain.as_fd()).unwrap_err().to_string().contains("EINVAL"));
+        busy.seat_taken(0, listener.as_fd()).unwrap();
+        assert!(busy.seat_taken(1, listener.as_fd()).is_err(), "two seats for one listener");
+    });
+}

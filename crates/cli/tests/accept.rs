@@ -3,8 +3,7 @@
 mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::os::unix::net::UnixStream;
 
 use fourtuple_syscalls::child;
 use program::{
@@ -162,11 +161,9 @@ fn what_was_named_and_cannot_be_is_an_error() {
 fn somebody_elses_server() {
     let room = Room::new();
     let path = room.join("socket");
-    let mut command = fourtuple(&format!("serve http --listen unix:{path} --workers 2 --quiet --json"));
-    let mut server: std::process::Child = spawn(&mut command);
-    let stderr = server.stderr.take().unwrap();
-    let mut line = String::new();
-    BufReader::new(stderr).read_line(&mut line).unwrap();
+    let mut server =
+        Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 2 --json")));
+    assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "it ended by itself");
     let ask = |more: &str| {
         let clients = "--clients 3 --for 150ms --repeats 1 --pause 1ms --close-every 2,never";
         run(&mut fourtuple(&format!("lab keepalive --server unix:{path} {clients} {more} --json")))
@@ -174,7 +171,7 @@ fn somebody_elses_server() {
     let honest = ask("--short 0ns --long-share 0%");
     let ignored = ask("--short 50ms --long-share 0%");
     child::interrupt(server.id()).unwrap();
-    server.wait().unwrap();
+    assert_eq!(server.end().code, 0);
     assert_eq!((honest.code, honest.stderr.as_str()), (0, ""), "{honest:?}");
     let record = honest.json();
     require_valid(&record);
@@ -189,10 +186,6 @@ fn somebody_elses_server() {
     let nobody = ask("--short 0ns --long-share 0%");
     assert_eq!(nobody.code, 3, "{nobody:?}");
     assert_eq!(text(&list(&nobody.json(), "/validity")[0], "id"), "no-answers");
-}
-
-fn spawn(command: &mut Command) -> std::process::Child {
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts")
 }
 
 #[test]

@@ -17,9 +17,6 @@ use crate::{LabError, Watch};
 /// Between an answer and the next connection: the worker has long gone back to waiting by then.
 const REST: Duration = Duration::from_millis(1);
 
-/// How long the closing of all connections is waited for, before the workers are ended.
-const DRAIN: Duration = Duration::from_secs(2);
-
 /// Makes the connections, each with one request, and leaves them open until all are there and counted: that is the table of
 /// open sockets of seed 001. Only a worker that blocks must be let go of, or the first ones had it for ever.
 pub(crate) fn run(
@@ -49,9 +46,9 @@ pub(crate) fn run(
     }
     measured.load = std::mem::take(&mut client.diary.answered);
     measured.add_errors(std::mem::take(&mut client.diary.errors));
-    measured.seats = pool.stats();
+    measured.seats = pool.settled(measured.load.len() as u64, held.len() as u64);
     drop(held);
-    pool.drained(DRAIN);
+    pool.settled(0, 0);
     measured.cpu = pool.end()?;
     Ok(measured)
 }

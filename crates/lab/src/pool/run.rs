@@ -68,17 +68,15 @@ impl Measured {
 /// Looks at the time this often.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How long clients' closing is waited for, before the workers are ended.
-const DRAIN: Duration = Duration::from_secs(2);
-
 impl Crowd {
     /// Runs against a server of our own, and ends it.
     pub(crate) fn run(&self, pool: Pool, watch: &Watch<'_>) -> Result<Measured, LabError> {
         let place = Place::at(pool.endpoint().clone());
         let (mut measured, connections) = self.ask(&place, watch)?;
-        measured.seats = pool.stats();
+        measured.seats = pool.settled(measured.all().count() as u64, connections.len() as u64);
+        // Clients close before the workers end, which else would look for others to take the connections over.
         drop(connections);
-        pool.drained(DRAIN);
+        pool.settled(0, 0);
         measured.cpu = pool.end()?;
         Ok(measured)
     }

@@ -15,6 +15,9 @@ use crate::LabError;
 /// Length of the accept queue: room for all clients at once, also where they come without a pause.
 pub(crate) const BACKLOG: u32 = 4096;
 
+/// Workers count and close at once; whoever has not after this time never will.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Workers that serve until they are ended.
 pub(crate) struct Pool {
     group: Group,
@@ -87,16 +90,19 @@ impl Pool {
         stats
     }
 
-    /// Waits until no connection is open: what clients have closed has been seen by then. False: not within `patience`.
-    pub(crate) fn drained(&self, patience: Duration) -> bool {
+    /// What each worker has done, when all of them have counted what clients have got: `requests` answers, and no more than
+    /// `open` connections left. A client has its answer a moment before its worker has counted it.
+    pub(crate) fn settled(&self, requests: u64, open: u64) -> Vec<SeatStats> {
         let begun = Instant::now();
-        while self.stats().iter().any(|seat| seat.open > 0) {
-            if begun.elapsed() > patience {
-                return false;
+        loop {
+            let stats = self.stats();
+            let sum = |of: fn(&SeatStats) -> u64| stats.iter().map(of).sum::<u64>();
+            let settled = sum(|seat| seat.requests) >= requests && sum(|seat| seat.open) <= open;
+            if settled || begun.elapsed() > PATIENCE {
+                return stats;
             }
             thread::sleep(Duration::from_micros(500));
         }
-        true
     }
 
     /// Ends the workers, and gives the CPU time that all their threads have used.

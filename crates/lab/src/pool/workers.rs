@@ -84,7 +84,7 @@ impl Pool {
     }
 
     /// What each worker has done so far.
-    pub(crate) fn stats(&self) -> Vec<SeatStats> {
+    fn stats(&self) -> Vec<SeatStats> {
         let mut stats = self.group.stats();
         stats.truncate(self.count);
         stats

@@ -26,10 +26,12 @@ pub enum BpfError {
         source: io::Error,
     },
     /// The kernel's verifier does not believe that the program is harmless.
-    #[error("BPF_PROG_LOAD: the verifier refuses {program}: {log}")]
+    #[error("BPF_PROG_LOAD: {}: the verifier refuses {program}: {log}", errno_name(source))]
     Refused {
         /// The program's name.
         program: &'static str,
+        /// What the kernel said at first.
+        source: io::Error,
         /// The end of the verifier's log.
         log: String,
     },

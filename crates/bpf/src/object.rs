@@ -96,7 +96,7 @@ impl Program {
     pub(crate) fn load(&self, maps: &[(&str, &OwnedFd)]) -> Result<OwnedFd, BpfError> {
         let maps: Vec<_> = maps.iter().map(|(name, map)| (*name, map.as_fd())).collect();
         let code = self.linked(&maps)?;
-        match call::load(self.name, LICENSE, &code, &mut []) {
+        match self.patiently(&code, &mut []) {
             Ok(program) => Ok(program),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
                 Err(BpfError::of(CALL, error))
@@ -105,10 +105,26 @@ impl Program {
         }
     }
 
+    /// The verifier gives up with EAGAIN when a signal is pending, and to it the end of an io_uring that this thread had is
+    /// one; whoever comes back from the call has it behind him.
+    fn patiently(&self, code: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
+        const TRIES: usize = 20;
+        let mut result = call::load(self.name, LICENSE, code, log);
+        for _ in 1..TRIES {
+            match &result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    result = call::load(self.name, LICENSE, code, log);
+                }
+                _ => break,
+            }
+        }
+        result
+    }
+
     /// Once more, for the verifier's reasons: EINVAL and EACCES are its answers too, and only the log tells.
     fn load_aloud(&self, code: &[[u8; 8]], error: io::Error) -> Result<OwnedFd, BpfError> {
         let mut log = vec![0; 64 << 10];
-        if let Ok(program) = call::load(self.name, LICENSE, code, &mut log) {
+        if let Ok(program) = self.patiently(code, &mut log) {
             return Ok(program);
         }
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
@@ -116,7 +132,7 @@ impl Program {
             return Err(BpfError::or_absent(CALL, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)", error));
         }
         let log = String::from_utf8_lossy(&log[end.saturating_sub(600)..end]).trim().to_owned();
-        Err(BpfError::Refused { program: self.name, log })
+        Err(BpfError::Refused { program: self.name, source: error, log })
     }
 }
 

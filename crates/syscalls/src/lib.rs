@@ -7,6 +7,7 @@
 
 use std::io;
 
+pub mod accept_ring;
 mod address;
 pub mod allocator;
 pub mod bell;

@@ -31,7 +31,7 @@ pub struct Farewell {
 
 /// Ends the waiting of an acceptor, from any thread.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<Bell>);
+pub struct Waker(pub(crate) Arc<Bell>);
 
 impl Waker {
     /// Makes [`Acceptor::next`] return `None`: at once, or within 50 ms where the policy waits in a call that nothing else

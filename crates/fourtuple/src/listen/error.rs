@@ -43,6 +43,14 @@ pub enum ListenError {
         /// The errno.
         source: io::Error,
     },
+    /// A dispatcher that cannot be had.
+    #[error("a group with {policy} gives no dispatcher: {why}")]
+    NoDispatcher {
+        /// The policy of the group.
+        policy: Policy,
+        /// The reason.
+        why: &'static str,
+    },
     /// The program that uses this crate was built without it.
     #[error("{policy} is not in this build: the crate fourtuple needs its feature {feature}")]
     NotBuilt {

@@ -10,6 +10,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::listen::acceptor::Acceptor;
 use crate::listen::auto::{self, Choice};
+use crate::listen::dispatcher::Dispatcher;
 use crate::listen::error::ListenError;
 use crate::listen::lobby::Lobby;
 use crate::listen::path::{self, OwnPath};
@@ -257,6 +258,16 @@ impl Group {
     /// No seat is free, or a call failed.
     pub fn join(&self) -> Result<Acceptor, ListenError> {
         Acceptor::join(self)
+    }
+
+    /// What accepts for the workers, where the policy is [`Policy::Dispatcher`]. It is one for all, and they wait until it
+    /// [runs](Dispatcher::run); call this in the process in which it will.
+    ///
+    /// # Errors
+    ///
+    /// Another policy; a dispatcher that was given out and not dropped; a call failed.
+    pub fn dispatcher(&self) -> Result<Dispatcher, ListenError> {
+        Dispatcher::of(self)
     }
 
     /// Gives a seat back whose worker died without leaving. Whoever knows that it died (the parent, after waitpid(2)) may

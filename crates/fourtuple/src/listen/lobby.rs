@@ -12,6 +12,7 @@ use crate::listen::connection::{Connection, Place};
 const HEAD: usize = 1 + 4 + 8 + 8;
 const CONNECTION: u8 = b'C';
 const LISTENER: u8 = b'L';
+const NUDGE: u8 = b'N';
 /// The longest message; a longer carry does not travel.
 pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
 
@@ -20,6 +21,8 @@ pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
 pub(crate) enum Arrival {
     Connection(Passenger),
     Listener(OwnedFd),
+    /// Nothing but a reason to look again.
+    Nudge,
 }
 
 /// A connection between two workers.
@@ -27,14 +30,42 @@ pub(crate) enum Arrival {
 pub(crate) struct Passenger {
     socket: OwnedFd,
     served: u32,
-    age: Duration,
+    born: Instant,
     mark: u64,
     carry: Vec<u8>,
 }
 
+impl AsFd for Passenger {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Passenger {
-    fn board(&self, to: BorrowedFd<'_>) -> io::Result<()> {
-        send(to, self.socket.as_fd(), self.served, self.mark, self.age, &self.carry)
+    /// One that was just accepted.
+    pub(crate) fn new(socket: OwnedFd) -> Passenger {
+        Passenger { socket, served: 0, born: Instant::now(), mark: 0, carry: Vec::new() }
+    }
+
+    /// As [`send_connection`], under a kind that `to` knows.
+    pub(crate) fn send(&self, to: BorrowedFd<'_>, kind: u8) -> io::Result<()> {
+        let bytes = head(kind, self.served, self.born, self.mark, &self.carry)?;
+        message::send(to, &bytes, Some(self.socket.as_fd()))
+    }
+
+    /// The connection of a message, by what follows its kind.
+    pub(crate) fn read(bytes: &[u8], socket: OwnedFd) -> Option<Passenger> {
+        let (served, rest) = bytes.split_first_chunk()?;
+        let (age, rest) = rest.split_first_chunk()?;
+        let (mark, carry) = rest.split_first_chunk()?;
+        let (age, now) = (Duration::from_nanos(u64::from_ne_bytes(*age)), Instant::now());
+        Some(Passenger {
+            socket,
+            served: u32::from_ne_bytes(*served),
+            born: now.checked_sub(age).unwrap_or(now),
+            mark: u64::from_ne_bytes(*mark),
+            carry: carry.to_vec(),
+        })
     }
 
     pub(crate) fn settle(self, place: Place) -> Connection {
@@ -42,38 +73,36 @@ impl Passenger {
         connection.served = self.served;
         connection.mark = self.mark;
         connection.carry = self.carry;
-        if let Some(born) = Instant::now().checked_sub(self.age) {
-            connection.born = born;
-        }
+        connection.born = self.born;
         connection
     }
 }
 
-/// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room.
-pub(crate) fn send_connection(to: BorrowedFd<'_>, connection: &Connection) -> io::Result<()> {
-    let (served, mark, age) = (connection.served, connection.mark, connection.born.elapsed());
-    send(to, connection.as_fd(), served, mark, age, &connection.carry)
-}
-
-fn send(
-    to: BorrowedFd<'_>,
-    socket: BorrowedFd<'_>,
-    served: u32,
-    mark: u64,
-    age: Duration,
-    carry: &[u8],
-) -> io::Result<()> {
+/// A message without its descriptor.
+fn head(kind: u8, served: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
+    if carry.len() > ROOM - HEAD {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     let mut bytes = Vec::with_capacity(HEAD + carry.len());
-    bytes.push(CONNECTION);
+    bytes.push(kind);
     bytes.extend_from_slice(&served.to_ne_bytes());
-    let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    let age = u64::try_from(born.elapsed().as_nanos()).unwrap_or(u64::MAX);
     bytes.extend_from_slice(&age.to_ne_bytes());
     bytes.extend_from_slice(&mark.to_ne_bytes());
     bytes.extend_from_slice(carry);
-    if bytes.len() > ROOM {
-        return Err(io::ErrorKind::WouldBlock.into());
-    }
-    message::send(to, &bytes, Some(socket))
+    Ok(bytes)
+}
+
+/// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room, or a carry that
+/// is too long.
+pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
+    let bytes = head(kind, connection.served, connection.born, connection.mark, &connection.carry)?;
+    message::send(to, &bytes, Some(connection.as_fd()))
+}
+
+/// Whether a message may go later: no room, or too many descriptors of this user are under way (ETOOMANYREFS).
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
 }
 
 /// What has come, if anything has. `room` is of [`ROOM`] bytes.
@@ -87,20 +116,14 @@ pub(crate) fn receive(from: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<Optio
 
 fn read(bytes: &[u8], socket: Option<OwnedFd>) -> Option<Arrival> {
     let (kind, rest) = bytes.split_first()?;
+    if *kind == NUDGE {
+        return Some(Arrival::Nudge);
+    }
     let socket = socket?;
     if *kind == LISTENER {
         return Some(Arrival::Listener(socket));
     }
-    let (served, rest) = rest.split_first_chunk()?;
-    let (age, rest) = rest.split_first_chunk()?;
-    let (mark, carry) = rest.split_first_chunk()?;
-    Some(Arrival::Connection(Passenger {
-        socket,
-        served: u32::from_ne_bytes(*served),
-        age: Duration::from_nanos(u64::from_ne_bytes(*age)),
-        mark: u64::from_ne_bytes(*mark),
-        carry: carry.to_vec(),
-    }))
+    Passenger::read(rest, socket).map(Arrival::Connection)
 }
 
 /// Where a worker that leaves puts what others are to take over.
@@ -137,22 +160,36 @@ impl Lobby {
             match self.take()? {
                 Some(Arrival::Listener(listener)) => found = Some(listener),
                 Some(Arrival::Connection(passenger)) => others.push(passenger),
+                Some(Arrival::Nudge) => {}
                 None => break,
             }
         }
         for passenger in others {
-            self.patiently(|to| passenger.board(to))?;
+            self.patiently(|to| passenger.send(to, CONNECTION))?;
         }
         Ok(found)
     }
 
     /// Puts a connection there; `false`: nobody made room for it.
     pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
-        self.patiently(|to| send_connection(to, connection))
+        self.patiently(|to| send_connection(to, CONNECTION, connection))
+    }
+
+    /// Puts one there that nobody has, if there is room.
+    pub(crate) fn offer(&self, passenger: &Passenger) -> io::Result<()> {
+        passenger.send(self.entrance.as_fd(), CONNECTION)
     }
 
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         self.patiently(|to| message::send(to, &[LISTENER], Some(listener)))
+    }
+
+    /// Wakes those who wait, with nothing to take. Without room there is something that wakes them already.
+    pub(crate) fn nudge(&self) -> io::Result<()> {
+        match message::send(self.entrance.as_fd(), &[NUDGE], None) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Puts what is there in again. A worker that leaves may have been woken for something that it did not take, and nobody
@@ -164,9 +201,14 @@ impl Lobby {
         }
         for arrival in found {
             match arrival {
-                Arrival::Connection(passenger) => self.patiently(|to| passenger.board(to))?,
-                Arrival::Listener(listener) => self.put_listener(listener.as_fd())?,
-            };
+                Arrival::Connection(passenger) => {
+                    self.patiently(|to| passenger.send(to, CONNECTION))?;
+                }
+                Arrival::Listener(listener) => {
+                    self.put_listener(listener.as_fd())?;
+                }
+                Arrival::Nudge => self.nudge()?,
+            }
         }
         Ok(())
     }
@@ -176,11 +218,7 @@ impl Lobby {
         loop {
             match send(self.entrance.as_fd()) {
                 Ok(()) => return Ok(true),
-                // ETOOMANYREFS: too many descriptors of this user are under way.
-                Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock
-                        || error.raw_os_error() == Some(message::TOO_MANY) =>
-                {
+                Err(error) if is_full(&error) => {
                     let left = PATIENCE.saturating_sub(begun.elapsed());
                     if left.is_zero() {
                         return Ok(false);
@@ -237,7 +275,9 @@ mod tests {
         let mut connection = Connection::new(server.into(), Place::new(&seats, 0));
         connection.carry = vec![0; ROOM];
         assert_eq!(
-            send_connection(Lobby::new().unwrap().entrance.as_fd(), &connection).unwrap_err().kind(),
+            send_connection(Lobby::new().unwrap().entrance.as_fd(), CONNECTION, &connection)
+                .unwrap_err()
+                .kind(),
             io::ErrorKind::WouldBlock
         );
     }

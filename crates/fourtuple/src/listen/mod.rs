@@ -38,6 +38,7 @@
 mod acceptor;
 mod auto;
 mod connection;
+mod dispatcher;
 mod error;
 mod group;
 mod lobby;
@@ -50,6 +51,7 @@ mod wait;
 pub use acceptor::{Acceptor, Farewell, Waker};
 pub use auto::Choice;
 pub use connection::{Connection, Place};
+pub use dispatcher::{Dispatcher, DispatcherStats};
 pub use error::ListenError;
 pub use fourtuple_syscalls::Endpoint;
 pub use group::{Group, Listen, Workers};

@@ -22,6 +22,8 @@ pub(crate) enum Count {
     Busy,
     /// 1 while the worker waits for something to do.
     Idle,
+    /// Workers that have had the seat, of a dispatcher.
+    Joins,
 }
 
 /// What a worker has done so far. A seat is counted on when another worker takes it.

@@ -5,7 +5,7 @@ use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Wor
 use fourtuple_measure::balance;
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, ask, connect, endpoint, open};
+use crate::pool::{Worker, ask, connect, endpoint, has_uring, open};
 
 fn stop(workers: Vec<Worker>) {
     workers.into_iter().for_each(Worker::stop);
@@ -19,12 +19,12 @@ fn sums(group: &Group) -> (u64, u64, u64) {
 
 /// Whether the kernel lets us load a BPF program; if not, what is left out is said aloud, or a failure.
 #[cfg(feature = "bpf")]
-fn can_choose() -> bool {
+fn can_choose(test: &str) -> bool {
     let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy);
     match listen.open() {
         Ok(_) => true,
         Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
-            fourtuple_testing::skip("reuseport-least-busy among the policies", "bpf", &error.to_string());
+            fourtuple_testing::skip(test, "bpf", &error.to_string());
             false
         }
         Err(error) => panic!("{error}"),
@@ -32,14 +32,15 @@ fn can_choose() -> bool {
 }
 
 #[cfg(not(feature = "bpf"))]
-fn can_choose() -> bool {
+fn can_choose(_test: &str) -> bool {
     let refused = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy).open().unwrap_err();
     assert!(matches!(refused, ListenError::NotBuilt { .. }), "{refused}");
     false
 }
 
-/// Policies with the families they go with.
-pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
+/// Policies that this machine can do, with the families they go with.
+pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (Policy, Family)> {
+    let uring = has_uring(test).then_some(Policy::UringOneshot);
     let policies = [
         Policy::Exclusive,
         Policy::Plain,
@@ -47,11 +48,13 @@ pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::ROTATE,
         Policy::SharedOneshot,
         Policy::Reuseport,
+        Policy::Dispatcher,
     ];
-    let least_busy = can_choose().then_some(Policy::ReuseportLeastBusy);
+    let least_busy = can_choose(test).then_some(Policy::ReuseportLeastBusy);
     policies
         .into_iter()
         .chain(least_busy)
+        .chain(uring)
         .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
@@ -59,7 +62,7 @@ pub(crate) fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
 #[test]
 fn every_request_is_answered_whoever_serves() {
     in_namespace(|| {
-        for (policy, family) in everywhere() {
+        for (policy, family) in everywhere("every_request_is_answered_whoever_serves") {
             let group = open(policy, family);
             let workers = Worker::start_many(&group, 3);
             thread::scope(|scope| {
@@ -120,6 +123,23 @@ fn exclusive_is_a_ladder_and_rotate_and_blocking_take_turns() {
     });
 }
 
+#[test]
+fn one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns() {
+    in_namespace(|| {
+        let mut policies = vec![Policy::Dispatcher];
+        if has_uring("one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns") {
+            policies.push(Policy::UringOneshot);
+        }
+        for policy in policies {
+            for family in Family::ALL {
+                let shares = one_after_the_other(policy, family);
+                assert_eq!(shares.iter().sum::<u64>(), 48, "{policy} over {family}: {shares:?}");
+                assert!(balance::jain(&shares).unwrap() > 0.9, "{policy} over {family}: {shares:?}");
+            }
+        }
+    });
+}
+
 fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
@@ -134,22 +154,27 @@ fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
 #[test]
 fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
     in_namespace(|| {
-        let group = open(Policy::SharedOneshot, Family::Unix);
-        let workers = Worker::start_many(&group, 2);
-        let mut first = connect(&group);
-        let mut second = connect(&group);
-        let busy = ask(&mut *first, 0).0;
-        // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
-        ask(&mut *second, 0);
-        thread::scope(|scope| {
-            let long = scope.spawn(|| ask(&mut *first, 2_000_000).0);
-            thread::sleep(Duration::from_millis(200));
-            let seats: Vec<u32> = (0..50).map(|_| ask(&mut *second, 0).0).collect();
-            assert!(!long.is_finished(), "the requests waited for the long one, or this machine stood still");
-            let long = long.join().unwrap();
-            assert!(seats.iter().all(|&seat| seat != long), "{seats:?} beside {long} ({busy})");
-        });
-        stop(workers);
+        for policy in [Policy::SharedOneshot, Policy::Dispatcher] {
+            let group = open(policy, Family::Unix);
+            let workers = Worker::start_many(&group, 2);
+            let mut first = connect(&group);
+            let mut second = connect(&group);
+            let busy = ask(&mut *first, 0).0;
+            // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
+            ask(&mut *second, 0);
+            thread::scope(|scope| {
+                let long = scope.spawn(|| ask(&mut *first, 2_000_000).0);
+                thread::sleep(Duration::from_millis(200));
+                let seats: Vec<u32> = (0..50).map(|_| ask(&mut *second, 0).0).collect();
+                assert!(
+                    !long.is_finished(),
+                    "the requests waited for the long one, or this machine stood still"
+                );
+                let long = long.join().unwrap();
+                assert!(seats.iter().all(|&seat| seat != long), "{seats:?} beside {long} ({busy})");
+            });
+            stop(workers);
+        }
     });
 }
 
@@ -170,7 +195,11 @@ fn connections_are_closed_after_so_many_requests() {
 #[test]
 fn who_leaves_loses_nobody() {
     in_namespace(|| {
-        for (policy, family) in everywhere().filter(|(policy, _)| *policy != Policy::Blocking) {
+        for (policy, family) in everywhere("who_leaves_loses_nobody") {
+            // Its worker is one connection's alone.
+            if policy == Policy::Blocking {
+                continue;
+            }
             let group = open(policy, family);
             let leaving = Worker::start(&group);
             let mut kept: Vec<_> = (0..10).map(|_| connect(&group)).collect();
@@ -215,7 +244,7 @@ fn what_cannot_be_is_an_error() {
 #[cfg(feature = "bpf")]
 fn the_least_busy_worker_is_chosen() {
     in_namespace(|| {
-        if !can_choose() {
+        if !can_choose("the_least_busy_worker_is_chosen") {
             return;
         }
         let group = open(Policy::ReuseportLeastBusy, Family::Tcp4);

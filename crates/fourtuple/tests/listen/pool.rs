@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fourtuple::listen::{Acceptor, Connection, Endpoint, Family, Group, Listen, Policy, Waker};
+use fourtuple::listen::{
+    Acceptor, Connection, DispatcherStats, Endpoint, Family, Group, Listen, ListenError, Policy, Waker,
+};
+use fourtuple_testing::skip;
 
 /// Nothing is decided by it but that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -62,8 +66,82 @@ pub(crate) fn endpoint(family: Family) -> Endpoint {
     }
 }
 
-pub(crate) fn open(policy: Policy, family: Family) -> Group {
-    Listen::at(endpoint(family)).policy(policy).seats(16).open().unwrap()
+/// Whether this machine has io_uring; says so if a test does without.
+pub(crate) fn has_uring(test: &str) -> bool {
+    let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::UringOneshot);
+    match listen.open() {
+        Ok(_) => true,
+        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
+            skip(test, "io_uring", &error.to_string());
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A group, and the thread of its dispatcher if it has one.
+pub(crate) struct Opened {
+    group: Group,
+    dispatching: Option<Dispatching>,
+}
+
+impl Deref for Opened {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.group
+    }
+}
+
+pub(crate) fn open(policy: Policy, family: Family) -> Opened {
+    let group = Listen::at(endpoint(family)).policy(policy).seats(16).open().unwrap();
+    let dispatching = (policy == Policy::Dispatcher).then(|| Dispatching::start(&group));
+    Opened { group, dispatching }
+}
+
+impl Opened {
+    /// What the dispatcher has done; it is no more.
+    pub(crate) fn end_dispatcher(&mut self) -> DispatcherStats {
+        self.dispatching.take().unwrap().end()
+    }
+
+    pub(crate) fn start_dispatcher(&mut self) {
+        self.dispatching = Some(Dispatching::start(&self.group));
+    }
+}
+
+/// A dispatcher's thread.
+struct Dispatching {
+    thread: Option<JoinHandle<DispatcherStats>>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+impl Dispatching {
+    fn start(group: &Group) -> Dispatching {
+        let mut dispatcher = group.dispatcher().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let waker = dispatcher.waker();
+        let told = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            dispatcher.run(&told).unwrap();
+            dispatcher.stats()
+        });
+        Dispatching { thread: Some(thread), stop, waker }
+    }
+
+    fn end(mut self) -> DispatcherStats {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Dispatching {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+    }
 }
 
 /// A worker's thread.
@@ -103,7 +181,7 @@ impl Worker {
     }
 }
 
-fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
+pub(crate) fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
     let mut room = [0; 64];
     match connection.read(&mut room) {
         Ok(0) => return,

@@ -10,6 +10,8 @@ use std::time::Duration;
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, skip};
 
+use crate::pool::has_uring;
+
 struct Prefork {
     process: Child,
     orders: ChildStdin,
@@ -72,13 +74,17 @@ fn ask(stream: &mut BufReader<TcpStream>) -> (usize, usize) {
     (seat.parse().unwrap(), served.parse().unwrap())
 }
 
-const POLICIES: [&str; 5] = ["exclusive", "plain", "rotate", "reuseport", "auto"];
+fn policies(test: &str) -> Vec<&'static str> {
+    let mut policies = vec!["exclusive", "plain", "rotate", "reuseport", "auto"];
+    policies.extend(has_uring(test).then_some("uring-oneshot"));
+    policies
+}
 
 #[test]
 fn processes_share_work_and_hand_it_over() {
     let Some(example) = example("processes_share_work_and_hand_it_over") else { return };
     in_namespace(move || {
-        for policy in POLICIES {
+        for policy in policies("processes_share_work_and_hand_it_over") {
             let mut prefork = Prefork::start(&example, policy);
             let mut kept: Vec<_> = (0..6).map(|_| prefork.connect()).collect();
             for stream in &mut kept {
@@ -104,7 +110,7 @@ fn processes_share_work_and_hand_it_over() {
 fn a_worker_that_is_killed_takes_its_own_connections_alone() {
     let Some(example) = example("a_worker_that_is_killed_takes_its_own_connections_alone") else { return };
     in_namespace(move || {
-        for policy in POLICIES {
+        for policy in policies("a_worker_that_is_killed_takes_its_own_connections_alone") {
             let mut prefork = Prefork::start(&example, policy);
             let mut kept: Vec<_> = (0..12).map(|_| prefork.connect()).collect();
             let seats: Vec<_> = kept.iter_mut().map(|stream| ask(stream).0).collect();

@@ -78,7 +78,7 @@ fn reloads_lose_nobody() {
         // A worker that blocks leaves when its connection ends, and others do not serve that.
         let reloadable =
             |(policy, family): &(Policy, Family)| *policy != Policy::Blocking && *family != Family::Tcp6;
-        for (policy, family) in everywhere().filter(reloadable) {
+        for (policy, family) in everywhere("reloads_lose_nobody").filter(reloadable) {
             reload_again_and_again(policy, family);
         }
     });

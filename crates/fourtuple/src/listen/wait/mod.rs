@@ -1,6 +1,7 @@
 //! One way to wait per file.
 
 mod blocking;
+mod dispatcher;
 mod exclusive;
 #[cfg(feature = "bpf")]
 mod least_busy;
@@ -12,6 +13,7 @@ mod pool;
 mod reuseport;
 mod rotate;
 mod shared_oneshot;
+mod uring_oneshot;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::{Endpoint, errno_name, socket};
 
 use crate::listen::connection::{Connection, Place};
+use crate::listen::dispatcher::Pairs;
 use crate::listen::error::ListenError;
 use crate::listen::group::{Door, Group};
 use crate::listen::policy::Policy;
@@ -95,6 +98,7 @@ impl Seat {
 pub(crate) enum Common {
     Nothing,
     Epoll(shared_oneshot::Common),
+    Pairs(Pairs),
     #[cfg(feature = "bpf")]
     LeastBusy(Arc<fourtuple_bpf::LeastBusy>),
 }
@@ -110,6 +114,8 @@ pub(crate) fn common(
         (Policy::SharedOneshot, Door::One(listener)) => {
             shared_oneshot::Common::new(listener).map(Common::Epoll).map_err(failed("epoll_ctl()"))
         }
+        (Policy::UringOneshot, _) => uring_oneshot::probe(endpoint).map(|()| Common::Nothing),
+        (Policy::Dispatcher, _) => Pairs::new(seats).map(Common::Pairs).map_err(failed("socketpair()")),
         (Policy::Blocking, Door::One(listener)) => {
             blocking::prepare(listener).map_err(failed("SO_RCVTIMEO"))?;
             Ok(Common::Nothing)
@@ -128,7 +134,8 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         Policy::Rotate { every } => rotate::open(seat, every),
         Policy::SharedOneshot | Policy::Auto => Ok(shared_oneshot::open()),
         Policy::Reuseport => reuseport::open(seat),
+        Policy::UringOneshot => uring_oneshot::open(seat),
+        Policy::Dispatcher => dispatcher::open(seat),
         Policy::ReuseportLeastBusy => least_busy::open(seat),
-        Policy::UringOneshot | Policy::Dispatcher => todo!(),
     }
 }

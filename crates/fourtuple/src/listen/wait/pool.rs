@@ -175,7 +175,7 @@ impl Pool {
     fn handle(&mut self, seat: &Seat, event: Ready) -> Result<Option<Connection>, ListenError> {
         match event.token() {
             LOBBY => match seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))? {
-                None => Ok(None),
+                Some(Arrival::Nudge) | None => Ok(None),
                 Some(Arrival::Listener(listener)) => {
                     let ward = seat.group.look_after(listener);
                     if self.accept_after.is_none() {

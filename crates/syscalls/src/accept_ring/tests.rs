@@ -1,0 +1,77 @@
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+/// `None` where io_uring is switched off.
+fn ring() -> Option<AcceptRing> {
+    match AcceptRing::new() {
+        Ok(ring) => Some(ring),
+        Err(error) => {
+            assert!(
+                matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)),
+                "{error}"
+            );
+            None
+        }
+    }
+}
+
+#[test]
+fn accepts_and_polls_are_told_of_once() {
+    let Some(mut ring) = ring() else { return };
+    assert!(ring.waits().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    ring.accept(1, listener.as_fd()).unwrap();
+    ring.wait(Some(Duration::ZERO)).unwrap();
+    assert!(ring.outcome().is_none());
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ring.wait(None).unwrap();
+    let Some((1, Outcome::Accepted(server))) = ring.outcome() else { panic!("nobody was accepted") };
+    ring.poll(2, server.as_fd()).unwrap();
+    ring.wait(Some(Duration::ZERO)).unwrap();
+    assert!(ring.outcome().is_none());
+    client.write_all(b"x").unwrap();
+    ring.wait(None).unwrap();
+    assert!(matches!(ring.outcome(), Some((2, Outcome::Ready))));
+    ring.wait(Some(Duration::ZERO)).unwrap();
+    assert!(ring.outcome().is_none());
+}
+
+#[test]
+fn what_is_cancelled_loses_nobody() {
+    let Some(mut ring) = ring() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for _ in 0..50 {
+        ring.accept(1, listener.as_fd()).unwrap();
+        ring.wait(Some(Duration::ZERO)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        ring.cancel(1).unwrap();
+        let outcome = loop {
+            ring.wait(Some(Duration::from_secs(10))).unwrap();
+            if let Some((1, outcome)) = ring.outcome() {
+                break outcome;
+            }
+        };
+        match outcome {
+            Outcome::Accepted(_) => {}
+            Outcome::Cancelled => drop(listener.accept().unwrap()),
+            other => panic!("{other:?}"),
+        }
+        drop(client);
+    }
+}
+
+#[test]
+fn dropping_it_lets_go_of_what_it_watched() {
+    let Some(mut ring) = ring() else { return };
+    let (mut near, far) = UnixStream::pair().unwrap();
+    ring.poll(1, far.as_fd()).unwrap();
+    ring.wait(Some(Duration::ZERO)).unwrap();
+    drop(ring);
+    drop(far);
+    assert_eq!(near.write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+}

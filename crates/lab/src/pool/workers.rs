@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fourtuple::listen::{Endpoint, Group, Listen, ListenError, Policy, SeatStats, Waker};
+use fourtuple_syscalls::resource;
 
 use super::mix::Spend;
 use super::worker;
@@ -26,7 +27,7 @@ pub(crate) struct Pool {
     count: usize,
 }
 
-/// One worker's thread.
+/// The thread of a worker, or of the dispatcher.
 struct Hand {
     thread: JoinHandle<Result<Duration, ListenError>>,
     waker: Option<Waker>,
@@ -46,7 +47,22 @@ impl Pool {
         for _ in 0..count {
             pool.hire(spend)?;
         }
+        if pool.group.policy() == Policy::Dispatcher {
+            pool.hire_dispatcher()?;
+        }
         Ok(pool)
+    }
+
+    /// Starts the thread that accepts for all; its CPU time is theirs.
+    fn hire_dispatcher(&mut self) -> Result<(), LabError> {
+        let mut dispatcher = self.group.dispatcher()?;
+        let (waker, stop) = (dispatcher.waker(), Arc::clone(&self.stop));
+        let thread = thread::Builder::new()
+            .name("dispatcher".to_owned())
+            .spawn(move || dispatcher.run(&stop).map(|()| resource::thread_cpu_time()))
+            .map_err(LabError::call("start a dispatcher"))?;
+        self.hands.push(Hand { thread, waker: Some(waker) });
+        Ok(())
     }
 
     fn hire(&mut self, spend: Spend) -> Result<(), LabError> {

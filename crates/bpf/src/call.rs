@@ -163,9 +163,18 @@ pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8])
         device: 0,
         attach: SELECT_OR_MIGRATE,
     };
-    // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is writable,
-    // and all outlive the call.
-    unsafe { bpf(PROG_LOAD, &attribute) }.map(owned)
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is
+        // writable, and all outlive the call.
+        match unsafe { bpf(PROG_LOAD, &attribute) } {
+            // The verifier gives up when something is pending for this thread (`signal_pending` in `do_check`): a signal, or
+            // the end of an io_uring that the thread has just closed.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < 10 => {}
+            result => return result.map(owned),
+        }
+    }
 }
 
 /// SO_ATTACH_REUSEPORT_EBPF: the program is the group's from now on.

@@ -9,6 +9,7 @@ use super::{Fault, Tree};
 const PURE: &[&str] = &[
     "crates/fourtuple/src/ports",
     "crates/fourtuple/src/dial/strategy",
+    "crates/fourtuple/src/listen/break_even",
     "crates/load/src/preflight/findings",
     "crates/load/src/preflight/forecast",
     "crates/load/src/preflight/hindsight",

@@ -1,9 +1,10 @@
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::bell::Bell;
 
-use crate::listen::connection::Connection;
+use crate::listen::connection::{Connection, Place};
 use crate::listen::error::ListenError;
 use crate::listen::group::Group;
 use crate::listen::seats::{Count, SeatStats};
@@ -77,7 +78,12 @@ impl Acceptor {
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
         connection.moves_to(seats, *number);
-        connection.last = group.0.recycle.is_last(connection.served, connection.age(), self.random.f64());
+        let chance = self.random.f64();
+        connection.last = group.0.recycle.is_last(connection.served, connection.age(), chance);
+        if group.is_measured() {
+            connection.last = seats.scales().is_last(chance);
+            connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
+        }
         Ok(Some(connection))
     }
 
@@ -86,8 +92,32 @@ impl Acceptor {
     /// # Errors
     ///
     /// As [`next`](Acceptor::next).
-    pub fn keep(&mut self, connection: Connection) -> Result<(), ListenError> {
+    pub fn keep(&mut self, mut connection: Connection) -> Result<(), ListenError> {
+        if self.seat.group.is_measured() {
+            connection.kept = Some(Instant::now());
+        }
         self.wait.keep(&self.seat, connection)
+    }
+
+    /// Takes a connection out of the group's hands, for a runtime that has its own ways to wait. While the place is held it
+    /// counts as open.
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Acceptor::next).
+    pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, Place), ListenError> {
+        self.forget(&mut connection)?;
+        Ok(connection.into_parts())
+    }
+
+    /// Watches a connection no longer, until it is kept again.
+    pub(crate) fn forget(&mut self, connection: &mut Connection) -> Result<(), ListenError> {
+        self.wait.forget(&self.seat, connection)
+    }
+
+    /// The group it belongs to.
+    pub fn group(&self) -> &Group {
+        &self.seat.group
     }
 
     /// Ends the waiting of this acceptor from elsewhere.

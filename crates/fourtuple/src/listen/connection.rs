@@ -19,6 +19,11 @@ impl Place {
         seats.add(seat, Count::Open, 1);
         Place { seats: Arc::clone(seats), seat }
     }
+
+    /// Counts a request as answered, for a runtime that reads the further requests of a connection itself.
+    pub fn answered(&self) {
+        self.seats.add(self.seat, Count::Requests, 1);
+    }
 }
 
 impl Drop for Place {
@@ -41,6 +46,10 @@ pub struct Connection {
     /// When it was accepted.
     pub(crate) born: Instant,
     pub(crate) last: bool,
+    /// With `Recycle::Measured`: since when it waits for its next request.
+    pub(crate) kept: Option<Instant>,
+    /// With `Recycle::Measured`: how long the request that it comes with has waited in vain, where it was kept.
+    pub(crate) waited: Option<Duration>,
     /// The epoll of its worker, or of all, knows it already.
     pub(crate) watched: bool,
 }
@@ -55,6 +64,8 @@ impl Connection {
             served: 0,
             born: Instant::now(),
             last: false,
+            kept: None,
+            waited: None,
             watched: false,
         }
     }
@@ -62,7 +73,10 @@ impl Connection {
     /// Counts a request as answered.
     pub fn answered(&mut self) {
         self.served = self.served.saturating_add(1);
-        self.place.seats.add(self.place.seat, Count::Requests, 1);
+        self.place.answered();
+        if let Some(waited) = self.waited.take() {
+            self.place.seats.scales().add_request(waited);
+        }
     }
 
     /// Requests answered on it so far, by whichever workers.
@@ -81,8 +95,8 @@ impl Connection {
         self.last
     }
 
-    /// The socket, for a runtime that has its own ways to wait. While the place is held it counts as open.
-    pub fn into_parts(self) -> (OwnedFd, Place) {
+    /// The socket, which no epoll of ours watches any more.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Place) {
         (self.socket, self.place)
     }
 

@@ -81,6 +81,12 @@ pub enum ListenError {
         /// The path of the unix socket.
         path: PathBuf,
     },
+    /// `Recycle::Measured` where a runtime keeps the connections.
+    #[error(
+        "what a kept connection waits for its runtime is not measured: take another Recycle than Measured, or workers without \
+         a runtime"
+    )]
+    NotMeasurable,
     /// A call that failed otherwise.
     #[error("{call} for {endpoint}: {}{}", errno_name(.source), hint(.source))]
     Call {
@@ -98,7 +104,10 @@ impl ListenError {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            ListenError::Impossible { .. } | ListenError::NotASocket { .. } | ListenError::PathInUse { .. }
+            ListenError::Impossible { .. }
+                | ListenError::NotASocket { .. }
+                | ListenError::PathInUse { .. }
+                | ListenError::NotMeasurable
         )
     }
 }

@@ -10,8 +10,10 @@ use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::listen::acceptor::Acceptor;
 use crate::listen::auto::{self, Choice};
+use crate::listen::break_even::BreakEven;
 use crate::listen::dispatcher::Dispatcher;
 use crate::listen::error::ListenError;
+use crate::listen::fresh;
 use crate::listen::lobby::Lobby;
 use crate::listen::path::{self, OwnPath};
 use crate::listen::policy::{Family, Policy};
@@ -129,6 +131,11 @@ impl Listen {
                 }
             }
         };
+        if self.recycle == Recycle::Measured {
+            seats
+                .scales()
+                .set_fresh(fresh::measure(family).map_err(failed("a connection to measure its cost"))?);
+        }
         let common = wait::common(choice.policy, &door, self.seats, &endpoint)?;
         let recycle = self.recycle;
         let inner = Inner {
@@ -281,6 +288,15 @@ impl Group {
     /// What has been done in each seat, whoever had it.
     pub fn stats(&self) -> Vec<SeatStats> {
         self.0.seats.stats()
+    }
+
+    /// What a fresh connection costs and what kept ones wait, and so whether they are closed: with [`Recycle::Measured`].
+    pub fn break_even(&self) -> Option<BreakEven> {
+        self.is_measured().then(|| self.0.seats.scales().report())
+    }
+
+    pub(crate) fn is_measured(&self) -> bool {
+        self.0.recycle == Recycle::Measured
     }
 
     /// The listener of a worker: the one there is; or one that a worker left behind; or a new one that listens already.

@@ -33,23 +33,29 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It starts no thread, speaks no protocol and changes no sysctl. Sockets it hands out are non-blocking.
+//! It starts no thread (the adapter for tokio starts one per worker), speaks no protocol and changes no sysctl. Sockets it hands out are non-blocking.
 
 mod acceptor;
 mod auto;
+mod break_even;
 mod connection;
 mod dispatcher;
 mod error;
+mod fresh;
 mod group;
 mod lobby;
 mod path;
 mod policy;
 mod recycle;
+mod rounds;
 mod seats;
+#[cfg(feature = "tokio")]
+mod tokio;
 mod wait;
 
 pub use acceptor::{Acceptor, Farewell, Waker};
 pub use auto::Choice;
+pub use break_even::BreakEven;
 pub use connection::{Connection, Place};
 pub use dispatcher::{Dispatcher, DispatcherStats};
 pub use error::ListenError;
@@ -59,3 +65,5 @@ pub use path::{OwnPath, bind_path};
 pub use policy::{Family, Policy, PolicyError};
 pub use recycle::Recycle;
 pub use seats::SeatStats;
+#[cfg(feature = "tokio")]
+pub use tokio::{Accepted, AsyncAcceptor, Stream, Visit};

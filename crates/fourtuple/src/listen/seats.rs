@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use fourtuple_syscalls::shared::Counters;
 
+use crate::listen::break_even::Scales;
+
 /// Numbers of a seat, padded to two cache lines so that workers do not write to each other's.
 const STRIDE: usize = 16;
 
@@ -53,11 +55,21 @@ pub(crate) struct Seats {
 
 impl Seats {
     pub(crate) fn new(count: usize) -> io::Result<Seats> {
-        Ok(Seats { counters: Counters::new(count * STRIDE)?, count })
+        Ok(Seats { counters: Counters::new(count * STRIDE + Scales::SUMS)?, count })
     }
 
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// Kept connections of the whole group weighed against fresh ones.
+    pub(crate) fn scales(&self) -> Scales<'_> {
+        Scales::new(&self.counters.all()[self.count * STRIDE..])
+    }
+
+    /// Whether another seat's worker waits for something to do.
+    pub(crate) fn others_idle(&self, seat: usize) -> bool {
+        (0..self.count).any(|other| other != seat && self.get(other, Count::Idle) != 0)
     }
 
     fn of(&self, seat: usize, count: Count) -> &AtomicU64 {
@@ -126,6 +138,8 @@ mod tests {
         );
         assert!(seats.has_others(0));
         seats.free(1);
+        seats.set(1, Count::Idle, 1);
+        assert!(seats.others_idle(0) && !seats.others_idle(1));
         assert_eq!(seats.take(), Some(1));
         seats.add(1, Count::Accepts, 5);
         assert_eq!(seats.stats().iter().map(|seat| seat.accepts).collect::<Vec<_>>(), [0, 5, 0]);

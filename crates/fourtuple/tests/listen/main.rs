@@ -4,5 +4,6 @@ mod dispatcher;
 mod policies;
 mod pool;
 mod processes;
+mod recycle;
 mod reload;
 mod uring;

@@ -5,7 +5,7 @@ use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Wor
 use fourtuple_measure::balance;
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, ask, connect, endpoint, has_uring, open};
+use crate::pool::{Worker, ask, closed_gate, connect, endpoint, has_uring, open};
 
 fn stop(workers: Vec<Worker>) {
     workers.into_iter().for_each(Worker::stop);
@@ -163,13 +163,12 @@ fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
             // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
             ask(&mut *second, 0);
             thread::scope(|scope| {
-                let long = scope.spawn(|| ask(&mut *first, 2_000_000).0);
-                thread::sleep(Duration::from_millis(200));
+                let (gate, work) = closed_gate();
+                let first = &mut first;
+                let long = scope.spawn(move || ask(&mut **first, work).0);
+                gate.wait();
                 let seats: Vec<u32> = (0..50).map(|_| ask(&mut *second, 0).0).collect();
-                assert!(
-                    !long.is_finished(),
-                    "the requests waited for the long one, or this machine stood still"
-                );
+                gate.open();
                 let long = long.join().unwrap();
                 assert!(seats.iter().all(|&seat| seat != long), "{seats:?} beside {long} ({busy})");
             });
@@ -253,10 +252,11 @@ fn the_least_busy_worker_is_chosen() {
             // One worker is busy for long: nobody else may be sent there.
             let mut first = connect(&group);
             let busy = ask(&mut *first, 0).0;
-            let long = scope.spawn(move || ask(&mut *first, 3_000_000).0);
-            thread::sleep(Duration::from_millis(200));
+            let (gate, work) = closed_gate();
+            let long = scope.spawn(move || ask(&mut *first, work).0);
+            gate.wait();
             let seats: Vec<u32> = (0..60).map(|_| ask(&mut *connect(&group), 0).0).collect();
-            assert!(!long.is_finished(), "the requests waited for the long one, or this machine stood still");
+            gate.open();
             assert_eq!(long.join().unwrap(), busy);
             assert!(seats.iter().all(|&seat| seat != busy), "{seats:?} beside {busy}");
             for seat in (0..3).filter(|seat| *seat != busy) {

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -52,9 +52,54 @@ pub(crate) fn try_ask(stream: &mut dyn Stream, work: u32) -> std::io::Result<(u3
     Ok((u32::from_ne_bytes(seat.try_into().unwrap()), u32::from_ne_bytes(served.try_into().unwrap())))
 }
 
+/// A request that lasts until the test says otherwise, however slow the machine is: asked for as the work of its number.
+#[derive(Default)]
+pub(crate) struct Gate(Mutex<(bool, bool)>, Condvar);
+
+/// Work from here on is the number of a gate.
+const GATES: u32 = u32::MAX - 7;
+
+static ALL: LazyLock<[Gate; 8]> = LazyLock::new(Default::default);
+
+fn gate(work: u32) -> Option<&'static Gate> {
+    ALL.get(work.checked_sub(GATES)? as usize)
+}
+
+/// A gate that no other test has, and the work that waits for it.
+pub(crate) fn closed_gate() -> (&'static Gate, u32) {
+    static NEXT: AtomicU32 = AtomicU32::new(GATES);
+    let work = NEXT.fetch_add(1, Ordering::Relaxed);
+    (gate(work).expect("a gate for every test that has one"), work)
+}
+
+impl Gate {
+    /// In the worker.
+    fn pass(&self) {
+        let mut state = self.0.lock().unwrap();
+        state.0 = true;
+        self.1.notify_all();
+        while !state.1 {
+            state = self.1.wait(state).unwrap();
+        }
+    }
+
+    /// Until the worker waits at it.
+    pub(crate) fn wait(&self) {
+        let mut state = self.0.lock().unwrap();
+        while !state.0 {
+            state = self.1.wait(state).unwrap();
+        }
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.lock().unwrap().1 = true;
+        self.1.notify_all();
+    }
+}
+
 /// A path that no other test has.
 pub(crate) fn endpoint(family: Family) -> Endpoint {
-    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
     match family {
         Family::Unix => {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -192,8 +237,9 @@ pub(crate) fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
     while connection.carry.len() >= 4 {
         let request: Vec<u8> = connection.carry.drain(..4).collect();
         let work = u32::from_ne_bytes(request.try_into().unwrap());
-        if work > 0 {
-            thread::sleep(Duration::from_micros(work.into()));
+        match gate(work) {
+            Some(gate) => gate.pass(),
+            None => thread::sleep(Duration::from_micros(work.into())),
         }
         connection.answered();
         let mut answer = (acceptor.seat() as u32).to_ne_bytes().to_vec();

@@ -81,6 +81,16 @@ impl Wait for Blocking {
         Ok(())
     }
 
+    /// The worker waits for this connection alone.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Nothing watches it.
+    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
+
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         Ok(self.own.take().into_iter().collect())
     }

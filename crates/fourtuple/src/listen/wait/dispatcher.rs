@@ -183,6 +183,16 @@ impl Wait for Dispatched {
         Ok(())
     }
 
+    /// It waited for nobody in particular.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+        Duration::ZERO
+    }
+
+    /// What `next` gives is in no epoll.
+    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
+
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
         let mut released: Vec<_> = self.kept.take().into_iter().collect();

@@ -92,6 +92,14 @@ impl Wait for Chosen {
         self.pool.keep(seat, connection)
     }
 
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
+        self.pool.misplaced(seat, kept)
+    }
+
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
+        self.pool.forget(seat, connection)
+    }
+
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         // From now on nobody is sent here; who is in the queue goes with the listener.
         self.program.seat_left(seat.number).map_err(refused)?;

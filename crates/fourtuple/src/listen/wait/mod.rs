@@ -17,7 +17,7 @@ mod uring_oneshot;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::{Endpoint, errno_name, socket};
@@ -36,6 +36,13 @@ pub(crate) trait Wait: Send {
 
     /// Waits for the next request of a connection.
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError>;
+
+    /// How long the request that `next` has just given, on a connection that is kept since `kept`, has waited for this worker
+    /// while another was idle. Nothing where whoever is idle takes what is next.
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration;
+
+    /// Watches a connection that `next` gave no longer: somebody else will, and else both would be told what it has.
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
 
     /// Accepts nobody any more. What others have to take over is returned; a listener of its own was put into the lobby.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;

@@ -1,6 +1,7 @@
 //! An epoll of the worker's own, with its listener and its connections in it: what several policies have in common.
 
 use std::collections::VecDeque;
+use std::io;
 use std::iter;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,6 +15,7 @@ use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::group::Ward;
 use crate::listen::lobby::Arrival;
+use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
 use crate::listen::wait::{Accepted, Seat, Wait};
 
@@ -44,6 +46,8 @@ pub(super) struct Pool {
     idle: Vec<Option<Connection>>,
     ready: VecDeque<Ready>,
     since_anew: u32,
+    /// When it looked what is ready, where that is asked for.
+    rounds: Option<Rounds>,
     /// Nobody is accepted before.
     accept_after: Option<Instant>,
 }
@@ -64,6 +68,7 @@ impl Pool {
             idle: Vec::new(),
             ready: VecDeque::with_capacity(EVENTS),
             since_anew: 0,
+            rounds: group.is_measured().then(Rounds::default),
             accept_after: None,
         };
         pool.listen(seat, &pool.listener)?;
@@ -171,6 +176,26 @@ impl Pool {
         Ok(())
     }
 
+    /// What is ready, now or when something is.
+    fn look<'a>(
+        &mut self,
+        seat: &Seat,
+        events: &'a mut [Ready],
+        timeout: Option<Duration>,
+    ) -> io::Result<&'a [Ready]> {
+        let Some(rounds) = &mut self.rounds else { return self.epoll.wait(events, timeout) };
+        let others_idle = || seat.group.0.seats.others_idle(seat.number);
+        // Only so does one know whether it would have slept.
+        let count = self.epoll.wait(events, Some(Duration::ZERO))?.len();
+        if count > 0 {
+            rounds.found(Instant::now(), others_idle());
+            return Ok(&events[..count]);
+        }
+        let ready = self.epoll.wait(events, timeout)?;
+        rounds.woken(Instant::now(), others_idle());
+        Ok(ready)
+    }
+
     /// What an event brings: a connection to serve, or nothing.
     fn handle(&mut self, seat: &Seat, event: Ready) -> Result<Option<Connection>, ListenError> {
         match event.token() {
@@ -225,7 +250,7 @@ impl Wait for Pool {
                 }
             }
             let mut events = [Ready::NONE; EVENTS];
-            let ready = self.epoll.wait(&mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
+            let ready = self.look(seat, &mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
             if ready.is_empty() {
                 if until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(None);
@@ -239,6 +264,19 @@ impl Wait for Pool {
 
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError> {
         self.watch(seat, connection)
+    }
+
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
+        if std::mem::take(&mut connection.watched) {
+            self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+        }
+        Ok(())
+    }
+
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
+        self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
+            rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))
+        })
     }
 
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {

@@ -124,6 +124,18 @@ impl Wait for SharedOneshot {
         common(seat).put(connection).map_err(seat.group.failed("epoll_ctl()"))
     }
 
+    /// It waited for nobody in particular.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+        Duration::ZERO
+    }
+
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
+        if std::mem::take(&mut connection.watched) {
+            common(seat).epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+        }
+        Ok(())
+    }
+
     /// Everything is common already.
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         Ok(Vec::new())

@@ -301,6 +301,16 @@ impl Wait for UringOneshot {
         Ok(())
     }
 
+    /// Not measured yet: nothing is closed for it.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Its poll told once, and is over.
+    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
+
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         // Waits until no poll is under way. Nobody is in the ring itself: no accept is.
         self.ring = None;

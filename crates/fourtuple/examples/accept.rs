@@ -1,0 +1,141 @@
+//! Serves HTTP/1.1 with hyper, on a tokio runtime per worker, and says at the end what each worker did.
+//!
+//! `cargo run -p fourtuple --features tokio --example accept -- --policy rotate --listen 127.0.0.1:8080 --workers 4`, ended
+//! with Ctrl-C. `--listen /run/x.sock` is a unix socket; `--close-every 100` closes connections after so many requests.
+#![forbid(unsafe_code)]
+
+use std::convert::Infallible;
+use std::env;
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use fourtuple::listen::{Accepted, AsyncAcceptor, Endpoint, Group, Listen, Policy, Recycle, Visit};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Arguments {
+    policy: Policy,
+    listen: Endpoint,
+    workers: usize,
+    recycle: Recycle,
+}
+
+fn arguments() -> Result<Arguments, Box<dyn Error>> {
+    let mut found = Arguments {
+        policy: Policy::Auto,
+        listen: Endpoint::Inet(([127, 0, 0, 1], 8080).into()),
+        workers: 4,
+        recycle: Recycle::Never,
+    };
+    let mut arguments = env::args().skip(1);
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{flag}: no value"))?;
+        let wrong = |error: &dyn Error| format!("{flag} {value}: {error}");
+        match flag.as_str() {
+            "--policy" => found.policy = value.parse().map_err(|error| wrong(&error))?,
+            "--listen" if value.contains('/') => found.listen = Endpoint::Unix(value.into()),
+            "--listen" => found.listen = Endpoint::Inet(value.parse().map_err(|error| wrong(&error))?),
+            "--workers" => found.workers = value.parse().map_err(|error| wrong(&error))?,
+            "--close-every" => {
+                found.recycle = Recycle::Requests(value.parse().map_err(|error| wrong(&error))?);
+            }
+            _ => {
+                return Err(format!("{flag}: expected --policy, --listen, --workers or --close-every").into());
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let Arguments { policy, listen, workers, recycle } = arguments()?;
+    let group = Listen::at(listen).policy(policy).seats(workers).recycle(recycle).open()?;
+    eprintln!("listening on {}, {workers} workers, {}", group.endpoint(), group.choice());
+    let (stop, stopped) = watch::channel(());
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|_| {
+                let stopped = stopped.clone();
+                let group = &group;
+                scope.spawn(move || work(group, stopped).map_err(|error| error.to_string()))
+            })
+            .collect();
+        runtime()?.block_on(tokio::signal::ctrl_c())?;
+        drop(stop);
+        for thread in threads {
+            thread.join().map_err(|_| "a worker panicked")??;
+        }
+        Ok::<(), Box<dyn Error>>(())
+    })?;
+    println!("worker  accepted    requests    wakeups    open");
+    for (worker, stats) in group.stats().iter().enumerate() {
+        println!(
+            "{worker:>6} {:>9} {:>11} {:>10} {:>7}",
+            stats.accepts, stats.requests, stats.wakeups, stats.open
+        );
+    }
+    Ok(())
+}
+
+/// One worker: its own runtime, its own acceptor.
+fn work(group: &Group, mut stopped: watch::Receiver<()>) -> Result<(), Box<dyn Error>> {
+    runtime()?.block_on(async {
+        // This is what `TcpListener::bind(address).await?` was.
+        let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+        loop {
+            tokio::select! {
+                accepted = acceptor.accept() => drop(tokio::spawn(serve(accepted?))),
+                _ = stopped.changed() => break,
+            }
+        }
+        acceptor.leave().await?;
+        Ok(())
+    })
+}
+
+async fn serve(Accepted { stream, visit, .. }: Accepted) {
+    // It is held until the connection ends. hyper reads the further requests.
+    let visit = Arc::new(Mutex::new(visit));
+    let answer = service_fn(move |_: Request<Incoming>| {
+        let last = answered(&mut visit.lock().unwrap_or_else(PoisonError::into_inner));
+        async move {
+            let mut response = Response::new(Full::new(Bytes::from_static(b"hello\n")));
+            if last {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
+    // A client that goes away in the middle is no error of ours.
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+}
+
+/// Counts a request; whether it is the last of its connection.
+fn answered(visit: &mut Visit) -> bool {
+    let last = visit.is_last();
+    visit.answered();
+    last
+}

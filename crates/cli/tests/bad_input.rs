@@ -189,3 +189,44 @@ fn help_and_version_are_no_errors() {
     let ended = run(&mut fourtuple("--version"));
     assert_eq!((ended.code, ended.stdout), (0, format!("fourtuple {}\n", env!("CARGO_PKG_VERSION"))));
 }
+
+#[test]
+fn labs_of_accepting() {
+    for lab in ["lab accept", "lab keepalive"] {
+        for name in ["nonsense", "Exclusive", "rotate:"] {
+            refused(
+                lab,
+                "--policy",
+                name,
+                if name == "rotate:" { "from 1 to 4294967295" } else { "shared-oneshot" },
+            );
+        }
+        refused(lab, "--policy", "uring-multishot", "use uring-oneshot");
+        refused(lab, "--family", "4", "unix, tcp4 or tcp6");
+        for value in ["0", "65", "-1", "x"] {
+            refused(lab, "--workers", value, "from 1 to 64");
+        }
+        for value in ["0", "1025", "x"] {
+            refused(lab, "--clients", value, "from 1 to 1024");
+        }
+        for flag in ["--for", "--slow"] {
+            refused(lab, flag, "5", "ns, us, ms, s, m or h");
+        }
+        refused(lab, "--for", "1ms", "at least 10ms");
+        refused(lab, "--service", "wait", "sleep, spin");
+        refused(lab, "--repeats", "0", "from 1 to 100");
+    }
+    refused("lab accept", "--load", "medium", "light or heavy");
+    refused("lab accept", "--connections", "0", "from 1 to 10000");
+    for value in ["0", "always", "-1", "1000001"] {
+        refused("lab keepalive", "--close-every", value, "from 1 to 1000000, or never");
+    }
+    for value in ["5", "-1%", "101%"] {
+        refused("lab keepalive", "--long-share", value, "from 0% to 100%");
+    }
+    for url in ["https://127.0.0.1/", "127.0.0.1:80", "unix:"] {
+        refused("lab keepalive", "--server", url, "http://HOST:PORT/PATH or unix:/PATH");
+    }
+    let both = run(&mut fourtuple("lab keepalive --server unix:/x --policy rotate"));
+    assert!(usage(&both).contains("cannot be used with"), "{both:?}");
+}

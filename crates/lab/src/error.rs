@@ -1,6 +1,7 @@
 use std::io;
 
 use fourtuple::dial::{BuildError, DialError};
+use fourtuple::listen::ListenError;
 use fourtuple::ports::CostError;
 
 /// Why an experiment could not be made.
@@ -65,6 +66,9 @@ pub enum LabError {
     /// A dial failed in a way that is no result.
     #[error(transparent)]
     Dial(#[from] DialError),
+    /// Workers could not be put behind a listener, or failed there.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
 }
 
 impl LabError {
@@ -83,6 +87,6 @@ impl LabError {
 
     /// Whether other settings would have helped, rather than another environment.
     pub fn is_usage(&self) -> bool {
-        matches!(self, LabError::Setting { .. })
+        matches!(self, LabError::Setting { .. } | LabError::Listen(ListenError::Impossible { .. }))
     }
 }

@@ -4,9 +4,12 @@
 //! and has nothing to put back. It does not print: results are records, progress goes to whoever watches.
 #![forbid(unsafe_code)]
 
+pub mod accept;
 mod calibrate;
 mod error;
+pub mod keepalive;
 mod namespace;
+pub mod pool;
 pub mod ports;
 pub mod time_wait;
 

@@ -7,6 +7,7 @@ pub mod balance;
 mod comparison;
 mod interval;
 mod latency;
+pub mod misplaced;
 mod student;
 mod summary;
 

@@ -60,6 +60,8 @@ pub struct AcceptResults {
     pub timeline: Option<Timeline>,
     /// Whether closing connections pays here; `null`: not measured.
     pub break_even: Option<BreakEven>,
+    /// What this kernel does and what to set here, in plain words.
+    pub advice: Vec<String>,
 }
 
 /// One policy over one family, under one load and with one way of closing.

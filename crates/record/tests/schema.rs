@@ -210,6 +210,7 @@ fn accept() -> (AcceptSettings, AcceptResults) {
         skipped: vec![skipped],
         timeline: Some(timeline),
         break_even: Some(break_even),
+        advice: vec!["leave keep-alive on".into()],
     };
     (settings, results)
 }

@@ -303,9 +303,11 @@ pub(crate) fn command_line(lab: Lab, settings: &AcceptSettings) -> String {
             format!("--policy {} --family {}", policies.join(","), families.join(","))
         }
     };
+    // 0: nobody said how many.
+    let pool = if *workers > 0 { format!(" --workers {workers}") } else { String::new() };
     format!(
-        "fourtuple lab {own}{} {whom} --workers {workers} --clients {clients} --slow {} --for {} --repeats {repeats} --seed {seed}",
-        if service == "spin" { " --spin" } else { "" },
+        "fourtuple lab {own}{} {whom}{pool} --clients {clients} --slow {} --for {} --repeats {repeats} --seed {seed}",
+        if service == "spin" { " --service spin" } else { "" },
         typed(*slow_ns),
         typed(*for_ns),
     )

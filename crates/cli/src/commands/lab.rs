@@ -1,3 +1,6 @@
+mod accept;
+mod keepalive;
+
 use std::num::NonZeroU16;
 use std::time::Duration;
 
@@ -35,6 +38,8 @@ pub(crate) struct Lab {
 enum Experiment {
     Ports(PortsFlags),
     TimeWait(TimeWaitFlags),
+    Accept(accept::AcceptFlags),
+    Keepalive(keepalive::KeepaliveFlags),
 }
 
 /// What connect() costs under each port strategy, from an empty table to a full one
@@ -183,6 +188,10 @@ impl Lab {
                 several("lab time-wait", "--remedy")
             }
             Some(Experiment::TimeWait(_)) => Ok(false),
+            Some(Experiment::Accept(_) | Experiment::Keepalive(_)) => {
+                Err("lab accept and lab keepalive compare by themselves: give '--policy' several names, and '--repeats'"
+                    .to_owned())
+            }
             None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
         }
     }
@@ -191,6 +200,8 @@ impl Lab {
         match self.experiment {
             Some(Experiment::Ports(flags)) => run_ports(&flags),
             Some(Experiment::TimeWait(flags)) => run_time_wait(&flags),
+            Some(Experiment::Accept(flags)) => flags.run(),
+            Some(Experiment::Keepalive(flags)) => flags.run(),
             None => run_all(self.output),
         }
     }

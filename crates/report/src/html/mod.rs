@@ -125,9 +125,11 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (time_wait::section(index, "", &envelope.settings[0], &record.results))
                 }
                 Saved::LabAccept(record) => {
+                    (advice(&[&record.results.advice]))
                     (accept::section(index, Lab::Accept, &envelope.settings[0], &record.results))
                 }
                 Saved::LabKeepalive(record) => {
+                    (advice(&[&record.results.advice]))
                     (accept::section(index, Lab::Keepalive, &envelope.settings[0], &record.results))
                 }
                 Saved::Plan(record) => {

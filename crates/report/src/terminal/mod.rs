@@ -50,11 +50,11 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::LabAccept(record) => {
             accept::body(&mut sheet, Lab::Accept, &settings[0], &record.results);
-            Vec::new()
+            record.results.advice.clone()
         }
         Saved::LabKeepalive(record) => {
             accept::body(&mut sheet, Lab::Keepalive, &settings[0], &record.results);
-            Vec::new()
+            record.results.advice.clone()
         }
         Saved::Plan(record) => {
             plan::body(&mut sheet, &settings[0], &record.results);

@@ -92,7 +92,8 @@ pub(crate) fn accept() -> AcceptRecord {
         why: "reuseport is not possible on unix sockets: SO_REUSEPORT is refused".into(),
     };
     cells[0].errors.insert("ECONNRESET".into(), 12);
-    let results = AcceptResults { cells, skipped: vec![skipped], timeline: None, break_even: None };
+    let results =
+        AcceptResults { cells, skipped: vec![skipped], timeline: None, break_even: None, advice: Vec::new() };
     record("lab accept", AcceptSettings { server: Some("unix:/run/my nginx".into()), ..settings() }, results)
 }
 
@@ -157,6 +158,7 @@ pub(crate) fn keepalive() -> AcceptRecord {
         skipped: skipped.to_vec(),
         timeline: Some(timeline),
         break_even: Some(break_even),
+        advice: vec!["Connections can stay open: with shared-oneshot they belong to no worker.".into()],
     };
     let settings = AcceptSettings {
         connections: 0,

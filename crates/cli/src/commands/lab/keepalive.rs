@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use clap::Args;
+use fourtuple::listen::{Family, Policy};
+use fourtuple_lab::Watch;
+use fourtuple_lab::keepalive::Keepalive;
+use fourtuple_lab::pool::Mix;
+use fourtuple_record::Saved;
+use time::OffsetDateTime;
+
+use super::accept::{PoolFlags, once};
+use super::with_watch;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::progress::Bars;
+use crate::{stop, units};
+
+/// What a kept connection costs the request that waits behind a busy worker, and what helps
+///
+/// Published: "Keepalives considered harmful" (Cloudflare), whose set-up it repeats in small: clients that keep connections
+/// to a pool of workers, some requests that take long, and a probe. The default takes about a minute; everything,
+/// --policy exclusive,plain,rotate,shared-oneshot,uring-oneshot,dispatcher --close-every 1,2,5,100,never --for 10s, takes a
+/// quarter of an hour.
+#[derive(Debug, Args)]
+pub(crate) struct KeepaliveFlags {
+    #[command(flatten)]
+    pool: PoolFlags,
+    /// Families, in this order: unix, tcp4, tcp6 [default: unix]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    family: Vec<Family>,
+    /// After how many requests clients close a connection, or never; in this order
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,5,never", value_parser = close_every,
+        allow_hyphen_values = true)]
+    close_every: Vec<u64>,
+    /// Service time of most requests, and of all of the probe's
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = units::duration, allow_hyphen_values = true)]
+    short: Duration,
+    /// Service time of the others
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = units::duration, allow_hyphen_values = true)]
+    long: Duration,
+    /// How many requests are long
+    #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = long_share, allow_hyphen_values = true)]
+    long_share: f64,
+    /// Mean pause of a client between an answer and its next request, exponential; the probe pauses for 5ms
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
+    pause: Duration,
+    /// Length of one run
+    #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
+    length: Duration,
+    /// Send the clients to a server that somebody else runs, at http://HOST:PORT/PATH or unix:/PATH; --workers then says
+    /// how many it has
+    #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "family", "service"])]
+    server: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Reads `5`, `never`; 0 is never.
+fn close_every(text: &str) -> Result<u64, String> {
+    let refuse = || format!("{text:?} is not accepted: expected a whole number from 1 to 1000000, or never");
+    match text {
+        "never" => Ok(0),
+        _ => units::up_to::<1_000_000>(text).map(u64::from).map_err(|_| refuse()),
+    }
+}
+
+/// Reads `5%`, `0%`.
+fn long_share(text: &str) -> Result<f64, String> {
+    if text == "0%" {
+        return Ok(0.0);
+    }
+    units::percent(text)
+        .map_err(|_| format!("{text:?} is not accepted: expected a percentage from 0% to 100%, such as 5%"))
+}
+
+impl KeepaliveFlags {
+    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+        let settings = self.settings();
+        settings.check()?;
+        let started = OffsetDateTime::now_utc();
+        let (result, host) = if settings.server.is_some() {
+            // The server is in our own namespace, whatever that is.
+            let stop = stop::flag()?;
+            let bars = Bars::new(self.output.quiet);
+            let result = settings.run(&Watch { stop: &stop, progress: &bars })?;
+            drop(bars);
+            (result, output::host(&["net.core.somaxconn", "net.ipv4.ip_local_port_range"], &[]))
+        } else {
+            with_watch(&self.output, |watch, _| settings.run(watch))?
+        };
+        let (results, validity) = result;
+        let record = output::record("lab keepalive", started, host, settings.settings(), validity, results);
+        self.output.finish(&Saved::LabKeepalive(record))
+    }
+
+    fn settings(&self) -> Keepalive {
+        let policies = [Policy::Exclusive, Policy::ROTATE, Policy::SharedOneshot];
+        Keepalive {
+            selection: self.pool.selection(&policies, &self.family, &[Family::Unix]),
+            workers: if self.server.is_some() { self.pool.workers_there() } else { self.pool.workers() },
+            clients: self.pool.clients,
+            close_every: once(&self.close_every),
+            spend: self.pool.service.spend(),
+            mix: Mix { short: self.short, long: self.long, long_share: self.long_share },
+            pause: self.pause,
+            slow: self.pool.slow,
+            length: self.length,
+            repeats: self.pool.repeats,
+            seed: self.output.seed,
+            server: self.server.clone(),
+        }
+    }
+}

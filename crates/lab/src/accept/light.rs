@@ -1,0 +1,54 @@
+//! Connections one after the other, with all workers waiting.
+
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::listen::Policy;
+use fourtuple_syscalls::resource::monotonic_ns;
+use fourtuple_syscalls::schedule;
+
+use super::Accept;
+use crate::pool::client::Client;
+use crate::pool::place::Place;
+use crate::pool::run::Measured;
+use crate::pool::workers::Pool;
+use crate::{LabError, Watch};
+
+/// Between an answer and the next connection: the worker has long gone back to waiting by then.
+const REST: Duration = Duration::from_millis(1);
+
+/// Makes the connections, each with one request, and leaves them open until all are there and counted: that is the table of
+/// open sockets of seed 001. Only a worker that blocks must be let go of, or the first ones had it for ever.
+pub(crate) fn run(
+    accept: &Accept,
+    policy: Policy,
+    pool: Pool,
+    watch: &Watch<'_>,
+) -> Result<Measured, LabError> {
+    let _ = schedule::sleep_precisely();
+    let place = Place::at(pool.endpoint().clone());
+    let close_every = u64::from(policy == Policy::Blocking);
+    let mut client = Client::new(&place, close_every, 0);
+    let mut held = Vec::new();
+    let mut measured = Measured { begun_ns: monotonic_ns(), ..Measured::default() };
+    for connection in 0..accept.connections {
+        if watch.stopped() {
+            measured.cut = true;
+            break;
+        }
+        client.ask(accept.work, monotonic_ns());
+        held.extend(client.take_connection());
+        thread::sleep(REST);
+        if connection % 16 == 0 {
+            let share = u64::from(connection) * accept.length.as_millis() as u64;
+            watch.progress.at(share / u64::from(accept.connections));
+        }
+    }
+    measured.load = std::mem::take(&mut client.diary.answered);
+    measured.add_errors(std::mem::take(&mut client.diary.errors));
+    measured.seats = pool.settled(measured.load.len() as u64, held.len() as u64);
+    drop(held);
+    pool.settled(0, 0);
+    measured.cpu = pool.end()?;
+    Ok(measured)
+}

@@ -1,0 +1,246 @@
+//! `lab keepalive`: what does a kept connection cost the request that waits behind a busy worker, and what helps?
+//!
+//! Published: seed 001 ("Keepalives considered harmful"): closing the connections between a TLS terminator and its workers
+//! after every request made the 99.9th percentile of the wait a quarter of what it had been.
+
+mod advice;
+
+use std::time::Duration;
+
+use fourtuple::listen::{Family, Policy};
+use fourtuple::ports::PortRange;
+use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
+
+use crate::namespace::Namespace;
+use crate::pool::client::nanos;
+use crate::pool::matrix::Pair;
+use crate::pool::place::{Place, Room};
+use crate::pool::run::{Crowd, Measured};
+use crate::pool::series::{self, Cell};
+use crate::pool::sums::Label;
+use crate::pool::workers::{BACKLOG, Pool};
+use crate::pool::{Mix, Selection, Spend};
+use crate::{LabError, Watch};
+
+pub use advice::advice;
+
+/// The settings of the experiment.
+#[derive(Clone, Debug)]
+pub struct Keepalive {
+    /// Policies and families; of no meaning with a `server`.
+    pub selection: Selection,
+    /// Workers, 1 to 64. With a `server`: how many it has, 0 as many as answers tell of.
+    pub workers: u32,
+    /// Clients besides the probe, 1 to 1024.
+    pub clients: u32,
+    /// After how many requests connections are closed, 0: never; in this order.
+    pub close_every: Vec<u64>,
+    /// How workers spend the service time.
+    pub spend: Spend,
+    /// The service times.
+    pub mix: Mix,
+    /// Mean pause of a client after an answer.
+    pub pause: Duration,
+    /// Requests that wait longer are slow.
+    pub slow: Duration,
+    /// Length of one run.
+    pub length: Duration,
+    /// Runs of every cell.
+    pub repeats: u32,
+    /// Seed of services and pauses.
+    pub seed: u64,
+    /// The URL of a server that somebody else runs; then only the clients are ours, and there is no namespace.
+    pub server: Option<String>,
+}
+
+/// A run of our own.
+struct Spec {
+    pair: Pair,
+    close_every: u64,
+}
+
+impl Keepalive {
+    /// Checks what can be checked without a kernel.
+    pub fn check(&self) -> Result<(), LabError> {
+        let least = u32::from(self.server.is_none());
+        if !(least..=64).contains(&self.workers) {
+            return Err(LabError::setting("workers", self.workers, format!("accepted are {least} to 64")));
+        }
+        if !(1..=1024).contains(&self.clients) {
+            return Err(LabError::setting("clients", self.clients, "accepted are 1 to 1024"));
+        }
+        if !(1..=100).contains(&self.repeats) {
+            return Err(LabError::setting("repeats", self.repeats, "accepted are 1 to 100"));
+        }
+        if self.length < Duration::from_millis(10) {
+            return Err(LabError::setting("for", format!("{:?}", self.length), "at least 10ms are needed"));
+        }
+        if !(0.0..=1.0).contains(&self.mix.long_share) {
+            return Err(LabError::setting(
+                "long-share",
+                self.mix.long_share,
+                "accepted is a share from 0 to 1",
+            ));
+        }
+        if self.close_every.is_empty() {
+            return Err(LabError::setting("close-every", "(none)", "at least one is needed"));
+        }
+        match &self.server {
+            Some(url) => Place::of_url(url).map(drop),
+            None => self.selection.check(),
+        }
+    }
+
+    /// The settings as a record keeps them.
+    pub fn settings(&self) -> AcceptSettings {
+        let names = |server: &str| match Place::of_url(server) {
+            Ok(place) => vec![Family::of(&place.endpoint).to_string()],
+            Err(_) => Vec::new(),
+        };
+        AcceptSettings {
+            workers: self.workers,
+            clients: self.clients,
+            connections: 0,
+            families: match &self.server {
+                Some(server) => names(server),
+                None => self.selection.families.iter().map(Family::to_string).collect(),
+            },
+            policies: match &self.server {
+                Some(_) => vec![EXTERNAL.to_owned()],
+                None => self.selection.policies.iter().map(Policy::to_string).collect(),
+            },
+            close_every: self.close_every.clone(),
+            load: vec![self.spend.name().to_owned()],
+            service: self.spend.name().to_owned(),
+            short_ns: nanos(self.mix.short),
+            long_ns: nanos(self.mix.long),
+            long_share: self.mix.long_share,
+            pause_ns: nanos(self.pause),
+            slow_ns: nanos(self.slow),
+            for_ns: nanos(self.length),
+            repeats: self.repeats,
+            backlog: BACKLOG,
+            seed: self.seed,
+            server: self.server.clone(),
+        }
+    }
+
+    /// Runs every cell, each in a namespace of its own; every second repeat in the reverse order.
+    ///
+    /// # Errors
+    ///
+    /// A policy that was named and cannot be run, a setting, or a failure before there was anything to keep.
+    pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        self.check()?;
+        let (mut results, remarks) = match &self.server {
+            Some(server) => self.run_there(server, watch)?,
+            None => self.run_here(watch)?,
+        };
+        results.advice = advice(&results, nanos(self.slow));
+        Ok((results, remarks))
+    }
+
+    fn run_here(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        let workers = self.workers as usize;
+        let runnable = self.selection.runnable(workers)?;
+        let (mut cells, mut skipped) = (Vec::new(), Vec::new());
+        for (pair, why) in runnable.skipped {
+            skipped.extend(self.close_every.iter().map(|every| series::skipped(pair, *every, why.as_str())));
+        }
+        for pair in runnable.pairs {
+            for &close_every in &self.close_every {
+                match self.starves(pair.policy, close_every) {
+                    Some(why) => skipped.push(series::skipped(pair, close_every, why)),
+                    None => cells.push(Cell::new(
+                        self.label(pair.policy.to_string(), None, pair.family, close_every),
+                        Spec { pair, close_every },
+                    )),
+                }
+            }
+        }
+        for policy in self.selection.policies.iter().filter(|_| self.selection.policies_named) {
+            let is_of = |cell: &Cell<Spec>| cell.spec.pair.policy == *policy;
+            if let (false, Some(why)) = (
+                cells.iter().any(is_of),
+                self.close_every.iter().find_map(|every| self.starves(*policy, *every)),
+            ) {
+                return Err(LabError::setting("policy", policy, why));
+            }
+        }
+        let length_ms = self.length.as_millis() as u64;
+        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+            Namespace::run(|namespace| {
+                namespace.set_range(client_ports())?;
+                let room = Room::new(spec.pair.family)?;
+                let pool = Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend)?;
+                self.crowd(spec.close_every, repeat).run(pool, watch)
+            })
+        })?;
+        Ok((series::results(cells, skipped), remarks))
+    }
+
+    fn run_there(&self, server: &str, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        let place = Place::of_url(server)?;
+        let family = Family::of(&place.endpoint);
+        let mut cells: Vec<Cell<u64>> = self
+            .close_every
+            .iter()
+            .map(|&close_every| {
+                let label = self.label(EXTERNAL.to_owned(), Some(server.to_owned()), family, close_every);
+                Cell::new(label, close_every)
+            })
+            .collect();
+        let length_ms = self.length.as_millis() as u64;
+        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
+            let (measured, connections) = self.crowd(close_every, repeat).ask(&place, watch)?;
+            drop(connections);
+            Ok::<Measured, LabError>(measured)
+        })?;
+        Ok((series::results(cells, Vec::new()), remarks))
+    }
+
+    fn crowd(&self, close_every: u64, repeat: u32) -> Crowd {
+        Crowd {
+            clients: self.clients,
+            close_every,
+            mix: self.mix,
+            pause: self.pause,
+            probe: Some(self.mix.short),
+            length: self.length,
+            // The same for all cells of a repeat.
+            seed: self.seed ^ u64::from(repeat).rotate_left(48),
+        }
+    }
+
+    fn label(&self, policy: String, server: Option<String>, family: Family, close_every: u64) -> Label {
+        Label {
+            policy,
+            server,
+            family,
+            close_every,
+            load: self.spend.name(),
+            workers: self.workers as usize,
+            clients: self.clients,
+            balance_of_accepts: false,
+            slow: self.slow,
+        }
+    }
+
+    /// Why this would end with clients that are never served.
+    fn starves(&self, policy: Policy, close_every: u64) -> Option<&'static str> {
+        // The probe is one more.
+        let more_clients = self.clients >= self.workers;
+        (policy == Policy::Blocking && close_every == 0 && more_clients).then_some(
+            "a worker that blocks is its one connection's until that ends: connections that are kept for ever leave \
+             nobody to the clients beyond the workers",
+        )
+    }
+}
+
+/// The policy of a server that is not ours.
+const EXTERNAL: &str = "external";
+
+/// Where clients' ports come from in a namespace: as many as there are beside the server's.
+pub(crate) fn client_ports() -> PortRange {
+    PortRange::new(10_000, u16::MAX).expect("not backwards")
+}

@@ -1,0 +1,155 @@
+//! Where the workers are reached, and how a client gets there.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use fourtuple::listen::Family;
+use fourtuple_syscalls::{Endpoint, option, socket};
+
+use crate::LabError;
+
+/// No answer of the loads here takes this long; whoever waits longer waits for nobody.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Addresses that clients take turns with over IPv4: then ports in TIME_WAIT do not run out, and the hash of
+/// SO_REUSEPORT has something to tell connections apart by.
+const SOURCES: u32 = 16;
+
+/// A server's address, and what clients say to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) endpoint: Endpoint,
+    /// Path of the URL.
+    pub(crate) path: String,
+    /// For the header Host.
+    pub(crate) host: String,
+    /// Addresses to come from; empty: the kernel's choice.
+    sources: Vec<IpAddr>,
+}
+
+impl Place {
+    /// A server of this host.
+    pub(crate) fn at(endpoint: Endpoint) -> Place {
+        let is_local = endpoint.inet().is_some_and(|address| address.ip() == Ipv4Addr::LOCALHOST);
+        let sources = if is_local {
+            (0..SOURCES).map(|host| Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + host).into()).collect()
+        } else {
+            // ::1 is the only address of IPv6 that loopback has, and another host answers only to addresses of ours.
+            Vec::new()
+        };
+        Place { endpoint, path: "/".to_owned(), host: "fourtuple".to_owned(), sources }
+    }
+
+    /// The server of a URL: `http://host:port/path` or `unix:/path/of/socket`.
+    pub(crate) fn of_url(url: &str) -> Result<Place, LabError> {
+        let refuse = |why: &str| {
+            LabError::setting("server", url, format!("{why}; expected http://HOST:PORT/PATH or unix:/PATH"))
+        };
+        if let Some(path) = url.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err(refuse("there is no path"));
+            }
+            return Ok(Place::at(Endpoint::Unix(PathBuf::from(path))));
+        }
+        let rest = url.strip_prefix("http://").ok_or_else(|| refuse("it is neither http nor unix"))?;
+        let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
+        let named =
+            if host.ends_with(']') || !host.contains(':') { format!("{host}:80") } else { host.to_owned() };
+        let address = named
+            .to_socket_addrs()
+            .map_err(|error| refuse(&error.to_string()))?
+            .next()
+            .ok_or_else(|| refuse("the name has no address"))?;
+        Ok(Place { path: path.to_owned(), host: host.to_owned(), ..Place::at(address.into()) })
+    }
+
+    /// Connects; `turn` chooses the source address.
+    pub(crate) fn connect(&self, turn: usize) -> io::Result<TcpStream> {
+        let socket = socket::open_stream(&self.endpoint, false)?;
+        if let Some(source) = self.sources.get(turn % self.sources.len().max(1)) {
+            // A kernel without it chooses the port in bind(), among fewer: then ports run out sooner, which is told.
+            let _ = option::set_bind_address_no_port(socket.as_fd())?;
+            socket::bind(socket.as_fd(), SocketAddr::new(*source, 0))?;
+        }
+        if self.endpoint.inet().is_some() {
+            option::set_no_delay(socket.as_fd())?;
+        }
+        // Of a unix socket as well: on any stream socket its calls are recv(2), send(2) and setsockopt(2).
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE))?;
+        // It bounds connect() too.
+        stream.set_write_timeout(Some(PATIENCE))?;
+        socket::connect_endpoint(stream.as_fd(), &self.endpoint)?;
+        Ok(stream)
+    }
+}
+
+/// Where an experiment's own server listens. A unix socket needs a place in the file system: a directory that nobody else
+/// may enter, removed with this.
+#[derive(Debug)]
+pub(crate) struct Room {
+    directory: Option<PathBuf>,
+    pub(crate) endpoint: Endpoint,
+}
+
+/// Below every range that clients' ports come from here.
+const PORT: u16 = 8080;
+
+impl Room {
+    pub(crate) fn new(family: Family) -> Result<Room, LabError> {
+        let address = match family {
+            Family::Tcp4 => Ipv4Addr::LOCALHOST.into(),
+            Family::Tcp6 => Ipv6Addr::LOCALHOST.into(),
+            Family::Unix => {
+                static NEXT: AtomicU32 = AtomicU32::new(0);
+                let number = NEXT.fetch_add(1, Ordering::Relaxed);
+                let name = format!("fourtuple-lab-{}-{number}", process::id());
+                let directory = std::env::temp_dir().join(name);
+                fs::DirBuilder::new()
+                    .mode(0o700)
+                    .create(&directory)
+                    .map_err(LabError::call(format!("mkdir {}", directory.display())))?;
+                let endpoint = Endpoint::Unix(directory.join("socket"));
+                return Ok(Room { directory: Some(directory), endpoint });
+            }
+        };
+        Ok(Room { directory: None, endpoint: SocketAddr::new(address, PORT).into() })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.directory {
+            // Whoever cleans temporary files may have been faster.
+            let _ = fs::remove_dir_all(directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let place = Place::of_url("http://127.0.0.1:81/a/b?c").unwrap();
+        assert_eq!(place.endpoint.inet(), Some("127.0.0.1:81".parse().unwrap()));
+        assert_eq!((place.path.as_str(), place.host.as_str()), ("/a/b?c", "127.0.0.1:81"));
+        assert_eq!(place.sources.len(), 16);
+        let place = Place::of_url("http://[::1]").unwrap();
+        assert_eq!(place.endpoint.inet(), Some("[::1]:80".parse().unwrap()));
+        assert_eq!((place.path.as_str(), place.sources.len()), ("/", 0));
+        let place = Place::of_url("unix:/run/server").unwrap();
+        assert_eq!(place.endpoint, Endpoint::Unix("/run/server".into()));
+        for wrong in ["https://127.0.0.1/", "127.0.0.1:80", "unix:", "http://", "http://127.0.0.1:x/"] {
+            assert!(Place::of_url(wrong).unwrap_err().is_usage(), "{wrong}");
+        }
+    }
+}

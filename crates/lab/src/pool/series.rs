@@ -1,0 +1,167 @@
+//! The cells of an experiment, all of them once and then again, and what is to be said against what came out.
+
+use fourtuple_record::{AcceptResults, Remark, SkippedCell, Timeline};
+
+use super::matrix::Pair;
+use super::run::Measured;
+use super::sums::{Label, Sums};
+use super::timeline;
+use crate::{LabError, Watch};
+
+/// A cell and its runs so far.
+pub(crate) struct Cell<S> {
+    /// What is run.
+    pub(crate) spec: S,
+    label: Label,
+    sums: Sums,
+    /// The request that waited longest in the wrong place, and how long.
+    timeline: Option<(u64, Timeline)>,
+}
+
+impl<S> Cell<S> {
+    pub(crate) fn new(label: Label, spec: S) -> Cell<S> {
+        Cell { spec, sums: Sums::new(label.clone()), label, timeline: None }
+    }
+
+    fn title(&self) -> String {
+        let closing = match self.label.close_every {
+            0 => "never".to_owned(),
+            every => every.to_string(),
+        };
+        format!("{} {} {} {closing}", self.label.policy, self.label.family, self.label.load)
+    }
+
+    fn add(&mut self, measured: &Measured) {
+        let served = self.sums.add(measured);
+        // Only where connections are kept is there a worker to wait for.
+        if self.label.close_every == 0 {
+            let workers = measured.seats.len().max(self.label.workers);
+            let found = timeline::longest(&self.label, workers, measured.begun_ns, &served);
+            if found.as_ref().map(|(misplaced, _)| misplaced) > self.timeline.as_ref().map(|(most, _)| most) {
+                self.timeline = found;
+            }
+        }
+    }
+}
+
+/// Runs every cell `repeats` times, every second time in the reverse order (A B C C B A), so that a machine that warms up
+/// or gets a noisy neighbour favours none of them. `run` is told which repeat it is, from 0.
+pub(crate) fn run<S>(
+    cells: &mut [Cell<S>],
+    repeats: u32,
+    length_ms: u64,
+    watch: &Watch<'_>,
+    run: impl Fn(&S, u32) -> Result<Measured, LabError>,
+) -> Result<Vec<Remark>, LabError> {
+    let mut remarks = Vec::new();
+    'repeats: for repeat in 0..repeats {
+        let mut order: Vec<usize> = (0..cells.len()).collect();
+        if repeat % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let any = cells.iter().any(|cell| cell.sums.operations() > 0);
+            let cell = &mut cells[index];
+            if watch.stopped() {
+                remarks.push(interrupted(cell));
+                break 'repeats;
+            }
+            watch.progress.begin(&cell.title(), length_ms);
+            match run(&cell.spec, repeat) {
+                Ok(measured) => {
+                    if measured.all().next().is_some() || !measured.cut {
+                        cell.add(&measured);
+                    }
+                    if measured.cut {
+                        remarks.push(interrupted(cell));
+                        break 'repeats;
+                    }
+                }
+                // What was measured before is worth keeping.
+                Err(error) if any => {
+                    remarks.push(Remark::new("failed", format!("{} failed: {error}", cell.title())));
+                    break 'repeats;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    if remarks.iter().any(|remark| remark.id == "interrupted")
+        && cells.iter().all(|cell| cell.sums.repeats() == 0)
+    {
+        return Err(LabError::Interrupted);
+    }
+    remarks.extend(cells.iter().flat_map(doubts));
+    Ok(remarks)
+}
+
+fn interrupted<S>(cell: &Cell<S>) -> Remark {
+    Remark::new(
+        "interrupted",
+        format!("interrupted at {}: it is cut short, and what should follow is missing", cell.title()),
+    )
+}
+
+/// Failures are few where clients and workers do as they should; a share above this is told.
+const FEW: f64 = 0.001;
+
+/// What is to be said against a cell.
+fn doubts<S>(cell: &Cell<S>) -> Vec<Remark> {
+    let found = cell.sums.cell();
+    if found.repeats == 0 {
+        return Vec::new();
+    }
+    let title = cell.title();
+    let mut remarks = Vec::new();
+    let failed = found.errors.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
+    let listed: Vec<String> = found.errors.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let listed = listed.join(", ");
+    if found.errors.contains_key("EADDRNOTAVAIL") {
+        remarks.push(Remark::new("ports-exhausted", format!("{title}: clients ran out of ports ({listed})")));
+    } else if found.operations == 0 {
+        let why = if listed.is_empty() { "none was sent".to_owned() } else { listed };
+        remarks.push(Remark::new("no-answers", format!("{title}: no request was answered ({why})")));
+    } else if failed as f64 > FEW * found.operations as f64 {
+        let all = found.operations + failed;
+        remarks
+            .push(Remark::new("failures", format!("{title}: {failed} of {all} requests failed ({listed})")));
+    }
+    if cell.sums.too_soon as f64 > FEW * found.operations.max(1) as f64 {
+        remarks.push(Remark::new(
+            "work-not-done",
+            format!(
+                "{title}: {} of {} answers came sooner than the work that was asked for takes: the server does not do \
+                 what ?work= says, so that its waits are too short",
+                cell.sums.too_soon, found.operations
+            ),
+        ));
+    }
+    remarks
+}
+
+/// The cells that were run, as a record keeps them, with the timeline of the one that waits longest.
+pub(crate) fn results<S>(cells: Vec<Cell<S>>, skipped: Vec<SkippedCell>) -> AcceptResults {
+    let run = |cell: &&Cell<S>| cell.sums.repeats() > 0;
+    let found = cells.iter().filter(run).map(|cell| cell.sums.cell()).collect();
+    let worst = cells
+        .into_iter()
+        .filter(|cell| cell.timeline.is_some())
+        .max_by_key(|cell| cell.sums.cell().wait_ns.p999);
+    AcceptResults {
+        cells: found,
+        skipped,
+        timeline: worst.and_then(|cell| cell.timeline).map(|(_, timeline)| timeline),
+        break_even: None,
+        advice: Vec::new(),
+    }
+}
+
+/// A combination that cannot be run, as a record keeps it.
+pub(crate) fn skipped(pair: Pair, close_every: u64, why: impl Into<String>) -> SkippedCell {
+    SkippedCell {
+        policy: pair.policy.to_string(),
+        family: pair.family.to_string(),
+        close_every,
+        why: why.into(),
+    }
+}

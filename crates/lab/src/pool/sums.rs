@@ -1,0 +1,406 @@
+//! What the runs of a cell add up to.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fastrand::Rng;
+use fourtuple::listen::Family;
+use fourtuple_measure::misplaced::{AllBusy, Passage};
+use fourtuple_measure::{Histogram, balance, median_interval};
+use fourtuple_record::{AcceptCell, Probe, WaitNs};
+
+use super::client::{Answered, nanos};
+use super::run::Measured;
+
+/// What a cell is, besides what came out.
+#[derive(Clone, Debug)]
+pub(crate) struct Label {
+    pub(crate) policy: String,
+    pub(crate) server: Option<String>,
+    pub(crate) family: Family,
+    pub(crate) close_every: u64,
+    pub(crate) load: &'static str,
+    pub(crate) workers: usize,
+    pub(crate) clients: u32,
+    /// How even the workers' shares are is asked of accepts, else of requests.
+    pub(crate) balance_of_accepts: bool,
+    pub(crate) slow: Duration,
+}
+
+/// A request as the sums need it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    pub(crate) passage: Passage,
+    pub(crate) waited_ns: u64,
+}
+
+/// A distribution of waits over runs.
+#[derive(Clone, Debug, Default)]
+struct Waits {
+    all: Histogram,
+    slow: u64,
+    /// Of each run.
+    p999: Vec<f64>,
+}
+
+/// Runs with an interval need at least so many of them.
+const ENOUGH: usize = 3;
+
+impl Waits {
+    fn add(&mut self, waits: impl Iterator<Item = u64>, slow_ns: u64) {
+        let mut run = Histogram::new();
+        for wait in waits {
+            run.record(wait);
+            self.slow += u64::from(wait > slow_ns);
+        }
+        if run.count() > 0 {
+            self.p999.push(run.quantile(0.999) as f64);
+            self.all.merge(&run);
+        }
+    }
+
+    fn slow_per_10k(&self) -> f64 {
+        self.slow as f64 * 10_000.0 / self.all.count().max(1) as f64
+    }
+
+    fn record(&self) -> WaitNs {
+        let found = self.all.summary();
+        let interval = if self.p999.len() < ENOUGH {
+            None
+        } else {
+            // The same runs give the same interval.
+            median_interval(&self.p999, &mut Rng::with_seed(1))
+        };
+        WaitNs {
+            p50: found.p50,
+            p99: found.p99,
+            p999: found.p999,
+            max: found.max,
+            p999_low: interval.map(|interval| interval.low as u64),
+            p999_high: interval.map(|interval| interval.high as u64),
+        }
+    }
+}
+
+/// The sums of a cell.
+pub(crate) struct Sums {
+    label: Label,
+    waits: Waits,
+    probe: Option<Waits>,
+    misplaced_ns: u128,
+    accepts: Vec<u64>,
+    requests: Vec<u64>,
+    sockets: Vec<u64>,
+    busy_ns: Vec<u64>,
+    /// Of each run: to add the workers' shares of several runs up would make them more even than any run was.
+    jain: Vec<f64>,
+    max_over_mean: Vec<f64>,
+    wakeups: u64,
+    empty_accepts: u64,
+    cpu: Duration,
+    errors: BTreeMap<String, u64>,
+    /// Answers that came sooner than their work can have been done.
+    pub(crate) too_soon: u64,
+    operations: u64,
+    repeats: u32,
+}
+
+impl Sums {
+    pub(crate) fn new(label: Label) -> Sums {
+        Sums {
+            waits: Waits::default(),
+            probe: None,
+            misplaced_ns: 0,
+            accepts: vec![0; label.workers],
+            requests: vec![0; label.workers],
+            sockets: vec![0; label.workers],
+            busy_ns: vec![0; label.workers],
+            jain: Vec::new(),
+            max_over_mean: Vec::new(),
+            wakeups: 0,
+            empty_accepts: 0,
+            cpu: Duration::ZERO,
+            errors: BTreeMap::new(),
+            too_soon: 0,
+            operations: 0,
+            repeats: 0,
+            label,
+        }
+    }
+
+    /// Adds a run, and gives its requests.
+    pub(crate) fn add(&mut self, measured: &Measured) -> Vec<Served> {
+        self.repeats += 1;
+        let slow_ns = nanos(self.label.slow);
+        self.waits.add(measured.all().map(wait_ns), slow_ns);
+        if let Some(probe) = &measured.probe {
+            self.probe.get_or_insert_with(Waits::default).add(probe.iter().map(wait_ns), slow_ns);
+        }
+        self.operations += measured.all().count() as u64;
+        self.too_soon += measured
+            .all()
+            .filter(|answered| answered.received_ns - answered.sent_ns < answered.asked_ns)
+            .count() as u64;
+        for (name, count) in &measured.errors {
+            *self.errors.entry(name.clone()).or_default() += count;
+        }
+        self.cpu += measured.cpu;
+        if measured.seats.is_empty() {
+            self.add_told(measured);
+        } else {
+            self.add_seats(measured);
+        }
+        let served = self.served(measured);
+        let passages: Vec<Passage> = served.iter().map(|served| served.passage).collect();
+        let all_busy = AllBusy::of(&passages, self.requests.len());
+        self.misplaced_ns +=
+            passages.iter().map(|passage| u128::from(all_busy.misplaced_ns(passage))).sum::<u128>();
+        served
+    }
+
+    /// What our own workers counted.
+    fn add_seats(&mut self, measured: &Measured) {
+        let count = |of: fn(&fourtuple::listen::SeatStats) -> u64| -> Vec<u64> {
+            measured.seats.iter().map(of).collect()
+        };
+        let (accepts, requests) = (count(|seat| seat.accepts), count(|seat| seat.requests));
+        self.balance(&accepts, &requests);
+        add_each(&mut self.accepts, &accepts);
+        add_each(&mut self.requests, &requests);
+        add_each(&mut self.busy_ns, &count(|seat| nanos(seat.busy)));
+        // They are a state and not a sum: those of the last run.
+        self.sockets = count(|seat| seat.open);
+        self.wakeups += measured.seats.iter().map(|seat| seat.wakeups).sum::<u64>();
+        self.empty_accepts += measured.seats.iter().map(|seat| seat.empty_accepts).sum::<u64>();
+    }
+
+    /// What answers told of workers that are not ours: the first of a connection tells who accepted it.
+    fn add_told(&mut self, measured: &Measured) {
+        let names = names(measured);
+        let workers = names.len().max(self.label.workers);
+        let (mut accepts, mut requests, mut busy) = (vec![0; workers], vec![0; workers], vec![0; workers]);
+        for answered in measured.all() {
+            let Some(worker) = answered.told.worker.and_then(|name| names.get(&name)) else { continue };
+            accepts[*worker] += u64::from(answered.first);
+            requests[*worker] += 1;
+            busy[*worker] += service_ns(answered);
+        }
+        self.balance(&accepts, &requests);
+        add_each(&mut self.accepts, &accepts);
+        add_each(&mut self.requests, &requests);
+        add_each(&mut self.busy_ns, &busy);
+    }
+
+    fn balance(&mut self, accepts: &[u64], requests: &[u64]) {
+        let shares = if self.label.balance_of_accepts { accepts } else { requests };
+        self.jain.extend(balance::jain(shares));
+        self.max_over_mean.extend(balance::max_over_mean(shares));
+    }
+
+    /// Requests whose worker is known.
+    fn served(&self, measured: &Measured) -> Vec<Served> {
+        let names = if measured.seats.is_empty() {
+            names(measured)
+        } else {
+            (0..measured.seats.len()).map(|seat| (seat as u64, seat)).collect()
+        };
+        let served = |answered: &Answered| {
+            let worker = *names.get(&answered.told.worker?)?;
+            let (begun_ns, ended_ns) = span(answered);
+            let passage = Passage { sent_ns: answered.sent_ns, begun_ns, ended_ns, worker };
+            Some(Served { passage, waited_ns: wait_ns(answered) })
+        };
+        measured.all().filter_map(served).collect()
+    }
+
+    /// Requests answered.
+    pub(crate) fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Runs added.
+    pub(crate) fn repeats(&self) -> u32 {
+        self.repeats
+    }
+
+    /// The sums as a record keeps them.
+    pub(crate) fn cell(&self) -> AcceptCell {
+        let accepts: u64 = self.accepts.iter().sum();
+        let ours = self.label.server.is_none();
+        let per_accept = |count: u64| (ours && accepts > 0).then(|| count as f64 / accepts as f64);
+        let operations = self.operations.max(1);
+        AcceptCell {
+            policy: self.label.policy.clone(),
+            server: self.label.server.clone(),
+            family: self.label.family.to_string(),
+            close_every: self.label.close_every,
+            load: self.label.load.to_owned(),
+            workers: self.requests.len() as u32,
+            clients: self.label.clients,
+            accepts: self.accepts.clone(),
+            requests: self.requests.clone(),
+            sockets: self.sockets.clone(),
+            busy_ns: self.busy_ns.clone(),
+            jain: mean(&self.jain),
+            max_over_mean: mean(&self.max_over_mean),
+            wait_ns: self.waits.record(),
+            slow_per_10k: self.waits.slow_per_10k(),
+            misplaced_wait_ns: (self.misplaced_ns / u128::from(operations)) as u64,
+            probe: self.probe.as_ref().map(|probe| Probe {
+                requests: probe.all.count(),
+                slow_per_10k: probe.slow_per_10k(),
+                wait_ns: probe.record(),
+            }),
+            cpu_ns_per_request: nanos(self.cpu) / operations,
+            wakeups_per_accept: per_accept(self.wakeups),
+            empty_accepts_per_accept: per_accept(self.empty_accepts),
+            operations: self.operations,
+            errors: self.errors.clone(),
+            repeats: self.repeats,
+        }
+    }
+}
+
+/// When a worker was at a request: as it told, if that is of our clock; else as long as was asked, until the answer came.
+fn span(answered: &Answered) -> (u64, u64) {
+    match (answered.told.begun_ns, answered.told.ended_ns) {
+        (Some(begun), Some(ended))
+            if answered.sent_ns <= begun && begun <= ended && ended <= answered.received_ns =>
+        {
+            (begun, ended)
+        }
+        _ => {
+            let begun = answered.received_ns.saturating_sub(answered.asked_ns);
+            (begun.max(answered.sent_ns), answered.received_ns)
+        }
+    }
+}
+
+/// How long a worker was at a request: as it told, whatever its clock, else as was asked.
+fn service_ns(answered: &Answered) -> u64 {
+    match (answered.told.begun_ns, answered.told.ended_ns) {
+        (Some(begun), Some(ended)) if begun <= ended => ended - begun,
+        _ => answered.asked_ns,
+    }
+}
+
+/// Latency less service.
+pub(crate) fn wait_ns(answered: &Answered) -> u64 {
+    (answered.received_ns - answered.intended_ns).saturating_sub(service_ns(answered))
+}
+
+/// Workers' numbers as they call themselves (an identifier of a process, say), and the places they have here.
+fn names(measured: &Measured) -> BTreeMap<u64, usize> {
+    let told: std::collections::BTreeSet<u64> =
+        measured.all().filter_map(|answered| answered.told.worker).collect();
+    told.into_iter().enumerate().map(|(place, name)| (name, place)).collect()
+}
+
+fn add_each(sums: &mut Vec<u64>, more: &[u64]) {
+    if sums.len() < more.len() {
+        sums.resize(more.len(), 0);
+    }
+    sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple::listen::SeatStats;
+
+    use super::super::wire::Told;
+    use super::*;
+
+    fn label(workers: usize) -> Label {
+        Label {
+            policy: "rotate".to_owned(),
+            server: None,
+            family: Family::Unix,
+            close_every: 1,
+            load: "sleep",
+            workers,
+            clients: 2,
+            balance_of_accepts: false,
+            slow: Duration::from_nanos(50),
+        }
+    }
+
+    fn answered(intended_ns: u64, begun: u64, ended: u64, received_ns: u64, worker: u64) -> Answered {
+        let told = Told { worker: Some(worker), begun_ns: Some(begun), ended_ns: Some(ended) };
+        Answered { intended_ns, sent_ns: intended_ns + 1, received_ns, asked_ns: 10, told, first: true }
+    }
+
+    fn seats(requests: [u64; 2]) -> Vec<SeatStats> {
+        requests
+            .iter()
+            .map(|&requests| SeatStats {
+                accepts: requests,
+                requests,
+                wakeups: 2 * requests,
+                open: 1,
+                ..SeatStats::default()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn waits_are_latency_less_service_and_add_up_over_runs() {
+        let mut sums = Sums::new(label(2));
+        // Worker 0 is busy from 2 to 102, and the second waits for it while worker 1 idles.
+        let run = Measured {
+            load: vec![answered(0, 2, 102, 103, 0), answered(9, 102, 112, 113, 0)],
+            probe: Some(vec![answered(200, 205, 215, 220, 1)]),
+            seats: seats([2, 1]),
+            cpu: Duration::from_nanos(33),
+            ..Measured::default()
+        };
+        let served = sums.add(&run);
+        assert_eq!(served.iter().map(|served| served.waited_ns).collect::<Vec<_>>(), [3, 94, 10]);
+        let cell = sums.cell();
+        assert_eq!((cell.wait_ns.p50, cell.wait_ns.max, cell.wait_ns.p999_low), (10, 94, None));
+        assert_eq!((cell.operations, cell.requests, cell.sockets), (3, vec![2, 1], vec![1, 1]));
+        assert!((cell.slow_per_10k - 10_000.0 / 3.0).abs() < 1e-9);
+        assert_eq!(cell.probe.map(|probe| (probe.requests, probe.wait_ns.max)), Some((1, 10)));
+        // From being sent to the beginning: 1, 92 and 4, and never were both busy.
+        assert_eq!(cell.misplaced_wait_ns, (1 + 92 + 4) / 3);
+        assert_eq!((cell.cpu_ns_per_request, cell.wakeups_per_accept), (11, Some(2.0)));
+        sums.add(&Measured { seats: seats([1, 2]), ..run.clone() });
+        sums.add(&Measured { seats: seats([3, 0]), ..run.clone() });
+        let cell = sums.cell();
+        assert_eq!((cell.operations, cell.repeats, cell.requests), (9, 3, vec![6, 3]));
+        assert_eq!((cell.wait_ns.p999_low, cell.wait_ns.p999_high), (Some(94), Some(94)));
+        // The mean of 0.9, 0.9 and 0.5: less even than the sums are.
+        assert!((cell.jain.unwrap() - (0.9 + 0.9 + 0.5) / 3.0).abs() < 1e-9, "{:?}", cell.jain);
+    }
+
+    #[test]
+    fn workers_of_others_are_known_by_what_they_tell() {
+        let mut sums = Sums::new(Label { server: Some("nginx".to_owned()), ..label(3) });
+        let silent = |intended: u64, received: u64, worker: Option<u64>| Answered {
+            told: Told { worker, ..Told::default() },
+            ..answered(intended, 0, 0, received, 0)
+        };
+        let load = vec![silent(0, 30, Some(4711)), silent(0, 20, Some(815)), silent(50, 90, None)];
+        let served = sums.add(&Measured { load, ..Measured::default() });
+        assert_eq!(served.len(), 2, "of the third nobody knows where it was");
+        assert_eq!((served[0].passage.worker, served[0].passage.begun_ns), (1, 20));
+        let cell = sums.cell();
+        assert_eq!((cell.workers, &cell.requests, cell.operations), (3, &vec![1, 1, 0], 3));
+        assert_eq!((cell.wait_ns.max, cell.wakeups_per_accept, cell.accepts), (30, None, vec![1, 1, 0]));
+        assert_eq!(sums.too_soon, 0);
+        sums.add(&Measured { load: vec![silent(0, 5, None)], ..Measured::default() });
+        assert_eq!(sums.too_soon, 1);
+    }
+
+    #[test]
+    fn nothing_measured_is_no_number() {
+        let mut sums = Sums::new(label(2));
+        sums.add(&Measured { seats: seats([0, 0]), ..Measured::default() });
+        let cell = sums.cell();
+        assert_eq!((cell.jain, cell.max_over_mean, cell.wakeups_per_accept), (None, None, None));
+        assert_eq!((cell.operations, cell.slow_per_10k, cell.misplaced_wait_ns), (0, 0.0, 0));
+    }
+}

@@ -1,0 +1,209 @@
+//! Requests and answers as bytes: as much of HTTP/1.1 as other people's servers need to take part.
+
+use std::time::Duration;
+
+/// Longest head that is read; ours have a tenth of it.
+const LONGEST_HEAD: usize = 8 * 1024;
+
+/// Headers that a head may have.
+const MOST_HEADERS: usize = 32;
+
+/// What a worker is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// How long to work.
+    pub(crate) work: Duration,
+    /// Whether the connection ends with the answer.
+    pub(crate) close: bool,
+    /// Bytes of the request.
+    pub(crate) length: usize,
+}
+
+/// When which worker worked; CLOCK_MONOTONIC in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// X-Worker: a number, of our own workers their seat.
+    pub(crate) worker: Option<u64>,
+    /// X-Begin.
+    pub(crate) begun_ns: Option<u64>,
+    /// X-End.
+    pub(crate) ended_ns: Option<u64>,
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    /// What it tells of its worker.
+    pub(crate) told: Told,
+    /// Whether the server closes the connection.
+    pub(crate) close: bool,
+    /// Bytes of the answer; `None`: all until the server closes.
+    pub(crate) length: Option<usize>,
+}
+
+/// Bytes that are not what they should be: why, in a few words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+/// Appends a request for `work` to `out`. `path` may have a query already.
+pub(crate) fn write_request(out: &mut Vec<u8>, path: &str, host: &str, work: Duration, close: bool) {
+    let joint = if path.contains('?') { '&' } else { '?' };
+    let closing = if close { "Connection: close\r\n" } else { "" };
+    let work = work.as_nanos();
+    out.extend_from_slice(
+        format!("GET {path}{joint}work={work} HTTP/1.1\r\nHost: {host}\r\n{closing}\r\n").as_bytes(),
+    );
+}
+
+/// Reads the request that `bytes` begin with; `None`: there is more to come.
+pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Asked>, Malformed> {
+    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    let length = match request.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) if bytes.len() <= LONGEST_HEAD => return Ok(None),
+        Ok(httparse::Status::Partial) => return Err(Malformed("a head that is too long")),
+        Err(_) => return Err(Malformed("no HTTP")),
+    };
+    let path = request.path.unwrap_or_default();
+    let work = path
+        .split_once('?')
+        .and_then(|(_, query)| query.split('&').find_map(|part| part.strip_prefix("work=")))
+        .map_or(Ok(0), |text| text.parse().map_err(|_| Malformed("work that is no number")))?;
+    if value(request.headers, "content-length").is_some_and(|length| length != "0")
+        || value(request.headers, "transfer-encoding").is_some()
+    {
+        return Err(Malformed("a request with a body"));
+    }
+    let close = closes(request.headers, request.version);
+    Ok(Some(Asked { work: Duration::from_nanos(work), close, length }))
+}
+
+/// Appends an answer to `out`.
+pub(crate) fn write_answer(out: &mut Vec<u8>, worker: usize, begun_ns: u64, ended_ns: u64, close: bool) {
+    let closing = if close { "Connection: close\r\n" } else { "" };
+    out.extend_from_slice(
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-Worker: {worker}\r\nX-Begin: {begun_ns}\r\nX-End: {ended_ns}\r\n\
+             {closing}\r\nok\n"
+        )
+        .as_bytes(),
+    );
+}
+
+/// Reads the answer that `bytes` begin with, as far as its head; `None`: there is more to come.
+pub(crate) fn read_answer(bytes: &[u8]) -> Result<Option<Heard>, Malformed> {
+    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let head = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(head)) => head,
+        Ok(httparse::Status::Partial) if bytes.len() <= LONGEST_HEAD => return Ok(None),
+        Ok(httparse::Status::Partial) => return Err(Malformed("a head that is too long")),
+        Err(_) => return Err(Malformed("no HTTP")),
+    };
+    if response.code != Some(200) {
+        return Err(Malformed("another status than 200"));
+    }
+    if value(response.headers, "transfer-encoding").is_some() {
+        return Err(Malformed("a chunked answer"));
+    }
+    let body = match value(response.headers, "content-length") {
+        Some(text) => Some(text.parse::<usize>().map_err(|_| Malformed("a length that is no number"))?),
+        None => None,
+    };
+    let tell = |name| value(response.headers, name).and_then(|text| text.parse().ok());
+    Ok(Some(Heard {
+        told: Told { worker: tell("x-worker"), begun_ns: tell("x-begin"), ended_ns: tell("x-end") },
+        // Without a length the end of the connection is the end of the answer (RFC 9112, 6.3).
+        close: body.is_none() || closes(response.headers, response.version),
+        length: body.map(|body| head.saturating_add(body)),
+    }))
+}
+
+/// The value of a header.
+fn value<'h>(headers: &[httparse::Header<'h>], name: &str) -> Option<&'h str> {
+    let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+    std::str::from_utf8(header.value).ok().map(str::trim)
+}
+
+/// Whether a connection ends here: by default that of HTTP/1.0 does, that of HTTP/1.1 does not.
+fn closes(headers: &[httparse::Header<'_>], version: Option<u8>) -> bool {
+    match value(headers, "connection") {
+        Some(text) if text.eq_ignore_ascii_case("close") => true,
+        Some(text) if text.eq_ignore_ascii_case("keep-alive") => false,
+        _ => version == Some(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORK: Duration = Duration::from_nanos(100_000);
+
+    #[test]
+    fn a_request_is_read_as_it_was_written_also_in_pieces() {
+        for (path, close) in [("/", false), ("/", true), ("/a?b=c", true)] {
+            let mut bytes = Vec::new();
+            write_request(&mut bytes, path, "lab", WORK, close);
+            for cut in 0..bytes.len() {
+                assert_eq!(read_request(&bytes[..cut]), Ok(None), "{cut} of {path}");
+            }
+            let length = bytes.len();
+            bytes.extend_from_slice(b"GET /the/next");
+            assert_eq!(read_request(&bytes), Ok(Some(Asked { work: WORK, close, length })));
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written_also_in_pieces() {
+        for close in [false, true] {
+            let mut bytes = Vec::new();
+            write_answer(&mut bytes, 3, 70, 90, close);
+            let head = bytes.len() - 3;
+            for cut in 0..head {
+                assert_eq!(read_answer(&bytes[..cut]), Ok(None), "{cut}");
+            }
+            let told = Told { worker: Some(3), begun_ns: Some(70), ended_ns: Some(90) };
+            for cut in head..=bytes.len() {
+                assert_eq!(
+                    read_answer(&bytes[..cut]),
+                    Ok(Some(Heard { told, close, length: Some(bytes.len()) }))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn other_peoples_answers() {
+        let plain = b"HTTP/1.1 200 OK\r\nServer: nginx\r\ncontent-length: 2\r\n\r\nok";
+        let heard = read_answer(plain).unwrap().unwrap();
+        assert_eq!((heard.told, heard.close, heard.length), (Told::default(), false, Some(plain.len())));
+        let old = b"HTTP/1.0 200 OK\r\n\r\nuntil the end";
+        let heard = read_answer(old).unwrap().unwrap();
+        assert_eq!((heard.close, heard.length), (true, None));
+        for (bytes, why) in [
+            (&b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"[..], "another status than 200"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "a chunked answer"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "a length that is no number"),
+            (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
+        ] {
+            assert_eq!(read_answer(bytes), Err(Malformed(why)));
+        }
+    }
+
+    #[test]
+    fn requests_that_are_none() {
+        let endless = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'a'; LONGEST_HEAD]].concat();
+        for (bytes, why) in [
+            (&b"\x16\x03\x01 hello\r\n\r\n"[..], "no HTTP"),
+            (b"GET /?work=soon HTTP/1.1\r\n\r\n", "work that is no number"),
+            (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", "a request with a body"),
+            (&endless, "a head that is too long"),
+        ] {
+            assert_eq!(read_request(bytes), Err(Malformed(why)));
+        }
+        let idle = read_request(b"GET / HTTP/1.1\r\n\r\n").unwrap().unwrap();
+        assert_eq!((idle.work, idle.close), (Duration::ZERO, false));
+    }
+}

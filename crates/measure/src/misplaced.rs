@@ -1,0 +1,172 @@
+//! Misplaced wait: time that a request waits while some worker has nothing to do.
+//!
+//! Waiting has two causes. When all workers are busy, there is too much work, and no placement would help; when one is
+//! idle, the request waits in the wrong place. A central queue, from which whoever is free takes the next request, scores
+//! 0, apart from the time that a woken worker needs to come, which is in it: on an idle machine some tens of microseconds.
+
+/// One request on its way through a pool of workers; times of one clock, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// When it was sent.
+    pub sent_ns: u64,
+    /// When a worker began with it.
+    pub begun_ns: u64,
+    /// When that worker was done with it.
+    pub ended_ns: u64,
+    /// Which worker, from 0.
+    pub worker: usize,
+}
+
+/// When all of a pool's workers were busy at once.
+#[derive(Clone, Debug, Default)]
+pub struct AllBusy {
+    /// From, to, and how much of such time there was before; ascending, without overlap.
+    stretches: Vec<(u64, u64, u64)>,
+}
+
+impl AllBusy {
+    /// Of a pool of `workers`, from all the requests of a run. A worker is busy from the beginning to the end of each of
+    /// its requests; should two of them overlap, it is busy once.
+    pub fn of(passages: &[Passage], workers: usize) -> AllBusy {
+        let mut spans: Vec<(usize, u64, u64)> = passages
+            .iter()
+            .filter(|passage| passage.ended_ns > passage.begun_ns)
+            .map(|passage| (passage.worker, passage.begun_ns, passage.ended_ns))
+            .collect();
+        spans.sort_unstable();
+        // Of each worker: from when on it is busy (+1) and until when (-1).
+        let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * spans.len());
+        let mut open: Option<(usize, u64)> = None;
+        for (worker, from, to) in spans {
+            open = match open {
+                Some((of, until)) if of == worker && from <= until => Some((of, until.max(to))),
+                before => {
+                    edges.extend(before.map(|(_, until)| (until, -1)));
+                    edges.push((from, 1));
+                    Some((worker, to))
+                }
+            };
+        }
+        edges.extend(open.map(|(_, until)| (until, -1)));
+        edges.sort_unstable();
+        let mut busy = 0;
+        let mut since = None;
+        let mut before = 0;
+        let mut stretches = Vec::new();
+        for (at, step) in edges {
+            busy += step;
+            if busy == workers as i64 && step > 0 {
+                since = Some(at);
+            } else if let Some(from) = since.take() {
+                stretches.push((from, at, before));
+                before += at - from;
+            }
+        }
+        AllBusy { stretches }
+    }
+
+    /// How much of such time there was before `at`.
+    fn before(&self, at: u64) -> u64 {
+        let next = self.stretches.partition_point(|(from, _, _)| *from < at);
+        match next.checked_sub(1).map(|last| self.stretches[last]) {
+            Some((from, to, before)) => before + at.min(to) - from,
+            None => 0,
+        }
+    }
+
+    /// The part of a request's wait in which some worker was idle, in nanoseconds.
+    pub fn misplaced_ns(&self, passage: &Passage) -> u64 {
+        let waited = passage.begun_ns.saturating_sub(passage.sent_ns);
+        if waited == 0 {
+            return 0;
+        }
+        waited.saturating_sub(self.before(passage.begun_ns) - self.before(passage.sent_ns))
+    }
+}
+
+/// The mean misplaced wait of all requests of a run by a pool of `workers`, in nanoseconds; 0 when there were none.
+pub fn mean_misplaced_ns(passages: &[Passage], workers: usize) -> u64 {
+    let all_busy = AllBusy::of(passages, workers);
+    let sum: u128 = passages.iter().map(|passage| u128::from(all_busy.misplaced_ns(passage))).sum();
+    (sum / passages.len().max(1) as u128) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passage(worker: usize, sent_ns: u64, begun_ns: u64, ended_ns: u64) -> Passage {
+        Passage { sent_ns, begun_ns, ended_ns, worker }
+    }
+
+    fn misplaced(passages: &[Passage], workers: usize) -> Vec<u64> {
+        let all_busy = AllBusy::of(passages, workers);
+        passages.iter().map(|passage| all_busy.misplaced_ns(passage)).collect()
+    }
+
+    #[test]
+    fn behind_a_busy_worker_while_another_idles_is_all_misplaced() {
+        let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
+        assert_eq!(misplaced(&passages, 2), [0, 90]);
+        assert_eq!(mean_misplaced_ns(&passages, 2), 45);
+    }
+
+    #[test]
+    fn nobody_idle_is_overload_and_not_misplaced() {
+        let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
+        assert_eq!(misplaced(&passages, 1), [0, 0]);
+        // Two workers, both busy from 0 to 50 and one of them to 100: from 50 on the other could have had it.
+        let passages = [passage(0, 0, 0, 100), passage(1, 0, 0, 50), passage(0, 20, 100, 120)];
+        assert_eq!(misplaced(&passages, 2), [0, 0, 50]);
+    }
+
+    #[test]
+    fn a_wait_over_several_stretches_counts_the_gaps_between_them() {
+        // Worker 0 without a pause from 0 to 100; worker 1 is busy from 10 to 20, and from 40 to 60.
+        let pool = [passage(0, 0, 0, 100), passage(1, 10, 10, 20), passage(1, 40, 40, 60)];
+        for (sent, begun, idle) in
+            [(0, 100, 70), (15, 50, 20), (12, 18, 0), (25, 35, 10), (60, 100, 40), (20, 40, 20), (5, 5, 0)]
+        {
+            let all_busy = AllBusy::of(&pool, 2);
+            let waiting = passage(0, sent, begun, begun + 1);
+            assert_eq!(all_busy.misplaced_ns(&waiting), idle, "from {sent} to {begun}");
+        }
+    }
+
+    #[test]
+    fn requests_one_right_after_the_other_leave_no_gap() {
+        let passages =
+            [passage(0, 0, 0, 10), passage(0, 0, 10, 20), passage(0, 0, 20, 30), passage(1, 0, 0, 30)];
+        assert_eq!(misplaced(&passages, 2), [0, 0, 0, 0]);
+        assert_eq!(misplaced(&passages, 3), [0, 10, 20, 0]);
+    }
+
+    #[test]
+    fn a_worker_with_two_requests_at_once_is_busy_once() {
+        let passages = [passage(0, 0, 0, 50), passage(0, 0, 10, 30), passage(0, 20, 60, 70)];
+        assert_eq!(misplaced(&passages, 2), [0, 10, 40]);
+    }
+
+    #[test]
+    fn none_is_nothing_and_clocks_that_disagree_do_no_harm() {
+        assert_eq!(mean_misplaced_ns(&[], 4), 0);
+        assert_eq!(misplaced(&[passage(0, 50, 40, 45), passage(7, 0, 9, 3)], 1), [0, 9]);
+    }
+
+    #[test]
+    fn a_central_queue_scores_nothing() {
+        // Whoever is free takes the next: played by hand for 3 workers.
+        let mut free = [0_u64; 3];
+        let passages: Vec<Passage> = (0..500_u64)
+            .map(|index| {
+                let sent = index * 7;
+                let worker = (0..3).min_by_key(|&worker| free[worker]).unwrap();
+                let begun = sent.max(free[worker]);
+                free[worker] = begun + if index % 5 == 0 { 60 } else { 8 };
+                passage(worker, sent, begun, free[worker])
+            })
+            .collect();
+        assert!(passages.iter().any(|passage| passage.begun_ns > passage.sent_ns), "nobody waited at all");
+        assert_eq!(mean_misplaced_ns(&passages, 3), 0);
+    }
+}

@@ -2,10 +2,11 @@
 //!
 //! Nobody needs a compiler: the objects are in the tree, and `cargo xtask bpf` builds them anew. Programs and maps belong
 //! to whoever loaded them and go with the last descriptor and the last socket that they are attached to; nothing is
-//! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace.
+//! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, tracing CAP_BPF and CAP_PERFMON.
 #![allow(unsafe_code)]
 
 mod call;
+pub mod connect_search;
 mod error;
 mod hand_over;
 mod leaks;
@@ -13,6 +14,7 @@ mod least_busy;
 mod object;
 mod shared;
 
+pub use connect_search::ConnectSearch;
 pub use error::BpfError;
 pub use hand_over::HandOver;
 pub use leaks::Leaks;

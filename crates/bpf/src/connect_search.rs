@@ -1,0 +1,440 @@
+//! How long connect() looks for a source port, on a live system: counts and histograms made in the kernel.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
+use std::ptr;
+
+use aya::maps::{Array, HashMap, Map, MapData, RingBuf};
+use aya::programs::tp_btf::BtfTracePointLink;
+use aya::programs::{BtfTracePoint, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader, Pod, include_bytes_aligned};
+use fourtuple_syscalls::errno_name;
+
+use crate::error::BpfError;
+
+const NAME: &str = "connect_search";
+const LOAD: &str = "bpf(BPF_PROG_LOAD)";
+
+/// Octaves of the histograms: they go up to 2^36 ns (69 s).
+pub const OCTAVES: u32 = 36;
+/// The histograms of all have 2^5 steps to an octave.
+pub const FINE_BITS: u32 = 5;
+/// Those of one tuple have 2^3.
+pub const COARSE_BITS: u32 = 3;
+const FINE: usize = ((OCTAVES - FINE_BITS + 1) << FINE_BITS) as usize;
+const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as usize;
+/// The most pairs of process and destination that are told apart.
+pub const TUPLES: usize = 2048;
+
+/// In `errnos`: nobody told.
+const UNKNOWN: usize = 0;
+/// In `errnos`: the program closed the socket while the handshake went on.
+const CLOSED_EARLY: usize = 255;
+
+/// Which programs in the order of attaching: what begins a search comes last, and goes first.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("call_ended", "sys_exit"),
+    ("packet_queued", "net_dev_queue"),
+    ("route_lookup", "fib_table_lookup"),
+    ("set_state", "inet_sock_set_state"),
+];
+
+/// Which connects are looked at: all that match everything that is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Process, as this process's PID namespace numbers it.
+    pub process: Option<u32>,
+    /// Name of the thread that connects (comm), of which the kernel keeps 15 bytes.
+    pub name: Option<String>,
+    /// Destination.
+    pub address: Option<IpAddr>,
+    /// Port of the destination.
+    pub port: Option<u16>,
+    /// Id of a cgroup (version 2), which is the inode of its directory; those below it count as well.
+    pub cgroup: Option<u64>,
+    /// How many single searches a second are told, about; and as many that took `outlier_ns` or longer.
+    pub samples_per_s: u32,
+    /// See `samples_per_s`.
+    pub outlier_ns: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Settings {
+    began_ns: u64,
+    cgroup: u64,
+    namespace_device: u64,
+    namespace_inode: u64,
+    outlier_ns: u64,
+    flags: u32,
+    process: u32,
+    samples_per_window: u32,
+    outliers_per_window: u32,
+    name: [u8; 16],
+    address: [u8; 16],
+    port: u16,
+    hole: [u16; 3],
+}
+
+const HAS_PROCESS: u32 = 1;
+const HAS_NAME: u32 = 2;
+const HAS_ADDRESS: u32 = 4;
+const HAS_PORT: u32 = 8;
+const HAS_CGROUP: u32 = 16;
+/// Samples are taken in windows of 2^24 ns.
+const WINDOW_NS: u64 = 1 << 24;
+
+/// A process and where it connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TupleKey {
+    address: [u8; 16],
+    /// Process, in this process's PID namespace if it is there.
+    pub process: u32,
+    /// Port of the destination.
+    pub port: u16,
+    hole: u16,
+}
+
+/// What is known of the connects of one process to one destination. Arrays of two are of even and of odd source ports.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Tuple {
+    name: [u8; 16],
+    /// Searches that found a port.
+    pub searches: [u64; 2],
+    /// How long they took together, in nanoseconds.
+    pub search_ns: [u64; 2],
+    /// Connects that failed, whenever.
+    pub failed: u64,
+    /// Of these, with EADDRNOTAVAIL.
+    pub no_port: u64,
+    /// Connects from a port that was bound before: without a search.
+    pub given_port: u64,
+    /// Handshakes that came to their end.
+    pub established: u64,
+    /// Searches by time: [`COARSE_BITS`].
+    pub buckets: [[u32; COARSE]; 2],
+}
+
+/// Times, counted in the kernel.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Times {
+    /// How many.
+    pub count: u64,
+    /// Their sum, in nanoseconds.
+    pub sum_ns: u64,
+    /// The longest, in nanoseconds.
+    pub max_ns: u64,
+    /// By length: [`FINE_BITS`].
+    pub buckets: [u64; FINE],
+}
+
+/// Sums over all connects that were wanted.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Totals {
+    /// Samples for which the ring had no room.
+    pub lost_events: u64,
+    /// Connects for which the maps had no room; nothing else is known of them.
+    pub lost_starts: u64,
+    /// Searches, failures and handshakes that are in no tuple, because there were too many.
+    pub lost_tuples: u64,
+    /// Connections whose search's end was not seen.
+    pub without_end: u64,
+    /// Connects from a port that was bound before.
+    pub given_port: u64,
+    /// Searches during which the task was not running all the time.
+    pub switched: u64,
+    /// Failures whose errno has not been told yet.
+    waiting: u64,
+    window: u64,
+    samples_taken: u32,
+    outliers_taken: u32,
+    /// Failures by errno.
+    errnos: [u64; 256],
+    /// Searches that found an even port.
+    pub even: Times,
+    /// Searches that found an odd port.
+    pub odd: Times,
+    /// From the end of the search until the connection was established.
+    pub handshake: Times,
+    /// Searches that found none.
+    pub failed: Times,
+}
+
+/// One search of a sample.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Event {
+    /// When it ended, in nanoseconds since the programs were attached.
+    pub at_ns: u64,
+    /// How long it took.
+    pub search_ns: u64,
+    address: [u8; 16],
+    /// Process, in this process's PID namespace if it is there.
+    pub process: u32,
+    /// Port of the destination.
+    pub port: u16,
+    /// The port that was found; 0: none.
+    pub source_port: u16,
+}
+
+// As in connect_search.bpf.c.
+const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
+const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
+const _: () = assert!(mem::size_of::<Tuple>() == 80 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 48);
+const _: () = assert!(mem::size_of::<Times>() == 24 + 8 * FINE);
+const _: () = assert!(mem::size_of::<Totals>() == 72 + 8 * 256 + 4 * mem::size_of::<Times>());
+const _: () = assert!(mem::size_of::<Event>() == 40 && mem::offset_of!(Event, source_port) == 38);
+
+// SAFETY: integers and arrays of them without holes, in the layout of the map's values.
+unsafe impl Pod for Settings {}
+// SAFETY: as above.
+unsafe impl Pod for TupleKey {}
+// SAFETY: as above.
+unsafe impl Pod for Tuple {}
+// SAFETY: as above.
+unsafe impl Pod for Totals {}
+
+impl TupleKey {
+    /// The destination.
+    pub fn address(&self) -> IpAddr {
+        address(self.address)
+    }
+}
+
+impl Totals {
+    /// Failures by the name of their errno: `closed` when the program closed the socket while the handshake went on,
+    /// `unknown` when no system call told (io_uring), or has told yet.
+    pub fn failures(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        let numbers = self.errnos.iter().enumerate().map(|(errno, number)| match errno {
+            UNKNOWN => ("unknown".to_owned(), number + self.waiting),
+            CLOSED_EARLY => ("closed".to_owned(), *number),
+            errno => (errno_name(&io::Error::from_raw_os_error(errno as i32)), *number),
+        });
+        numbers.filter(|(_, number)| *number > 0)
+    }
+}
+
+impl Event {
+    /// The destination.
+    pub fn address(&self) -> IpAddr {
+        address(self.address)
+    }
+
+    fn read(bytes: &[u8]) -> Option<Event> {
+        // SAFETY: there are as many bytes, and any are a valid Event.
+        (bytes.len() == mem::size_of::<Event>())
+            .then(|| unsafe { ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+}
+
+impl Tuple {
+    /// Name of the thread that connected first.
+    pub fn name(&self) -> String {
+        let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
+        String::from_utf8_lossy(&self.name[..end]).into_owned()
+    }
+}
+
+fn address(bytes: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(bytes).to_canonical()
+}
+
+fn address_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+impl Wanted {
+    fn settings(&self, began_ns: u64, namespace: (u64, u64)) -> Settings {
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        let mut name = [0; 16];
+        let wanted = self.name.as_deref().unwrap_or_default().as_bytes();
+        let length = wanted.len().min(15);
+        name[..length].copy_from_slice(&wanted[..length]);
+        let windows_per_s = 1_000_000_000 / WINDOW_NS;
+        let per_window = u64::from(self.samples_per_s).div_ceil(windows_per_s) as u32;
+        Settings {
+            began_ns,
+            cgroup: self.cgroup.unwrap_or_default(),
+            namespace_device: namespace.0,
+            namespace_inode: namespace.1,
+            outlier_ns: self.outlier_ns,
+            flags: flag(self.process.is_some(), HAS_PROCESS)
+                | flag(self.name.is_some(), HAS_NAME)
+                | flag(self.address.is_some(), HAS_ADDRESS)
+                | flag(self.port.is_some(), HAS_PORT)
+                | flag(self.cgroup.is_some(), HAS_CGROUP),
+            process: self.process.unwrap_or_default(),
+            samples_per_window: per_window,
+            outliers_per_window: per_window,
+            name,
+            address: self.address.map(address_bytes).unwrap_or_default(),
+            port: self.port.unwrap_or_default(),
+            hole: [0; 3],
+        }
+    }
+}
+
+/// Programs on connect(), attached. They go with this value, and with the process.
+pub struct ConnectSearch {
+    links: Vec<BtfTracePointLink>,
+    sums: Array<MapData, Totals>,
+    tuples: HashMap<MapData, TupleKey, Tuple>,
+    ring: RingBuf<MapData>,
+}
+
+impl ConnectSearch {
+    /// How the kernel is asked: BTF-typed tracepoints.
+    pub const TIER: &str = "tp_btf";
+
+    /// Loads the programs and attaches them. Connects that are under way are not looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
+    /// one of the tracepoints, [`BpfError::Refused`] when the verifier does not take a program.
+    pub fn attach(wanted: &Wanted) -> Result<ConnectSearch, BpfError> {
+        let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
+            call: "open(/sys/kernel/btf/vmlinux)",
+            what: "type information (CONFIG_DEBUG_INFO_BTF)",
+            source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
+        })?;
+        let mut object = EbpfLoader::new()
+            .btf(Some(&btf))
+            .load(include_bytes_aligned!("connect_search.o"))
+            .map_err(|error| failure("bpf(BPF_MAP_CREATE)", &error))?;
+        let mut settings: Array<MapData, Settings> = map(&mut object, "settings")?;
+        let namespace =
+            fs::metadata("/proc/self/ns/pid").map_or((0, 0), |namespace| (namespace.dev(), namespace.ino()));
+        settings
+            .set(0, wanted.settings(monotonic_ns(), namespace), 0)
+            .map_err(|error| failure("bpf(BPF_MAP_UPDATE_ELEM)", &error))?;
+        let mut search = ConnectSearch {
+            links: Vec::new(),
+            sums: map(&mut object, "sums")?,
+            tuples: map(&mut object, "tuples")?,
+            ring: map(&mut object, "ring")?,
+        };
+        for (program, tracepoint) in PROGRAMS {
+            search.links.push(attach(&mut object, &btf, program, tracepoint)?);
+        }
+        Ok(search)
+    }
+
+    /// Takes the programs off; what they counted stays. A search that is under way is not counted any more.
+    pub fn detach(&mut self) {
+        while self.links.pop().is_some() {}
+    }
+
+    /// Hands over the samples since the last time.
+    pub fn drain(&mut self, mut take: impl FnMut(Event)) {
+        while let Some(item) = self.ring.next() {
+            if let Some(event) = Event::read(&item) {
+                take(event);
+            }
+        }
+    }
+
+    /// The sums as they are now.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    pub fn totals(&self) -> Result<Box<Totals>, BpfError> {
+        let totals = self.sums.get(&0, 0).map_err(|error| failure("bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
+        Ok(Box::new(totals))
+    }
+
+    /// All pairs of process and destination, in no order.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    pub fn tuples(&self) -> Result<Vec<(TupleKey, Tuple)>, BpfError> {
+        let tuples: Result<Vec<_>, _> = self.tuples.iter().collect();
+        tuples.map_err(|error| failure("bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+    }
+}
+
+impl fmt::Debug for ConnectSearch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ConnectSearch").field("links", &self.links).finish_non_exhaustive()
+    }
+}
+
+fn map<M: TryFrom<Map>>(object: &mut Ebpf, name: &'static str) -> Result<M, BpfError> {
+    let what = || BpfError::Object { program: NAME, what: format!("no map {name} of the expected kind") };
+    M::try_from(object.take_map(name).ok_or_else(what)?).map_err(|_| what())
+}
+
+fn attach(
+    object: &mut Ebpf,
+    btf: &Btf,
+    name: &'static str,
+    tracepoint: &'static str,
+) -> Result<BtfTracePointLink, BpfError> {
+    let what = || BpfError::Object { program: NAME, what: format!("no program {name} for a tracepoint") };
+    let program = object.program_mut(name).ok_or_else(what)?;
+    let program: &mut BtfTracePoint = program.try_into().map_err(|_| what())?;
+    program.load(tracepoint, btf).map_err(|error| refusal(name, tracepoint, error))?;
+    let link = program.attach().map_err(|error| failure("bpf(BPF_RAW_TRACEPOINT_OPEN)", &error))?;
+    program.take_link(link).map_err(|error| failure("bpf(BPF_RAW_TRACEPOINT_OPEN)", &error))
+}
+
+/// Why a program was not loaded.
+fn refusal(name: &'static str, tracepoint: &'static str, error: ProgramError) -> BpfError {
+    match error {
+        ProgramError::Btf(_) => BpfError::Absent {
+            call: LOAD,
+            what: tracepoint,
+            source: io::Error::from_raw_os_error(libc::ENOENT),
+        },
+        ProgramError::LoadError { io_error, verifier_log } => {
+            let log = verifier_log.to_string();
+            if log.trim().is_empty() || io_error.raw_os_error() == Some(libc::EPERM) {
+                return BpfError::of(LOAD, io_error);
+            }
+            let from = log.char_indices().rev().nth(600).map_or(0, |(at, _)| at);
+            BpfError::Refused { program: name, source: io_error, log: log[from..].trim().to_owned() }
+        }
+        other => failure(LOAD, &other),
+    }
+}
+
+/// aya's error as one of ours: what counts is the errno at its bottom.
+fn failure(call: &'static str, error: &(dyn std::error::Error + 'static)) -> BpfError {
+    match io_error(error) {
+        Some(source) => BpfError::of(call, source),
+        None => BpfError::Object { program: NAME, what: error.to_string() },
+    }
+}
+
+fn io_error(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let errno = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if let Some(errno) = errno {
+            return Some(io::Error::from_raw_os_error(errno));
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// CLOCK_MONOTONIC, which the programs read as well.
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec. The clock is there on every kernel.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

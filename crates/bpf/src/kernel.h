@@ -1,0 +1,99 @@
+/* What tracing programs need of the kernel: helpers, kinds of maps, and of its structs the fields that are read. Only names
+ * and types count: where a field lies the loader finds out from the BTF of the running kernel (CO-RE). A struct within an
+ * anonymous union is written without the union, for the loader looks through it. */
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long s64;
+
+#define SECTION(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+#define NULL ((void *)0)
+
+/* Maps: the loader reads the numbers out of the types (BTF). */
+#define NUMBER(name, value) int (*name)[value]
+#define TYPE(name, value) value *name
+enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_RING = 27 };
+/* BPF_ANY and BPF_NOEXIST. */
+enum { ANY = 0, NOT_TWICE = 1 };
+/* Nobody is woken for one event: whoever reads the ring comes by anyway. */
+enum { NO_WAKEUP = 1 };
+
+enum family { INET = 2, INET6 = 10 };
+enum protocol { TCP = 6 };
+/* include/net/tcp_states.h */
+enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, CLOSED = 7 };
+
+static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
+static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*const map_delete)(void *map, const void *key) = (void *)3;
+static u64 (*const monotonic_ns)(void) = (void *)5;
+static u32 (*const random_u32)(void) = (void *)7;
+static u64 (*const current_task_id)(void) = (void *)14;
+static long (*const current_name)(void *buffer, u32 size) = (void *)16;
+static u64 (*const current_ancestor_cgroup)(int level) = (void *)123;
+static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
+static void (*const ring_submit)(void *event, u64 flags) = (void *)132;
+
+struct ids_in_namespace {
+	u32 thread;
+	u32 process;
+};
+static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_in_namespace *ids, u32 size) = (void *)120;
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct in6_addr {
+	union {
+		u8 u6_addr8[16];
+		u32 u6_addr32[4];
+	} in6_u;
+};
+
+struct sock_common {
+	u32 skc_daddr;
+	u16 skc_dport;
+	u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	struct in6_addr skc_v6_daddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	u16 sk_protocol;
+	int sk_err;
+};
+
+struct sk_buff {
+	struct sock *sk;
+};
+
+struct flowi_common {
+	u8 flowic_proto;
+};
+
+union flowi_uli {
+	struct {
+		u16 dport;
+		u16 sport;
+	} ports;
+};
+
+struct flowi4 {
+	struct flowi_common __fl_common;
+	u32 daddr;
+	union flowi_uli uli;
+};
+
+struct task_struct {
+	unsigned long nvcsw;
+	unsigned long nivcsw;
+};
+
+#pragma clang attribute pop
+
+static struct task_struct *(*const current_task)(void) = (void *)158;

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{compare, lab, load, plan, report, serve};
+use commands::{compare, lab, load, plan, report, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -36,6 +36,7 @@ pub(crate) enum Command {
     Lab(lab::Lab),
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
+    Trace(trace::Trace),
     Compare(compare::Compare),
     Plan(plan::Plan),
     Report(report::Report),
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Report(report) => report.run(),
         Command::Load(load) => load.run(),
         Command::Serve(serve) => serve.run(),
+        Command::Trace(trace) => trace.run(),
     };
     match result {
         Ok(exit) => exit.into(),

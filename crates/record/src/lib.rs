@@ -18,6 +18,7 @@ mod ports;
 mod scatter;
 mod serve;
 mod time_wait;
+mod trace;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, S
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
+pub use trace::{
+    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceSample, TraceStep, TraceTuple,
+};
 
 /// The value of the `schema` field of every record of this version.
 pub const SCHEMA: &str = "fourtuple/1";
@@ -100,6 +104,8 @@ pub enum Saved {
     Load(LoadRecord),
     /// `fourtuple serve`
     Serve(ServeRecord),
+    /// `fourtuple trace connect`
+    TraceConnect(TraceConnectRecord),
 }
 
 /// Why a text is not a record.
@@ -141,6 +147,7 @@ impl Saved {
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),
             "serve" => Saved::Serve(serde_json::from_str(text)?),
+            "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

@@ -393,6 +393,80 @@ fn serve() -> (ServeSettings, ServeResults) {
     (settings, results)
 }
 
+fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
+    let settings = TraceConnectSettings {
+        process: Some(7),
+        name: Some("wrk".into()),
+        destination: Some("127.0.0.1".into()),
+        port: Some(8080),
+        cgroup: Some("/sys/fs/cgroup/web".into()),
+        for_ns: Some(5_000_000_000),
+        seed: 1,
+    };
+    let spread = Spread { count: 1, mean: 1_270, p50: 1_270, p99: 1_270, p999: 1_270, max: 1_270 };
+    let tuple = TraceTuple {
+        process: 7,
+        name: "wrk".into(),
+        destination: "127.0.0.1:8080".into(),
+        searches: 1,
+        even: 1,
+        odd: 0,
+        mean_ns: 1_270,
+        p99_ns: 1_270,
+        even_p50_ns: Some(1_270),
+        odd_p50_ns: Some(287_000),
+        failed: 1,
+        no_port: 1,
+        given_port: 0,
+        established: 1,
+    };
+    let sample = TraceSample { at_ns: 5, search_ns: 1_270, source_port: Some(32_768), tuple: Some(0) };
+    let results = TraceConnectResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 5_000_000_000,
+        searches: 1,
+        searches_per_s: 0.2,
+        failed: BTreeMap::from([("EADDRNOTAVAIL".into(), 1), ("closed".into(), 2)]),
+        given_port: 0,
+        established: 1,
+        lost: 0,
+        switched: 0,
+        search_ns: ByParity { all: Some(spread), even: Some(spread), odd: Some(spread) },
+        failed_search_ns: Some(spread),
+        handshake_ns: Some(spread),
+        histogram: vec![TraceStep { from_ns: 1_248, even: 1, odd: 0 }],
+        tuples: vec![tuple],
+        samples: vec![sample],
+    };
+    (settings, results)
+}
+
+/// Of everybody, where nobody connected: everything that may be null is.
+fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
+    let (settings, results) = trace_connect();
+    let settings = TraceConnectSettings {
+        process: None,
+        name: None,
+        destination: None,
+        port: None,
+        cgroup: None,
+        for_ns: None,
+        ..settings
+    };
+    let tuples = vec![TraceTuple { even_p50_ns: None, odd_p50_ns: None, ..results.tuples[0].clone() }];
+    let samples = vec![TraceSample { source_port: None, tuple: None, ..results.samples[0] }];
+    let search_ns = ByParity::default();
+    let results = TraceConnectResults {
+        search_ns,
+        failed_search_ns: None,
+        handshake_ns: None,
+        tuples,
+        samples,
+        ..results
+    };
+    (settings, results)
+}
+
 /// Over a unix socket, in a closed loop: everything that may be absent is.
 fn bare_load() -> (LoadSettings, LoadResults) {
     let (settings, results) = load();
@@ -410,7 +484,7 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 10] {
+fn samples() -> [(&'static str, Value); 12] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
     let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
@@ -419,6 +493,8 @@ fn samples() -> [(&'static str, Value); 10] {
     let (compare_settings, compare_results) = compare();
     let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
     let (serve_settings, serve_results) = serve();
+    let (trace_settings, trace_results) = trace_connect();
+    let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
     let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
     let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
     [
@@ -432,6 +508,8 @@ fn samples() -> [(&'static str, Value); 10] {
         ("serve", record("serve", serve_settings, serve_results)),
         ("lab accept", record("lab accept", accept_settings, accept_results)),
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
+        ("trace connect", record("trace connect", trace_settings, trace_results)),
+        ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
     ]
 }
 
@@ -458,7 +536,7 @@ fn all_places(value: &Value) -> Vec<String> {
 
 /// Objects whose keys are data.
 fn is_map(place: &str) -> bool {
-    ["/sysctls", "/capabilities", "/errors"].iter().any(|map| place.ends_with(map))
+    ["/sysctls", "/capabilities", "/errors", "/results/failed"].iter().any(|map| place.ends_with(map))
 }
 
 const OPTIONAL: [&str; 5] = ["arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
@@ -541,6 +619,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (_, serve),
         (_, accept),
         _,
+        (_, trace),
+        _,
     ] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
@@ -555,7 +635,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&compare, &load),
         (&load, &serve),
         (&serve, &accept),
-        (&accept, &lab),
+        (&accept, &trace),
+        (&trace, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

@@ -31,6 +31,21 @@ function decode(base64) {
   return dots;
 }
 
+// Samples of a trace where `of` puts them, in ascending order; those without a place are left out.
+function sampled(samples, of) {
+  const shown = samples.filter((sample) => of(sample) != null).sort((a, b) => of(a) - of(b));
+  const ns = Float64Array.from(shown, (sample) => Math.max(1, sample.search_ns));
+  return {
+    n: shown.length,
+    scattered: true,
+    x: Float64Array.from(shown, of),
+    ns,
+    log: Float32Array.from(ns, Math.log10),
+    kind: Uint8Array.from(shown, ({ source_port: port }) => (port == null ? FAILED : port & 1)),
+    ports: shown.map((sample) => sample.source_port),
+  };
+}
+
 // Over the last 1/128 of the dials that succeeded, like the line of a regression but without a model.
 function movingMean({ n, ns, kind }) {
   const mean = new Float64Array(n);
@@ -114,6 +129,49 @@ const kinds = {
       return `${count(runs[chosen].connections)} connections, mean ${mean(even)} on even ports and ` +
         `${mean(odd)} on odd ones, ${failed ? count(failed) : "none"} failed`;
     });
+    return u;
+  },
+
+  "trace-scatter"(figure) {
+    const { samples } = resultsOf(figure);
+    const views = [
+      { name: "by source port", label: "source port", of: (sample) => sample.source_port, value: (port) => String(Math.round(port)) },
+      { name: "over time", label: "time", of: (sample) => Math.max(1, sample.at_ns), value: tick },
+    ].map((view) => ({ ...view, dots: sampled(samples, view.of) })).filter(({ dots }) => dots.n);
+    figure.chosen ??= 0;
+    let { dots, ...view } = views[figure.chosen] ?? views[0];
+    const ends = ({ x, n }) => [x[0] - Math.max(1, (x[n - 1] - x[0]) / 100), x[n - 1] + Math.max(1, (x[n - 1] - x[0]) / 100)];
+    const times = samples.map((sample) => Math.max(1, sample.search_ns));
+    const least = times.reduce((a, b) => Math.min(a, b)), most = times.reduce((a, b) => Math.max(a, b));
+    const full = { x: ends(dots), y: decades(least, most) };
+    const mark = (label, name) => ({
+      label,
+      stroke: css(name),
+      fill: css(name),
+      paths: (u, series) => paint(u, dots, series - 1, css(name)),
+      points: { show: false },
+      value: (u, value, series, index) =>
+        (index == null || index >= dots.n ? "–" : `${duration(dots.ns[index])} (port ${dots.ports[index] || "none"})`),
+    });
+    const data = () => [dots.x, dots.ns, dots.ns, dots.ns];
+    const u = plot(figure, full, data(), {
+      scales: { x: { time: false, range: (u, min, max) => (u.status ? [Math.max(min, full.x[0]), Math.min(max, full.x[1])] : full.x) }, y: vertical(full.y, true) },
+      series: [
+        { label: "sample", value: (u, value) => (value == null ? "–" : view.value(value)) },
+        mark("even port", "--even"),
+        mark("odd port", "--odd"),
+        mark("found none", "--failed"),
+      ],
+      axes: [axis("", (value) => view.value(value), { space: 70 }), upright("time of the search", tick, log)],
+      cursor: { dataIdx: (u, series, index) => (series >= 1 ? nearest(u, dots, series - 1, index) : index) },
+    });
+    tabs(figure, views.map(({ name }) => name), (chosen) => {
+      ({ dots, ...view } = views[chosen]);
+      [full.x[0], full.x[1]] = ends(dots);
+      u.setData(data(), false);
+      u.setScale("x", { min: full.x[0], max: full.x[1] });
+      return `${count(dots.n)} searches, ${view.label} from left to right`;
+    }, "View");
     return u;
   },
 
@@ -253,21 +311,22 @@ let owners = new Uint8Array(0);
 // One square per dot, a plus sign per failed dial. Where dots are closer than their squares, every square has one
 // owner, the last dot in it that is shown: nothing is painted twice, which keeps panning smooth, and neither the even
 // nor the odd ports hide the others.
-function paint(u, { n, log, kind }, wanted, color) {
+function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
   const { ctx, bbox: { left, top, width, height } } = u;
   const { x, y } = u.scales;
   const bottom = Math.log10(y.min), perDot = width / (x.max - x.min), perDecade = height / (Math.log10(y.max) - bottom);
   const dpr = devicePixelRatio || 1;
-  const size = Math.round(Math.min(Math.max(perDot * 0.7, 1.6 * dpr), 6 * dpr));
+  const size = Math.round(Math.min(Math.max(perDot * 0.7, (scattered ? 2.4 : 1.6) * dpr), (scattered ? 4 : 6) * dpr));
   const grid = perDot < size ? size : 1;
   const arm = Math.round(Math.min(Math.max(perDot * 2, 2), 4) * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
   const columns = Math.ceil(width / grid) + 1, rows = Math.ceil(height / grid) + 1;
   if (owners.length < columns * rows) owners = new Uint8Array(columns * rows);
   else owners.fill(0);
   const shown = [EVEN, ODD, FAILED].map((other) => (wanted === FAILED ? other === FAILED : other !== FAILED && u.series[other + 1].show));
-  const start = Math.max(0, Math.floor(x.min) - 1), end = Math.min(n, Math.ceil(x.max));
+  // Dials stand side by side; of a sample nobody knows where it stands.
+  const start = scattered ? 0 : Math.max(0, Math.floor(x.min) - 1), end = scattered ? n : Math.min(n, Math.ceil(x.max));
   const cell = (i) => {
-    const column = (((i + 1 - x.min) * perDot) / grid) | 0, row = ((height - (log[i] - bottom) * perDecade) / grid) | 0;
+    const column = Math.floor(((places[i] - x.min) * perDot) / grid), row = ((height - (log[i] - bottom) * perDecade) / grid) | 0;
     return column < 0 || column >= columns || row < 0 || row >= rows ? -1 : row * columns + column;
   };
   for (let i = start; i < end; i++) {
@@ -299,11 +358,21 @@ function paint(u, { n, log, kind }, wanted, color) {
 }
 
 // The dot of a kind that is nearest to the pointer, within some pixels to the left and the right.
-function nearest(u, { n, log, kind }, wanted, index) {
+function nearest(u, { n, x, log, kind, scattered }, wanted, index) {
   if (index == null) return null;
   const reach = Math.ceil((5 * (u.scales.x.max - u.scales.x.min)) / u.over.clientWidth);
   const target = Math.log10(u.posToVal(u.cursor.top, "y"));
   let best = null, least = Infinity;
+  if (scattered) {
+    const near = x[index], far = (5 * (u.scales.x.max - u.scales.x.min)) / u.over.clientWidth;
+    for (let i = 0; i < n; i++) {
+      if (kind[i] === wanted && Math.abs(x[i] - near) <= far && Math.abs(log[i] - target) < least) {
+        least = Math.abs(log[i] - target);
+        best = i;
+      }
+    }
+    return best;
+  }
   for (let i = Math.max(0, index - reach); i < Math.min(n, index + reach + 1); i++) {
     if (kind[i] === wanted && Math.abs(log[i] - target) < least) {
       least = Math.abs(log[i] - target);

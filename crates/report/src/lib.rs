@@ -17,5 +17,6 @@ mod number;
 mod save;
 mod serve;
 mod strategies;
+mod trace;
 
 pub use save::save;

@@ -145,6 +145,21 @@ fn a_hostile_load_stays_text() {
 }
 
 #[test]
+fn a_trace_has_its_searches() {
+    let page = page(&[Saved::TraceConnect(samples::trace_connect())]);
+    for text in [
+        "data-chart=\"trace-scatter\"",
+        "tier tp_btf",
+        "EADDRNOTAVAIL 4,999, closed 1",
+        "4711 wrk",
+        "584us",
+        r"fourtuple trace connect --comm 'it'\''s wrk' --dst 127.0.0.1 --port 8080 --for 10s --seed 1",
+    ] {
+        assert!(page.contains(text) || page.replace("&#39;", "'").contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn a_server_has_its_workers() {
     let page = page(&[Saved::Serve(samples::serve())]);
     for text in [

@@ -77,6 +77,16 @@ fn the_key_figures_survive_sixty_columns() {
     for expected in ["0.294", "4.33x", "4,325", "request-cut 3", "EPOLLEXCLUSIVE", "exp:50us, spinning"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
+    let text = render(&Saved::TraceConnect(samples::trace_connect()), 100, false);
+    for expected in [
+        "1.50k/s",
+        "failed: EADDRNOTAVAIL 4,999, closed 1",
+        "287us",
+        "4711 wrk",
+        "and 5 pairs more, which the JSON has",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     for expected in ["113,000,000", "56,500,000", "never", "probes", "100%"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");

@@ -6,3 +6,4 @@ pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod serve;
+pub(crate) mod trace;

@@ -8,6 +8,7 @@ mod plan;
 mod ports;
 mod serve;
 mod time_wait;
+mod trace;
 
 use fourtuple_record::{Record, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -146,6 +147,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::Serve(record) => {
                     (serve::section(&envelope.settings[0], &record.results))
                 }
+                Saved::TraceConnect(record) => {
+                    (trace::section(index, &envelope.settings[0], &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -164,6 +168,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
         Saved::Serve(_) => "What each worker of a server did",
+        Saved::TraceConnect(_) => "How long connect() looked for a source port",
     }
 }
 
@@ -258,6 +263,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),
         Saved::Serve(record) => results(record),
+        Saved::TraceConnect(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

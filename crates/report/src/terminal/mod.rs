@@ -10,6 +10,7 @@ mod sheet;
 mod spark;
 mod table;
 mod time_wait;
+mod trace;
 
 use fourtuple_record::Saved;
 
@@ -70,6 +71,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::Serve(record) => {
             serve::body(&mut sheet, &settings[0], &record.results);
+            Vec::new()
+        }
+        Saved::TraceConnect(record) => {
+            trace::body(&mut sheet, &settings[0], &record.results);
             Vec::new()
         }
     };

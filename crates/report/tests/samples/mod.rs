@@ -419,6 +419,106 @@ fn odd_serve() -> ServeRecord {
     record
 }
 
+/// A range of 15,000 ports that fills up until the odd ones have to do.
+pub(crate) fn trace_connect() -> TraceConnectRecord {
+    let settings = TraceConnectSettings {
+        process: None,
+        name: Some("it's wrk".into()),
+        destination: Some("127.0.0.1".into()),
+        port: Some(8080),
+        cgroup: None,
+        for_ns: Some(10_000_000_000),
+        seed: 1,
+    };
+    let mut noise = Noise(7);
+    let samples: Vec<TraceSample> = (0..1_000_u64)
+        .map(|number| {
+            let odd = number >= 500;
+            let port = 20_000 + (number % 500) as u16 * 30 + u16::from(odd);
+            TraceSample {
+                at_ns: number * 9_000_000,
+                search_ns: noise.time(if odd { 287_000.0 } else { 1_270.0 }),
+                source_port: (number < 990).then_some(port),
+                tuple: (number != 3).then_some(0),
+            }
+        })
+        .collect();
+    let spread =
+        |mean: u64| Spread { count: 7_500, mean, p50: mean, p99: 2 * mean, p999: 3 * mean, max: 9 * mean };
+    let tuple = |process: u32, searches: u64| TraceTuple {
+        process,
+        name: "wrk".into(),
+        destination: "127.0.0.1:8080".into(),
+        searches,
+        even: searches / 2,
+        odd: searches / 2,
+        mean_ns: 144_000,
+        p99_ns: 574_000,
+        even_p50_ns: Some(1_270),
+        odd_p50_ns: (searches > 0).then_some(287_000),
+        failed: 200,
+        no_port: 199,
+        given_port: 3,
+        established: searches,
+    };
+    let results = TraceConnectResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 10_000_000_000,
+        searches: 15_000,
+        searches_per_s: 1_500.0,
+        failed: BTreeMap::from([("EADDRNOTAVAIL".into(), 4_999), ("closed".into(), 1)]),
+        given_port: 3,
+        established: 15_000,
+        lost: 0,
+        switched: 12,
+        search_ns: ByParity {
+            all: Some(spread(144_000)),
+            even: Some(spread(1_270)),
+            odd: Some(spread(287_000)),
+        },
+        failed_search_ns: Some(spread(584_000)),
+        handshake_ns: Some(spread(9_300)),
+        histogram: vec![
+            TraceStep { from_ns: 1_248, even: 7_500, odd: 0 },
+            TraceStep { from_ns: 286_720, even: 0, odd: 7_499 },
+            TraceStep { from_ns: 4_063_232, even: 0, odd: 1 },
+        ],
+        tuples: std::iter::once(tuple(4_711, 15_000))
+            .chain((1..25).map(|process| tuple(process, 0)))
+            .collect(),
+        samples,
+    };
+    record("trace connect", settings, results)
+}
+
+/// Nobody connected.
+fn empty_trace() -> TraceConnectRecord {
+    let mut record = trace_connect();
+    record.settings = TraceConnectSettings {
+        process: None,
+        name: None,
+        destination: None,
+        port: None,
+        cgroup: None,
+        for_ns: None,
+        seed: 1,
+    };
+    record.results = TraceConnectResults {
+        tier: "</script>".into(),
+        searches: 0,
+        searches_per_s: 0.0,
+        failed: BTreeMap::new(),
+        search_ns: ByParity::default(),
+        failed_search_ns: None,
+        handshake_ns: None,
+        histogram: Vec::new(),
+        tuples: Vec::new(),
+        samples: Vec::new(),
+        ..record.results
+    };
+    record
+}
+
 /// A record that somebody made to break the page or the terminal.
 pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
@@ -478,6 +578,8 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("odd compare", Saved::Compare(odd_compare())),
         ("serve", Saved::Serve(serve())),
         ("odd serve", Saved::Serve(odd_serve())),
+        ("trace connect", Saved::TraceConnect(trace_connect())),
+        ("empty trace", Saved::TraceConnect(empty_trace())),
         ("hostile", Saved::Ports(hostile())),
         ("stalled load", Saved::Load(stalled())),
         ("steady load", Saved::Load(steady())),

@@ -95,7 +95,8 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
         | Saved::LabKeepalive(_)
         | Saved::Plan(_)
         | Saved::Compare(_)
-        | Saved::Serve(_) => {
+        | Saved::Serve(_)
+        | Saved::TraceConnect(_) => {
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
@@ -127,6 +128,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Plan(record) => (&record.host, &record.validity),
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),
+        Saved::TraceConnect(record) => (&record.host, &record.validity),
         Saved::Load(record) => (&record.host, &record.validity),
     }
 }

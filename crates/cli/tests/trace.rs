@@ -1,0 +1,72 @@
+//! `fourtuple trace connect`: what it refuses, what it says, and that nothing stays behind.
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use program::{Ended, fourtuple, require_valid, run};
+
+/// A trace that has said that it is attached; `None`, aloud, where BPF is not to be had.
+fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::process::ChildStderr>)> {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    stderr.read_line(&mut line).expect("UTF-8");
+    if line == "tracing connect()\n" {
+        return Some((child, stderr));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
+    fourtuple_testing::skip(test, "bpf", line.trim_end());
+    None
+}
+
+#[test]
+fn without_permission_there_is_one_line() {
+    let mut command = fourtuple("trace connect --for 1s");
+    child::refuse(&mut command, Facility::Bpf);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot trace connect()"), "{ended:?}");
+}
+
+#[test]
+fn bad_values_are_named_with_their_flag() {
+    for (flags, words) in [
+        ("--pid 0", "--pid"),
+        ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
+        ("--dst localhost", "--dst"),
+        ("--port 65536", "--port"),
+        ("--cgroup /proc", "--cgroup"),
+        ("--for soon", "--for"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("trace connect {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains(words), "{ended:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_trace_has_its_record() {
+    let test = "trace::an_interrupted_trace_has_its_record";
+    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple("trace connect --pid 1 --json")) else {
+        return;
+    };
+    child::interrupt(child.id()).unwrap();
+    let (mut stdout, mut rest) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
+    let code = child.wait().unwrap().code().unwrap();
+    let ended = Ended { code, stdout, stderr: rest };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "without --for that is how it ends: {ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(
+        (record["command"].as_str(), record["settings"]["process"].as_u64()),
+        (Some("trace connect"), Some(1))
+    );
+    assert_eq!(record["results"]["tier"], "tp_btf");
+}

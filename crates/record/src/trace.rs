@@ -1,0 +1,120 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ByParity, Record, Spread};
+
+/// Record of `fourtuple trace connect`.
+pub type TraceConnectRecord = Record<TraceConnectSettings, TraceConnectResults>;
+
+/// Which connects were looked at: those that match everything that is not `null`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceConnectSettings {
+    /// Process.
+    pub process: Option<u32>,
+    /// Name of the thread that connects.
+    pub name: Option<String>,
+    /// Address of the destination.
+    pub destination: Option<String>,
+    /// Port of the destination.
+    pub port: Option<u16>,
+    /// Path of a cgroup (version 2); those below it count as well.
+    pub cgroup: Option<String>,
+    /// For how long; `null`: until told to stop.
+    pub for_ns: Option<u64>,
+    /// Seed of the choice of samples.
+    pub seed: u64,
+}
+
+/// What connect() did on a live system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TraceConnectResults {
+    /// Instrument: `tp_btf` (BTF-typed tracepoints).
+    pub tier: String,
+    /// For how long was traced.
+    pub elapsed_ns: u64,
+    /// Searches for a source port that found one.
+    pub searches: u64,
+    /// These, per second.
+    pub searches_per_s: f64,
+    /// Connects that failed, by errno; `closed`: the program closed the socket during the handshake; `unknown`: no system
+    /// call told the errno (io_uring).
+    pub failed: BTreeMap<String, u64>,
+    /// Connects from a port that was bound before: they have no search.
+    pub given_port: u64,
+    /// Handshakes that came to their end.
+    pub established: u64,
+    /// What was not counted, or not shown, for want of room.
+    pub lost: u64,
+    /// Searches during which the task was not running all the time.
+    pub switched: u64,
+    /// Time of the searches that found a port, by its parity. The maximum and the mean are exact, quantiles to 1.6%.
+    pub search_ns: ByParity,
+    /// Time of the searches that found none.
+    pub failed_search_ns: Option<Spread>,
+    /// From the end of the search until the connection was established.
+    pub handshake_ns: Option<Spread>,
+    /// Searches by time, in ascending order.
+    pub histogram: Vec<TraceStep>,
+    /// By process and destination, the one with the most searches first.
+    pub tuples: Vec<TraceTuple>,
+    /// A sample of single searches in their order, at most 10,000.
+    pub samples: Vec<TraceSample>,
+}
+
+/// Searches of about the same length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStep {
+    /// The shortest time that counts here.
+    pub from_ns: u64,
+    /// Searches that found an even port.
+    pub even: u64,
+    /// Searches that found an odd port.
+    pub odd: u64,
+}
+
+/// The connects of one process to one destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceTuple {
+    /// Process.
+    pub process: u32,
+    /// Name of the thread that connected first.
+    pub name: String,
+    /// Address and port.
+    pub destination: String,
+    /// Searches that found a port.
+    pub searches: u64,
+    /// Of these, searches that found an even one.
+    pub even: u64,
+    /// Searches that found an odd one.
+    pub odd: u64,
+    /// Mean time of the searches.
+    pub mean_ns: u64,
+    /// Their 99th percentile, to 6.3%.
+    pub p99_ns: u64,
+    /// Median of those that found an even port, to 6.3%.
+    pub even_p50_ns: Option<u64>,
+    /// Median of those that found an odd port, to 6.3%.
+    pub odd_p50_ns: Option<u64>,
+    /// Connects that failed, for whatever reason.
+    pub failed: u64,
+    /// Of these, with EADDRNOTAVAIL.
+    pub no_port: u64,
+    /// Connects from a port that was bound before.
+    pub given_port: u64,
+    /// Handshakes that came to their end.
+    pub established: u64,
+}
+
+/// One search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceSample {
+    /// When it ended, since the trace began.
+    pub at_ns: u64,
+    /// How long it took.
+    pub search_ns: u64,
+    /// The port that was found; `null`: none.
+    pub source_port: Option<u16>,
+    /// Which of `tuples`; `null`: it is not there for want of room.
+    pub tuple: Option<u32>,
+}

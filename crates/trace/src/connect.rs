@@ -1,0 +1,272 @@
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_bpf::ConnectSearch;
+use fourtuple_bpf::connect_search::{COARSE_BITS, Event, FINE_BITS, Times, Totals, Tuple, TupleKey, Wanted};
+use fourtuple_measure::{LogLinear, Quantiles};
+use fourtuple_record::{ByParity, Remark, Spread, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
+
+use crate::TraceError;
+use crate::reservoir::Reservoir;
+
+/// How often the ring is emptied. It holds 20,000 samples; two thousand come in a second at most.
+const LOOK: Duration = Duration::from_millis(50);
+/// How often the one who waits hears something.
+const TELL: Duration = Duration::from_millis(200);
+/// Samples a second, and as many searches of `OUTLIER` or longer.
+const SAMPLES_PER_S: u32 = 1_000;
+const OUTLIER: Duration = Duration::from_millis(1);
+/// Samples in a record: a page of them is half a megabyte.
+const SAMPLES: usize = 10_000;
+
+/// What connect() does: the search for a source port apart from the handshake, of programs that know nothing of it.
+#[derive(Clone, Debug, Default)]
+pub struct Connect {
+    /// Process, as this process's PID namespace numbers it.
+    pub process: Option<u32>,
+    /// Name of the thread that connects (comm), 15 bytes at most.
+    pub name: Option<String>,
+    /// Destination.
+    pub address: Option<std::net::IpAddr>,
+    /// Port of the destination.
+    pub port: Option<u16>,
+    /// Id of a cgroup (version 2): the inode of its directory.
+    pub cgroup: Option<u64>,
+    /// For how long; absent: until told to stop.
+    pub time: Option<Duration>,
+    /// Of the choice of samples.
+    pub seed: u64,
+}
+
+/// How it goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct News {
+    /// Since the beginning.
+    pub elapsed: Duration,
+    /// Searches that found a port, so far.
+    pub searches: u64,
+    /// These per second, of the time since the last news.
+    pub searches_per_s: f64,
+    /// Median and 99th percentile of all searches so far, in nanoseconds.
+    pub p50_ns: u64,
+    /// See `p50_ns`.
+    pub p99_ns: u64,
+    /// Connects that failed so far.
+    pub failed: u64,
+    /// What was lost so far.
+    pub lost: u64,
+}
+
+/// What was seen, and what limits it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// For the record.
+    pub results: TraceConnectResults,
+    /// Why it is not to be believed wholly.
+    pub validity: Vec<Remark>,
+}
+
+impl Connect {
+    /// Traces until the time is up or `stop` is set. `attached` is called once, as soon as connects are counted; `news`
+    /// every 200 ms.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError::Bpf`] where the programs cannot be attached.
+    pub fn run(
+        &self,
+        stop: &AtomicBool,
+        attached: impl FnOnce(),
+        mut news: impl FnMut(&News),
+    ) -> Result<Outcome, TraceError> {
+        let mut search = ConnectSearch::attach(&self.wanted())?;
+        let begun = Instant::now();
+        attached();
+        let mut samples = Reservoir::new(SAMPLES, self.seed);
+        let mut last = News::default();
+        loop {
+            let elapsed = begun.elapsed();
+            let left = self.time.map_or(LOOK, |time| time.saturating_sub(elapsed));
+            search.drain(|event| samples.offer(event));
+            if left.is_zero() || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if elapsed >= last.elapsed + TELL {
+                last = look(&*search.totals()?, elapsed, &last);
+                news(&last);
+            }
+            thread::sleep(left.min(LOOK));
+        }
+        let elapsed = begun.elapsed();
+        search.detach();
+        search.drain(|event| samples.offer(event));
+        let results = results(&*search.totals()?, search.tuples()?, samples.into_kept(), elapsed);
+        let early = self.time.is_some_and(|time| elapsed < time);
+        let validity = validity(&*search.totals()?, early.then_some(elapsed));
+        Ok(Outcome { results, validity })
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted {
+            process: self.process,
+            name: self.name.clone(),
+            address: self.address,
+            port: self.port,
+            cgroup: self.cgroup,
+            samples_per_s: SAMPLES_PER_S,
+            outlier_ns: OUTLIER.as_nanos() as u64,
+        }
+    }
+}
+
+fn times(times: &Times) -> LogLinear {
+    LogLinear::new(FINE_BITS, times.buckets.to_vec(), times.sum_ns, times.max_ns)
+}
+
+fn both(totals: &Totals) -> LogLinear {
+    let mut both = times(&totals.even);
+    both.merge(&times(&totals.odd));
+    both
+}
+
+fn spread(times: &LogLinear) -> Option<Spread> {
+    let Quantiles { count, mean, p50, p99, p999, max } = times.summary();
+    (count > 0).then_some(Spread { count, mean, p50, p99, p999, max })
+}
+
+fn lost(totals: &Totals) -> u64 {
+    totals.lost_events + totals.lost_starts + totals.lost_tuples + totals.without_end
+}
+
+fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
+    let all = both(totals);
+    let searches = all.count();
+    let since = (elapsed - last.elapsed).as_secs_f64();
+    News {
+        elapsed,
+        searches,
+        searches_per_s: searches.saturating_sub(last.searches) as f64 / since,
+        p50_ns: all.quantile(0.5),
+        p99_ns: all.quantile(0.99),
+        failed: totals.failures().map(|(_, number)| number).sum(),
+        lost: lost(totals),
+    }
+}
+
+fn results(
+    totals: &Totals,
+    mut tuples: Vec<(TupleKey, Tuple)>,
+    mut events: Vec<Event>,
+    elapsed: Duration,
+) -> TraceConnectResults {
+    // The name decides among equals, so that the order is the same each time.
+    tuples.sort_by_cached_key(|(key, tuple)| {
+        let weight = tuple.searches[0] + tuple.searches[1] + tuple.failed + tuple.given_port;
+        (std::cmp::Reverse(weight), key.process, key.address(), key.port)
+    });
+    let place: HashMap<_, _> = tuples
+        .iter()
+        .zip(0_u32..)
+        .map(|((key, _), place)| ((key.process, key.address(), key.port), place))
+        .collect();
+    events.sort_by_key(|event| event.at_ns);
+    let samples = events.iter().map(|event| TraceSample {
+        at_ns: event.at_ns,
+        search_ns: event.search_ns,
+        source_port: (event.source_port != 0).then_some(event.source_port),
+        tuple: place.get(&(event.process, event.address(), event.port)).copied(),
+    });
+    let (even, odd, all) = (times(&totals.even), times(&totals.odd), both(totals));
+    let searches = all.count();
+    TraceConnectResults {
+        tier: ConnectSearch::TIER.to_owned(),
+        elapsed_ns: elapsed.as_nanos() as u64,
+        searches,
+        searches_per_s: searches as f64 / elapsed.as_secs_f64().max(1e-9),
+        failed: totals.failures().collect(),
+        given_port: totals.given_port,
+        established: totals.handshake.count + totals.without_end,
+        lost: lost(totals),
+        switched: totals.switched,
+        search_ns: ByParity { all: spread(&all), even: spread(&even), odd: spread(&odd) },
+        failed_search_ns: spread(&times(&totals.failed)),
+        handshake_ns: spread(&times(&totals.handshake)),
+        histogram: histogram(&even, &odd),
+        samples: samples.collect(),
+        tuples: tuples.iter().map(|(key, tuple)| tuple_result(key, tuple)).collect(),
+    }
+}
+
+/// Both parities side by side; steps without searches are left out.
+fn histogram(even: &LogLinear, odd: &LogLinear) -> Vec<TraceStep> {
+    let mut steps: Vec<TraceStep> = even
+        .steps()
+        .map(|(from_ns, even)| TraceStep { from_ns, even, odd: 0 })
+        .chain(odd.steps().map(|(from_ns, odd)| TraceStep { from_ns, even: 0, odd }))
+        .collect();
+    steps.sort_by_key(|step| step.from_ns);
+    steps.dedup_by(|next, step| {
+        let same = next.from_ns == step.from_ns;
+        if same {
+            (step.even, step.odd) = (step.even + next.even, step.odd + next.odd);
+        }
+        same
+    });
+    steps
+}
+
+fn tuple_result(key: &TupleKey, tuple: &Tuple) -> TraceTuple {
+    let by_parity = |odd: usize| {
+        let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
+        // The longest is not kept for each; the end of the last bucket is long enough.
+        LogLinear::new(COARSE_BITS, counts, tuple.search_ns[odd], u64::MAX)
+    };
+    let (even, odd) = (by_parity(0), by_parity(1));
+    let mut all = even.clone();
+    all.merge(&odd);
+    let median = |times: &LogLinear| (times.count() > 0).then(|| times.quantile(0.5));
+    let searches = tuple.searches[0] + tuple.searches[1];
+    TraceTuple {
+        process: key.process,
+        name: tuple.name(),
+        destination: SocketAddr::new(key.address(), key.port).to_string(),
+        searches,
+        even: tuple.searches[0],
+        odd: tuple.searches[1],
+        mean_ns: (tuple.search_ns[0] + tuple.search_ns[1]) / searches.max(1),
+        p99_ns: all.quantile(0.99),
+        even_p50_ns: median(&even),
+        odd_p50_ns: median(&odd),
+        failed: tuple.failed,
+        no_port: tuple.no_port,
+        given_port: tuple.given_port,
+        established: tuple.established,
+    }
+}
+
+fn validity(totals: &Totals, stopped: Option<Duration>) -> Vec<Remark> {
+    let mut remarks = Vec::new();
+    if let Some(elapsed) = stopped {
+        let message =
+            format!("stopped after {:.1} s; what was seen until then is below", elapsed.as_secs_f64());
+        remarks.push(Remark::new("interrupted", message));
+    }
+    let losses = [
+        (totals.lost_starts, "connects were not traced: too many at the same time"),
+        (
+            totals.without_end,
+            "connections whose search's end was not seen: they are missing among the searches",
+        ),
+        (totals.lost_tuples, "events belong to processes and destinations that had no room in the table"),
+        (totals.lost_events, "samples were lost: the ring was full; the counts are whole"),
+    ];
+    for (number, what) in losses {
+        if number > 0 {
+            remarks.push(Remark::new("events-lost", format!("{number} {what}")));
+        }
+    }
+    remarks
+}

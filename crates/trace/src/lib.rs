@@ -1,0 +1,18 @@
+//! What the programs of a live system do, seen from the kernel: where their connect() spends its time.
+//!
+//! Nothing is asked of the programs that are traced, nothing on the host is changed, and what is attached goes with the
+//! process that attached it.
+#![forbid(unsafe_code)]
+
+mod connect;
+mod reservoir;
+
+pub use connect::{Connect, News, Outcome};
+
+/// Why there is no trace.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The programs cannot be loaded or attached, or do not answer.
+    #[error("cannot trace connect(): {0}")]
+    Bpf(#[from] fourtuple_bpf::BpfError),
+}

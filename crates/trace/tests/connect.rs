@@ -1,0 +1,152 @@
+//! What the trace counts is what the dialing program itself knows. No time decides.
+
+use std::net::SocketAddr;
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::dial::{DialError, Dialer, Strategy};
+use fourtuple_bpf::BpfError;
+use fourtuple_record::{TraceConnectResults, TraceTuple};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_trace::{Connect, Outcome, TraceError};
+
+const PORTS: u16 = 600;
+
+fn small_range() {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
+}
+
+/// Of this process, whose tests run at the same time: each has a destination of its own.
+fn to(destination: SocketAddr) -> Connect {
+    Connect {
+        process: Some(process::id()),
+        address: Some(destination.ip()),
+        port: Some(destination.port()),
+        ..Connect::default()
+    }
+}
+
+/// Traces while `program` runs in the same namespace; `None`, aloud, where BPF is not to be had.
+fn traced<T>(test: &str, connect: &Connect, program: impl FnOnce() -> T) -> Option<(T, Outcome)> {
+    let stop = AtomicBool::new(false);
+    let (attached, ready) = mpsc::channel();
+    thread::scope(|scope| {
+        let tracer = scope.spawn(|| connect.run(&stop, || attached.send(()).unwrap(), |_| ()));
+        // Nothing comes from a tracer that has failed: then it has ended, or is about to.
+        while ready.recv_timeout(Duration::from_millis(20)).is_err() {
+            if tracer.is_finished() {
+                match tracer.join().unwrap() {
+                    Err(TraceError::Bpf(
+                        error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }),
+                    )) => {
+                        skip(test, "bpf", &error.to_string());
+                        return None;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let known = program();
+        stop.store(true, Ordering::Relaxed);
+        Some((known, tracer.join().unwrap().unwrap()))
+    })
+}
+
+/// What a program knows of its dials to one destination.
+#[derive(Debug, Default)]
+struct Known {
+    even: u64,
+    odd: u64,
+    ports: Vec<u16>,
+    /// Calls to connect() that said EADDRNOTAVAIL.
+    refused: u64,
+}
+
+/// Takes every port of the range and then fails `beyond` times.
+fn fill(strategy: Strategy, destination: SocketAddr, beyond: u64) -> Known {
+    let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+    let (mut known, mut streams) = (Known::default(), Vec::new());
+    let mut dials = 0;
+    while dials < beyond {
+        match dialer.dial() {
+            Ok((stream, report)) => {
+                let port = stream.local_addr().unwrap().port();
+                if port % 2 == 0 {
+                    known.even += 1
+                } else {
+                    known.odd += 1
+                }
+                known.ports.push(port);
+                known.refused += u64::from(report.attempts) - 1;
+                streams.push(stream);
+            }
+            Err(DialError::PortsExhausted { .. }) => {
+                dials += 1;
+                // Neither strategy tries again: a failed dial is one call.
+                known.refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    known
+}
+
+fn tuple(results: &TraceConnectResults, destination: SocketAddr) -> &TraceTuple {
+    let own = results
+        .tuples
+        .iter()
+        .filter(|tuple| tuple.process == process::id() && tuple.destination == destination.to_string());
+    let [tuple] = own.collect::<Vec<_>>()[..] else { panic!("{:?}", results.tuples) };
+    tuple
+}
+
+fn agrees(test: &str, strategy: Strategy, address: &'static str) {
+    small_range();
+    let (_listener, destination) = listener(address, 4096);
+    let Some((known, outcome)) = traced(test, &to(destination), || fill(strategy, destination, 3)) else {
+        return;
+    };
+    let results = outcome.results;
+    assert_eq!(known.even + known.odd, u64::from(PORTS), "{known:?}");
+    assert_eq!(outcome.validity, [], "{results:?}");
+    let tuple = tuple(&results, destination);
+    assert_eq!((tuple.even, tuple.odd), (known.even, known.odd), "{tuple:?}");
+    assert_eq!((results.searches, results.lost), (u64::from(PORTS), 0));
+    let count = |spread: Option<fourtuple_record::Spread>| spread.map_or(0, |spread| spread.count);
+    assert_eq!(count(results.search_ns.even), known.even);
+    assert_eq!(count(results.search_ns.odd), known.odd);
+    assert_eq!(count(results.handshake_ns), u64::from(PORTS));
+    assert_eq!(results.histogram.iter().map(|step| step.even + step.odd).sum::<u64>(), u64::from(PORTS));
+    assert_eq!((tuple.established, tuple.given_port), (u64::from(PORTS), 0));
+    // Every one of them by its errno, and no other.
+    assert!(known.refused >= 3);
+    assert_eq!(
+        results.failed.clone().into_iter().collect::<Vec<_>>(),
+        [("EADDRNOTAVAIL".to_owned(), known.refused)]
+    );
+    assert_eq!((tuple.failed, tuple.no_port), (known.refused, known.refused));
+    // A sample is of searches that took place.
+    assert!(!results.samples.is_empty());
+    for sample in &results.samples {
+        assert!(sample.source_port.is_none_or(|port| known.ports.contains(&port)), "{sample:?}");
+        assert_eq!(sample.tuple, Some(0));
+    }
+}
+
+#[test]
+fn the_kernels_own_search_is_counted() {
+    in_namespace(|| agrees("the_kernels_own_search_is_counted", Strategy::KernelDefault, "127.0.0.1"));
+}
+
+#[test]
+fn the_full_range_is_counted() {
+    in_namespace(|| agrees("the_full_range_is_counted", Strategy::FullRange, "127.0.0.2"));
+}
+
+#[test]
+fn ipv6_is_counted() {
+    in_namespace(|| agrees("ipv6_is_counted", Strategy::KernelDefault, "::1"));
+}

@@ -67,7 +67,9 @@ impl Chosen {
             self.looked = Instant::now();
             let queued = option::accept_queue(self.pool.listener().as_fd());
             let queued = queued.map_err(seat.group.failed("TCP_INFO"))?;
-            counters.reconcile(&mut self.leaks, self.begun.elapsed(), queued.into());
+            let leaked = counters.reconcile(&mut self.leaks, self.begun.elapsed(), queued.into());
+            // Below 0 it is connections that nobody had counted.
+            seats.add(seat.number, Count::Leaked, u64::try_from(leaked).unwrap_or(0));
         }
         found
     }

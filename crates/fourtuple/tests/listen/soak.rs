@@ -24,7 +24,7 @@ const VOLLEYS: u32 = 25;
 const VOLLEY: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Requests when it is quiet, for every worker that was killed before.
-const QUIET: u64 = 700;
+const QUIET: u64 = 5000;
 /// Nothing is decided by it but that the test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 

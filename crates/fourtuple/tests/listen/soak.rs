@@ -116,7 +116,7 @@ impl Flood {
 
 /// Waits until no worker has found a leak for longer than it takes to find one.
 fn settled(prefork: &mut Prefork) -> u64 {
-    const STEADY: Duration = Duration::from_secs(3);
+    const STEADY: Duration = Duration::from_secs(6);
     let end = Instant::now() + DEADLINE;
     let mut leaks = prefork.counts("leaks");
     let mut since = Instant::now();

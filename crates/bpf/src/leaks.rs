@@ -3,11 +3,11 @@
 //! A worker looks now and then. What was claimed more than a second ago and is neither accepted nor in the accept queue has
 //! leaked. Where accepts go on meanwhile, newer connections stand in for the missing ones and less is found: never too
 //! much. A worker that gets none meanwhile finds the rest within a second; but one that gets a few, because the others are
-//! busier still, would look busier than it is for as long as that goes on. So there is a second rule: of connections that
-//! are on their way some number is there at every moment, and if it was never lower for two seconds, however often it
-//! was looked at, it is taken off too. Some of them may be handshakes over long paths, which take turns being on their
-//! way; every worker has its share of those, so that they choose nobody. When they come no more, `accepted` is too high
-//! by them, and put right.
+//! busier still, would look busier than it is for as long as that goes on: two claims that leaked took a worker nine tenths
+//! of its share. So there is a second rule: the lowest number that was on its way at any glance in two seconds is taken
+//! off, too. Some of that may be handshakes over long paths, which take turns being on their way; every worker has its
+//! share of those, so that they make no difference between workers. When they come no more, `accepted` is too high by
+//! them, and is put right.
 
 use std::collections::VecDeque;
 use std::time::Duration;

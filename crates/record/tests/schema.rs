@@ -204,7 +204,8 @@ fn accept() -> (AcceptSettings, AcceptResults) {
         to_ns: 100,
         waiting: Waiter { worker: 0, sent_ns: 10, begun_ns: 90, ended_ns: 95, idle_worker: 1 },
     };
-    let break_even = BreakEven { fresh_connection_ns: 20_000, misplaced_wait_ns: 61_000, closes: true };
+    let break_even =
+        BreakEven { fresh_connection_ns: 20_000, misplaced_wait_ns: 61_000, requests: 2000, closes: true };
     let results = AcceptResults {
         cells: vec![cell, bare],
         skipped: vec![skipped],

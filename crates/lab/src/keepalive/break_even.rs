@@ -24,13 +24,10 @@ pub(super) fn pins(policy: Policy) -> bool {
         Policy::Exclusive
         | Policy::Plain
         | Policy::Rotate { .. }
+        | Policy::UringOneshot
         | Policy::Reuseport
         | Policy::ReuseportLeastBusy => true,
-        Policy::Blocking
-        | Policy::UringOneshot
-        | Policy::SharedOneshot
-        | Policy::Dispatcher
-        | Policy::Auto => false,
+        Policy::Blocking | Policy::SharedOneshot | Policy::Dispatcher | Policy::Auto => false,
     }
 }
 

@@ -166,8 +166,11 @@ fn what_cannot_be_is_listed_with_the_reason() {
 #[test]
 fn what_was_named_and_cannot_be_is_an_error() {
     for (command, line) in [
-        ("lab accept --policy reuseport --family unix,tcp4", "reuseport is not possible over unix"),
-        ("lab keepalive --policy reuseport", "reuseport is not possible over unix"),
+        (
+            "lab accept --policy reuseport --family unix,tcp4",
+            "'reuseport' for '--policy': reuseport is not possible",
+        ),
+        ("lab keepalive --policy reuseport", "AF_UNIX has no SO_REUSEPORT"),
         ("lab keepalive --policy blocking --close-every never", "'blocking' for '--policy'"),
     ] {
         let Some(ended) = measure_with("accept::what_was_named", &mut fourtuple(command)) else { return };

@@ -212,8 +212,16 @@ fn a_wide_terminal_gets_every_column() {
 }
 
 #[test]
-fn a_bare_lab_shows_both_experiments() {
-    let text = render(&Saved::Lab(samples::lab()), 80, false);
+fn a_bare_lab_shows_every_experiment() {
+    let mut lab = samples::lab();
+    let text = render(&Saved::Lab(lab.clone()), 80, false);
+    for part in ["Which worker gets the connection", "unix, light load", "exclusive"] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    // A record of before it had that one.
+    (lab.settings.accept, lab.results.accept) = (None, None);
+    let text = render(&Saved::Lab(lab), 80, false);
+    assert!(!text.contains("Which worker gets the connection"), "{text}");
     assert!(text.contains("under each port strategy") && text.contains("Sockets in TIME_WAIT"), "{text}");
     assert!(text.contains("option 51") && text.contains("Keep connections alive"), "{text}");
 }

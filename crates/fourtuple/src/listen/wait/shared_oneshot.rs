@@ -98,24 +98,26 @@ impl Wait for SharedOneshot {
                 continue;
             };
             seat.count(Count::Wakeups);
-            let found = if event.token() == LISTENER {
-                let accepted = seat.accept(&common.listener)?;
-                if matches!(accepted, Accepted::NoRoom) {
-                    std::thread::sleep(BACK_OFF);
+            if event.token() != LISTENER {
+                match common.take(event.token() as usize) {
+                    Some(connection) => return Ok(Some(connection)),
+                    None => continue,
                 }
-                // Before the request is served: the next connection is for somebody else.
-                common.arm_listener().map_err(seat.group.failed("epoll_ctl()"))?;
-                match accepted {
-                    Accepted::Somebody(connection) => Some(connection),
-                    Accepted::Nobody | Accepted::NoRoom => None,
+            }
+            let accepted = seat.accept(&common.listener)?;
+            if matches!(accepted, Accepted::NoRoom) {
+                std::thread::sleep(BACK_OFF);
+            }
+            // Before the request is served: the next connection is for somebody else.
+            common.arm_listener().map_err(seat.group.failed("epoll_ctl()"))?;
+            match accepted {
+                Accepted::Somebody(connection) if socket::has_something(connection.as_fd()) => {
+                    return Ok(Some(connection));
                 }
-            } else {
-                common.take(event.token() as usize)
-            };
-            match found {
-                Some(connection) if socket::has_something(connection.as_fd()) => return Ok(Some(connection)),
-                Some(connection) => common.put(connection).map_err(seat.group.failed("epoll_ctl()"))?,
-                None => {}
+                Accepted::Somebody(connection) => {
+                    common.put(connection).map_err(seat.group.failed("epoll_ctl()"))?;
+                }
+                Accepted::Nobody | Accepted::NoRoom => {}
             }
         }
     }

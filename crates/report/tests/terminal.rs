@@ -182,7 +182,7 @@ fn kept_connections_have_their_waits_and_a_timeline() {
         "\n  blocking over unix, close every never: a worker would wait",
         // Skipped however it closes.
         "\n  reuseport over unix: refused\n",
-        "a request waited 18.9ms behind 3 others\nof worker 0, while worker 3 was idle for 18.8ms",
+        "connections never closed: a request waited 18.9ms behind 3\nothers of worker 0, while worker 3 was idle for 18.8ms",
         "\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██",
         "\nworker 3  ···_______█_____________________····\n",
         "A fresh connection costs 21.0us; with connections kept, a request waits 346us on",

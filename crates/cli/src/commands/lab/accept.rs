@@ -35,6 +35,9 @@ pub(crate) struct AcceptFlags {
     /// Length of one run of heavy load
     #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
+    /// Clients of heavy load, up to 1024, which ask without a pause: more of them than workers keep all workers busy
+    #[arg(long, value_name = "N", default_value = "6", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    clients: u32,
     #[command(flatten)]
     pool: PoolFlags,
     #[command(flatten)]
@@ -51,9 +54,6 @@ pub(super) struct PoolFlags {
     /// Workers that share the listener, up to 64 [default: 8]
     #[arg(long, value_name = "N", value_parser = units::up_to::<64>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// Clients that each have one request under way, up to 1024
-    #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
-    pub(super) clients: u32,
     /// How workers spend the service time: sleep for small machines, spin for those with a processor for each worker
     #[arg(long, value_enum, default_value_t = Service::Sleep)]
     pub(super) service: Service,
@@ -137,7 +137,7 @@ impl AcceptFlags {
             loads: once(&self.load),
             workers: self.pool.workers(),
             connections: self.connections,
-            clients: self.pool.clients,
+            clients: self.clients,
             work: self.work,
             spend: self.pool.service.spend(),
             slow: self.pool.slow,

@@ -48,6 +48,9 @@ pub(crate) struct KeepaliveFlags {
     /// Length of one run
     #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
+    /// Clients that each have one request under way, up to 1024
+    #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    clients: u32,
     #[command(flatten)]
     pool: PoolFlags,
     /// Send the clients to a server that somebody else runs, at http://HOST:PORT/PATH or unix:/PATH; --workers then says
@@ -101,7 +104,7 @@ impl KeepaliveFlags {
         Keepalive {
             selection: selection((&self.policy, &policies), (&self.family, &[Family::Unix])),
             workers: if self.server.is_some() { self.pool.workers_there() } else { self.pool.workers() },
-            clients: self.pool.clients,
+            clients: self.clients,
             close_every: once(&self.close_every),
             spend: self.pool.service.spend(),
             mix: Mix { short: self.short, long: self.long, long_share: self.long_share },

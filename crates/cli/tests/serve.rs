@@ -352,6 +352,18 @@ fn wrong_flags() {
         (format!("http {tcp} --spin"), ["'--spin'", "'--service'"]),
         (format!("http {tcp} --stall 2s"), ["'--stall", "such as 2s:200ms"]),
         (format!("http {tcp} --backlog 0"), ["'--backlog", "from 1 to 1000000"]),
+        (format!("http {tcp} --policy nonsense"), ["'--policy", "shared-oneshot"]),
+        (format!("http {tcp} --policy rotate:0"), ["'--policy", "from 1 to 4294967295"]),
+        (format!("http {tcp} --policy uring-multishot"), ["'--policy", "use uring-oneshot"]),
+        (format!("udp {tcp} --policy rotate"), ["'rotate' for '--policy'", "no connections to wait for"]),
+        (
+            "http --listen unix:/nowhere/x --policy reuseport".to_owned(),
+            ["'reuseport' for '--policy'", "AF_UNIX has no SO_REUSEPORT"],
+        ),
+        (
+            "http --listen unix:/nowhere/x --policy reuseport-least-busy".to_owned(),
+            ["'reuseport-least-busy' for '--policy'", "AF_UNIX has no SO_REUSEPORT"],
+        ),
         (format!("http {tcp} --for 10"), ["'--for", "ns, us, ms, s, m or h"]),
     ] {
         let ended = run(&mut fourtuple(&format!("serve {line}")));

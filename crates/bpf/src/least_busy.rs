@@ -116,6 +116,13 @@ impl Seat {
         change
     }
 
+    /// To be called by the worker itself whenever it is about to wait, so that [`Seat::reconcile`] knows what was on its
+    /// way between two looks; `queued` is asked for if it matters.
+    pub fn glance(&self, leaks: &mut Leaks, queued: impl FnOnce() -> u64) {
+        let counters = self.counters();
+        leaks.glance(counters.claimed, counters.accepted, queued);
+    }
+
     fn reset(&self) {
         for counter in [&self.claimed, &self.accepted, &self.busy, &self.open] {
             counter.store(0, Ordering::Relaxed);

@@ -98,6 +98,9 @@ fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(LabError::Setting { setting, value, accepted }) = cause.downcast_ref() {
         return Some(line(setting, value, accepted));
     }
+    if let Some(LabError::Listen(error @ ListenError::Impossible { policy, .. })) = cause.downcast_ref() {
+        return Some(line("policy", policy, &error.to_string()));
+    }
     let free = "expected a path that is free, or a socket that nobody listens on";
     let at = |path: &Path| format!("unix:{}", path.display());
     match cause.downcast_ref()? {

@@ -122,6 +122,26 @@ fn kept_connections_are_few_and_closed_ones_are_many() {
         assert!((1..=7).contains(&sum(kept, "sockets")), "{kept:#}");
         assert_eq!(sum(closed, "sockets"), 0, "{closed:#}");
     }
+    let found = &record["results"]["break_even"];
+    assert!(number(found, "fresh_connection_ns") > 0, "{found:#}");
+    assert!(number(found, "requests") > 0, "workers that keep connections count their requests: {found:#}");
+    assert!(found["closes"].is_boolean() && found["misplaced_wait_ns"].is_u64(), "{found:#}");
+    let said = list(&record, "/results/advice").last().unwrap().as_str().unwrap();
+    assert!(said.starts_with("Break-even of exclusive over unix: a fresh connection costs "), "{said}");
+}
+
+/// Where connections belong to nobody there is nothing to be gained by closing them.
+#[test]
+fn without_pinned_connections_there_is_no_break_even() {
+    let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 50ms \
+                   --repeats 1";
+    let Some(record) = record("accept::without_pinned_connections", command) else { return };
+    require_valid(&record);
+    assert_eq!(list(&record, "/results/cells").len(), 2);
+    assert!(record["results"]["break_even"].is_null(), "{record:#}");
+    assert!(
+        !list(&record, "/results/advice").iter().any(|line| line.as_str().unwrap().contains("Break-even"))
+    );
 }
 
 #[test]
@@ -146,8 +166,11 @@ fn what_cannot_be_is_listed_with_the_reason() {
 #[test]
 fn what_was_named_and_cannot_be_is_an_error() {
     for (command, line) in [
-        ("lab accept --policy reuseport --family unix,tcp4", "reuseport is not possible over unix"),
-        ("lab keepalive --policy reuseport", "reuseport is not possible over unix"),
+        (
+            "lab accept --policy reuseport --family unix,tcp4",
+            "'reuseport' for '--policy': reuseport is not possible",
+        ),
+        ("lab keepalive --policy reuseport", "AF_UNIX has no SO_REUSEPORT"),
         ("lab keepalive --policy blocking --close-every never", "'blocking' for '--policy'"),
     ] {
         let Some(ended) = measure_with("accept::what_was_named", &mut fourtuple(command)) else { return };

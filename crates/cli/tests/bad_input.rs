@@ -193,13 +193,11 @@ fn help_and_version_are_no_errors() {
 #[test]
 fn labs_of_accepting() {
     for lab in ["lab accept", "lab keepalive"] {
-        for name in ["nonsense", "Exclusive", "rotate:"] {
-            refused(
-                lab,
-                "--policy",
-                name,
-                if name == "rotate:" { "from 1 to 4294967295" } else { "shared-oneshot" },
-            );
+        for name in ["nonsense", "Exclusive"] {
+            refused(lab, "--policy", name, "shared-oneshot");
+        }
+        for name in ["rotate:", "rotate:0", "rotate:4294967296"] {
+            refused(lab, "--policy", name, "from 1 to 4294967295");
         }
         refused(lab, "--policy", "uring-multishot", "use uring-oneshot");
         refused(lab, "--family", "4", "unix, tcp4 or tcp6");

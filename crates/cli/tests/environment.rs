@@ -181,6 +181,55 @@ fn a_disk_that_fills_up() {
     }
 }
 
+/// Another policy in silence would be a result of nothing.
+#[test]
+fn a_policy_that_is_named_and_refused() {
+    let test = "environment::a_policy_that_is_named_and_refused";
+    let room = Room::new();
+    let few = "--load light --workers 2 --connections 2 --repeats 1";
+    for (policy, facility, said) in [
+        (
+            "uring-oneshot",
+            Facility::IoUring,
+            "io_uring_setup(): EPERM; it takes the sysctl kernel.io_uring_disabled",
+        ),
+        ("reuseport-least-busy", Facility::Bpf, "bpf(BPF_MAP_CREATE): EPERM; BPF needs CAP_BPF"),
+    ] {
+        for start in [
+            format!("lab accept --policy {policy} {few}"),
+            format!(
+                "lab keepalive --policy {policy} --family tcp4 --workers 2 --clients 2 --for 50ms --repeats 1"
+            ),
+            format!("serve http --policy {policy} --listen 127.0.0.1:0 --workers 2 --for 1ms"),
+        ] {
+            let mut command = fourtuple(&start);
+            child::refuse(&mut command, facility);
+            let Some(ended) = measure_with(test, command.current_dir(room.path())) else { return };
+            assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
+            let line = ended.line();
+            assert!(line.starts_with(&format!("{policy} is not permitted here: ")), "{start}: {line}");
+            assert!(line.contains(said), "{start}: {said:?} in {line}");
+        }
+    }
+    assert!(room.names().is_empty(), "nothing measured, nothing written");
+}
+
+#[test]
+fn a_policy_that_is_not_named_and_refused_is_listed() {
+    let mut command =
+        fourtuple("lab accept --family unix --load light --workers 2 --connections 2 --repeats 1 --json");
+    child::refuse(&mut command, Facility::IoUring);
+    let test = "environment::a_policy_that_is_not_named_and_refused_is_listed";
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let skipped = list(&record, "/results/skipped");
+    let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("it is listed");
+    assert!(found["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{found:#}");
+    assert!(!list(&record, "/results/cells").iter().any(|cell| cell["policy"] == "uring-oneshot"));
+}
+
 #[test]
 fn a_kernel_without_the_option_is_measured_with_what_it_has() {
     let test = "a_kernel_without_the_option_is_measured_with_what_it_has";

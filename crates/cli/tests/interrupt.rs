@@ -142,12 +142,12 @@ fn time_wait_keeps_the_stall() {
 }
 
 #[test]
-fn the_short_form_keeps_both_experiments() {
+fn the_short_form_keeps_every_experiment() {
     let room = Room::new();
     let page = room.join("report.html");
     let mut command = fourtuple("lab --json --quiet");
     command.current_dir(room.path());
-    let Some(mut running) = in_the_middle("interrupt::the_short_form_keeps_both_experiments", &mut command)
+    let Some(mut running) = in_the_middle("interrupt::the_short_form_keeps_every_experiment", &mut command)
     else {
         return;
     };
@@ -155,6 +155,7 @@ fn the_short_form_keeps_both_experiments() {
     let record = interrupted(&running.end());
     assert!(number(&list(&record, "/results/ports/strategies")[0], "connections") > 0);
     assert!(list(&record, "/results/time_wait/runs").is_empty());
+    assert!(record["settings"]["accept"].is_object() && record["results"]["accept"].is_null(), "{record:#}");
     assert!(fs::read_to_string(&page).unwrap().contains("interrupted"), "the page is written all the same");
     let path = room.file("lab.json", &record.to_string());
     let redrawn = run(&mut fourtuple(&format!("report {path}")));

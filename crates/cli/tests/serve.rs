@@ -120,6 +120,69 @@ fn http_until_ctrl_c() {
     });
 }
 
+/// The server under each policy against our own client: what one says that it answered the other says that it got.
+#[test]
+fn both_sides_count_the_same_under_every_policy() {
+    in_namespace(|| {
+        let mut served = 0;
+        for policy in [
+            "exclusive",
+            "plain",
+            "blocking",
+            "rotate",
+            "rotate:16",
+            "shared-oneshot",
+            "uring-oneshot",
+            "reuseport",
+            "reuseport-least-busy",
+            "dispatcher",
+            "auto",
+        ] {
+            let line = format!("serve http --listen 127.0.0.1:0 --workers 4 --policy {policy} --json");
+            let mut command = fourtuple(&line);
+            // It ends at once where it may not; whether it may is for the tests of the library to demand.
+            if ["uring-oneshot", "reuseport-least-busy"].contains(&policy) {
+                let refused = run(fourtuple(&line).args(["--for", "1ms"]));
+                if refused.code == 4 {
+                    let need = if policy == "uring-oneshot" { "io_uring" } else { "bpf" };
+                    fourtuple_testing::skip(
+                        "both_sides_count_the_same_under_every_policy",
+                        need,
+                        refused.line(),
+                    );
+                    continue;
+                }
+            }
+            let server = Server::start(&mut command);
+            let (mut requests, mut connections) = (0, 0);
+            // A blocking worker is one connection's: not more of them than workers.
+            for close in ["--close-every 1", "--close-every 7", ""] {
+                let load = format!(
+                    "load http://{}/ --connections 4 --threads 1 --operations 200 {close} --json --anyway",
+                    server.address
+                );
+                let ended = run(&mut fourtuple(&load));
+                assert_eq!(ended.code, 0, "{policy}, {close}: {ended:?}");
+                let results = ended.json()["results"].clone();
+                assert_eq!(number(&results, "operations"), 200, "{policy}, {close}");
+                requests += number(&results, "operations");
+                connections += number(&results, "connections");
+            }
+            let ended = server.interrupt();
+            assert_eq!(ended.code, 0, "{policy}: {ended:?}");
+            let record = ended.json();
+            require_valid(&record);
+            assert_eq!(sum(&record, "requests"), requests, "{policy}");
+            assert_eq!(sum(&record, "accepted"), connections, "{policy}");
+            if policy != "auto" {
+                assert_eq!(text(&record["results"], "policy"), policy);
+            }
+            served += 1;
+        }
+        assert!(served >= 9);
+    });
+}
+
 #[test]
 fn crr_for_a_time_and_a_page() {
     in_namespace(|| {
@@ -289,6 +352,18 @@ fn wrong_flags() {
         (format!("http {tcp} --spin"), ["'--spin'", "'--service'"]),
         (format!("http {tcp} --stall 2s"), ["'--stall", "such as 2s:200ms"]),
         (format!("http {tcp} --backlog 0"), ["'--backlog", "from 1 to 1000000"]),
+        (format!("http {tcp} --policy nonsense"), ["'--policy", "shared-oneshot"]),
+        (format!("http {tcp} --policy rotate:0"), ["'--policy", "from 1 to 4294967295"]),
+        (format!("http {tcp} --policy uring-multishot"), ["'--policy", "use uring-oneshot"]),
+        (format!("udp {tcp} --policy rotate"), ["'rotate' for '--policy'", "no connections to wait for"]),
+        (
+            "http --listen unix:/nowhere/x --policy reuseport".to_owned(),
+            ["'reuseport' for '--policy'", "AF_UNIX has no SO_REUSEPORT"],
+        ),
+        (
+            "http --listen unix:/nowhere/x --policy reuseport-least-busy".to_owned(),
+            ["'reuseport-least-busy' for '--policy'", "AF_UNIX has no SO_REUSEPORT"],
+        ),
         (format!("http {tcp} --for 10"), ["'--for", "ns, us, ms, s, m or h"]),
     ] {
         let ended = run(&mut fourtuple(&format!("serve {line}")));

@@ -7,26 +7,57 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-use program::{Room, fourtuple_at, is_root, list, number, require_valid, run};
+use program::{Ended, Room, fourtuple_at, is_root, list, number, require_valid, run};
 
 /// `nobody` on every Linux.
 const NOBODY: u32 = 65_534;
 
-#[test]
-fn anybody_can_measure() {
-    let room = Room::new();
+/// A copy of the program that anybody may start.
+fn program(room: &Room) -> String {
     let program = room.join("fourtuple");
     fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
     for path in [Path::new(&program), room.path()] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    for experiment in ["ports", "time-wait --patience 1ms"] {
-        let mut command =
-            fourtuple_at(Path::new(&program), &format!("lab {experiment} --range 20000-20063 --json"));
-        if is_root() {
-            command.uid(NOBODY).gid(NOBODY);
+    program
+}
+
+/// Runs it as somebody who is not root.
+fn run_as_nobody(program: &str, arguments: &str) -> Ended {
+    let mut command = fourtuple_at(Path::new(program), arguments);
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    run(command.current_dir("/"))
+}
+
+/// A user namespace gives no right to load a program, whatever capabilities it gives.
+#[test]
+fn nobody_without_bpf_gets_another_policy_in_silence() {
+    let room = Room::new();
+    let program = program(&room);
+    for start in [
+        "lab accept --policy reuseport-least-busy --load light --workers 2 --connections 2 --repeats 1",
+        "serve http --policy reuseport-least-busy --listen 127.0.0.1:0 --workers 2 --for 1ms",
+    ] {
+        let ended = run_as_nobody(&program, start);
+        if ended.is_without_namespaces() {
+            let test = "unprivileged::nobody_without_bpf";
+            return fourtuple_testing::skip(test, "userns", ended.line());
         }
-        let ended = run(command.current_dir("/"));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
+        for part in ["reuseport-least-busy is not permitted here: ", "CAP_BPF"] {
+            assert!(ended.line().contains(part), "{start}: {part:?} in {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn anybody_can_measure() {
+    let room = Room::new();
+    let program = program(&room);
+    for experiment in ["ports", "time-wait --patience 1ms"] {
+        let ended = run_as_nobody(&program, &format!("lab {experiment} --range 20000-20063 --json"));
         if ended.is_without_namespaces() {
             return fourtuple_testing::skip("unprivileged::anybody_can_measure", "userns", ended.line());
         }

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -74,8 +75,15 @@ fn run() -> Result<(), Box<dyn Error>> {
     let Arguments { policy, listen, workers, recycle } = arguments()?;
     let group = Listen::at(listen).policy(policy).seats(workers).recycle(recycle).open()?;
     eprintln!("listening on {}, {workers} workers, {}", group.endpoint(), group.choice());
+    // Under this policy one thread accepts for all.
+    let dispatcher = (group.policy() == Policy::Dispatcher).then(|| group.dispatcher()).transpose()?;
+    let over = AtomicBool::new(false);
     let (stop, stopped) = watch::channel(());
     thread::scope(|scope| {
+        let dispatcher = dispatcher.map(|mut dispatcher| {
+            let over = &over;
+            scope.spawn(move || dispatcher.run(over).map_err(|error| error.to_string()))
+        });
         let threads: Vec<_> = (0..workers)
             .map(|_| {
                 let stopped = stopped.clone();
@@ -85,8 +93,12 @@ fn run() -> Result<(), Box<dyn Error>> {
             .collect();
         runtime()?.block_on(tokio::signal::ctrl_c())?;
         drop(stop);
-        for thread in threads {
-            thread.join().map_err(|_| "a worker panicked")??;
+        let mut ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        // After the workers: whom they hand over at the end it takes.
+        over.store(true, Ordering::Release);
+        ended.extend(dispatcher.map(|thread| thread.join()));
+        for thread in ended {
+            thread.map_err(|_| "a thread panicked")??;
         }
         Ok::<(), Box<dyn Error>>(())
     })?;

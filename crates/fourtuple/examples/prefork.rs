@@ -2,7 +2,7 @@
 //! dies, and replaces all of them one by one when it is told to.
 //!
 //! `cargo run -p fourtuple --example prefork -- [POLICY] [ADDRESS] [WORKERS]`, as in `-- rotate 127.0.0.1:8000 4`; then on
-//! standard input `kill N`, `reload` or `stats`, until its end.
+//! standard input `kill N`, `reload`, `stats` or `leaks`, until its end.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -59,7 +59,11 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let requests = group.stats().iter().map(|seat| seat.requests.to_string()).collect::<Vec<_>>();
                 println!("requests {}", requests.join(" "));
             }
-            _ => println!("kill N, reload or stats"),
+            ["leaks"] => {
+                let leaked = group.stats().iter().map(|seat| seat.leaked.to_string()).collect::<Vec<_>>();
+                println!("leaked {}", leaked.join(" "));
+            }
+            _ => println!("kill N, reload, stats or leaks"),
         }
     }
     workers.into_iter().try_for_each(Worker::leave)?;

@@ -1,9 +1,10 @@
 //! The acceptor on tokio runtimes, under every policy.
 
 use std::convert::Infallible;
+use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -37,8 +38,40 @@ fn endpoint(family: Family) -> Endpoint {
     }
 }
 
-fn open(policy: Policy, family: Family) -> Group {
-    Listen::at(endpoint(family)).policy(policy).seats(8).open().unwrap()
+/// A group, and the thread that accepts for it where the policy has one.
+struct Open {
+    group: Group,
+    over: Arc<AtomicBool>,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+fn open(policy: Policy, family: Family) -> Open {
+    let group = Listen::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let dispatcher = (group.policy() == Policy::Dispatcher).then(|| {
+        let (mut dispatcher, over) = (group.dispatcher().unwrap(), Arc::clone(&over));
+        thread::spawn(move || dispatcher.run(&over).unwrap())
+    });
+    Open { group, over, dispatcher }
+}
+
+impl Deref for Open {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.group
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        if let Some(Err(panic)) = self.dispatcher.take().map(JoinHandle::join)
+            && !thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
 }
 
 fn runtime() -> Runtime {
@@ -143,6 +176,7 @@ fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
         Policy::Blocking,
         Policy::ROTATE,
         Policy::SharedOneshot,
+        Policy::Dispatcher,
         Policy::Reuseport,
     ];
     let uring = is_here(Policy::UringOneshot, "io_uring").then_some(Policy::UringOneshot);
@@ -268,7 +302,8 @@ async fn serve_slowly(Accepted { mut stream, visit, .. }: Accepted) {
 #[test]
 fn what_the_runtime_is_told_of_a_connection_wakes_nobody_else() {
     in_namespace(|| {
-        for (policy, family) in everywhere() {
+        // From a dispatcher a worker gets a connection when that has something to say, and watches none.
+        for (policy, family) in everywhere().filter(|(policy, _)| *policy != Policy::Dispatcher) {
             let group = open(policy, family);
             let worker = Worker::start(&group, serve_slowly);
             client(async {

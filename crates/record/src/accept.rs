@@ -210,6 +210,8 @@ pub struct BreakEven {
     pub fresh_connection_ns: u64,
     /// Mean time that a request waits while some worker is idle, when connections are kept.
     pub misplaced_wait_ns: u64,
+    /// Requests that this is the mean of; fewer than 200 decide nothing.
+    pub requests: u64,
     /// True: a fresh connection costs less than it saves, so closing pays.
     pub closes: bool,
 }

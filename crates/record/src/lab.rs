@@ -1,6 +1,8 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{PortsResults, PortsSettings, Record, TimeWaitResults, TimeWaitSettings};
+use crate::{
+    AcceptResults, AcceptSettings, PortsResults, PortsSettings, Record, TimeWaitResults, TimeWaitSettings,
+};
 
 /// Record of `fourtuple lab`: every experiment in its short form.
 pub type LabRecord = Record<LabSettings, LabResults>;
@@ -12,6 +14,9 @@ pub struct LabSettings {
     pub ports: PortsSettings,
     /// As for `lab time-wait`.
     pub time_wait: TimeWaitSettings,
+    /// As for `lab accept`; absent from records of before it was part of a bare `lab`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accept: Option<AcceptSettings>,
 }
 
 /// What they found.
@@ -21,4 +26,7 @@ pub struct LabResults {
     pub ports: PortsResults,
     /// As of `lab time-wait`.
     pub time_wait: TimeWaitResults,
+    /// As of `lab accept`; absent as well where it was interrupted before, or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accept: Option<AcceptResults>,
 }

@@ -204,7 +204,8 @@ fn accept() -> (AcceptSettings, AcceptResults) {
         to_ns: 100,
         waiting: Waiter { worker: 0, sent_ns: 10, begun_ns: 90, ended_ns: 95, idle_worker: 1 },
     };
-    let break_even = BreakEven { fresh_connection_ns: 20_000, misplaced_wait_ns: 61_000, closes: true };
+    let break_even =
+        BreakEven { fresh_connection_ns: 20_000, misplaced_wait_ns: 61_000, requests: 2000, closes: true };
     let results = AcceptResults {
         cells: vec![cell, bare],
         skipped: vec![skipped],
@@ -495,8 +496,16 @@ fn samples() -> [(&'static str, Value); 12] {
     let (serve_settings, serve_results) = serve();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
-    let lab_settings = LabSettings { ports: ports_settings.clone(), time_wait: time_wait_settings.clone() };
-    let lab_results = LabResults { ports: ports_results.clone(), time_wait: time_wait_results.clone() };
+    let lab_settings = LabSettings {
+        ports: ports_settings.clone(),
+        time_wait: time_wait_settings.clone(),
+        accept: Some(accept_settings.clone()),
+    };
+    let lab_results = LabResults {
+        ports: ports_results.clone(),
+        time_wait: time_wait_results.clone(),
+        accept: Some(accept_results.clone()),
+    };
     [
         ("lab", record("lab", lab_settings, lab_results)),
         ("lab ports", record("lab ports", ports_settings, ports_results)),
@@ -539,7 +548,8 @@ fn is_map(place: &str) -> bool {
     ["/sysctls", "/capabilities", "/errors", "/results/failed"].iter().any(|map| place.ends_with(map))
 }
 
-const OPTIONAL: [&str; 5] = ["arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
+const OPTIONAL: [&str; 6] =
+    ["accept", "arrival_per_s", "chosen", "scatter", "predicted_stall_at", "stalled_at"];
 
 /// Those of a server, which a load has always.
 const OPTIONAL_OF_SERVE: [&str; 6] =

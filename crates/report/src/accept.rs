@@ -92,6 +92,15 @@ pub(crate) fn close_every(requests: u64) -> String {
     if requests == 0 { "never".to_owned() } else { count(requests) }
 }
 
+/// What becomes of connections, in words.
+fn closing(requests: u64) -> String {
+    match requests {
+        0 => "never closed".to_owned(),
+        1 => "closed after every request".to_owned(),
+        _ => format!("closed after {}", plural(requests, "request")),
+    }
+}
+
 /// Three decimals, as [`crate::serve`] has it.
 pub(crate) fn index(jain: Option<f64>) -> String {
     jain.filter(|jain| jain.is_finite()).map_or_else(|| NOTHING.to_owned(), |jain| format!("{jain:.3}"))
@@ -199,11 +208,11 @@ pub(crate) fn sight(timeline: &Timeline) -> String {
         spans.iter().filter(during).count() as u64
     });
     format!(
-        "{} over {}, close every {}: a request waited {} behind {} of worker {}, while worker {} was idle for {} of that \
+        "{} over {}, connections {}: a request waited {} behind {} of worker {}, while worker {} was idle for {} of that \
          time.",
         timeline.policy,
         timeline.family,
-        close_every(timeline.close_every),
+        closing(timeline.close_every),
         duration(waiting.begun_ns.saturating_sub(waiting.sent_ns)),
         plural(before, "other"),
         waiting.worker,

@@ -26,7 +26,8 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
     match saved {
         Saved::Lab(record) => {
             let (ports, time_wait) = (&record.settings.ports, &record.settings.time_wait);
-            let words = vec![ports_words(ports), time_wait_words(time_wait)];
+            let accept = record.settings.accept.as_ref().map(accept::details).unwrap_or_default();
+            let words = vec![ports_words(ports), time_wait_words(time_wait), accept];
             // A bare `lab` has no settings of its own but the seed.
             of(record, words, format!("fourtuple lab --seed {}", ports.seed))
         }

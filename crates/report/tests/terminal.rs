@@ -192,7 +192,7 @@ fn kept_connections_have_their_waits_and_a_timeline() {
         "\n  blocking over unix, close every never: a worker would wait",
         // Skipped however it closes.
         "\n  reuseport over unix: refused\n",
-        "a request waited 18.9ms behind 3 others\nof worker 0, while worker 3 was idle for 18.8ms",
+        "connections never closed: a request waited 18.9ms behind 3\nothers of worker 0, while worker 3 was idle for 18.8ms",
         "\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██",
         "\nworker 3  ···_______█_____________________····\n",
         "A fresh connection costs 21.0us; with connections kept, a request waits 346us on",
@@ -222,8 +222,16 @@ fn a_wide_terminal_gets_every_column() {
 }
 
 #[test]
-fn a_bare_lab_shows_both_experiments() {
-    let text = render(&Saved::Lab(samples::lab()), 80, false);
+fn a_bare_lab_shows_every_experiment() {
+    let mut lab = samples::lab();
+    let text = render(&Saved::Lab(lab.clone()), 80, false);
+    for part in ["Which worker gets the connection", "unix, light load", "exclusive"] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    // A record of before it had that one.
+    (lab.settings.accept, lab.results.accept) = (None, None);
+    let text = render(&Saved::Lab(lab), 80, false);
+    assert!(!text.contains("Which worker gets the connection"), "{text}");
     assert!(text.contains("under each port strategy") && text.contains("Sockets in TIME_WAIT"), "{text}");
     assert!(text.contains("option 51") && text.contains("Keep connections alive"), "{text}");
 }

@@ -31,6 +31,16 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A new raw IPv4 socket for TCP segments that the caller makes (raw(7)), close-on-exec. Needs CAP_NET_RAW.
+pub fn open_raw_tcp() -> io::Result<OwnedFd> {
+    // SAFETY: socket() takes no pointers.
+    let fd = check(unsafe {
+        libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP)
+    })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// A new stream socket of the family of `endpoint`, close-on-exec.
 pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };

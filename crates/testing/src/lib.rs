@@ -1,6 +1,8 @@
 //! A network namespace for each test, and skips that are counted. Only ever a dev-dependency.
 #![forbid(unsafe_code)]
 
+pub mod segment;
+
 use std::any::type_name_of_val;
 use std::env;
 use std::fs;

@@ -34,7 +34,7 @@ fn port_range_of(release: &str) -> &'static str {
 }
 
 /// A machine that has not powered off by then is killed.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// What the command line asked for.
 #[derive(Debug, PartialEq, Eq)]

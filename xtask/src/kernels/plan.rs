@@ -10,7 +10,7 @@ pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf"];
 const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit"];
 
 /// How long one test program may take. Emulated processors are ten times slower than real ones.
-const TEST_SECONDS: u32 = 120;
+const TEST_SECONDS: u32 = 240;
 
 /// A command with its own line in the plan.
 struct Command {

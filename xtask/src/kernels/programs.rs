@@ -42,7 +42,8 @@ pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool
         cargo_json(workspace, &["build", "-p", "fourtuple-guest", "-p", "fourtuple-cli", "--bins"], release)?;
     let init = binaries.iter().position(|program| program.name == "guest-init");
     let init = binaries.remove(init.context("cargo built no guest-init")?);
-    let mut arguments = vec!["test", "--no-run"];
+    // Policies that need BPF or tokio are asked of these kernels, too.
+    let mut arguments = vec!["test", "--no-run", "--all-features"];
     for package in test_packages {
         arguments.extend(["-p", package]);
     }

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -72,6 +72,11 @@ impl Group {
             busy.seat_taken(seat, listener.as_ref().unwrap().as_fd()).unwrap();
         }
         Some(Group { busy, listeners, address })
+    }
+
+    pub(crate) fn v4(&self) -> SocketAddrV4 {
+        let SocketAddr::V4(address) = self.address else { panic!("IPv4 only") };
+        address
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

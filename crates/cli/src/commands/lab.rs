@@ -7,11 +7,14 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
+use fourtuple::listen::{self, Policy};
 use fourtuple::ports::PortRange;
+use fourtuple_lab::accept::{Accept, Load};
+use fourtuple_lab::pool::{Selection, Spend};
 use fourtuple_lab::ports::{self, Ports};
 use fourtuple_lab::time_wait::{Remedy, TimeWait};
 use fourtuple_lab::{Family, LabError, Namespace, Watch};
-use fourtuple_record::{Host, LabResults, LabSettings, Saved};
+use fourtuple_record::{AcceptResults, Host, LabResults, LabSettings, Remark, Saved};
 use fourtuple_syscalls::socket::Transport;
 use time::OffsetDateTime;
 
@@ -21,10 +24,11 @@ use crate::output::{self, Output};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// Measure what this kernel does, in a network namespace of its own; alone: all experiments in short, and report.html
+/// Measure what this kernel does, in a network namespace of its own; alone: most experiments in short, and report.html
 ///
-/// No experiment touches the host or needs root: without root it makes a user namespace first. Alone, `lab` runs every
-/// experiment in its short form, says what this kernel does and what to set here, and writes report.html (or --html FILE).
+/// No experiment touches the host or needs root: without root it makes a user namespace first. Alone, `lab` runs ports,
+/// time-wait and accept in a short form, says what this kernel does and what to set here, and writes report.html (or
+/// --html FILE).
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Lab {
@@ -234,7 +238,40 @@ fn run_time_wait(flags: &TimeWaitFlags) -> anyhow::Result<Exit> {
     flags.output.finish(&Saved::TimeWait(record))
 }
 
-/// Both experiments, short: the stall is shown where it begins, and its 60 s are not sat out.
+/// The ladder, and what takes it away.
+fn short_accept(seed: u64) -> Accept {
+    Accept {
+        selection: Selection {
+            policies: vec![Policy::Exclusive, Policy::ROTATE],
+            policies_named: true,
+            families: vec![listen::Family::Unix],
+            families_named: true,
+        },
+        loads: vec![Load::Light],
+        workers: 8,
+        connections: 48,
+        clients: 1,
+        work: Duration::from_micros(50),
+        spend: Spend::Sleep,
+        slow: Duration::from_millis(5),
+        length: Duration::from_millis(100),
+        repeats: 1,
+        seed,
+    }
+}
+
+/// Runs it as the last of several: what they found is worth keeping whatever becomes of it.
+fn run_last(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<Remark>) {
+    match accept.run(watch) {
+        Ok((results, remarks)) => (Some(results), remarks),
+        Err(LabError::Interrupted) => {
+            (None, vec![Remark::new("interrupted", "interrupted before lab accept: it is missing")])
+        }
+        Err(error) => (None, vec![Remark::new("failed", format!("lab accept failed: {error}"))]),
+    }
+}
+
+/// All but `lab keepalive`, short: the stall is shown where it begins, and its 60 s are not sat out.
 fn run_all(mut output: Output) -> anyhow::Result<Exit> {
     let time_wait = TimeWait {
         range: PortRange::new(49152, 65535).expect("not backwards"),
@@ -254,13 +291,20 @@ fn run_all(mut output: Output) -> anyhow::Result<Exit> {
             repeats: 1,
             seed: output.seed,
         };
-        let settings = LabSettings { ports: ports.settings(), time_wait: time_wait.settings() };
+        let accept = short_accept(output.seed);
+        let settings = LabSettings {
+            ports: ports.settings(),
+            time_wait: time_wait.settings(),
+            accept: Some(accept.settings()),
+        };
         let (ports, mut remarks) = ports.run(watch)?;
         let (time_wait, more) = time_wait.run(watch)?;
         remarks.extend(more);
-        // One Ctrl-C ends both.
+        let (accept, more) = run_last(&accept, watch);
+        remarks.extend(more);
+        // One Ctrl-C ends them all.
         remarks.dedup_by(|later, first| later.id == "interrupted" && first.id == later.id);
-        Ok((settings, LabResults { ports, time_wait }, remarks))
+        Ok((settings, LabResults { ports, time_wait, accept }, remarks))
     })?;
     let (settings, results, validity) = result;
     let record = output::record("lab", started, host, settings, validity, results);

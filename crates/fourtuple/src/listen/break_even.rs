@@ -152,7 +152,10 @@ impl<'a> Scales<'a> {
 
     pub(crate) fn report(&self) -> BreakEven {
         let (mut samples, mut waited) = (self.get(Sum::Samples), self.get(Sum::Waited));
-        if samples < LEAST && self.get(Sum::SamplesBefore) > 0 {
+        // While connections are closed few samples come, and of a load that closing has changed: until there is a verdict on
+        // them the one before is what explains what is done.
+        let enough = if self.get(Sum::Closes) == 0 { LEAST } else { WINDOW_OF_PROBES };
+        if samples < enough && self.get(Sum::SamplesBefore) > 0 {
             (samples, waited) = (self.get(Sum::SamplesBefore), self.get(Sum::WaitedBefore));
         }
         BreakEven {

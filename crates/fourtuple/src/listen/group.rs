@@ -18,7 +18,7 @@ use crate::listen::lobby::Lobby;
 use crate::listen::path::{self, OwnPath};
 use crate::listen::policy::{Family, Policy};
 use crate::listen::recycle::Recycle;
-use crate::listen::seats::{SeatStats, Seats};
+use crate::listen::seats::{Count, SeatStats, Seats};
 use crate::listen::wait::{self, Common};
 
 /// What the workers of a group are.
@@ -281,6 +281,8 @@ impl Group {
     /// do so.
     pub fn vacate(&self, seat: usize) {
         if seat < self.0.seats.count() {
+            // They went with it. Else whoever takes the seat looks busier than the others for ever.
+            self.0.seats.set(seat, Count::Open, 0);
             self.0.seats.free(seat);
         }
     }

@@ -20,6 +20,7 @@ pub(crate) enum Count {
     Wakeups,
     EmptyAccepts,
     FailedAccepts,
+    Leaked,
     Open,
     Busy,
     /// 1 while the worker waits for something to do.
@@ -41,6 +42,9 @@ pub struct SeatStats {
     pub empty_accepts: u64,
     /// accept() calls that failed: no descriptor, no memory.
     pub failed_accepts: u64,
+    /// Connections that were chosen for this worker at their SYN and never came, found and counted off again
+    /// ([`ReuseportLeastBusy`](crate::listen::Policy::ReuseportLeastBusy)): a SYN flood, lost handshakes.
+    pub leaked: u64,
     /// Connections that are open now and last belonged to this worker.
     pub open: u64,
     /// Time from being given a connection until asking for the next.
@@ -119,6 +123,7 @@ impl Seats {
             wakeups: self.get(seat, Count::Wakeups),
             empty_accepts: self.get(seat, Count::EmptyAccepts),
             failed_accepts: self.get(seat, Count::FailedAccepts),
+            leaked: self.get(seat, Count::Leaked),
             open: self.get(seat, Count::Open),
             busy: Duration::from_nanos(self.get(seat, Count::Busy)),
         }

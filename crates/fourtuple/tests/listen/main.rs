@@ -6,4 +6,6 @@ mod pool;
 mod processes;
 mod recycle;
 mod reload;
+#[cfg(feature = "bpf")]
+mod soak;
 mod uring;

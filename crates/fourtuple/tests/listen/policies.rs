@@ -19,7 +19,7 @@ fn sums(group: &Group) -> (u64, u64, u64) {
 
 /// Whether the kernel lets us load a BPF program; if not, what is left out is said aloud, or a failure.
 #[cfg(feature = "bpf")]
-fn can_choose(test: &str) -> bool {
+pub(crate) fn can_choose(test: &str) -> bool {
     let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy);
     match listen.open() {
         Ok(_) => true,

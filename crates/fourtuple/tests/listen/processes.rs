@@ -12,15 +12,16 @@ use fourtuple_testing::{in_namespace, skip};
 
 use crate::pool::has_uring;
 
-struct Prefork {
+/// The example, running.
+pub(crate) struct Prefork {
     process: Child,
     orders: ChildStdin,
     said: BufReader<ChildStdout>,
-    address: String,
+    pub(crate) address: String,
 }
 
 /// Where cargo has put the example, beside the tests; `None`, aloud, where only the test was brought (a virtual machine).
-fn example(test: &str) -> Option<PathBuf> {
+pub(crate) fn example(test: &str) -> Option<PathBuf> {
     let mut path = env::current_exe().unwrap();
     path.pop();
     path.set_file_name("examples");
@@ -33,9 +34,12 @@ fn example(test: &str) -> Option<PathBuf> {
 }
 
 impl Prefork {
-    fn start(example: &Path, policy: &str) -> Prefork {
+    pub(crate) fn start(example: &Path, policy: &str, workers: usize) -> Prefork {
         let mut command = Command::new(example);
-        command.args([policy, "127.0.0.1:0", "3"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args([policy, "127.0.0.1:0", &workers.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         child::end_with_this_thread(&mut command);
         let mut process = command.spawn().unwrap();
         let orders = process.stdin.take().unwrap();
@@ -46,11 +50,16 @@ impl Prefork {
         Prefork { process, orders, said, address }
     }
 
-    fn order(&mut self, order: &str) -> String {
+    pub(crate) fn order(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").unwrap();
         let mut line = String::new();
         self.said.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
+    }
+
+    /// What an order that counts says of each seat.
+    pub(crate) fn counts(&mut self, order: &str) -> Vec<u64> {
+        self.order(order).split_whitespace().skip(1).map(|count| count.parse().unwrap()).collect()
     }
 
     fn connect(&self) -> BufReader<TcpStream> {
@@ -59,7 +68,7 @@ impl Prefork {
         BufReader::new(stream)
     }
 
-    fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         drop(self.orders);
         assert!(self.process.wait().unwrap().success());
     }
@@ -85,7 +94,7 @@ fn processes_share_work_and_hand_it_over() {
     let Some(example) = example("processes_share_work_and_hand_it_over") else { return };
     in_namespace(move || {
         for policy in policies("processes_share_work_and_hand_it_over") {
-            let mut prefork = Prefork::start(&example, policy);
+            let mut prefork = Prefork::start(&example, policy, 3);
             let mut kept: Vec<_> = (0..6).map(|_| prefork.connect()).collect();
             for stream in &mut kept {
                 assert_eq!(ask(stream).1, 1, "{policy}");
@@ -94,13 +103,7 @@ fn processes_share_work_and_hand_it_over() {
             for stream in &mut kept {
                 assert_eq!(ask(stream).1, 2, "{policy}: another process goes on with the count");
             }
-            let requests: u64 = prefork
-                .order("stats")
-                .split_whitespace()
-                .skip(1)
-                .map(|count| count.parse::<u64>().unwrap())
-                .sum();
-            assert_eq!(requests, 12, "{policy}");
+            assert_eq!(prefork.counts("stats").iter().sum::<u64>(), 12, "{policy}");
             prefork.stop();
         }
     });
@@ -111,7 +114,7 @@ fn a_worker_that_is_killed_takes_its_own_connections_alone() {
     let Some(example) = example("a_worker_that_is_killed_takes_its_own_connections_alone") else { return };
     in_namespace(move || {
         for policy in policies("a_worker_that_is_killed_takes_its_own_connections_alone") {
-            let mut prefork = Prefork::start(&example, policy);
+            let mut prefork = Prefork::start(&example, policy, 3);
             let mut kept: Vec<_> = (0..12).map(|_| prefork.connect()).collect();
             let seats: Vec<_> = kept.iter_mut().map(|stream| ask(stream).0).collect();
             let killed = seats[0];

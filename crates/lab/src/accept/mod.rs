@@ -8,7 +8,7 @@ mod light;
 
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Policy};
+use fourtuple::listen::{Family, Policy, Recycle};
 use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
 use crate::keepalive::client_ports;
@@ -153,7 +153,8 @@ impl Accept {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
                 let room = Room::new(spec.pair.family)?;
-                let pool = Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend)?;
+                let pool =
+                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 match spec.load {
                     Load::Light => light::run(self, spec.pair.policy, pool, watch),
                     Load::Heavy => self.crowd(repeat).run(pool, watch),

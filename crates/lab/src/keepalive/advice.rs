@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use fourtuple::ports::words::{counted, grouped, in_words, percent};
 use fourtuple_record::{AcceptCell, AcceptResults};
 
 /// A tail that is this many times another's is worth a word.
@@ -35,22 +36,22 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
         lines.push(if times >= WORTH_A_WORD {
             format!(
                 "Over {family}, keeping connections costs requests their workers: with exclusive (epoll and EPOLLEXCLUSIVE) \
-                 p99.9 of the wait is {} when connections are closed {}, and {} when they are closed after every request: \
+                 p99.9 of the wait is {} when connections are {}, and {} when they are closed after every request: \
                  {times:.1} times. {} of 10,000 requests waited over {} with them, {} without.",
-                ms(kept.wait_ns.p999),
-                when(kept.close_every),
-                ms(closed.wait_ns.p999),
+                time(kept.wait_ns.p999),
+                closing(kept.close_every),
+                time(closed.wait_ns.p999),
                 tenth(kept.slow_per_10k),
-                ms(slow_ns),
+                time(slow_ns),
                 tenth(closed.slow_per_10k),
             )
         } else {
             format!(
                 "Over {family}, keeping connections does not make the tail of exclusive longer under this load: p99.9 of the \
-                 wait is {} when they are closed {}, and {} when they are closed after every request.",
-                ms(kept.wait_ns.p999),
-                when(kept.close_every),
-                ms(closed.wait_ns.p999),
+                 wait is {} when they are {}, and {} when they are closed after every request.",
+                time(kept.wait_ns.p999),
+                closing(kept.close_every),
+                time(closed.wait_ns.p999),
             )
         });
     }
@@ -62,14 +63,14 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
         let times = ratio(worst.wait_ns.p999, best.wait_ns.p999);
         let cpu = ratio(best.cpu_ns_per_request, worst.cpu_ns_per_request);
         lines.push(format!(
-            "Best over {family}: {}, connections closed {}: p99.9 of the wait {}, {times:.1} times shorter than {} closed \
-             {}{}.",
+            "Best over {family}: {} with connections {}. p99.9 of the wait is {}, {times:.1} times shorter than of {} with \
+             connections {}{}.",
             name(best),
-            when(best.close_every),
-            ms(best.wait_ns.p999),
+            closing(best.close_every),
+            time(best.wait_ns.p999),
             name(worst),
-            when(worst.close_every),
-            if cpu > 0.0 { format!(", at {:.0}% of its CPU time per request", cpu * 100.0) } else { String::new() },
+            closing(worst.close_every),
+            if cpu > 0.0 { format!(", at {} of its CPU time per request", percent(cpu)) } else { String::new() },
         ));
     }
     let keepers: Vec<&AcceptCell> = cells.iter().filter(|cell| cell.close_every == 0).copied().collect();
@@ -83,8 +84,8 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
             "Connections can stay open: with {} they belong to no worker until they have a request, and p99.9 of the wait is \
              {} (closing after every request: {}).",
             free.policy,
-            ms(free.wait_ns.p999),
-            ms(closed.wait_ns.p999),
+            time(free.wait_ns.p999),
+            time(closed.wait_ns.p999),
         ));
     }
     if let Some(best) = best.filter(|best| best.server.is_none()) {
@@ -121,7 +122,7 @@ fn what_to_set(best: &AcceptCell) -> String {
     let closing = match best.close_every {
         0 => "Leave keep-alive on".to_owned(),
         1 => "Have the client send \"Connection: close\", or the server close after each answer".to_owned(),
-        every => format!("Close connections after {every} requests"),
+        every => format!("Close connections after {}", counted(every, "request")),
     };
     format!(
         "To have it: fourtuple::listen::Listen::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
@@ -133,11 +134,12 @@ fn name(cell: &AcceptCell) -> &str {
     cell.server.as_deref().unwrap_or(&cell.policy)
 }
 
-fn when(close_every: u64) -> String {
+/// What becomes of connections.
+fn closing(close_every: u64) -> String {
     match close_every {
-        0 => "never".to_owned(),
-        1 => "after every request".to_owned(),
-        every => format!("after {every} requests"),
+        0 => "never closed".to_owned(),
+        1 => "closed after every request".to_owned(),
+        every => format!("closed after {}", counted(every, "request")),
     }
 }
 
@@ -145,12 +147,12 @@ fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-fn ms(ns: u64) -> String {
-    format!("{:.2} ms", Duration::from_nanos(ns).as_secs_f64() * 1e3)
+fn time(ns: u64) -> String {
+    in_words(Duration::from_nanos(ns))
 }
 
 fn tenth(number: f64) -> String {
-    if number < 10.0 { format!("{number:.1}") } else { format!("{number:.0}") }
+    if number < 10.0 { format!("{number:.1}") } else { grouped(number.round() as u64) }
 }
 
 #[cfg(test)]
@@ -195,14 +197,14 @@ mod tests {
             cell("shared-oneshot", 0, 6),
         ]);
         assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(
-            lines[0].contains("34.00 ms when connections are closed never, and 11.00 ms"),
-            "{}",
-            lines[0]
-        );
+        assert!(lines[0].contains("34 ms when connections are never closed, and 11 ms"), "{}", lines[0]);
         assert!(lines[0].contains("3.1 times"), "{}", lines[0]);
-        assert!(lines[1].contains("shared-oneshot, connections closed never"), "{}", lines[1]);
-        assert!(lines[1].contains("5.7 times shorter than exclusive closed never, at 100%"), "{}", lines[1]);
+        assert!(lines[1].contains("shared-oneshot with connections never closed"), "{}", lines[1]);
+        assert!(
+            lines[1].contains("5.7 times shorter than of exclusive with connections never closed, at 100%"),
+            "{}",
+            lines[1]
+        );
         assert!(lines[2].starts_with("Connections can stay open: with shared-oneshot"), "{}", lines[2]);
         assert!(lines[3].contains("policy(Policy::SharedOneshot)"), "{}", lines[3]);
         assert!(lines[3].ends_with("Leave keep-alive on."), "{}", lines[3]);

@@ -4,10 +4,11 @@
 //! after every request made the 99.9th percentile of the wait a quarter of what it had been.
 
 mod advice;
+mod break_even;
 
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Policy};
+use fourtuple::listen::{Family, Policy, Recycle};
 use fourtuple::ports::PortRange;
 use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
@@ -136,13 +137,16 @@ impl Keepalive {
             Some(server) => self.run_there(server, watch)?,
             None => self.run_here(watch)?,
         };
-        results.advice = advice(&results, nanos(self.slow));
+        let mut advice = advice(&results, nanos(self.slow));
+        advice.append(&mut results.advice);
+        results.advice = advice;
         Ok((results, remarks))
     }
 
     fn run_here(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
         let workers = self.workers as usize;
         let runnable = self.selection.runnable(workers)?;
+        let pinned = runnable.pairs.iter().copied().find(|pair| break_even::pins(pair.policy));
         let (mut cells, mut skipped) = (Vec::new(), Vec::new());
         for (pair, why) in runnable.skipped {
             skipped.extend(self.close_every.iter().map(|every| series::skipped(pair, *every, why.as_str())));
@@ -168,15 +172,24 @@ impl Keepalive {
             }
         }
         let length_ms = self.length.as_millis() as u64;
-        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+        let mut remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
                 let room = Room::new(spec.pair.family)?;
-                let pool = Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend)?;
+                let pool =
+                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 self.crowd(spec.close_every, repeat).run(pool, watch)
             })
         })?;
-        Ok((series::results(cells, skipped), remarks))
+        let mut results = series::results(cells, skipped);
+        let cut = remarks.iter().any(|remark| ["interrupted", "failed"].contains(&remark.id.as_str()));
+        if let Some(pair) = pinned.filter(|_| !cut) {
+            let (found, remark) = break_even::measure(self, pair, watch);
+            remarks.extend(remark);
+            results.advice.extend(found.map(|found| break_even::advice(pair, &found)));
+            results.break_even = found;
+        }
+        Ok((results, remarks))
     }
 
     fn run_there(&self, server: &str, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {

@@ -1,6 +1,6 @@
 //! Which policies are run over which families, and what of them cannot be.
 
-use fourtuple::listen::{Family, ListenError, Policy};
+use fourtuple::listen::{Family, ListenError, Policy, Recycle};
 
 use super::mix::Spend;
 use super::place::Room;
@@ -58,7 +58,7 @@ impl Selection {
                 let pair = Pair { policy, family };
                 let tried = Namespace::run(|_| {
                     let room = Room::new(family)?;
-                    Pool::start(&room.endpoint, policy, workers, Spend::Sleep)?.end()
+                    Pool::start(&room.endpoint, policy, workers, Spend::Sleep, Recycle::Never)?.end()
                 });
                 match tried {
                     Ok(_) => left.pairs.push(pair),

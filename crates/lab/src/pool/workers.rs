@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{Endpoint, Group, Listen, ListenError, Policy, SeatStats, Waker};
+use fourtuple::listen::{Endpoint, Group, Listen, ListenError, Policy, Recycle, SeatStats, Waker};
 use fourtuple_syscalls::resource;
 
 use super::mix::Spend;
@@ -41,8 +41,10 @@ impl Pool {
         policy: Policy,
         count: usize,
         spend: Spend,
+        recycle: Recycle,
     ) -> Result<Pool, LabError> {
-        let group = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG).open()?;
+        let listen = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
+        let group = listen.recycle(recycle).open()?;
         let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
         for _ in 0..count {
             pool.hire(spend)?;
@@ -92,6 +94,11 @@ impl Pool {
         };
         self.hands.push(Hand { thread, waker });
         result
+    }
+
+    /// The group of its workers.
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Where it listens.

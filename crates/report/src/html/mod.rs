@@ -113,9 +113,15 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
             (remarks(envelope.validity))
             @match saved {
                 Saved::Lab(record) => {
-                    (advice(&[record.results.ports.advice.as_slice(), &record.results.time_wait.advice]))
+                    @let accept = record.results.accept.as_ref();
+                    @let of_accept = accept.map_or(&[][..], |results| &results.advice);
+                    (advice(&[record.results.ports.advice.as_slice(), &record.results.time_wait.advice, of_accept]))
                     (ports::section(index, "ports", &envelope.settings[0], &record.settings.ports, &record.results.ports))
                     (time_wait::section(index, "time_wait", &envelope.settings[1], &record.results.time_wait))
+                    @if let Some(results) = accept {
+                        h2 { (Lab::Accept.question()) }
+                        (accept::section(index, Lab::Accept, &envelope.settings[2], results))
+                    }
                 }
                 Saved::Ports(record) => {
                     (advice(&[&record.results.advice]))
@@ -159,7 +165,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
 
 fn heading(saved: &Saved) -> &'static str {
     match saved {
-        Saved::Lab(_) => "What connect() costs on this kernel, and how long the ports last",
+        Saved::Lab(_) => {
+            "What connect() costs on this kernel, how long the ports last, and who gets the connection"
+        }
         Saved::Ports(_) => "What connect() costs under each port strategy",
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
         Saved::LabAccept(_) => Lab::Accept.question(),

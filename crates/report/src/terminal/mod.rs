@@ -39,7 +39,13 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::Lab(record) => {
             ports::body(&mut sheet, &settings[0], &record.results.ports);
             time_wait::body(&mut sheet, &settings[1], &record.results.time_wait);
-            [record.results.ports.advice.as_slice(), record.results.time_wait.advice.as_slice()].concat()
+            let mut advice =
+                [record.results.ports.advice.as_slice(), record.results.time_wait.advice.as_slice()].concat();
+            if let Some(results) = &record.results.accept {
+                accept::body(&mut sheet, Lab::Accept, &settings[2], results);
+                advice.extend_from_slice(&results.advice);
+            }
+            advice
         }
         Saved::Ports(record) => {
             ports::body(&mut sheet, &settings[0], &record.results);

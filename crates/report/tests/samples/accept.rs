@@ -152,7 +152,8 @@ pub(crate) fn keepalive() -> AcceptRecord {
             idle_worker: 3,
         },
     };
-    let break_even = BreakEven { fresh_connection_ns: 21_000, misplaced_wait_ns: 346_000, closes: true };
+    let break_even =
+        BreakEven { fresh_connection_ns: 21_000, misplaced_wait_ns: 346_000, requests: 2000, closes: true };
     let results = AcceptResults {
         cells,
         skipped: skipped.to_vec(),

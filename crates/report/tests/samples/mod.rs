@@ -304,10 +304,11 @@ pub(crate) fn plan() -> PlanRecord {
 
 pub(crate) fn lab() -> LabRecord {
     let (ports, time_wait) = (ports(&["kernel-default", "full-range", "auto"], 1, 4_000), time_wait());
+    let accept = accept();
     record(
         "lab",
-        LabSettings { ports: ports.settings, time_wait: time_wait.settings },
-        LabResults { ports: ports.results, time_wait: time_wait.results },
+        LabSettings { ports: ports.settings, time_wait: time_wait.settings, accept: Some(accept.settings) },
+        LabResults { ports: ports.results, time_wait: time_wait.results, accept: Some(accept.results) },
     )
 }
 

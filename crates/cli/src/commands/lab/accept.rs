@@ -18,8 +18,8 @@ use crate::units;
 /// of load it repeats on this kernel. The default, all policies over all families, takes about half a minute.
 #[derive(Debug, Args)]
 pub(crate) struct AcceptFlags {
-    #[command(flatten)]
-    pool: PoolFlags,
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', help = format!("{POLICIES} [default: all but auto]"))]
+    policy: Vec<Policy>,
     /// Families, in this order: unix, tcp4, tcp6 [default: all of them]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
@@ -35,24 +35,25 @@ pub(crate) struct AcceptFlags {
     /// Length of one run of heavy load
     #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
+    /// Clients of heavy load, up to 1024, which ask without a pause: more of them than workers keep all workers busy
+    #[arg(long, value_name = "N", default_value = "6", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    clients: u32,
+    #[command(flatten)]
+    pool: PoolFlags,
     #[command(flatten)]
     output: Output,
 }
 
+/// The help of --policy, but for the default.
+pub(super) const POLICIES: &str = "Policies, in this order: exclusive, plain, blocking, rotate, rotate:N, shared-oneshot, \
+                                   uring-oneshot, reuseport, reuseport-least-busy, dispatcher, auto";
+
 /// What the two labs of accepting have in common.
 #[derive(Debug, Args)]
 pub(super) struct PoolFlags {
-    /// Policies, in this order: exclusive, plain, blocking, rotate, rotate:N, shared-oneshot, uring-oneshot, reuseport,
-    /// reuseport-least-busy, dispatcher, auto [default: of lab accept all but auto, of lab keepalive exclusive, rotate and
-    /// shared-oneshot]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub(super) policy: Vec<Policy>,
     /// Workers that share the listener, up to 64 [default: 8]
     #[arg(long, value_name = "N", value_parser = units::up_to::<64>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// Clients that each have one request under way, up to 1024
-    #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
-    pub(super) clients: u32,
     /// How workers spend the service time: sleep for small machines, spin for those with a processor for each worker
     #[arg(long, value_enum, default_value_t = Service::Sleep)]
     pub(super) service: Service,
@@ -93,16 +94,18 @@ impl PoolFlags {
     pub(super) fn workers_there(&self) -> u32 {
         self.workers.unwrap_or(0)
     }
+}
 
-    /// What to compare; what is named twice is run once.
-    pub(super) fn selection(&self, policies: &[Policy], family: &[Family], families: &[Family]) -> Selection {
-        let named_or = |named: &[Policy]| if named.is_empty() { policies.to_vec() } else { once(named) };
-        Selection {
-            policies: named_or(&self.policy),
-            policies_named: !self.policy.is_empty(),
-            families: if family.is_empty() { families.to_vec() } else { once(family) },
-            families_named: !family.is_empty(),
-        }
+/// What to compare: what was named, what is named twice once; else these.
+pub(super) fn selection(
+    (named, policies): (&[Policy], &[Policy]),
+    (family, families): (&[Family], &[Family]),
+) -> Selection {
+    Selection {
+        policies: if named.is_empty() { policies.to_vec() } else { once(named) },
+        policies_named: !named.is_empty(),
+        families: if family.is_empty() { families.to_vec() } else { once(family) },
+        families_named: !family.is_empty(),
     }
 }
 
@@ -130,11 +133,11 @@ impl AcceptFlags {
 
     fn settings(&self) -> Accept {
         Accept {
-            selection: self.pool.selection(&Policy::ALL, &self.family, &Family::ALL),
+            selection: selection((&self.policy, &Policy::ALL), (&self.family, &Family::ALL)),
             loads: once(&self.load),
             workers: self.pool.workers(),
             connections: self.connections,
-            clients: self.pool.clients,
+            clients: self.clients,
             work: self.work,
             spend: self.pool.service.spend(),
             slow: self.pool.slow,

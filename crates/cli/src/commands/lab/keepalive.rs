@@ -8,7 +8,7 @@ use fourtuple_lab::pool::Mix;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use super::accept::{PoolFlags, once};
+use super::accept::{POLICIES, PoolFlags, once, selection};
 use super::with_watch;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -23,8 +23,9 @@ use crate::{stop, units};
 /// quarter of an hour.
 #[derive(Debug, Args)]
 pub(crate) struct KeepaliveFlags {
-    #[command(flatten)]
-    pool: PoolFlags,
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
+        help = format!("{POLICIES} [default: exclusive, rotate, shared-oneshot]"))]
+    policy: Vec<Policy>,
     /// Families, in this order: unix, tcp4, tcp6 [default: unix]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
@@ -47,6 +48,11 @@ pub(crate) struct KeepaliveFlags {
     /// Length of one run
     #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
+    /// Clients that each have one request under way, up to 1024
+    #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    clients: u32,
+    #[command(flatten)]
+    pool: PoolFlags,
     /// Send the clients to a server that somebody else runs, at http://HOST:PORT/PATH or unix:/PATH; --workers then says
     /// how many it has
     #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "family", "service"])]
@@ -96,9 +102,9 @@ impl KeepaliveFlags {
     fn settings(&self) -> Keepalive {
         let policies = [Policy::Exclusive, Policy::ROTATE, Policy::SharedOneshot];
         Keepalive {
-            selection: self.pool.selection(&policies, &self.family, &[Family::Unix]),
+            selection: selection((&self.policy, &policies), (&self.family, &[Family::Unix])),
             workers: if self.server.is_some() { self.pool.workers_there() } else { self.pool.workers() },
-            clients: self.pool.clients,
+            clients: self.clients,
             close_every: once(&self.close_every),
             spend: self.pool.service.spend(),
             mix: Mix { short: self.short, long: self.long, long_share: self.long_share },

@@ -53,6 +53,9 @@ impl Chosen {
         let seats = &seat.group.0.seats;
         counters.set_open(seats.get(seat.number, Count::Open));
         counters.set_busy(self.pool.waiting());
+        let listener = self.pool.listener().as_fd();
+        // Where the queue cannot be had the look below says so.
+        counters.glance(&mut self.leaks, || option::accept_queue(listener).map_or(0, u64::from));
         let before = seats.get(seat.number, Count::Accepts);
         let found = self.pool.next(seat, Some(slice));
         let accepted = seats.get(seat.number, Count::Accepts) - before;
@@ -67,7 +70,9 @@ impl Chosen {
             self.looked = Instant::now();
             let queued = option::accept_queue(self.pool.listener().as_fd());
             let queued = queued.map_err(seat.group.failed("TCP_INFO"))?;
-            counters.reconcile(&mut self.leaks, self.begun.elapsed(), queued.into());
+            let leaked = counters.reconcile(&mut self.leaks, self.begun.elapsed(), queued.into());
+            // Below 0 it is connections that nobody had counted.
+            seats.add(seat.number, Count::Leaked, u64::try_from(leaked).unwrap_or(0));
         }
         found
     }

@@ -16,6 +16,7 @@ use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::lobby::Arrival;
 use crate::listen::policy::Policy;
+use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
 use crate::listen::wait::{Seat, Wait};
 
@@ -74,6 +75,17 @@ struct UringOneshot {
     sees_lobby: bool,
     /// Nobody is accepted before.
     accept_after: Option<Instant>,
+    /// When it looked what is ready, where that is asked for.
+    rounds: Option<Rounds>,
+}
+
+/// What was over when the ring was looked at.
+#[derive(Clone, Copy)]
+struct Gathered {
+    /// There was something.
+    any: bool,
+    /// An accept was cancelled.
+    cancelled: bool,
 }
 
 pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
@@ -89,6 +101,7 @@ pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         hears_bell: false,
         sees_lobby: false,
         accept_after: None,
+        rounds: seat.group.is_measured().then(Rounds::default),
     }))
 }
 
@@ -142,25 +155,49 @@ impl UringOneshot {
         Ok(())
     }
 
-    /// Waits, and takes note of what is over. Whether an accept was cancelled.
+    /// What is over, now or when something is. What `disarm` finds beside the accept came a moment after this look, and
+    /// counts as found in it.
+    fn look(
+        &mut self,
+        ring: &mut AcceptRing,
+        seat: &Seat,
+        timeout: Option<Duration>,
+    ) -> Result<(), ListenError> {
+        // Only where one does not wait at first does one know whether one would have slept. Polls that are handed over with
+        // this, of connections that have something already, are over at once.
+        let at_once = self.rounds.is_some() && self.gather(ring, seat, Some(Duration::ZERO))?.any;
+        if !at_once {
+            self.gather(ring, seat, timeout)?;
+        }
+        let Some(rounds) = &mut self.rounds else { return Ok(()) };
+        let others_idle = seat.group.0.seats.others_idle(seat.number);
+        let now = Instant::now();
+        if at_once {
+            rounds.found(now, others_idle)
+        } else {
+            rounds.woken(now, others_idle)
+        }
+        Ok(())
+    }
+
+    /// Waits, and takes note of what is over.
     fn gather(
         &mut self,
         ring: &mut AcceptRing,
         seat: &Seat,
         timeout: Option<Duration>,
-    ) -> Result<bool, ListenError> {
+    ) -> Result<Gathered, ListenError> {
         ring.wait(timeout).map_err(seat.group.failed("io_uring_enter()"))?;
-        let mut cancelled = false;
-        let mut woken = false;
+        let mut gathered = Gathered { any: false, cancelled: false };
         while let Some((token, outcome)) = ring.outcome() {
-            woken = true;
+            gathered.any = true;
             match token {
                 ACCEPT => {
                     self.accepting = false;
                     match outcome {
                         Outcome::Accepted(socket) => self.arrive(seat.welcome(socket)),
                         Outcome::Failed(error) => self.not_accepted(seat, error)?,
-                        Outcome::Cancelled | Outcome::Ready => cancelled = true,
+                        Outcome::Cancelled | Outcome::Ready => gathered.cancelled = true,
                     }
                 }
                 BELL => {
@@ -175,10 +212,10 @@ impl UringOneshot {
                 descriptor => self.ready.push_back(descriptor),
             }
         }
-        if woken && !cancelled {
+        if gathered.any && !gathered.cancelled {
             seat.count(Count::Wakeups);
         }
-        Ok(cancelled)
+        Ok(gathered)
     }
 
     fn not_accepted(&mut self, seat: &Seat, error: io::Error) -> Result<(), ListenError> {
@@ -204,7 +241,7 @@ impl UringOneshot {
         ring.cancel(ACCEPT).map_err(seat.group.failed("io_uring_enter()"))?;
         let mut cancelled = false;
         while self.accepting {
-            cancelled |= self.gather(ring, seat, None)?;
+            cancelled |= self.gather(ring, seat, None)?.cancelled;
         }
         Ok(cancelled)
     }
@@ -280,7 +317,7 @@ impl UringOneshot {
                 }
             }
             self.arm(ring, seat).map_err(seat.group.failed("io_uring_enter()"))?;
-            self.gather(ring, seat, left)?;
+            self.look(ring, seat, left)?;
         }
     }
 }
@@ -301,9 +338,10 @@ impl Wait for UringOneshot {
         Ok(())
     }
 
-    /// Not measured yet: nothing is closed for it.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
-        Duration::ZERO
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
+        self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
+            rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))
+        })
     }
 
     /// Its poll told once, and is over.

@@ -1,0 +1,113 @@
+//! Whether closing pays here, as `Recycle::Measured` finds out: one run more, in which the workers may close and the clients
+//! never do.
+
+use fourtuple::listen::{Policy, Recycle};
+use fourtuple::ports::words::{counted, in_words};
+use fourtuple_record::{BreakEven, Remark};
+
+use super::{Keepalive, client_ports};
+use crate::namespace::Namespace;
+use crate::pool::client::nanos;
+use crate::pool::matrix::Pair;
+use crate::pool::place::Room;
+use crate::pool::words::in_rust;
+use crate::pool::workers::Pool;
+use crate::{LabError, Watch};
+
+/// Fewer requests decide nothing.
+const LEAST: u64 = 200;
+
+/// Whether a connection that is kept belongs to a worker, which can tell what its requests wait. One that blocks serves one
+/// connection alone: nobody waits for it but those who are never served.
+pub(super) fn pins(policy: Policy) -> bool {
+    match policy {
+        Policy::Exclusive
+        | Policy::Plain
+        | Policy::Rotate { .. }
+        | Policy::UringOneshot
+        | Policy::Reuseport
+        | Policy::ReuseportLeastBusy => true,
+        Policy::Blocking | Policy::SharedOneshot | Policy::Dispatcher | Policy::Auto => false,
+    }
+}
+
+/// Makes the run. What was measured before is worth keeping, so that a failure is a remark.
+pub(super) fn measure(
+    keepalive: &Keepalive,
+    pair: Pair,
+    watch: &Watch<'_>,
+) -> (Option<BreakEven>, Option<Remark>) {
+    let title = format!("{} {} break-even", pair.policy, pair.family);
+    watch.progress.begin(&title, keepalive.length.as_millis() as u64);
+    match run(keepalive, pair, watch) {
+        Ok(Some(found)) => (Some(found), None),
+        Ok(None) => {
+            let message = format!("interrupted at {title}: whether closing pays is not known");
+            (None, Some(Remark::new("interrupted", message)))
+        }
+        Err(error) => (None, Some(Remark::new("failed", format!("{title} failed: {error}")))),
+    }
+}
+
+/// `None`: it was cut short.
+fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
+    Namespace::run(|namespace| {
+        namespace.set_range(client_ports())?;
+        let room = Room::new(pair.family)?;
+        let workers = keepalive.workers as usize;
+        let pool = Pool::start(&room.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
+        let group = pool.group().clone();
+        let measured = keepalive.crowd(0, 0).run(pool, watch)?;
+        Ok(group.break_even().filter(|_| !measured.cut).map(|found| BreakEven {
+            fresh_connection_ns: nanos(found.fresh_connection),
+            misplaced_wait_ns: nanos(found.misplaced_wait),
+            requests: found.samples,
+            closes: found.closes,
+        }))
+    })
+}
+
+/// What it says, and what to set.
+pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
+    let time = |ns| in_words(std::time::Duration::from_nanos(ns));
+    let Pair { policy, family } = pair;
+    format!(
+        "Break-even of {policy} over {family}: a fresh connection costs {}, and a request on a kept one waits {} for its worker \
+         while another is idle (mean of {}): {}.",
+        time(found.fresh_connection_ns),
+        time(found.misplaced_wait_ns),
+        counted(found.requests, "request"),
+        match (found.closes, found.requests < LEAST) {
+            (true, _) => format!(
+                "closing after each request pays. Workers that find this out by themselves: \
+                 Listen::at(endpoint).policy({}).recycle(Recycle::Measured)",
+                in_rust(&policy.to_string())
+            ),
+            (false, true) => "too few to tell whether closing pays; take a longer --for".to_owned(),
+            (false, false) => "keeping connections pays".to_owned(),
+        }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple::listen::Family;
+
+    use super::*;
+
+    #[test]
+    fn what_pays_is_said_with_the_numbers() {
+        let pair = Pair { policy: Policy::ROTATE, family: Family::Tcp4 };
+        let said = |misplaced_wait_ns, requests, closes| {
+            let fresh_connection_ns = 12_200;
+            advice(pair, &BreakEven { fresh_connection_ns, misplaced_wait_ns, requests, closes })
+        };
+        let closes = said(1_200_000, 2000, true);
+        for part in ["rotate over tcp4", "costs 12.2 us", "waits 1.2 ms", "mean of 2,000 requests"] {
+            assert!(closes.contains(part), "{part:?} in {closes}");
+        }
+        assert!(closes.ends_with("policy(Policy::ROTATE).recycle(Recycle::Measured)."), "{closes}");
+        assert!(said(0, 2000, false).ends_with("keeping connections pays."));
+        assert!(said(9000, 1, false).contains("mean of 1 request): too few"));
+    }
+}

@@ -63,7 +63,15 @@ impl Ended {
 
 /// Runs to the end.
 pub(crate) fn run(command: &mut Command) -> Ended {
-    ended(command.output().expect("the program starts"))
+    loop {
+        match command.output() {
+            // A copy of the program, which a process that another test has just forked still has open for writing.
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            output => return ended(output.expect("the program starts")),
+        }
+    }
 }
 
 fn ended(output: Output) -> Ended {

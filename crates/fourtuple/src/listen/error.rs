@@ -22,7 +22,7 @@ pub enum ListenError {
         why: &'static str,
     },
     /// This process may not do it.
-    #[error("{policy} is not permitted here: {call}: {}; {needs}", errno_name(.source))]
+    #[error("{policy} is not permitted here: {call}: {} ({source}); {needs}", errno_name(.source))]
     NotPermitted {
         /// The policy that was asked for.
         policy: Policy,
@@ -34,7 +34,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// This kernel has not got it.
-    #[error("{policy} is not possible here: {what}: {}", errno_name(.source))]
+    #[error("{policy} is not possible here: {what}: {} ({source})", errno_name(.source))]
     Absent {
         /// The policy that was asked for.
         policy: Policy,
@@ -88,7 +88,7 @@ pub enum ListenError {
     )]
     NotMeasurable,
     /// A call that failed otherwise.
-    #[error("{call} for {endpoint}: {}{}", errno_name(.source), hint(.source))]
+    #[error("{call} for {endpoint}: {} ({source}){}", errno_name(.source), hint(.source))]
     Call {
         /// The call.
         call: &'static str,

@@ -24,7 +24,7 @@ fn without_permission_it_says_so() {
             assert!(matches!(error, ListenError::NotPermitted { .. }), "{error:?}");
             let said = error.to_string();
             assert!(
-                said.starts_with("uring-oneshot is not permitted here: io_uring_setup(): EPERM;"),
+                said.starts_with("uring-oneshot is not permitted here: io_uring_setup(): EPERM ("),
                 "{said}"
             );
             // So does a worker that alone has not got it.

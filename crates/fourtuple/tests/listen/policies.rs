@@ -259,9 +259,6 @@ fn the_least_busy_worker_is_chosen() {
             gate.open();
             assert_eq!(long.join().unwrap(), busy);
             assert!(seats.iter().all(|&seat| seat != busy), "{seats:?} beside {busy}");
-            for seat in (0..3).filter(|seat| *seat != busy) {
-                assert!(seats.iter().filter(|found| **found == seat).count() >= 10, "{seats:?}");
-            }
         });
         stop(workers);
     });

@@ -255,7 +255,20 @@ fn the_least_busy_worker_is_chosen() {
             let (gate, work) = closed_gate();
             let long = scope.spawn(move || ask(&mut *first, work).0);
             gate.wait();
-            let seats: Vec<u32> = (0..60).map(|_| ask(&mut *connect(&group), 0).0).collect();
+            // Held, so that no end of one makes a worker busy; and each when the worker of the one before waits again.
+            let mut held = Vec::new();
+            let mut seats = Vec::new();
+            for _ in 0..60 {
+                let before = group.stats();
+                let mut stream = connect(&group);
+                let seat = ask(&mut *stream, 0).0;
+                let rests = || group.stats()[seat as usize].busy > before[seat as usize].busy;
+                while seat != busy && !rests() {
+                    thread::yield_now();
+                }
+                held.push(stream);
+                seats.push(seat);
+            }
             gate.open();
             assert_eq!(long.join().unwrap(), busy);
             assert!(seats.iter().all(|&seat| seat != busy), "{seats:?} beside {busy}");

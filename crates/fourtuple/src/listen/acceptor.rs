@@ -78,10 +78,10 @@ impl Acceptor {
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
         connection.moves_to(seats, *number);
-        let chance = self.random.f64();
-        connection.last = group.0.recycle.is_last(connection.served, connection.age(), chance);
+        let recycle = group.0.recycle;
+        connection.last = recycle.is_last(connection.served, connection.age(), connection.chance());
         if group.is_measured() {
-            connection.last = seats.scales().is_last(chance);
+            connection.last = seats.scales().is_last(self.random.f64());
             connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
         }
         Ok(Some(connection))

@@ -43,6 +43,8 @@ pub struct Connection {
     /// The caller's own, 0 at first. It travels too.
     pub mark: u64,
     pub(crate) served: u32,
+    /// Drawn once: which of the ages that [`Recycle::Age`](crate::listen::Recycle::Age) allows is its own.
+    pub(crate) luck: u32,
     /// When it was accepted.
     pub(crate) born: Instant,
     pub(crate) last: bool,
@@ -62,6 +64,7 @@ impl Connection {
             carry: Vec::new(),
             mark: 0,
             served: 0,
+            luck: fastrand::u32(..),
             born: Instant::now(),
             last: false,
             kept: None,
@@ -77,6 +80,11 @@ impl Connection {
         if let Some(waited) = self.waited.take() {
             self.place.seats.scales().add_request(waited);
         }
+    }
+
+    /// Its luck as a number from 0 to 1.
+    pub(crate) fn chance(&self) -> f64 {
+        f64::from(self.luck) / f64::from(u32::MAX)
     }
 
     /// Requests answered on it so far, by whichever workers.

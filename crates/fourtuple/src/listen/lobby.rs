@@ -8,8 +8,8 @@ use fourtuple_syscalls::{message, socket};
 
 use crate::listen::connection::{Connection, Place};
 
-/// Kind, requests answered, age in nanoseconds, mark.
-const HEAD: usize = 1 + 4 + 8 + 8;
+/// Kind, requests answered, luck, age in nanoseconds, mark.
+const HEAD: usize = 1 + 4 + 4 + 8 + 8;
 const CONNECTION: u8 = b'C';
 const LISTENER: u8 = b'L';
 const NUDGE: u8 = b'N';
@@ -30,6 +30,7 @@ pub(crate) enum Arrival {
 pub(crate) struct Passenger {
     socket: OwnedFd,
     served: u32,
+    luck: u32,
     born: Instant,
     mark: u64,
     carry: Vec<u8>,
@@ -44,24 +45,33 @@ impl AsFd for Passenger {
 impl Passenger {
     /// One that was just accepted.
     pub(crate) fn new(socket: OwnedFd) -> Passenger {
-        Passenger { socket, served: 0, born: Instant::now(), mark: 0, carry: Vec::new() }
+        Passenger {
+            socket,
+            served: 0,
+            luck: fastrand::u32(..),
+            born: Instant::now(),
+            mark: 0,
+            carry: Vec::new(),
+        }
     }
 
     /// As [`send_connection`], under a kind that `to` knows.
     pub(crate) fn send(&self, to: BorrowedFd<'_>, kind: u8) -> io::Result<()> {
-        let bytes = head(kind, self.served, self.born, self.mark, &self.carry)?;
+        let bytes = head(kind, self.served, self.luck, self.born, self.mark, &self.carry)?;
         message::send(to, &bytes, Some(self.socket.as_fd()))
     }
 
     /// The connection of a message, by what follows its kind.
     pub(crate) fn read(bytes: &[u8], socket: OwnedFd) -> Option<Passenger> {
         let (served, rest) = bytes.split_first_chunk()?;
+        let (luck, rest) = rest.split_first_chunk()?;
         let (age, rest) = rest.split_first_chunk()?;
         let (mark, carry) = rest.split_first_chunk()?;
         let (age, now) = (Duration::from_nanos(u64::from_ne_bytes(*age)), Instant::now());
         Some(Passenger {
             socket,
             served: u32::from_ne_bytes(*served),
+            luck: u32::from_ne_bytes(*luck),
             born: now.checked_sub(age).unwrap_or(now),
             mark: u64::from_ne_bytes(*mark),
             carry: carry.to_vec(),
@@ -71,6 +81,7 @@ impl Passenger {
     pub(crate) fn settle(self, place: Place) -> Connection {
         let mut connection = Connection::new(self.socket, place);
         connection.served = self.served;
+        connection.luck = self.luck;
         connection.mark = self.mark;
         connection.carry = self.carry;
         connection.born = self.born;
@@ -79,13 +90,14 @@ impl Passenger {
 }
 
 /// A message without its descriptor.
-fn head(kind: u8, served: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
+fn head(kind: u8, served: u32, luck: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
     if carry.len() > ROOM - HEAD {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let mut bytes = Vec::with_capacity(HEAD + carry.len());
     bytes.push(kind);
     bytes.extend_from_slice(&served.to_ne_bytes());
+    bytes.extend_from_slice(&luck.to_ne_bytes());
     let age = u64::try_from(born.elapsed().as_nanos()).unwrap_or(u64::MAX);
     bytes.extend_from_slice(&age.to_ne_bytes());
     bytes.extend_from_slice(&mark.to_ne_bytes());
@@ -96,7 +108,8 @@ fn head(kind: u8, served: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Re
 /// Sends a connection, without waiting; the caller closes its own copy by dropping it. WouldBlock: no room, or a carry that
 /// is too long.
 pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
-    let bytes = head(kind, connection.served, connection.born, connection.mark, &connection.carry)?;
+    let Connection { served, luck, born, mark, carry, .. } = connection;
+    let bytes = head(kind, *served, *luck, *born, *mark, carry)?;
     message::send(to, &bytes, Some(connection.as_fd()))
 }
 
@@ -254,11 +267,13 @@ mod tests {
             connection.carry = vec![b'x'; carry];
             connection.mark = 7;
             connection.served = 3;
+            let luck = connection.luck;
             assert!(lobby.put(&connection).unwrap());
             drop(connection);
             let Some(Arrival::Connection(passenger)) = lobby.take().unwrap() else { panic!("no connection") };
             let mut connection = passenger.settle(Place::new(&seats, 1));
             assert_eq!((connection.carry.len(), connection.mark, connection.served), (carry, 7, 3));
+            assert_eq!(connection.luck, luck, "drawn once for each connection");
             connection.write_all(b"hello").unwrap();
             drop(connection);
             let mut text = String::new();

@@ -210,14 +210,14 @@ impl AsyncAcceptor {
     pub async fn accept(&mut self) -> Result<Accepted, ListenError> {
         let mut connection = poll_fn(|context| self.bridge.poll_found(context)).await?;
         let carry = std::mem::take(&mut connection.carry);
-        let (served, born) = (connection.served, connection.born);
+        let (served, born, chance) = (connection.served, connection.born, connection.chance());
         let (socket, place) = connection.into_parts();
         let stream = match self.group.family() {
             Family::Unix => UnixStream::from_std(StdUnixStream::from(socket)).map(Stream::Unix),
             Family::Tcp4 | Family::Tcp6 => TcpStream::from_std(StdTcpStream::from(socket)).map(Stream::Tcp),
         };
         let stream = stream.map_err(self.group.failed("epoll_ctl()"))?;
-        let visit = Visit { place, recycle: self.group.0.recycle, served, born, chance: fastrand::f64() };
+        let visit = Visit { place, recycle: self.group.0.recycle, served, born, chance };
         Ok(Accepted { stream, visit, carry })
     }
 

@@ -7,13 +7,10 @@
  *   peer    SYN_SENT -> ESTABLISHED
  *
  * Everything is counted here; only a sample of single searches goes through the ring. */
-#include "kernel.h"
+#include "counting.h"
 
 /* The same numbers and structs are in connect_search.rs. */
 enum { SOCKETS = 65536, CALLS = 16384, TUPLES = 2048, RING_BYTES = 1 << 20 };
-/* Log-linear histograms: so many steps to an octave, up to 2^36 ns (69 s). */
-enum { OCTAVES = 36, FINE_BITS = 5, COARSE_BITS = 3 };
-enum { FINE = (OCTAVES - FINE_BITS + 1) << FINE_BITS, COARSE = (OCTAVES - COARSE_BITS + 1) << COARSE_BITS };
 /* Samples are taken in windows of 2^24 ns (17 ms). */
 enum { WINDOW_BITS = 24 };
 /* Errno of a failure: 0 nobody told, 255 closed by the program while the handshake went on. */
@@ -56,13 +53,6 @@ struct tuple {
 	u32 buckets[2][COARSE];
 };
 
-struct histogram {
-	u64 count;
-	u64 sum_ns;
-	u64 max_ns;
-	u64 buckets[FINE];
-};
-
 struct totals {
 	u64 lost_events;
 	u64 lost_starts;
@@ -103,11 +93,9 @@ struct event {
 	u16 source_port; /* 0: the search failed */
 };
 
-#define LAYOUT(type, size) _Static_assert(sizeof(type) == (size), "layout of " #type)
 LAYOUT(struct wanted, 96);
 LAYOUT(struct tuple_key, 24);
 LAYOUT(struct tuple, 80 + 8 * COARSE);
-LAYOUT(struct histogram, 24 + 8 * FINE);
 LAYOUT(struct totals, 72 + 8 * ERRNOS + TIMES * sizeof(struct histogram));
 LAYOUT(struct attempt, 56);
 LAYOUT(struct call, 40);
@@ -161,65 +149,10 @@ struct {
 	NUMBER(max_entries, RING_BYTES);
 } ring SECTION(".maps");
 
-#define ADD(place, number) ((void)__sync_fetch_and_add(&(place), (number)))
-
 INLINE struct totals *the_totals(void)
 {
 	u32 only = 0;
 	return map_lookup(&sums, &only);
-}
-
-/* Position of the highest bit of a value that is not 0. */
-INLINE u32 highest_bit(u64 value)
-{
-	u32 bit = 0;
-	if (value >> 32) {
-		bit += 32;
-		value >>= 32;
-	}
-	if (value >> 16) {
-		bit += 16;
-		value >>= 16;
-	}
-	if (value >> 8) {
-		bit += 8;
-		value >>= 8;
-	}
-	if (value >> 4) {
-		bit += 4;
-		value >>= 4;
-	}
-	if (value >> 2) {
-		bit += 2;
-		value >>= 2;
-	}
-	return bit + (u32)(value >> 1);
-}
-
-/* As LogLinear of fourtuple-measure has it. */
-INLINE u32 bucket_of(u64 ns, u32 bits)
-{
-	u32 octave;
-	if (ns >> OCTAVES)
-		ns = (1ULL << OCTAVES) - 1;
-	if (ns < (1ULL << bits))
-		return ns;
-	octave = highest_bit(ns) - bits;
-	return ((octave + 1) << bits) + ((u32)(ns >> octave) & ((1U << bits) - 1));
-}
-
-INLINE void count_time(struct histogram *histogram, u64 ns)
-{
-	u32 bucket = bucket_of(ns, FINE_BITS);
-	ADD(histogram->count, 1);
-	ADD(histogram->sum_ns, ns);
-	for (int tries = 0; tries < 4; tries++) {
-		u64 longest = histogram->max_ns;
-		if (ns <= longest || __sync_val_compare_and_swap(&histogram->max_ns, longest, ns) == longest)
-			break;
-	}
-	if (bucket < FINE)
-		ADD(histogram->buckets[bucket], 1);
 }
 
 INLINE struct tuple *tuple_of(struct totals *totals, const struct tuple_key *key)
@@ -249,51 +182,6 @@ INLINE void make_tuple(const struct tuple_key *key)
 	__builtin_memcpy(tuple->name, name, sizeof(name));
 }
 
-INLINE int is_ipv4(const struct sock *socket)
-{
-	return socket->__sk_common.skc_family == INET ||
-	       (socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0] == 0 &&
-		socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1] == 0 &&
-		socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2] == __builtin_bswap32(0xffff));
-}
-
-INLINE void put_address(struct tuple_key *key, const struct sock *socket)
-{
-	u32 *words = (u32 *)key->address;
-	if (is_ipv4(socket)) {
-		words[0] = 0;
-		words[1] = 0;
-		words[2] = __builtin_bswap32(0xffff);
-		words[3] = socket->__sk_common.skc_daddr;
-	} else {
-		words[0] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0];
-		words[1] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1];
-		words[2] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2];
-		words[3] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[3];
-	}
-}
-
-INLINE int same_16(const u8 *one, const u8 *other)
-{
-	for (int at = 0; at < 16; at++)
-		if (one[at] != other[at])
-			return 0;
-	return 1;
-}
-
-/* Cgroups below the one that is asked for count as well. */
-INLINE int is_in_cgroup(u64 cgroup)
-{
-	for (int level = 0; level < 16; level++) {
-		u64 ancestor = current_ancestor_cgroup(level);
-		if (ancestor == cgroup)
-			return 1;
-		if (!ancestor)
-			return 0;
-	}
-	return 0;
-}
-
 INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key)
 {
 	u8 name[16];
@@ -310,15 +198,6 @@ INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key)
 			return 0;
 	}
 	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
-}
-
-/* The process as the one who traces calls it; by its number for the whole host if it is of another PID namespace. */
-INLINE u32 current_process(const struct wanted *wanted)
-{
-	struct ids_in_namespace ids = {};
-	if (!current_ids_in_namespace(wanted->namespace_device, wanted->namespace_inode, &ids, sizeof(ids)))
-		return ids.process;
-	return current_task_id() >> 32;
 }
 
 INLINE u64 current_switches(void)
@@ -386,9 +265,9 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 	u64 task = current_task_id();
 	if (!wanted)
 		return;
-	put_address(&attempt.key, socket);
+	put_address(attempt.key.address, socket);
 	attempt.key.port = __builtin_bswap16(socket->__sk_common.skc_dport);
-	attempt.key.process = current_process(wanted);
+	attempt.key.process = current_process(wanted->namespace_device, wanted->namespace_inode);
 	if (!is_wanted(wanted, &attempt.key))
 		return;
 	last = map_lookup(&calls, &task);

@@ -1,32 +1,20 @@
 //! How long connect() looks for a source port, on a live system: counts and histograms made in the kernel.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::fs::MetadataExt;
+use std::net::IpAddr;
 use std::ptr;
 
-use aya::maps::{Array, HashMap, Map, MapData, RingBuf};
-use aya::programs::tp_btf::BtfTracePointLink;
-use aya::programs::{BtfTracePoint, ProgramError};
-use aya::{Btf, Ebpf, EbpfLoader, Pod, include_bytes_aligned};
+use aya::maps::{Array, HashMap, MapData, RingBuf};
+use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::errno_name;
 
 use crate::error::BpfError;
+use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
 const NAME: &str = "connect_search";
-const LOAD: &str = "bpf(BPF_PROG_LOAD)";
 
-/// Octaves of the histograms: they go up to 2^36 ns (69 s).
-pub const OCTAVES: u32 = 36;
-/// The histograms of all have 2^5 steps to an octave.
-pub const FINE_BITS: u32 = 5;
-/// Those of one tuple have 2^3.
-pub const COARSE_BITS: u32 = 3;
-const FINE: usize = ((OCTAVES - FINE_BITS + 1) << FINE_BITS) as usize;
-const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as usize;
 /// The most pairs of process and destination that are told apart.
 pub const TUPLES: usize = 2048;
 
@@ -117,22 +105,8 @@ pub struct Tuple {
     pub given_port: u64,
     /// Handshakes that came to their end.
     pub established: u64,
-    /// Searches by time: [`COARSE_BITS`].
+    /// Searches by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub buckets: [[u32; COARSE]; 2],
-}
-
-/// Times, counted in the kernel.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Times {
-    /// How many.
-    pub count: u64,
-    /// Their sum, in nanoseconds.
-    pub sum_ns: u64,
-    /// The longest, in nanoseconds.
-    pub max_ns: u64,
-    /// By length: [`FINE_BITS`].
-    pub buckets: [u64; FINE],
 }
 
 /// Sums over all connects that were wanted.
@@ -189,7 +163,6 @@ pub struct Event {
 const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
 const _: () = assert!(mem::size_of::<Tuple>() == 80 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 48);
-const _: () = assert!(mem::size_of::<Times>() == 24 + 8 * FINE);
 const _: () = assert!(mem::size_of::<Totals>() == 72 + 8 * 256 + 4 * mem::size_of::<Times>());
 const _: () = assert!(mem::size_of::<Event>() == 40 && mem::offset_of!(Event, source_port) == 38);
 
@@ -238,29 +211,13 @@ impl Event {
 impl Tuple {
     /// Name of the thread that connected first.
     pub fn name(&self) -> String {
-        let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
-        String::from_utf8_lossy(&self.name[..end]).into_owned()
-    }
-}
-
-fn address(bytes: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(bytes).to_canonical()
-}
-
-fn address_bytes(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
+        thread_name(&self.name)
     }
 }
 
 impl Wanted {
     fn settings(&self, began_ns: u64, namespace: (u64, u64)) -> Settings {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-        let mut name = [0; 16];
-        let wanted = self.name.as_deref().unwrap_or_default().as_bytes();
-        let length = wanted.len().min(15);
-        name[..length].copy_from_slice(&wanted[..length]);
         let windows_per_s = 1_000_000_000 / WINDOW_NS;
         let per_window = u64::from(self.samples_per_s).div_ceil(windows_per_s) as u32;
         Settings {
@@ -277,7 +234,7 @@ impl Wanted {
             process: self.process.unwrap_or_default(),
             samples_per_window: per_window,
             outliers_per_window: per_window,
-            name,
+            name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
             address: self.address.map(address_bytes).unwrap_or_default(),
             port: self.port.unwrap_or_default(),
             hole: [0; 3],
@@ -287,7 +244,7 @@ impl Wanted {
 
 /// Programs on connect(), attached. They go with this value, and with the process.
 pub struct ConnectSearch {
-    links: Vec<BtfTracePointLink>,
+    programs: Programs,
     sums: Array<MapData, Totals>,
     tuples: HashMap<MapData, TupleKey, Tuple>,
     ring: RingBuf<MapData>,
@@ -304,36 +261,23 @@ impl ConnectSearch {
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
     /// one of the tracepoints, [`BpfError::Refused`] when the verifier does not take a program.
     pub fn attach(wanted: &Wanted) -> Result<ConnectSearch, BpfError> {
-        let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
-            call: "open(/sys/kernel/btf/vmlinux)",
-            what: "type information (CONFIG_DEBUG_INFO_BTF)",
-            source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
-        })?;
-        let mut object = EbpfLoader::new()
-            .btf(Some(&btf))
-            .load(include_bytes_aligned!("connect_search.o"))
-            .map_err(|error| failure("bpf(BPF_MAP_CREATE)", &error))?;
-        let mut settings: Array<MapData, Settings> = map(&mut object, "settings")?;
-        let namespace =
-            fs::metadata("/proc/self/ns/pid").map_or((0, 0), |namespace| (namespace.dev(), namespace.ino()));
-        settings
-            .set(0, wanted.settings(monotonic_ns(), namespace), 0)
-            .map_err(|error| failure("bpf(BPF_MAP_UPDATE_ELEM)", &error))?;
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
+        programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
         let mut search = ConnectSearch {
-            links: Vec::new(),
-            sums: map(&mut object, "sums")?,
-            tuples: map(&mut object, "tuples")?,
-            ring: map(&mut object, "ring")?,
+            sums: programs.map("sums")?,
+            tuples: programs.map("tuples")?,
+            ring: programs.map("ring")?,
+            programs,
         };
         for (program, tracepoint) in PROGRAMS {
-            search.links.push(attach(&mut object, &btf, program, tracepoint)?);
+            search.programs.attach(program, tracepoint)?;
         }
         Ok(search)
     }
 
     /// Takes the programs off; what they counted stays. A search that is under way is not counted any more.
     pub fn detach(&mut self) {
-        while self.links.pop().is_some() {}
+        self.programs.detach();
     }
 
     /// Hands over the samples since the last time.
@@ -351,7 +295,10 @@ impl ConnectSearch {
     ///
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
     pub fn totals(&self) -> Result<Box<Totals>, BpfError> {
-        let totals = self.sums.get(&0, 0).map_err(|error| failure("bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
+        let totals = self
+            .sums
+            .get(&0, 0)
+            .map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
         Ok(Box::new(totals))
     }
 
@@ -362,79 +309,12 @@ impl ConnectSearch {
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
     pub fn tuples(&self) -> Result<Vec<(TupleKey, Tuple)>, BpfError> {
         let tuples: Result<Vec<_>, _> = self.tuples.iter().collect();
-        tuples.map_err(|error| failure("bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+        tuples.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
     }
 }
 
 impl fmt::Debug for ConnectSearch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("ConnectSearch").field("links", &self.links).finish_non_exhaustive()
+        formatter.debug_struct("ConnectSearch").finish_non_exhaustive()
     }
-}
-
-fn map<M: TryFrom<Map>>(object: &mut Ebpf, name: &'static str) -> Result<M, BpfError> {
-    let what = || BpfError::Object { program: NAME, what: format!("no map {name} of the expected kind") };
-    M::try_from(object.take_map(name).ok_or_else(what)?).map_err(|_| what())
-}
-
-fn attach(
-    object: &mut Ebpf,
-    btf: &Btf,
-    name: &'static str,
-    tracepoint: &'static str,
-) -> Result<BtfTracePointLink, BpfError> {
-    let what = || BpfError::Object { program: NAME, what: format!("no program {name} for a tracepoint") };
-    let program = object.program_mut(name).ok_or_else(what)?;
-    let program: &mut BtfTracePoint = program.try_into().map_err(|_| what())?;
-    program.load(tracepoint, btf).map_err(|error| refusal(name, tracepoint, error))?;
-    let link = program.attach().map_err(|error| failure("bpf(BPF_RAW_TRACEPOINT_OPEN)", &error))?;
-    program.take_link(link).map_err(|error| failure("bpf(BPF_RAW_TRACEPOINT_OPEN)", &error))
-}
-
-/// Why a program was not loaded.
-fn refusal(name: &'static str, tracepoint: &'static str, error: ProgramError) -> BpfError {
-    match error {
-        ProgramError::Btf(_) => BpfError::Absent {
-            call: LOAD,
-            what: tracepoint,
-            source: io::Error::from_raw_os_error(libc::ENOENT),
-        },
-        ProgramError::LoadError { io_error, verifier_log } => {
-            let log = verifier_log.to_string();
-            if log.trim().is_empty() || io_error.raw_os_error() == Some(libc::EPERM) {
-                return BpfError::of(LOAD, io_error);
-            }
-            let from = log.char_indices().rev().nth(600).map_or(0, |(at, _)| at);
-            BpfError::Refused { program: name, source: io_error, log: log[from..].trim().to_owned() }
-        }
-        other => failure(LOAD, &other),
-    }
-}
-
-/// aya's error as one of ours: what counts is the errno at its bottom.
-fn failure(call: &'static str, error: &(dyn std::error::Error + 'static)) -> BpfError {
-    match io_error(error) {
-        Some(source) => BpfError::of(call, source),
-        None => BpfError::Object { program: NAME, what: error.to_string() },
-    }
-}
-
-fn io_error(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let errno = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-        if let Some(errno) = errno {
-            return Some(io::Error::from_raw_os_error(errno));
-        }
-        cause = error.source();
-    }
-    None
-}
-
-/// CLOCK_MONOTONIC, which the programs read as well.
-fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec. The clock is there on every kernel.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -13,6 +13,7 @@ mod leaks;
 mod least_busy;
 mod object;
 mod shared;
+pub mod tracing;
 
 pub use connect_search::ConnectSearch;
 pub use error::BpfError;

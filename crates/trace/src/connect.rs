@@ -5,12 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::ConnectSearch;
-use fourtuple_bpf::connect_search::{COARSE_BITS, Event, FINE_BITS, Times, Totals, Tuple, TupleKey, Wanted};
-use fourtuple_measure::{LogLinear, Quantiles};
-use fourtuple_record::{ByParity, Remark, Spread, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
+use fourtuple_bpf::connect_search::{Event, Totals, Tuple, TupleKey, Wanted};
+use fourtuple_bpf::tracing::COARSE_BITS;
+use fourtuple_measure::LogLinear;
+use fourtuple_record::{ByParity, Remark, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
 
 use crate::TraceError;
 use crate::reservoir::Reservoir;
+use crate::times::{spread, times};
 
 /// How often the ring is emptied. It holds 20,000 samples; two thousand come in a second at most.
 const LOOK: Duration = Duration::from_millis(50);
@@ -122,19 +124,10 @@ impl Connect {
     }
 }
 
-fn times(times: &Times) -> LogLinear {
-    LogLinear::new(FINE_BITS, times.buckets.to_vec(), times.sum_ns, times.max_ns)
-}
-
 fn both(totals: &Totals) -> LogLinear {
     let mut both = times(&totals.even);
     both.merge(&times(&totals.odd));
     both
-}
-
-fn spread(times: &LogLinear) -> Option<Spread> {
-    let Quantiles { count, mean, p50, p99, p999, max } = times.summary();
-    (count > 0).then_some(Spread { count, mean, p50, p99, p999, max })
 }
 
 fn lost(totals: &Totals) -> u64 {

@@ -6,8 +6,11 @@
 
 mod connect;
 mod reservoir;
+mod symbols;
+mod times;
 
 pub use connect::{Connect, News, Outcome};
+pub use symbols::Symbols;
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]

@@ -1,31 +1,19 @@
-use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use fourtuple_record::{Saved, TraceConnectSettings};
 use fourtuple_trace::{Connect, News};
-use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use crate::exit::{Exit, UsageError};
+use super::filter::{address, cgroup_id, name};
+use super::line::Line;
+use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::{stop, units};
-
-/// Where the programs of this host spend their time in the kernel, without a change to them
-#[derive(Debug, Args)]
-pub(crate) struct Trace {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Debug, Subcommand)]
-enum What {
-    Connect(ConnectFlags),
-}
 
 /// How long connect() of TCP looks for a source port, apart from the handshake
 ///
@@ -33,7 +21,7 @@ enum What {
 /// stable tracepoints (tier tp_btf), which needs CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or
 /// --for, and nothing stays attached.
 #[derive(Debug, Args)]
-struct ConnectFlags {
+pub(super) struct ConnectFlags {
     /// Of this process only, as numbered where fourtuple runs
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
@@ -56,46 +44,8 @@ struct ConnectFlags {
     output: Output,
 }
 
-fn name(text: &str) -> Result<String, String> {
-    match text.len() {
-        1..=15 => Ok(text.to_owned()),
-        _ => {
-            Err(format!("{text:?} is not the name of a thread: expected 1 to 15 bytes, as in /proc/PID/comm"))
-        }
-    }
-}
-
-fn address(text: &str) -> Result<IpAddr, String> {
-    text.parse()
-        .map_err(|_| format!("{text:?} is not an address: expected one such as 192.0.2.1 or 2001:db8::1"))
-}
-
-/// The id of a cgroup is the inode of its directory.
-fn cgroup_id(path: &Path) -> Result<u64, UsageError> {
-    let refuse = |why: &str| {
-        UsageError(format!(
-            "invalid value '{}' for '--cgroup': {why}; expected a directory of a cgroup2 file system, such as \
-             /sys/fs/cgroup/system.slice",
-            path.display()
-        ))
-    };
-    let directory = fs::metadata(path).map_err(|error| refuse(&error.to_string()))?;
-    // Version 1 has none of these.
-    if !path.join("cgroup.controllers").exists() {
-        return Err(refuse("no cgroup of version 2"));
-    }
-    Ok(directory.ino())
-}
-
-impl Trace {
-    pub(crate) fn run(self) -> anyhow::Result<Exit> {
-        let What::Connect(flags) = self.what;
-        flags.run()
-    }
-}
-
 impl ConnectFlags {
-    fn run(self) -> anyhow::Result<Exit> {
+    pub(super) fn run(self) -> anyhow::Result<Exit> {
         let connect = Connect {
             process: self.pid,
             name: self.comm.clone(),
@@ -114,7 +64,7 @@ impl ConnectFlags {
                 let _ = writeln!(io::stderr(), "tracing connect()");
             }
         };
-        let outcome = connect.run(&stop, attached, |news| line.tell(news))?;
+        let outcome = connect.run(&stop, attached, |news| line.tell(&words(news)))?;
         line.finish();
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let record = output::record(
@@ -141,42 +91,18 @@ impl ConnectFlags {
     }
 }
 
-/// One line on stderr that says how it goes, if that is a terminal.
-struct Line(Option<ProgressBar>);
-
-impl Line {
-    fn new(quiet: bool) -> Self {
-        if quiet || !io::stderr().is_terminal() {
-            return Line(None);
-        }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {wide_msg}")
-                .expect("the template names fields that there are"),
-        );
-        Line(Some(bar))
+/// How it goes, for the line.
+fn words(news: &News) -> Vec<String> {
+    let time = |ns: u64| format!("{:.1} us", ns as f64 / 1000.0);
+    let mut words = vec![
+        format!("{:.1} s", news.elapsed.as_secs_f64()),
+        format!("{:.0} searches/s", news.searches_per_s),
+        format!("p50 {} p99 {}", time(news.p50_ns), time(news.p99_ns)),
+        format!("{} searches", HumanCount(news.searches)),
+        format!("{} failed", HumanCount(news.failed)),
+    ];
+    if news.lost > 0 {
+        words.push(format!("{} lost", HumanCount(news.lost)));
     }
-
-    fn tell(&self, news: &News) {
-        let Some(bar) = &self.0 else { return };
-        let time = |ns: u64| format!("{:.1} us", ns as f64 / 1000.0);
-        let mut words = vec![
-            format!("{:.1} s", news.elapsed.as_secs_f64()),
-            format!("{:.0} searches/s", news.searches_per_s),
-            format!("p50 {} p99 {}", time(news.p50_ns), time(news.p99_ns)),
-            format!("{} searches", HumanCount(news.searches)),
-            format!("{} failed", HumanCount(news.failed)),
-        ];
-        if news.lost > 0 {
-            words.push(format!("{} lost", HumanCount(news.lost)));
-        }
-        bar.set_message(words.join("  "));
-        bar.tick();
-    }
-
-    fn finish(self) {
-        if let Some(bar) = self.0 {
-            bar.finish_and_clear();
-        }
-    }
+    words
 }

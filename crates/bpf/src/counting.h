@@ -1,0 +1,127 @@
+/* What programs that count have in common: histograms, and how they name sockets and processes. Its counterpart is
+ * tracing.rs. */
+#pragma once
+#include "kernel.h"
+
+#define LAYOUT(type, size) _Static_assert(sizeof(type) == (size), "layout of " #type)
+
+/* Log-linear histograms: so many steps to an octave, up to 2^36 ns (69 s). */
+enum { OCTAVES = 36, FINE_BITS = 5, COARSE_BITS = 3 };
+enum { FINE = (OCTAVES - FINE_BITS + 1) << FINE_BITS, COARSE = (OCTAVES - COARSE_BITS + 1) << COARSE_BITS };
+struct histogram {
+	u64 count;
+	u64 sum_ns;
+	u64 max_ns;
+	u64 buckets[FINE];
+};
+LAYOUT(struct histogram, 24 + 8 * FINE);
+
+#define ADD(place, number) ((void)__sync_fetch_and_add(&(place), (number)))
+
+/* Position of the highest bit of a value that is not 0. */
+INLINE u32 highest_bit(u64 value)
+{
+	u32 bit = 0;
+	if (value >> 32) {
+		bit += 32;
+		value >>= 32;
+	}
+	if (value >> 16) {
+		bit += 16;
+		value >>= 16;
+	}
+	if (value >> 8) {
+		bit += 8;
+		value >>= 8;
+	}
+	if (value >> 4) {
+		bit += 4;
+		value >>= 4;
+	}
+	if (value >> 2) {
+		bit += 2;
+		value >>= 2;
+	}
+	return bit + (u32)(value >> 1);
+}
+
+/* As LogLinear of fourtuple-measure has it. */
+INLINE u32 bucket_of(u64 ns, u32 bits)
+{
+	u32 octave;
+	if (ns >> OCTAVES)
+		ns = (1ULL << OCTAVES) - 1;
+	if (ns < (1ULL << bits))
+		return ns;
+	octave = highest_bit(ns) - bits;
+	return ((octave + 1) << bits) + ((u32)(ns >> octave) & ((1U << bits) - 1));
+}
+
+INLINE void count_time(struct histogram *histogram, u64 ns)
+{
+	u32 bucket = bucket_of(ns, FINE_BITS);
+	ADD(histogram->count, 1);
+	ADD(histogram->sum_ns, ns);
+	for (int tries = 0; tries < 4; tries++) {
+		u64 longest = histogram->max_ns;
+		if (ns <= longest || __sync_val_compare_and_swap(&histogram->max_ns, longest, ns) == longest)
+			break;
+	}
+	if (bucket < FINE)
+		ADD(histogram->buckets[bucket], 1);
+}
+
+INLINE int is_ipv4(const struct sock *socket)
+{
+	return socket->__sk_common.skc_family == INET ||
+	       (socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0] == 0 &&
+		socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1] == 0 &&
+		socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2] == __builtin_bswap32(0xffff));
+}
+
+/* Of the peer; 16 bytes, on a boundary of 4. IPv4 as ::ffff:a.b.c.d. */
+INLINE void put_address(u8 *address, const struct sock *socket)
+{
+	u32 *words = (u32 *)address;
+	if (is_ipv4(socket)) {
+		words[0] = 0;
+		words[1] = 0;
+		words[2] = __builtin_bswap32(0xffff);
+		words[3] = socket->__sk_common.skc_daddr;
+	} else {
+		words[0] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0];
+		words[1] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1];
+		words[2] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2];
+		words[3] = socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[3];
+	}
+}
+
+INLINE int same_16(const u8 *one, const u8 *other)
+{
+	for (int at = 0; at < 16; at++)
+		if (one[at] != other[at])
+			return 0;
+	return 1;
+}
+
+/* Cgroups below the one that is asked for count as well. */
+INLINE int is_in_cgroup(u64 cgroup)
+{
+	for (int level = 0; level < 16; level++) {
+		u64 ancestor = current_ancestor_cgroup(level);
+		if (ancestor == cgroup)
+			return 1;
+		if (!ancestor)
+			return 0;
+	}
+	return 0;
+}
+
+/* The process as the one who traces calls it; by its number for the whole host if it is of another PID namespace. */
+INLINE u32 current_process(u64 namespace_device, u64 namespace_inode)
+{
+	struct ids_in_namespace ids = {};
+	if (!current_ids_in_namespace(namespace_device, namespace_inode, &ids, sizeof(ids)))
+		return ids.process;
+	return current_task_id() >> 32;
+}

@@ -1,0 +1,187 @@
+//! What programs that trace have in common: how they are loaded and attached, and how they count. Its counterpart is
+//! `counting.h`.
+
+use std::fs;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
+
+use aya::maps::{Map, MapData};
+use aya::programs::tp_btf::BtfTracePointLink;
+use aya::programs::{BtfTracePoint, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+
+use crate::error::BpfError;
+
+const LOAD: &str = "bpf(BPF_PROG_LOAD)";
+
+/// Octaves of the histograms: they go up to 2^36 ns (69 s).
+pub const OCTAVES: u32 = 36;
+/// The histograms of all have 2^5 steps to an octave.
+pub const FINE_BITS: u32 = 5;
+/// Those of one row of a table have 2^3.
+pub const COARSE_BITS: u32 = 3;
+const FINE: usize = ((OCTAVES - FINE_BITS + 1) << FINE_BITS) as usize;
+pub(crate) const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as usize;
+
+/// Times, counted in the kernel.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Times {
+    /// How many.
+    pub count: u64,
+    /// Their sum, in nanoseconds.
+    pub sum_ns: u64,
+    /// The longest, in nanoseconds.
+    pub max_ns: u64,
+    /// By length: [`FINE_BITS`].
+    pub buckets: [u64; FINE],
+}
+
+const _: () = assert!(mem::size_of::<Times>() == 24 + 8 * FINE);
+
+/// Programs of one object; those that were attached go with this value, and with the process.
+pub(crate) struct Programs {
+    name: &'static str,
+    btf: Btf,
+    object: Ebpf,
+    links: Vec<BtfTracePointLink>,
+}
+
+impl Programs {
+    /// Reads the object and makes its maps; nothing is attached.
+    pub(crate) fn load(name: &'static str, object: &[u8]) -> Result<Programs, BpfError> {
+        let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
+            call: "open(/sys/kernel/btf/vmlinux)",
+            what: "type information (CONFIG_DEBUG_INFO_BTF)",
+            source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
+        })?;
+        let object = EbpfLoader::new()
+            .btf(Some(&btf))
+            .load(object)
+            .map_err(|error| failure(name, "bpf(BPF_MAP_CREATE)", &error))?;
+        Ok(Programs { name, btf, object, links: Vec::new() })
+    }
+
+    /// One of the maps, as the kind that it is.
+    pub(crate) fn map<M: TryFrom<Map>>(&mut self, map: &str) -> Result<M, BpfError> {
+        let what =
+            || BpfError::Object { program: self.name, what: format!("no map {map} of the expected kind") };
+        M::try_from(self.object.take_map(map).ok_or_else(what)?).map_err(|_| what())
+    }
+
+    /// Writes the only entry of the map of this name, which is what the programs shall do.
+    pub(crate) fn set<V: Pod>(&mut self, map: &str, settings: V) -> Result<(), BpfError> {
+        let mut array: aya::maps::Array<MapData, V> = self.map(map)?;
+        array.set(0, settings, 0).map_err(|error| failure(self.name, "bpf(BPF_MAP_UPDATE_ELEM)", &error))
+    }
+
+    /// Attaches one of the programs to a tracepoint, typed by BTF.
+    pub(crate) fn attach(&mut self, program: &'static str, tracepoint: &'static str) -> Result<(), BpfError> {
+        const CALL: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
+        let name = self.name;
+        let what =
+            || BpfError::Object { program: name, what: format!("no program {program} for a tracepoint") };
+        let found = self.object.program_mut(program).ok_or_else(what)?;
+        let found: &mut BtfTracePoint = found.try_into().map_err(|_| what())?;
+        found.load(tracepoint, &self.btf).map_err(|error| refusal(name, program, tracepoint, error))?;
+        let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
+        self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
+        Ok(())
+    }
+
+    /// Takes all programs off, the last that was attached first; what they counted stays.
+    pub(crate) fn detach(&mut self) {
+        while self.links.pop().is_some() {}
+    }
+}
+
+/// Why a program was not loaded.
+fn refusal(
+    name: &'static str,
+    program: &'static str,
+    tracepoint: &'static str,
+    error: ProgramError,
+) -> BpfError {
+    match error {
+        ProgramError::Btf(_) => BpfError::Absent {
+            call: LOAD,
+            what: tracepoint,
+            source: io::Error::from_raw_os_error(libc::ENOENT),
+        },
+        ProgramError::LoadError { io_error, verifier_log } => {
+            let log = verifier_log.to_string();
+            if log.trim().is_empty() || io_error.raw_os_error() == Some(libc::EPERM) {
+                return BpfError::of(LOAD, io_error);
+            }
+            let from = log.char_indices().rev().nth(600).map_or(0, |(at, _)| at);
+            BpfError::Refused { program, source: io_error, log: log[from..].trim().to_owned() }
+        }
+        other => failure(name, LOAD, &other),
+    }
+}
+
+/// aya's error as one of ours: what counts is the errno at its bottom.
+pub(crate) fn failure(
+    name: &'static str,
+    call: &'static str,
+    error: &(dyn std::error::Error + 'static),
+) -> BpfError {
+    match io_error(error) {
+        Some(source) => BpfError::of(call, source),
+        None => BpfError::Object { program: name, what: error.to_string() },
+    }
+}
+
+fn io_error(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let errno = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if let Some(errno) = errno {
+            return Some(io::Error::from_raw_os_error(errno));
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// CLOCK_MONOTONIC, which the programs read as well.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec. The clock is there on every kernel.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Device and inode of this process's PID namespace, by which the programs number processes.
+pub(crate) fn pid_namespace() -> (u64, u64) {
+    fs::metadata("/proc/self/ns/pid").map_or((0, 0), |namespace| (namespace.dev(), namespace.ino()))
+}
+
+/// Of the 16 bytes that the programs have of it.
+pub(crate) fn address(bytes: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(bytes).to_canonical()
+}
+
+/// IPv4 as ::ffff:a.b.c.d.
+pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The name of a thread, of which the kernel keeps 15 bytes.
+pub(crate) fn thread_name(bytes: &[u8; 16]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// The same the other way.
+pub(crate) fn thread_name_bytes(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let length = name.len().min(15);
+    bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+    bytes
+}

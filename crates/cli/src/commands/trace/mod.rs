@@ -1,0 +1,27 @@
+mod connect;
+mod filter;
+mod line;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::Exit;
+
+/// Where the programs of this host spend their time in the kernel, without a change to them
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Connect(connect::ConnectFlags),
+}
+
+impl Trace {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        match self.what {
+            What::Connect(flags) => flags.run(),
+        }
+    }
+}

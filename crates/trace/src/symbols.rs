@@ -1,0 +1,75 @@
+use std::fs;
+use std::io;
+
+/// The kernel's functions by address, from /proc/kallsyms.
+#[derive(Clone, Debug, Default)]
+pub struct Symbols {
+    /// In ascending order.
+    functions: Vec<(u64, Box<str>)>,
+}
+
+impl Symbols {
+    /// Reads the table. Who may not see addresses (kernel.kptr_restrict) gets an empty one.
+    ///
+    /// # Errors
+    ///
+    /// That of open(2) and read(2).
+    pub fn read() -> io::Result<Symbols> {
+        Ok(Symbols::parse(&fs::read_to_string("/proc/kallsyms")?))
+    }
+
+    /// Functions only, modules' included: lines of address, kind, name and perhaps a module.
+    fn parse(text: &str) -> Symbols {
+        let mut functions: Vec<(u64, Box<str>)> = text.lines().filter_map(function).collect();
+        // Of several names the first stays, as the table has it.
+        functions.sort_by_key(|(address, _)| *address);
+        functions.dedup_by_key(|(address, _)| *address);
+        Symbols { functions }
+    }
+
+    /// Whether there is no function at all: addresses are hidden.
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
+    /// The function that an address lies in. An address behind the last function is said to lie in that.
+    pub fn name(&self, address: u64) -> Option<&str> {
+        let behind = self.functions.partition_point(|(start, _)| *start <= address);
+        let (_, name) = self.functions.get(behind.checked_sub(1)?)?;
+        Some(name)
+    }
+}
+
+fn function(line: &str) -> Option<(u64, Box<str>)> {
+    let mut words = line.split_ascii_whitespace();
+    let address = u64::from_str_radix(words.next()?, 16).ok().filter(|address| *address > 0)?;
+    let kind = words.next()?;
+    let name = words.next()?;
+    matches!(kind, "t" | "T" | "w" | "W").then(|| (address, name.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "ffffffff81000000 T _stext\n\
+                         ffffffff81000100 T tcp_v4_connect\n\
+                         ffffffff81000100 t alias\n\
+                         ffffffff81000180 D not_a_function\n\
+                         ffffffffc0000000 t nf_conntrack_in\t[nf_conntrack]\n";
+
+    #[test]
+    fn an_address_is_in_the_function_that_starts_before_it() {
+        let symbols = Symbols::parse(TABLE);
+        assert_eq!(symbols.name(0xffff_ffff_8100_0100), Some("tcp_v4_connect"));
+        assert_eq!(symbols.name(0xffff_ffff_8100_01ff), Some("tcp_v4_connect"));
+        assert_eq!(symbols.name(0xffff_ffff_8100_00ff), Some("_stext"));
+        assert_eq!(symbols.name(0xffff_ffff_c000_0010), Some("nf_conntrack_in"));
+        assert_eq!(symbols.name(0x1000), None);
+    }
+
+    #[test]
+    fn hidden_addresses_are_no_functions() {
+        assert!(Symbols::parse("0000000000000000 T _stext\n").is_empty());
+    }
+}

@@ -7,7 +7,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
-use aya::maps::{Map, MapData};
+use aya::maps::{Array, Map, MapData};
 use aya::programs::tp_btf::BtfTracePointLink;
 use aya::programs::{BtfTracePoint, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
@@ -64,7 +64,7 @@ impl Programs {
         Ok(Programs { name, btf, object, links: Vec::new() })
     }
 
-    /// One of the maps, as the kind that it is.
+    /// One of the maps, as the kind that it is. It is the caller's to keep until all programs are attached.
     pub(crate) fn map<M: TryFrom<Map>>(&mut self, map: &str) -> Result<M, BpfError> {
         let what =
             || BpfError::Object { program: self.name, what: format!("no map {map} of the expected kind") };
@@ -73,7 +73,11 @@ impl Programs {
 
     /// Writes the only entry of the map of this name, which is what the programs shall do.
     pub(crate) fn set<V: Pod>(&mut self, map: &str, settings: V) -> Result<(), BpfError> {
-        let mut array: aya::maps::Array<MapData, V> = self.map(map)?;
+        let what =
+            || BpfError::Object { program: self.name, what: format!("no map {map} of the expected kind") };
+        // It stays with the object: the programs need it when they are loaded.
+        let found = self.object.map_mut(map).ok_or_else(what)?;
+        let mut array: Array<&mut MapData, V> = found.try_into().map_err(|_| what())?;
         array.set(0, settings, 0).map_err(|error| failure(self.name, "bpf(BPF_MAP_UPDATE_ELEM)", &error))
     }
 

@@ -10,6 +10,7 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
+const PROG_TEST_RUN: libc::c_long = 10;
 
 /// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
 const SK_REUSEPORT: u32 = 21;
@@ -68,6 +69,22 @@ struct ProgramLoad {
     name: [u8; 16],
     device: u32,
     attach: u32,
+}
+
+#[repr(C)]
+struct TestRun {
+    program: u32,
+    result: u32,
+    data_in_size: u32,
+    data_out_size: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_in_size: u32,
+    context_out_size: u32,
+    context_in: u64,
+    context_out: u64,
 }
 
 /// # Safety
@@ -180,4 +197,31 @@ pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8])
 /// SO_ATTACH_REUSEPORT_EBPF: the program is the group's from now on.
 pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     fourtuple_syscalls::option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
+}
+
+/// Runs a program of a raw tracepoint in this thread, with one argument (Linux 5.10).
+pub(crate) fn run(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
+    let context = [argument];
+    let mut attribute = TestRun {
+        program: program.as_raw_fd() as u32,
+        result: 0,
+        data_in_size: 0,
+        data_out_size: 0,
+        data_in: 0,
+        data_out: 0,
+        repeat: 0,
+        duration: 0,
+        context_in_size: mem::size_of_val(&context) as u32,
+        context_out_size: 0,
+        context_in: context.as_ptr() as u64,
+        context_out: 0,
+    };
+    let size = mem::size_of_val(&attribute) as libc::c_long;
+    let attribute = std::ptr::from_mut(&mut attribute);
+    // SAFETY: this is what BPF_PROG_TEST_RUN reads, and it writes the result of the program into it; the context is as long as
+    // it says, and both outlive the call.
+    match unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, attribute, size) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }

@@ -16,7 +16,7 @@ typedef long long s64;
 /* Maps: the loader reads the numbers out of the types (BTF). */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, value) value *name
-enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_RING = 27 };
+enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_ARRAY_PER_CPU = 6, MAP_HASH_FORGETFUL = 9, MAP_RING = 27 };
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
 /* Nobody is woken for one event: whoever reads the ring comes by anyway. */
@@ -25,7 +25,7 @@ enum { NO_WAKEUP = 1 };
 enum family { INET = 2, INET6 = 10 };
 enum protocol { TCP = 6 };
 /* include/net/tcp_states.h */
-enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, CLOSED = 7 };
+enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LISTEN = 10 };
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -34,6 +34,8 @@ static u64 (*const monotonic_ns)(void) = (void *)5;
 static u32 (*const random_u32)(void) = (void *)7;
 static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
+static u64 (*const socket_cookie)(const void *socket) = (void *)46;
+static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
 static u64 (*const current_ancestor_cgroup)(int level) = (void *)123;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*const ring_submit)(void *event, u64 flags) = (void *)132;
@@ -53,19 +55,80 @@ struct in6_addr {
 	} in6_u;
 };
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+typedef struct {
+	s64 counter;
+} atomic64_t;
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
 	u32 skc_daddr;
+	u32 skc_rcv_saddr;
 	u16 skc_dport;
 	u16 skc_num;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+	atomic64_t skc_cookie;
 };
+
+struct sock_reuseport {
+	u16 num_socks;
+};
+
+struct socket;
 
 struct sock {
 	struct sock_common __sk_common;
+	atomic_t sk_drops;
 	u16 sk_protocol;
 	int sk_err;
+	u32 sk_ack_backlog;
+	u32 sk_max_ack_backlog;
+	struct socket *sk_socket;
+	struct sock_reuseport *sk_reuseport_cb;
+};
+
+struct socket {
+	struct sock *sk;
+};
+
+struct tcp_sock {
+	u32 srtt_us;
+	u32 total_retrans;
+};
+
+struct file {
+	void *private_data;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct io_uring_cqe {
+	int res;
 };
 
 struct sk_buff {
@@ -92,6 +155,7 @@ struct flowi4 {
 struct task_struct {
 	unsigned long nvcsw;
 	unsigned long nivcsw;
+	struct files_struct *files;
 };
 
 #pragma clang attribute pop

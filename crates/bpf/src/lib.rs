@@ -5,6 +5,7 @@
 //! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, tracing CAP_BPF and CAP_PERFMON.
 #![allow(unsafe_code)]
 
+pub mod accept_wait;
 mod call;
 pub mod connect_search;
 mod error;
@@ -15,6 +16,7 @@ mod object;
 mod shared;
 pub mod tracing;
 
+pub use accept_wait::AcceptWait;
 pub use connect_search::ConnectSearch;
 pub use error::BpfError;
 pub use hand_over::HandOver;

@@ -5,11 +5,12 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::tp_btf::BtfTracePointLink;
-use aya::programs::{BtfTracePoint, ProgramError};
+use aya::programs::{BtfTracePoint, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
@@ -93,6 +94,17 @@ impl Programs {
         let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
         self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
         Ok(())
+    }
+
+    /// Loads one of the programs to be run by hand (`call::run`); it is attached to nothing.
+    pub(crate) fn runnable(&mut self, program: &'static str) -> Result<OwnedFd, BpfError> {
+        let name = self.name;
+        let what = || BpfError::Object { program: name, what: format!("no program {program} to be run") };
+        let found = self.object.program_mut(program).ok_or_else(what)?;
+        let found: &mut RawTracePoint = found.try_into().map_err(|_| what())?;
+        found.load().map_err(|error| refusal(name, program, program, error))?;
+        let program = found.fd().map_err(|error| failure(name, LOAD, &error))?;
+        program.as_fd().try_clone_to_owned().map_err(|error| BpfError::of("fcntl(F_DUPFD_CLOEXEC)", error))
     }
 
     /// Takes all programs off, the last that was attached first; what they counted stays.

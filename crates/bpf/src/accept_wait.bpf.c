@@ -1,0 +1,527 @@
+/* What becomes of a TCP connection until accept() has it, and with which worker it is then.
+ *
+ *   queued    sk_data_ready of the listener, right after inet_sock_set_state SYN_RECV -> ESTABLISHED of the connection on the
+ *             same processor: that tells whose it is
+ *   accepted  sys_exit of accept() or accept4(), or io_uring_complete: the socket is in the table of the task's files
+ *   found none sys_exit with EAGAIN; of whom had come back from waiting (epoll_wait() and its like) it was woken for nothing
+ *   closed    inet_sock_set_state out of ESTABLISHED: to FIN_WAIT1 in the task that closes
+ *   dropped   the listener's sk_drops, looked at with each connection and by whoever traces (`look`); kfree_skb tells the
+ *             final ACKs among them
+ *
+ * Everything is counted here; there are no events. */
+#include "accept_wait.h"
+#include "current.h"
+
+INLINE struct totals *the_totals(void)
+{
+	u32 only = 0;
+	return map_lookup(&sums, &only);
+}
+
+INLINE struct wanted *the_wanted(void)
+{
+	u32 only = 0;
+	return map_lookup(&settings, &only);
+}
+
+/* Of a listener: where it listens. IPv4 as ::ffff:a.b.c.d. */
+INLINE void put_own_address(u8 *address, const struct sock *socket)
+{
+	u32 *words = (u32 *)address;
+	if (socket->__sk_common.skc_family == INET) {
+		words[0] = 0;
+		words[1] = 0;
+		words[2] = __builtin_bswap32(0xffff);
+		words[3] = socket->__sk_common.skc_rcv_saddr;
+	} else {
+		words[0] = socket->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32[0];
+		words[1] = socket->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32[1];
+		words[2] = socket->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32[2];
+		words[3] = socket->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32[3];
+	}
+}
+
+INLINE int is_wanted_task(const struct wanted *wanted, u32 process)
+{
+	u8 name[16];
+	if (wanted->flags & HAS_PROCESS && wanted->process != process)
+		return 0;
+	if (wanted->flags & HAS_NAME) {
+		__builtin_memset(name, 0, sizeof(name));
+		current_name(name, sizeof(name));
+		if (!same_16(wanted->name, name))
+			return 0;
+	}
+	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+}
+
+/* In the task that it is about, so that the name is its own. */
+INLINE struct worker *worker_of(struct totals *totals, const struct worker_key *key)
+{
+	u32 only = 0;
+	u8 name[16];
+	struct worker *worker = map_lookup(&workers, key);
+	if (worker)
+		return worker;
+	worker = map_lookup(&blank_worker, &only);
+	if (!worker)
+		return NULL;
+	map_update(&workers, key, worker, NOT_TWICE);
+	worker = map_lookup(&workers, key);
+	if (!worker) {
+		ADD(totals->lost_workers, 1);
+		return NULL;
+	}
+	current_name(name, sizeof(name));
+	__builtin_memcpy(worker->name, name, sizeof(name));
+	return worker;
+}
+
+/* SYNs that find the queue full pass by no hook: they show in sk_drops, and the queue was full if it was so after the last
+ * connection or at the last look. */
+INLINE void take_drops(struct listener *listener, u64 drops, u32 depth, u32 backlog)
+{
+	u64 last = __sync_lock_test_and_set(&listener->drops, drops);
+	u64 more = drops - last;
+	if (drops != last) {
+		if (listener->was_full)
+			ADD(listener->full_drops, more);
+		else
+			ADD(listener->other_drops, more);
+	}
+	listener->was_full = depth > backlog;
+	listener->backlog = backlog;
+}
+
+INLINE struct listener *listener_of(struct totals *totals, const struct wanted *wanted, const struct sock *socket,
+				    u64 cookie)
+{
+	u32 only = 0;
+	u8 address[16];
+	const struct sock_reuseport *group;
+	struct listener *listener = map_lookup(&listeners, &cookie);
+	if (listener)
+		return listener;
+	if (wanted->flags & HAS_PORT && wanted->port != socket->__sk_common.skc_num)
+		return NULL;
+	put_own_address(address, socket);
+	if (wanted->flags & HAS_ADDRESS && !same_16(wanted->address, address))
+		return NULL;
+	listener = map_lookup(&blank_listener, &only);
+	if (!listener)
+		return NULL;
+	map_update(&listeners, &cookie, listener, NOT_TWICE);
+	listener = map_lookup(&listeners, &cookie);
+	if (!listener) {
+		ADD(totals->lost_listeners, 1);
+		return NULL;
+	}
+	listener->drops = socket->sk_drops.counter;
+	listener->socket = (u64)socket;
+	listener->network = socket->__sk_common.skc_net.net->ns.inum;
+	listener->port = socket->__sk_common.skc_num;
+	__builtin_memcpy(listener->address, address, sizeof(address));
+	group = socket->sk_reuseport_cb;
+	if (group)
+		listener->group = group->num_socks;
+	return listener;
+}
+
+INLINE void longest(u64 *place, u64 ns)
+{
+	for (int tries = 0; tries < 4; tries++) {
+		u64 longest = *place;
+		if (ns <= longest || __sync_val_compare_and_swap(place, longest, ns) == longest)
+			break;
+	}
+}
+
+INLINE void count_coarse(u32 *buckets, u64 ns)
+{
+	u32 bucket = bucket_of(ns, COARSE_BITS);
+	if (bucket < COARSE)
+		__sync_fetch_and_add(&buckets[bucket], 1);
+}
+
+/* The listener says that a connection is in its queue. */
+INLINE void queued(struct totals *totals, const struct sock *socket)
+{
+	u32 only = 0;
+	struct wanted *wanted = the_wanted();
+	struct fresh *fresh = map_lookup(&latest, &only);
+	struct connection connection = {};
+	struct listener *listener;
+	u64 id, cookie, ns;
+	u32 depth, backlog;
+	if (!wanted || !fresh || !fresh->socket)
+		return;
+	id = fresh->socket;
+	if (fresh->port != socket->__sk_common.skc_num || fresh->network != (u64)socket->__sk_common.skc_net.net)
+		return;
+	fresh->socket = 0;
+	cookie = socket_cookie(socket);
+	listener = listener_of(totals, wanted, socket, cookie);
+	if (!listener)
+		return;
+	depth = socket->sk_ack_backlog;
+	backlog = socket->sk_max_ack_backlog;
+	take_drops(listener, socket->sk_drops.counter, depth, backlog);
+	ADD(listener->queued, 1);
+	ADD(listener->depth_sum, depth);
+	if (depth > backlog)
+		ADD(listener->full, 1);
+	if (depth > listener->depth_max)
+		listener->depth_max = depth;
+	if (fresh->retries) {
+		ADD(listener->retried, 1);
+	} else if (fresh->srtt) {
+		ns = (u64)(fresh->srtt >> SRTT_SHIFT) * 1000;
+		count_time(&totals->handshake, ns);
+		ADD(listener->handshake_ns, ns);
+		longest(&listener->handshake_max_ns, ns);
+		count_coarse(listener->handshakes, ns);
+	}
+	connection.established_ns = fresh->at_ns;
+	connection.worker.listener = cookie;
+	connection.reads = fresh->reads;
+	connection.is_open = 1;
+	if (map_update(&connections, &id, &connection, ANY))
+		ADD(totals->lost_sockets, 1);
+}
+
+INLINE void established(struct totals *totals, const struct sock *socket)
+{
+	u32 only = 0;
+	struct wanted *wanted = the_wanted();
+	struct fresh *fresh = map_lookup(&latest, &only);
+	const struct tcp_sock *tcp = (const struct tcp_sock *)socket;
+	if (!wanted || !fresh)
+		return;
+	if (fresh->socket)
+		ADD(totals->unmatched, 1);
+	fresh->socket = 0;
+	if (wanted->flags & HAS_PORT && wanted->port != socket->__sk_common.skc_num)
+		return;
+	fresh->port = socket->__sk_common.skc_num;
+	fresh->network = (u64)socket->__sk_common.skc_net.net;
+	fresh->reads = 0;
+	READ(fresh->srtt, tcp->srtt_us);
+	READ(fresh->retries, tcp->total_retrans);
+	fresh->at_ns = monotonic_ns();
+	fresh->socket = (u64)socket;
+}
+
+INLINE void remember(u64 task, u8 has_accepted)
+{
+	struct task state = {};
+	state.has_accepted = has_accepted;
+	map_update(&tasks, &task, &state, ANY);
+}
+
+/* With a connection that the task has a descriptor of. */
+INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id)
+{
+	u64 ns = monotonic_ns();
+	struct connection *connection = map_lookup(&connections, &id);
+	struct listener *listener;
+	struct worker *worker;
+	struct worker_key key = {};
+	u64 cookie;
+	if (!connection || connection->stage != QUEUED)
+		return;
+	ns -= connection->established_ns;
+	cookie = connection->worker.listener;
+	listener = map_lookup(&listeners, &cookie);
+	if (!listener)
+		return;
+	ADD(listener->accepted, 1);
+	key.listener = cookie;
+	current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
+	if (!is_wanted_task(wanted, key.process)) {
+		ADD(totals->other_tasks, 1);
+		map_delete(&connections, &id);
+		return;
+	}
+	count_time(&totals->wait, ns);
+	count_time(&listener->wait, ns);
+	connection->worker = key;
+	connection->stage = ACCEPTED;
+	worker = worker_of(totals, &key);
+	if (!worker)
+		return;
+	ADD(worker->accepts, 1);
+	ADD(worker->wait_ns, ns);
+	longest(&worker->wait_max_ns, ns);
+	count_coarse(worker->waits, ns);
+	ADD(worker->open, connection->is_open);
+	ADD(worker->reads, connection->reads);
+	remember(current_task_id(), 1);
+}
+
+/* Accept() on a listener said that there is nothing. */
+INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
+{
+	const struct sock *socket = (const struct sock *)id;
+	struct worker_key key = {};
+	struct worker *worker;
+	struct task *state;
+	u64 task = current_task_id();
+	READ(key.listener, socket->__sk_common.skc_cookie.counter);
+	if (!key.listener || !map_lookup(&listeners, &key.listener))
+		return;
+	current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
+	if (!is_wanted_task(wanted, key.process))
+		return;
+	worker = worker_of(totals, &key);
+	if (!worker)
+		return;
+	ADD(worker->empty, 1);
+	state = map_lookup(&tasks, &task);
+	if (!state) {
+		/* Nobody knows whether it has waited: that begins now. */
+		remember(task, 0);
+		return;
+	}
+	if (state->has_waited && !state->has_accepted)
+		ADD(worker->woken, 1);
+	state->has_waited = 0;
+}
+
+/* The program is done with a connection, or the peer is. */
+INLINE void left(struct totals *totals, const struct sock *socket, int from, int to)
+{
+	u64 id = (u64)socket;
+	struct connection *connection = map_lookup(&connections, &id);
+	struct wanted *wanted = the_wanted();
+	struct worker_key key = {};
+	struct listener *listener;
+	struct worker *worker;
+	if (!connection || !wanted)
+		return;
+	key.listener = connection->worker.listener;
+	listener = map_lookup(&listeners, &key.listener);
+	if (!listener)
+		return;
+	if (connection->stage == QUEUED && socket->sk_socket) {
+		/* It has been accepted, and nobody said so. */
+		ADD(listener->unseen, 1);
+		ADD(totals->unseen, 1);
+		map_delete(&connections, &id);
+		return;
+	}
+	if (from == ESTABLISHED && to == CLOSE_WAIT) {
+		ADD(listener->closed_by_peer, 1);
+		return;
+	}
+	if (from == ESTABLISHED && to == CLOSED)
+		ADD(listener->reset, 1);
+	if (connection->is_open) {
+		connection->is_open = 0;
+		if (connection->stage == ACCEPTED) {
+			worker = map_lookup(&workers, &connection->worker);
+			if (worker)
+				ADD(worker->open, -1);
+		}
+	}
+	if (from == ESTABLISHED && to == FIN_WAIT1 && connection->stage == ACCEPTED) {
+		current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
+		worker = worker_of(totals, &key);
+		if (worker)
+			ADD(worker->closed, 1);
+	}
+}
+
+SECTION("tp_btf/inet_sock_set_state")
+int set_state(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[0];
+	int from = (int)context[1];
+	int to = (int)context[2];
+	struct totals *totals;
+	struct listener *listener;
+	u64 cookie;
+	if (socket->sk_protocol != TCP)
+		return 0;
+	totals = the_totals();
+	if (!totals)
+		return 0;
+	if (from == SYN_RECV && to == ESTABLISHED) {
+		established(totals, socket);
+	} else if (from == ESTABLISHED || from == CLOSE_WAIT) {
+		left(totals, socket, from, to);
+	} else if (from == LISTEN && to == CLOSED) {
+		cookie = socket_cookie(socket);
+		listener = map_lookup(&listeners, &cookie);
+		if (listener) {
+			take_drops(listener, socket->sk_drops.counter, socket->sk_ack_backlog,
+				   socket->sk_max_ack_backlog);
+			listener->socket = 0;
+		}
+	}
+	return 0;
+}
+
+SECTION("tp_btf/sk_data_ready")
+int data_ready(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[0];
+	struct connection *connection;
+	struct totals *totals;
+	struct worker *worker;
+	struct fresh *fresh;
+	u32 only = 0;
+	u64 id = (u64)socket;
+	if (socket->sk_protocol != TCP)
+		return 0;
+	totals = the_totals();
+	if (!totals)
+		return 0;
+	if (socket->__sk_common.skc_state == LISTEN) {
+		queued(totals, socket);
+		return 0;
+	}
+	connection = map_lookup(&connections, &id);
+	if (!connection) {
+		/* Data that came with the final ACK. */
+		fresh = map_lookup(&latest, &only);
+		if (fresh && fresh->socket == id)
+			fresh->reads++;
+		return 0;
+	}
+	if (connection->stage == QUEUED) {
+		__sync_fetch_and_add(&connection->reads, 1);
+		return 0;
+	}
+	worker = map_lookup(&workers, &connection->worker);
+	if (worker)
+		ADD(worker->reads, 1);
+	return 0;
+}
+
+SECTION("tp_btf/tcp_destroy_sock")
+int destroyed(u64 *context)
+{
+	u64 id = context[0];
+	struct connection *connection = map_lookup(&connections, &id);
+	struct listener *listener;
+	u64 cookie;
+	if (!connection)
+		return 0;
+	cookie = connection->worker.listener;
+	listener = connection->stage == QUEUED ? map_lookup(&listeners, &cookie) : NULL;
+	if (listener)
+		ADD(listener->never_accepted, 1);
+	map_delete(&connections, &id);
+	return 0;
+}
+
+SECTION("tp_btf/sys_exit")
+int call_ended(u64 *context)
+{
+	const struct pt_regs *registers = (const struct pt_regs *)context[0];
+	s64 result = (s64)context[1];
+	struct totals *totals;
+	struct wanted *wanted;
+	struct task *state;
+	u64 task, id;
+	int call;
+	/* All system calls of the host come by here. */
+	call = call_of(registers);
+	if (is_wait(call)) {
+		if (result <= 0)
+			return 0;
+		task = current_task_id();
+		state = map_lookup(&tasks, &task);
+		if (state) {
+			state->has_waited = 1;
+			state->has_accepted = 0;
+		}
+		return 0;
+	}
+	if (!is_accept(call) || (result < 0 && result != -EAGAIN))
+		return 0;
+	totals = the_totals();
+	wanted = the_wanted();
+	if (!totals || !wanted)
+		return 0;
+	if (result >= 0) {
+		id = socket_of(result);
+		if (!id)
+			return 0;
+		if (map_lookup(&connections, &id))
+			accepted(totals, wanted, id);
+		else if (is_tcp(id) && !wanted->flags)
+			ADD(totals->earlier, 1);
+		return 0;
+	}
+	id = socket_of(first_argument(registers));
+	if (id)
+		found_none(totals, wanted, id);
+	return 0;
+}
+
+/* Completions of all operations: an accept's is told by what it gives, a descriptor of a connection that waits. */
+SECTION("tp_btf/io_uring_complete")
+int ring_completed(u64 *context)
+{
+	const struct io_uring_cqe *completion = (const struct io_uring_cqe *)context[2];
+	struct totals *totals;
+	struct wanted *wanted;
+	int result = -1;
+	u64 id;
+	if (READ(result, completion->res) || result < 0)
+		return 0;
+	id = socket_of(result);
+	if (!id)
+		return 0;
+	totals = the_totals();
+	wanted = the_wanted();
+	if (totals && wanted)
+		accepted(totals, wanted, id);
+	return 0;
+}
+
+/* A final ACK that found the queue full. SYNs are not told of here. */
+SECTION("tp_btf/kfree_skb")
+int packet_dropped(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[3];
+	struct listener *listener;
+	u64 cookie;
+	if (!socket || socket->__sk_common.skc_state != LISTEN || socket->sk_protocol != TCP ||
+	    socket->sk_ack_backlog <= socket->sk_max_ack_backlog)
+		return 0;
+	cookie = socket_cookie(socket);
+	listener = map_lookup(&listeners, &cookie);
+	if (listener)
+		ADD(listener->refused_acks, 1);
+	return 0;
+}
+
+/* Run by whoever traces, with the cookie of a listener. */
+SECTION("raw_tp/look")
+int look(u64 *context)
+{
+	u64 cookie = context[0];
+	struct listener *listener = map_lookup(&listeners, &cookie);
+	const struct sock *socket;
+	u32 depth = 0, backlog = 0;
+	int drops = 0;
+	u64 found = 0;
+	u8 state = 0;
+	if (!listener || !listener->socket)
+		return 0;
+	socket = (const struct sock *)listener->socket;
+	READ(drops, socket->sk_drops.counter);
+	READ(depth, socket->sk_ack_backlog);
+	READ(backlog, socket->sk_max_ack_backlog);
+	READ(state, socket->__sk_common.skc_state);
+	/* Read last: it is still the one. */
+	READ(found, socket->__sk_common.skc_cookie.counter);
+	if (found != cookie || state != LISTEN)
+		return 0;
+	take_drops(listener, drops, depth, backlog);
+	return 0;
+}
+
+char terms[] SECTION("license") = "Dual MIT/GPL";

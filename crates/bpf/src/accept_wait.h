@@ -1,0 +1,182 @@
+/* What accept_wait.bpf.c counts, and the maps that it is in. */
+#pragma once
+#include "counting.h"
+
+/* The same numbers and structs are in accept_wait.rs. */
+enum { SOCKETS = 131072, LISTENERS = 512, WORKERS = 2048, TASKS = 16384 };
+enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
+enum { EAGAIN = 11 };
+/* How long the kernel says the handshake took is in eighths of a microsecond. */
+enum { SRTT_SHIFT = 3 };
+
+/* What to trace; unset fields are not looked at. */
+struct wanted {
+	u64 cgroup;
+	u64 namespace_device;
+	u64 namespace_inode;
+	u32 flags;
+	u32 process;
+	u8 name[16];
+	u8 address[16];
+	u16 port;
+	u16 hole[3];
+};
+
+/* By its cookie, which no other socket of this host ever has. */
+struct listener {
+	u64 socket; /* where it is in the kernel; 0: closed */
+	u64 drops;  /* sk_drops when it was last looked at */
+	u64 queued;
+	u64 depth_sum;
+	u64 full;           /* connections after which the queue had no room left */
+	u64 full_drops;     /* growth of sk_drops while the queue was full */
+	u64 other_drops;    /* and while it was not */
+	u64 refused_acks;   /* final ACKs dropped for want of room: each counts twice in sk_drops */
+	u64 retried;        /* handshakes whose SYN-ACK was sent again, for which there is no time */
+	u64 accepted;       /* by whomever */
+	u64 never_accepted; /* gone before anybody accepted them */
+	u64 unseen;         /* accepted in a way that no hook told */
+	u64 closed_by_peer;
+	u64 reset;
+	u32 depth_max;
+	u32 backlog;
+	u32 network; /* inode of its namespace */
+	u32 was_full;
+	u16 port;
+	u16 group; /* sockets of its SO_REUSEPORT group; 0: it is in none */
+	u32 hole;
+	u8 address[16];
+	u64 handshake_ns;
+	u64 handshake_max_ns;
+	u32 handshakes[COARSE];
+	struct histogram wait; /* of the accepts that are wanted */
+};
+
+struct worker_key {
+	u64 listener;
+	u32 thread;
+	u32 process;
+};
+
+struct worker {
+	u8 name[16];
+	u64 accepts;
+	u64 wait_ns;
+	u64 wait_max_ns;
+	u64 open;
+	u64 reads;  /* times that data came for its connections */
+	u64 empty;  /* accept() said EAGAIN */
+	u64 woken;  /* of these, for nothing */
+	u64 closed; /* connections that it closed before the peer did */
+	u32 waits[COARSE];
+};
+
+struct totals {
+	u64 lost_sockets;
+	u64 lost_listeners;
+	u64 lost_workers;
+	u64 unmatched; /* established, and no listener said so */
+	u64 earlier;   /* accepted, and were in the queue before */
+	u64 unseen;
+	u64 other_tasks; /* accepted by somebody who is not wanted */
+	struct histogram wait;
+	struct histogram handshake;
+};
+
+enum stage { QUEUED, ACCEPTED };
+struct connection {
+	u64 established_ns;
+	struct worker_key worker; /* thread and process: once it is accepted */
+	u32 reads;		  /* before it was accepted */
+	u8 stage;
+	u8 is_open;
+	u16 hole;
+};
+
+/* The connection that has just been established on this processor. */
+struct fresh {
+	u64 socket;
+	u64 at_ns;
+	u64 network;
+	u32 srtt;
+	u32 retries;
+	u32 reads;
+	u32 port;
+};
+
+struct task {
+	u8 has_waited;
+	u8 has_accepted;
+};
+
+LAYOUT(struct wanted, 72);
+LAYOUT(struct listener, 168 + 4 * COARSE + sizeof(struct histogram));
+LAYOUT(struct worker_key, 16);
+LAYOUT(struct worker, 80 + 4 * COARSE);
+LAYOUT(struct totals, 56 + 2 * sizeof(struct histogram));
+LAYOUT(struct connection, 32);
+LAYOUT(struct fresh, 40);
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct wanted);
+} settings SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct totals);
+} sums SECTION(".maps");
+
+/* Zeroes: they are too long for the stack. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct listener);
+} blank_listener SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct worker);
+} blank_worker SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, LISTENERS);
+	TYPE(key, u64);
+	TYPE(value, struct listener);
+} listeners SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, WORKERS);
+	TYPE(key, struct worker_key);
+	TYPE(value, struct worker);
+} workers SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, SOCKETS);
+	TYPE(key, u64);
+	TYPE(value, struct connection);
+} connections SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY_PER_CPU);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct fresh);
+} latest SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH_FORGETFUL);
+	NUMBER(max_entries, TASKS);
+	TYPE(key, u64);
+	TYPE(value, struct task);
+} tasks SECTION(".maps");

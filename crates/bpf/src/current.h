@@ -1,0 +1,88 @@
+/* What the task that runs is at: its thread, its system call, the sockets behind its descriptors. */
+#pragma once
+#include "kernel.h"
+
+#define IS_THERE(field) __builtin_preserve_field_info(field, 2)
+#define READ(into, place) read_kernel(&(into), sizeof(into), (const void *)&(place))
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+/* Of x86-64 and of arm64: which it is the loader finds out. */
+struct pt_regs {
+	unsigned long orig_ax;
+	unsigned long di;
+	u64 orig_x0;
+	int syscallno;
+};
+#pragma clang attribute pop
+
+/* As the one who traces numbers them; by their numbers for the whole host if they are of another PID namespace. */
+INLINE void current_thread(u64 device, u64 inode, u32 *thread, u32 *process)
+{
+	struct ids_in_namespace ids = {};
+	u64 task = current_task_id();
+	if (current_ids_in_namespace(device, inode, &ids, sizeof(ids))) {
+		ids.thread = task;
+		ids.process = task >> 32;
+	}
+	*thread = ids.thread;
+	*process = ids.process;
+}
+
+INLINE int call_of(const struct pt_regs *registers)
+{
+	if (IS_THERE(registers->orig_ax))
+		return (int)registers->orig_ax;
+	return registers->syscallno;
+}
+
+INLINE u32 first_argument(const struct pt_regs *registers)
+{
+	if (IS_THERE(registers->orig_ax))
+		return (u32)registers->di;
+	return (u32)registers->orig_x0;
+}
+
+INLINE int is_accept(int call)
+{
+	struct pt_regs *registers = NULL;
+	if (IS_THERE(registers->orig_ax))
+		return call == 43 || call == 288;
+	return call == 202 || call == 242;
+}
+
+/* epoll_wait, epoll_pwait, epoll_pwait2, poll, ppoll, select, pselect6 */
+INLINE int is_wait(int call)
+{
+	struct pt_regs *registers = NULL;
+	if (IS_THERE(registers->orig_ax))
+		return call == 232 || call == 281 || call == 441 || call == 7 || call == 271 || call == 23 || call == 270;
+	return call == 22 || call == 441 || call == 73 || call == 72;
+}
+
+/* The socket behind a descriptor of the current task; 0: there is none. What is no socket gives an address that is nobody's. */
+INLINE u64 socket_of(u32 descriptor)
+{
+	struct task_struct *task = current_task();
+	struct fdtable *table = task->files->fdt;
+	struct file **files;
+	struct file *file = NULL;
+	struct socket *found = NULL;
+	struct sock *socket = NULL;
+	if (descriptor >= table->max_fds)
+		return 0;
+	files = table->fd;
+	if (read_kernel(&file, sizeof(file), files + descriptor) || !file)
+		return 0;
+	if (READ(found, file->private_data) || !found || READ(socket, found->sk))
+		return 0;
+	return (u64)socket;
+}
+
+INLINE int is_tcp(u64 id)
+{
+	const struct sock *socket = (const struct sock *)id;
+	u16 protocol = 0, family = 0;
+	READ(protocol, socket->sk_protocol);
+	READ(family, socket->__sk_common.skc_family);
+	return protocol == TCP && (family == INET || family == INET6);
+}

@@ -19,6 +19,7 @@ mod scatter;
 mod serve;
 mod time_wait;
 mod trace;
+mod trace_accept;
 
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,9 @@ pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 pub use trace::{
     TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceSample, TraceStep, TraceTuple,
+};
+pub use trace_accept::{
+    Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker, WaitStep,
 };
 
 /// The value of the `schema` field of every record of this version.
@@ -106,6 +110,8 @@ pub enum Saved {
     Serve(ServeRecord),
     /// `fourtuple trace connect`
     TraceConnect(TraceConnectRecord),
+    /// `fourtuple trace accept`
+    TraceAccept(TraceAcceptRecord),
 }
 
 /// Why a text is not a record.
@@ -147,6 +153,7 @@ impl Saved {
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),
             "serve" => Saved::Serve(serde_json::from_str(text)?),
+            "trace accept" => Saved::TraceAccept(serde_json::from_str(text)?),
             "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })

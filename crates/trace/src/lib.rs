@@ -1,14 +1,17 @@
-//! What the programs of a live system do, seen from the kernel: where their connect() spends its time.
+//! What the programs of a live system do, seen from the kernel: where their connect() spends its time, and
+//! what becomes of a connection until accept() has it.
 //!
 //! Nothing is asked of the programs that are traced, nothing on the host is changed, and what is attached goes with the
 //! process that attached it.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod connect;
 mod reservoir;
 mod symbols;
 mod times;
 
+pub use accept::{Accept, AcceptNews, AcceptOutcome};
 pub use connect::{Connect, News, Outcome};
 pub use symbols::Symbols;
 
@@ -18,4 +21,7 @@ pub enum TraceError {
     /// The programs cannot be loaded or attached, or do not answer.
     #[error("cannot trace connect(): {0}")]
     Bpf(#[from] fourtuple_bpf::BpfError),
+    /// The same, for accepts.
+    #[error("cannot trace accept(): {0}")]
+    Accept(fourtuple_bpf::BpfError),
 }

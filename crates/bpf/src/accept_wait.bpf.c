@@ -380,6 +380,9 @@ int data_ready(u64 *context)
 		queued(totals, socket);
 		return 0;
 	}
+	/* A FIN is told of in the same way, in the next state. */
+	if (socket->__sk_common.skc_state != ESTABLISHED)
+		return 0;
 	connection = map_lookup(&connections, &id);
 	if (!connection) {
 		/* Data that came with the final ACK. */

@@ -182,8 +182,7 @@ pub struct Totals {
 // As in accept_wait.h.
 const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settings, name) == 32);
 const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size_of::<Times>());
-const _: () =
-    assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
+const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
 const _: () = assert!(mem::size_of::<WorkerKey>() == 16);
 const _: () = assert!(mem::size_of::<Worker>() == 80 + 4 * COARSE && mem::offset_of!(Worker, closed) == 72);
 const _: () = assert!(mem::size_of::<Totals>() == 56 + 2 * mem::size_of::<Times>());

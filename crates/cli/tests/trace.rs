@@ -1,4 +1,4 @@
-//! `fourtuple trace connect`: what it refuses, what it says, and that nothing stays behind.
+//! `fourtuple trace connect` and `accept`: what they refuse, what they say, and that nothing stays behind.
 
 mod program;
 
@@ -16,7 +16,7 @@ fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
     stderr.read_line(&mut line).expect("UTF-8");
-    if line == "tracing connect()\n" {
+    if line.starts_with("tracing ") {
         return Some((child, stderr));
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
@@ -69,4 +69,60 @@ fn an_interrupted_trace_has_its_record() {
         (Some("trace connect"), Some(1))
     );
     assert_eq!(record["results"]["tier"], "tp_btf");
+}
+
+#[test]
+fn accepts_need_permission_too() {
+    let mut command = fourtuple("trace accept --for 1s");
+    child::refuse(&mut command, Facility::Bpf);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot trace accept()"), "{ended:?}");
+}
+
+#[test]
+fn bad_values_of_accept_are_named_with_their_flag() {
+    for (flags, words) in [
+        ("--pid 0", "--pid"),
+        ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
+        ("--listen localhost", "--listen"),
+        ("--port 65536", "--port"),
+        ("--cgroup /proc", "--cgroup"),
+        ("--for soon", "--for"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("trace accept {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains(words), "{ended:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_trace_of_accepts_keeps_what_it_has() {
+    let test = "trace::an_interrupted_trace_of_accepts_keeps_what_it_has";
+    // An address that nobody else has a listener at.
+    let listener = std::net::TcpListener::bind("127.0.3.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let own = std::process::id();
+    let line = format!("trace accept --pid {own} --listen {} --port {} --json", address.ip(), address.port());
+    let Some((mut child, _stderr)) = attached(test, &mut fourtuple(&format!("{line} --for 1h"))) else {
+        return;
+    };
+    let client = std::net::TcpStream::connect(address).unwrap();
+    let server = listener.accept().unwrap();
+    child::interrupt(child.id()).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    let code = child.wait().unwrap().code().unwrap();
+    let ended = Ended { code, stdout, stderr: String::new() };
+    assert_eq!(ended.code, 3, "it was to take an hour: {ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["validity"][0]["id"], "interrupted");
+    let results = &record["results"];
+    assert_eq!((&results["tier"], &results["lost"]), (&"tp_btf".into(), &0.into()));
+    assert_eq!((&results["accepts"], &results["wait_ns"]["count"]), (&1.into(), &1.into()), "{results}");
+    let of_it = &results["listeners"][0];
+    assert_eq!(of_it["address"], address.to_string());
+    assert_eq!((&of_it["workers"][0]["process"], &of_it["workers"][0]["open"]), (&own.into(), &1.into()));
+    drop((client, server));
 }

@@ -468,6 +468,89 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     (settings, results)
 }
 
+fn trace_accept() -> (TraceAcceptSettings, TraceAcceptResults) {
+    let settings = TraceAcceptSettings {
+        process: Some(4711),
+        name: Some("nginx".into()),
+        listen: Some("0.0.0.0".into()),
+        port: Some(8080),
+        cgroup: Some("/sys/fs/cgroup/system.slice".into()),
+        for_ns: Some(10_000_000_000),
+    };
+    let spread = Some(Spread { count: 2, mean: 7, p50: 6, p99: 8, p999: 8, max: 8 });
+    let worker = TraceWorker {
+        process: 4711,
+        thread: 4712,
+        name: "nginx".into(),
+        accepts: 2,
+        mean_ns: 7,
+        p50_ns: 6,
+        p99_ns: 8,
+        max_ns: 8,
+        open: 1,
+        reads: 3,
+        empty: 2,
+        woken_for_nothing: 1,
+        closed_first: 1,
+    };
+    let listener = TraceListener {
+        address: "0.0.0.0:8080".into(),
+        cookie: 77,
+        namespace: 4_026_531_840,
+        group: 2,
+        closed: true,
+        queued: 3,
+        accepts: 2,
+        other_accepts: 1,
+        wait_ns: spread,
+        handshake_ns: spread,
+        retried_handshakes: 1,
+        depth: Depth { mean: 1.5, max: 2, backlog: 1, full: 1 },
+        overflows: 5,
+        overflow_acks: 1,
+        other_drops: 2,
+        never_accepted: 0,
+        closed_by_peer: 1,
+        closed_first: 1,
+        reset: 0,
+        jain: Some(1.0),
+        workers: vec![worker],
+    };
+    let results = TraceAcceptResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 1_000_000_000,
+        accepts: 2,
+        accepts_per_s: 2.0,
+        wait_ns: spread,
+        handshake_ns: spread,
+        overflows: 5,
+        empty: 2,
+        woken_for_nothing: 1,
+        lost: 0,
+        earlier: 1,
+        histogram: vec![WaitStep { from_ns: 6, count: 2 }],
+        listeners: vec![listener],
+    };
+    (settings, results)
+}
+
+/// Of everybody, where nobody accepted: everything that may be null is.
+fn bare_trace_accept() -> (TraceAcceptSettings, TraceAcceptResults) {
+    let (_, results) = trace_accept();
+    let settings = TraceAcceptSettings {
+        process: None,
+        name: None,
+        listen: None,
+        port: None,
+        cgroup: None,
+        for_ns: None,
+    };
+    let listeners =
+        vec![TraceListener { wait_ns: None, handshake_ns: None, jain: None, ..results.listeners[0].clone() }];
+    let results = TraceAcceptResults { wait_ns: None, handshake_ns: None, listeners, ..results };
+    (settings, results)
+}
+
 /// Over a unix socket, in a closed loop: everything that may be absent is.
 fn bare_load() -> (LoadSettings, LoadResults) {
     let (settings, results) = load();
@@ -485,7 +568,7 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 12] {
+fn samples() -> [(&'static str, Value); 14] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
     let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
@@ -496,6 +579,8 @@ fn samples() -> [(&'static str, Value); 12] {
     let (serve_settings, serve_results) = serve();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
+    let (trace_accept_settings, trace_accept_results) = trace_accept();
+    let (bare_accept_settings, bare_accept_results) = bare_trace_accept();
     let lab_settings = LabSettings {
         ports: ports_settings.clone(),
         time_wait: time_wait_settings.clone(),
@@ -519,6 +604,8 @@ fn samples() -> [(&'static str, Value); 12] {
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
         ("trace connect", record("trace connect", trace_settings, trace_results)),
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
+        ("trace accept", record("trace accept", trace_accept_settings, trace_accept_results)),
+        ("bare trace accept", record("trace accept", bare_accept_settings, bare_accept_results)),
     ]
 }
 
@@ -631,6 +718,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         _,
         (_, trace),
         _,
+        (_, trace_accept),
+        _,
     ] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
@@ -646,7 +735,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&load, &serve),
         (&serve, &accept),
         (&accept, &trace),
-        (&trace, &lab),
+        (&trace, &trace_accept),
+        (&trace_accept, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

@@ -160,6 +160,20 @@ fn a_trace_has_its_searches() {
 }
 
 #[test]
+fn a_trace_has_its_accepts() {
+    let page = page(&[Saved::TraceAccept(samples::trace_accept())]);
+    for text in [
+        "<meter min=\"0\" max=\"6000\" value=\"3000\">",
+        "tier tp_btf",
+        "Dropped at full queues: 77",
+        "4711/4712 it's nginx",
+        r"fourtuple trace accept --pid 4711 --comm 'it'\''s nginx' --listen 127.0.0.1 --port 8080 --for 10s",
+    ] {
+        assert!(page.contains(text) || page.replace("&#39;", "'").contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn a_server_has_its_workers() {
     let page = page(&[Saved::Serve(samples::serve())]);
     for text in [

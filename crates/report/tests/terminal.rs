@@ -87,6 +87,17 @@ fn the_key_figures_survive_sixty_columns() {
     ] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
+    let text = render(&Saved::TraceAccept(samples::trace_accept()), 120, false);
+    for expected in [
+        "dropped at full queues: 77",
+        "77 packets dropped because the queue was full (7 of them final ACKs)",
+        "4711/4712 it's nginx",
+        "0.553",
+        "sk:beef, of a group of 2",
+        "and 4 workers more, which the JSON has",
+    ] {
+        assert!(text.contains(expected), "{expected} is missing from\n{text}");
+    }
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     for expected in ["113,000,000", "56,500,000", "never", "probes", "100%"] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");

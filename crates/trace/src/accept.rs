@@ -134,12 +134,7 @@ impl Accept {
         Ok(Counted { totals: wait.totals()?, listeners, workers })
     }
 
-    fn look(
-        &self,
-        wait: &AcceptWait,
-        elapsed: Duration,
-        last: &AcceptNews,
-    ) -> Result<AcceptNews, BpfError> {
+    fn look(&self, wait: &AcceptWait, elapsed: Duration, last: &AcceptNews) -> Result<AcceptNews, BpfError> {
         let counted = self.counted(wait)?;
         let all = times(&counted.totals.wait);
         let accepts = all.count();
@@ -160,11 +155,7 @@ impl Accept {
 }
 
 fn lost(totals: &Totals) -> u64 {
-    totals.lost_connections
-        + totals.lost_listeners
-        + totals.lost_workers
-        + totals.unmatched
-        + totals.unseen
+    totals.lost_connections + totals.lost_listeners + totals.lost_workers + totals.unmatched + totals.unseen
 }
 
 fn overflows(listener: &Listener) -> u64 {
@@ -187,7 +178,8 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
     listeners.sort_by_key(|listener| (Reverse(listener.accepts), Reverse(listener.queued), listener.cookie));
     let wait = times(&counted.totals.wait);
     let accepts = wait.count();
-    let of_workers = |number: fn(&Worker) -> u64| counted.workers.iter().map(|(_, worker)| number(worker)).sum();
+    let of_workers =
+        |number: fn(&Worker) -> u64| counted.workers.iter().map(|(_, worker)| number(worker)).sum();
     TraceAcceptResults {
         tier: AcceptWait::TIER.to_owned(),
         elapsed_ns: elapsed.as_nanos() as u64,
@@ -228,11 +220,7 @@ fn listener_result(
         accepts: wait.count(),
         other_accepts: listener.accepted.saturating_sub(wait.count()),
         wait_ns: spread(&wait),
-        handshake_ns: spread(&coarse(
-            &listener.handshakes,
-            listener.handshake_ns,
-            listener.handshake_max_ns,
-        )),
+        handshake_ns: spread(&coarse(&listener.handshakes, listener.handshake_ns, listener.handshake_max_ns)),
         retried_handshakes: listener.retried,
         depth: Depth {
             mean: listener.depth_sum as f64 / listener.queued.max(1) as f64,

@@ -245,7 +245,8 @@ fn shared_epoll_accepts_are_counted() {
 #[test]
 fn members_of_a_group_are_apart() {
     in_namespace(|| {
-        let Some((_, results)) = policy("members_of_a_group_are_apart", Policy::Reuseport, "127.0.1.5") else {
+        let Some((_, results)) = policy("members_of_a_group_are_apart", Policy::Reuseport, "127.0.1.5")
+        else {
             return;
         };
         assert!(!results.listeners.is_empty() && results.listeners.len() <= WORKERS, "{results:?}");

@@ -520,6 +520,116 @@ fn empty_trace() -> TraceConnectRecord {
     record
 }
 
+/// The ladder of seed 001 at one listener, and a listener whose queue is full.
+pub(crate) fn trace_accept() -> TraceAcceptRecord {
+    let settings = TraceAcceptSettings {
+        process: Some(4711),
+        name: Some("it's nginx".into()),
+        listen: Some("127.0.0.1".into()),
+        port: Some(8080),
+        cgroup: None,
+        for_ns: Some(10_000_000_000),
+    };
+    let wait =
+        Spread { count: 12_000, mean: 41_000, p50: 21_000, p99: 584_000, p999: 2_000_000, max: 3_100_000 };
+    let worker = |thread: u32, accepts: u64| TraceWorker {
+        process: 4711,
+        thread,
+        name: "it's nginx".into(),
+        accepts,
+        mean_ns: 41_000,
+        p50_ns: 21_000,
+        p99_ns: 584_000,
+        max_ns: 3_100_000,
+        open: accepts / 10,
+        reads: 3 * accepts,
+        empty: 40,
+        woken_for_nothing: 17,
+        closed_first: accepts / 2,
+    };
+    let ladder = TraceListener {
+        address: "127.0.0.1:8080".into(),
+        cookie: 0xbeef,
+        namespace: 4_026_531_840,
+        group: 0,
+        closed: false,
+        queued: 12_001,
+        accepts: 12_000,
+        other_accepts: 0,
+        wait_ns: Some(wait),
+        handshake_ns: Some(wait),
+        retried_handshakes: 1,
+        depth: Depth { mean: 1.25, max: 9, backlog: 4096, full: 0 },
+        overflows: 0,
+        overflow_acks: 0,
+        other_drops: 0,
+        never_accepted: 1,
+        closed_by_peer: 5_000,
+        closed_first: 6_000,
+        reset: 3,
+        jain: Some(0.553),
+        workers: (0..24).map(|turn: u32| worker(4711 + turn, 6_000 >> turn.min(12))).collect(),
+    };
+    let full = TraceListener {
+        address: "[::]:8081".into(),
+        group: 2,
+        closed: true,
+        accepts: 0,
+        wait_ns: None,
+        depth: Depth { mean: 1.5, max: 2, backlog: 1, full: 1 },
+        overflows: 77,
+        overflow_acks: 7,
+        jain: None,
+        workers: Vec::new(),
+        ..ladder.clone()
+    };
+    let results = TraceAcceptResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 10_000_000_000,
+        accepts: 12_000,
+        accepts_per_s: 1_200.0,
+        wait_ns: Some(wait),
+        handshake_ns: Some(wait),
+        overflows: 77,
+        empty: 960,
+        woken_for_nothing: 408,
+        lost: 0,
+        earlier: 2,
+        histogram: vec![
+            WaitStep { from_ns: 20_480, count: 11_000 },
+            WaitStep { from_ns: 573_440, count: 999 },
+            WaitStep { from_ns: 3_014_656, count: 1 },
+        ],
+        listeners: vec![ladder, full],
+    };
+    record("trace accept", settings, results)
+}
+
+/// Nobody accepted.
+fn empty_trace_accept() -> TraceAcceptRecord {
+    let mut record = trace_accept();
+    record.settings = TraceAcceptSettings {
+        process: None,
+        name: None,
+        listen: None,
+        port: None,
+        cgroup: None,
+        for_ns: None,
+    };
+    record.results = TraceAcceptResults {
+        tier: "</script>".into(),
+        accepts: 0,
+        accepts_per_s: 0.0,
+        wait_ns: None,
+        handshake_ns: None,
+        overflows: 0,
+        histogram: Vec::new(),
+        listeners: Vec::new(),
+        ..record.results
+    };
+    record
+}
+
 /// A record that somebody made to break the page or the terminal.
 pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
@@ -581,6 +691,8 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("odd serve", Saved::Serve(odd_serve())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("empty trace", Saved::TraceConnect(empty_trace())),
+        ("trace accept", Saved::TraceAccept(trace_accept())),
+        ("empty trace accept", Saved::TraceAccept(empty_trace_accept())),
         ("hostile", Saved::Ports(hostile())),
         ("stalled load", Saved::Load(stalled())),
         ("steady load", Saved::Load(steady())),

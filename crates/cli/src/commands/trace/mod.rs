@@ -1,3 +1,4 @@
+mod accept;
 mod connect;
 mod filter;
 mod line;
@@ -15,12 +16,14 @@ pub(crate) struct Trace {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Accept(accept::AcceptFlags),
     Connect(connect::ConnectFlags),
 }
 
 impl Trace {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
+            What::Accept(flags) => flags.run(),
             What::Connect(flags) => flags.run(),
         }
     }

@@ -303,12 +303,30 @@ fn kernels_overflows() -> u64 {
     values.split(' ').nth(place).unwrap().parse().unwrap()
 }
 
+/// Until the only listener of this namespace has so many in its queue: the client may be back from connect() before its ACK
+/// has come to the other side.
+fn wait_for_queue(depth: u32) {
+    let queue = || {
+        let text = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        // Of a listener (0A) the receive queue is the accept queue.
+        let line = text.lines().find(|line| line.split_whitespace().nth(3) == Some("0A")).unwrap();
+        let queues = line.split_whitespace().nth(4).unwrap();
+        u32::from_str_radix(queues.split_once(':').unwrap().1, 16).unwrap()
+    };
+    let begun = Instant::now();
+    while queue() != depth {
+        assert!(begun.elapsed() < DEADLINE, "{}", queue());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_full_queue_is_seen() {
     in_namespace(|| {
         let (listener, address) = std_listener("127.0.1.9", 1);
         let run = || {
             let clients = [(); 2].map(|()| TcpStream::connect(address).unwrap());
+            wait_for_queue(2);
             for _ in 0..3 {
                 TcpStream::connect_timeout(&address, Duration::from_millis(50)).unwrap_err();
             }
@@ -378,6 +396,7 @@ fn what_nobody_accepts_is_told() {
         let (listener, address) = std_listener("127.0.1.11", 16);
         let run = || {
             let clients = [(); 5].map(|()| TcpStream::connect(address).unwrap());
+            wait_for_queue(5);
             let first = listener.accept().unwrap();
             // The others go with the listener.
             drop(listener);

@@ -13,6 +13,7 @@ mod leaks;
 mod least_busy;
 mod object;
 mod shared;
+mod tier;
 pub mod tracing;
 
 pub use connect_search::ConnectSearch;
@@ -20,3 +21,4 @@ pub use error::BpfError;
 pub use hand_over::HandOver;
 pub use leaks::Leaks;
 pub use least_busy::{Counters, LeastBusy, SEATS, Seat};
+pub use tier::Tier;

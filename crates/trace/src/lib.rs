@@ -7,9 +7,11 @@
 mod connect;
 mod reservoir;
 mod symbols;
+mod tier;
 mod times;
 
 pub use connect::{Connect, News, Outcome};
+pub use fourtuple_bpf::Tier;
 pub use symbols::Symbols;
 
 /// Why there is no trace.
@@ -18,4 +20,19 @@ pub enum TraceError {
     /// The programs cannot be loaded or attached, or do not answer.
     #[error("cannot trace connect(): {0}")]
     Bpf(#[from] fourtuple_bpf::BpfError),
+    /// The tier that was asked for cannot be had.
+    #[error("cannot trace connect() with tier {tier}: {error}")]
+    Tier {
+        /// Its name.
+        tier: &'static str,
+        /// Why.
+        #[source]
+        error: fourtuple_bpf::BpfError,
+    },
+    /// No tier can be had.
+    #[error("cannot trace connect(): {reasons}")]
+    NoTier {
+        /// Each with its error.
+        reasons: String,
+    },
 }

@@ -4,7 +4,7 @@
 use super::programs::Program;
 
 /// Packages whose test programs, unit and integration, run in the guest.
-pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf"];
+pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-trace"];
 
 /// Tests of theirs that ask the kernel nothing; emulation would only make them slow.
 const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit"];

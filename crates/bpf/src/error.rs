@@ -16,8 +16,11 @@ pub enum BpfError {
         source: io::Error,
     },
     /// EPERM or EACCES for a process that was allowed the like of it: no right of its own is missing.
-    #[error("{call}: {} ({source}): this host refuses {what} even to who may attach to tracepoints (lockdown, or \
-             another security module)", errno_name(source))]
+    #[error(
+        "{call}: {} ({source}): this host refuses {what} even to who may attach to tracepoints (lockdown, or \
+             another security module)",
+        errno_name(source)
+    )]
     Barred {
         /// The call, with the command of bpf(2).
         call: &'static str,

@@ -108,8 +108,7 @@ impl Programs {
         found
             .load(function, btf)
             .map_err(|error| no_trampoline(refusal(name, program, function, error), may_trace))?;
-        let link =
-            found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
+        let link = found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
         self.links.push(link.into());
         Ok(())
@@ -127,8 +126,7 @@ impl Programs {
         found
             .load(function, btf)
             .map_err(|error| no_trampoline(refusal(name, program, function, error), may_trace))?;
-        let link =
-            found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
+        let link = found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
         self.links.push(link.into());
         Ok(())

@@ -26,9 +26,7 @@ fn attach(test: &str, destination: SocketAddr) -> Option<[ConnectSearch; 2]> {
     };
     let one = |tier, need| match ConnectSearch::attach(&wanted, tier) {
         Ok(search) => Some(search),
-        Err(
-            error @ (BpfError::NotPermitted { .. } | BpfError::Barred { .. } | BpfError::Absent { .. }),
-        ) => {
+        Err(error @ (BpfError::NotPermitted { .. } | BpfError::Barred { .. } | BpfError::Absent { .. })) => {
             skip(test, need, &error.to_string());
             None
         }

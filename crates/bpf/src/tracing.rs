@@ -58,7 +58,8 @@ impl Programs {
     pub(crate) fn load(name: &'static str, object: &[u8]) -> Result<Programs, BpfError> {
         let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
             call: "open(/sys/kernel/btf/vmlinux)",
-            what: "type information (CONFIG_DEBUG_INFO_BTF)",
+            what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
+                   kernels of the large distributions have it",
             source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
         })?;
         let object = EbpfLoader::new()

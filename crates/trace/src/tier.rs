@@ -20,22 +20,39 @@ pub(crate) fn attach<T>(
         let programs = attach(tier).map_err(|error| TraceError::Tier { tier: tier.name(), error })?;
         return Ok(Attached { programs, tier, reason: None });
     }
-    let mut reasons: Vec<String> = Vec::new();
+    let mut reasons = Reasons::default();
     for tier in Tier::ALL {
         match attach(tier) {
             Ok(programs) => {
-                let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-                return Ok(Attached { programs, tier, reason });
+                return Ok(Attached { programs, tier, reason: reasons.words() });
             }
             // What this kernel has not got, or this host or its verifier does not take, another tier may do without.
             Err(error @ (BpfError::Absent { .. } | BpfError::Barred { .. } | BpfError::Refused { .. })) => {
-                reasons.push(format!("{}: {error}", tier.name()));
+                reasons.add(tier, error.to_string());
             }
             // A right that is missing is missing for all.
             Err(other) => return Err(other.into()),
         }
     }
-    Err(TraceError::NoTier { reasons: reasons.join("; ") })
+    Err(TraceError::NoTier { reasons: reasons.words().unwrap_or_default() })
+}
+
+/// Why tiers were passed over. What keeps several off is said once.
+#[derive(Debug, Default)]
+struct Reasons(Vec<(String, String)>);
+
+impl Reasons {
+    fn add(&mut self, tier: Tier, why: String) {
+        match self.0.last_mut() {
+            Some((tiers, same)) if *same == why => *tiers = format!("{tiers}, {}", tier.name()),
+            _ => self.0.push((tier.name().to_owned(), why)),
+        }
+    }
+
+    fn words(&self) -> Option<String> {
+        let words: Vec<String> = self.0.iter().map(|(tiers, why)| format!("{tiers}: {why}")).collect();
+        (!words.is_empty()).then(|| words.join("; "))
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +114,13 @@ mod tests {
     fn without_any_tier_every_reason_is_in_the_line() {
         let refused = attach(None, |tier| Err::<(), _>(absent(tier.name()))).unwrap_err().to_string();
         assert!(refused.contains("no tp_btf") && refused.contains("no fexit"), "{refused}");
+    }
+
+    #[test]
+    fn what_keeps_all_off_is_said_once() {
+        let refused = attach(None, |_| Err::<(), _>(absent("type information"))).unwrap_err().to_string();
+        assert_eq!(refused.matches("type information").count(), 1, "{refused}");
+        assert!(refused.contains("tp_btf, fexit: "), "{refused}");
     }
 
     #[test]

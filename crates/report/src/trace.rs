@@ -135,8 +135,12 @@ mod tests {
             cgroup: None,
             for_ns: None,
             seed: 1,
+            tier: "auto".into(),
         };
         assert_eq!(details(&settings), ["every TCP connect() of this host"]);
         assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1");
+        let settings = TraceConnectSettings { tier: "fexit".into(), ..settings };
+        assert_eq!(details(&settings), ["every TCP connect() of this host", "with tier fexit"]);
+        assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1 --tier fexit");
     }
 }

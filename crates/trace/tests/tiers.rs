@@ -80,7 +80,7 @@ fn agree(test: &str, address: &'static str) {
         short.1,
         short.2,
     )
-    .unwrap();
+    .expect("stderr takes a line");
     // Over the same searches of a thousand ports and more; a tier that times something else is far off.
     assert!((0.67..1.5).contains(&long), "tp_btf {tp_btf} ns, fexit {fexit} ns");
 }

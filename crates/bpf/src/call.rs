@@ -1,4 +1,4 @@
-//! bpf(2) by hand, as far as programs that choose sockets need it: aya knows none of this type.
+//! bpf(2) by hand: programs that choose sockets, which aya does not know, and whether something is there.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,6 +11,9 @@ const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
 const PROG_TEST_RUN: libc::c_long = 10;
+const PROG_GET_FD_BY_ID: libc::c_long = 13;
+const MAP_GET_FD_BY_ID: libc::c_long = 14;
+const LINK_GET_FD_BY_ID: libc::c_long = 30;
 
 /// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
 const SK_REUSEPORT: u32 = 21;
@@ -87,6 +90,42 @@ struct TestRun {
     context_out: u64,
 }
 
+/// An object by its number.
+#[repr(C)]
+struct ByNumber {
+    number: u32,
+    next: u32,
+    flags: u32,
+}
+
+/// What the kernel numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ObjectKind {
+    Program,
+    Map,
+    /// Linux 5.8.
+    Link,
+}
+
+impl ObjectKind {
+    fn command(self) -> libc::c_long {
+        match self {
+            ObjectKind::Program => PROG_GET_FD_BY_ID,
+            ObjectKind::Map => MAP_GET_FD_BY_ID,
+            ObjectKind::Link => LINK_GET_FD_BY_ID,
+        }
+    }
+
+    /// The call, as errors name it.
+    pub(crate) fn call(self) -> &'static str {
+        match self {
+            ObjectKind::Program => "bpf(BPF_PROG_GET_FD_BY_ID)",
+            ObjectKind::Map => "bpf(BPF_MAP_GET_FD_BY_ID)",
+            ObjectKind::Link => "bpf(BPF_LINK_GET_FD_BY_ID)",
+        }
+    }
+}
+
 /// # Safety
 ///
 /// `A` is the head of union bpf_attr for `command`, without holes, and what its pointers point to is as long as the
@@ -160,6 +199,13 @@ pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     // SAFETY: this is what BPF_MAP_DELETE_ELEM reads; the key has the size that the maps of this crate are made with, and
     // outlives the call.
     unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
+}
+
+/// A descriptor of what has this number. ENOENT: nothing has.
+pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<OwnedFd> {
+    let attribute = ByNumber { number, next: 0, flags: 0 };
+    // SAFETY: this is what the BPF_*_GET_FD_BY_ID commands read, and it has no pointers.
+    unsafe { bpf(kind.command(), &attribute) }.map(owned)
 }
 
 /// Loads a program that chooses sockets. A log that is empty is not asked for; else the verifier writes into it, ended by

@@ -6,6 +6,8 @@
  *   failure SYN_SENT -> CLOSE; within the call the errno is what the system call gives back (sys_exit), else sk_err
  *   peer    SYN_SENT -> ESTABLISHED
  *
+ * With fexit (another tier, which not every kernel has) start and end are those of __inet_hash_connect, the search itself.
+ *
  * Everything is counted here; only a sample of single searches goes through the ring. */
 #include "counting.h"
 
@@ -460,6 +462,29 @@ int call_ended(u64 *context)
 		    : result < 0 && result > -CLOSED_EARLY ? (u32)-result
 							       : UNKNOWN);
 	map_delete(&calls, &task);
+	return 0;
+}
+
+/* Both families search here. The socket is the second argument on every kernel; how many there are differs, and with it the
+ * place of the result: what came of it the socket says. */
+SECTION("fentry/__inet_hash_connect")
+int search_begins(u64 *context)
+{
+	u64 id = context[1];
+	struct attempt *attempt = map_lookup(&attempts, &id);
+	if (attempt && !attempt->ended_ns)
+		attempt->started_ns = monotonic_ns();
+	return 0;
+}
+
+SECTION("fexit/__inet_hash_connect")
+int search_returns(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[1];
+	u64 id = (u64)socket;
+	struct attempt *attempt = map_lookup(&attempts, &id);
+	if (attempt && !attempt->ended_ns && socket->__sk_common.skc_num)
+		search_ended(attempt, socket->__sk_common.skc_num);
 	return 0;
 }
 

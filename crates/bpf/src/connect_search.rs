@@ -11,6 +11,7 @@ use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::errno_name;
 
 use crate::error::BpfError;
+use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
 const NAME: &str = "connect_search";
@@ -23,12 +24,28 @@ const UNKNOWN: usize = 0;
 /// In `errnos`: the program closed the socket while the handshake went on.
 const CLOSED_EARLY: usize = 255;
 
+/// What a program is attached to: a tracepoint, or the beginning or the return of a function.
+#[derive(Clone, Copy)]
+enum Hook {
+    Tracepoint(&'static str),
+    Entry(&'static str),
+    Exit(&'static str),
+}
+
 /// Which programs in the order of attaching: what begins a search comes last, and goes first.
-const PROGRAMS: [(&str, &str); 4] = [
-    ("call_ended", "sys_exit"),
-    ("packet_queued", "net_dev_queue"),
-    ("route_lookup", "fib_table_lookup"),
-    ("set_state", "inet_sock_set_state"),
+const TP_BTF: [(&str, Hook); 4] = [
+    ("call_ended", Hook::Tracepoint("sys_exit")),
+    ("packet_queued", Hook::Tracepoint("net_dev_queue")),
+    ("route_lookup", Hook::Tracepoint("fib_table_lookup")),
+    ("set_state", Hook::Tracepoint("inet_sock_set_state")),
+];
+
+/// The same for the tier that times the search itself.
+const FEXIT: [(&str, Hook); 4] = [
+    ("call_ended", Hook::Tracepoint("sys_exit")),
+    ("search_returns", Hook::Exit("__inet_hash_connect")),
+    ("search_begins", Hook::Entry("__inet_hash_connect")),
+    ("set_state", Hook::Tracepoint("inet_sock_set_state")),
 ];
 
 /// Which connects are looked at: all that match everything that is set.
@@ -251,16 +268,13 @@ pub struct ConnectSearch {
 }
 
 impl ConnectSearch {
-    /// How the kernel is asked: BTF-typed tracepoints.
-    pub const TIER: &str = "tp_btf";
-
-    /// Loads the programs and attaches them. Connects that are under way are not looked at.
+    /// Loads the programs of a tier and attaches them. Connects that are under way are not looked at.
     ///
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
-    /// one of the tracepoints, [`BpfError::Refused`] when the verifier does not take a program.
-    pub fn attach(wanted: &Wanted) -> Result<ConnectSearch, BpfError> {
+    /// what the tier attaches to, [`BpfError::Refused`] when the verifier does not take a program.
+    pub fn attach(wanted: &Wanted, tier: Tier) -> Result<ConnectSearch, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
         programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
         let mut search = ConnectSearch {
@@ -269,8 +283,16 @@ impl ConnectSearch {
             ring: programs.map("ring")?,
             programs,
         };
-        for (program, tracepoint) in PROGRAMS {
-            search.programs.attach(program, tracepoint)?;
+        let programs = match tier {
+            Tier::TpBtf => TP_BTF,
+            Tier::Fexit => FEXIT,
+        };
+        for (program, hook) in programs {
+            match hook {
+                Hook::Tracepoint(tracepoint) => search.programs.attach(program, tracepoint)?,
+                Hook::Entry(function) => search.programs.attach_entry(program, function)?,
+                Hook::Exit(function) => search.programs.attach_exit(program, function)?,
+            }
         }
         Ok(search)
     }

@@ -15,6 +15,20 @@ pub enum BpfError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// EPERM or EACCES for a process that was allowed the like of it: no right of its own is missing.
+    #[error(
+        "{call}: {} ({source}): this host refuses {what} even to who may attach to tracepoints (lockdown, or \
+             another security module)",
+        errno_name(source)
+    )]
+    Barred {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What is refused.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// This kernel has not got it.
     #[error("{call}: {} ({source}): this kernel has no {what}", errno_name(source))]
     Absent {
@@ -69,8 +83,8 @@ pub enum BpfError {
 
 impl BpfError {
     /// Which permission it takes, for whoever is told [`BpfError::NotPermitted`].
-    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, and a seccomp filter \
-                             that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
+    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace: CAP_PERFMON) in the initial user \
+                             namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
 
     /// The error of a call whose failures mean a missing right or anything else.
     pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {

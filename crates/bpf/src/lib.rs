@@ -13,7 +13,9 @@ mod hand_over;
 mod leaks;
 mod least_busy;
 mod object;
+mod objects;
 mod shared;
+mod tier;
 pub mod tracing;
 
 pub use accept_wait::AcceptWait;
@@ -22,3 +24,5 @@ pub use error::BpfError;
 pub use hand_over::HandOver;
 pub use leaks::Leaks;
 pub use least_busy::{Counters, LeastBusy, SEATS, Seat};
+pub use objects::Objects;
+pub use tier::Tier;

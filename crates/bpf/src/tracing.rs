@@ -9,13 +9,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
-use aya::programs::tp_btf::BtfTracePointLink;
-use aya::programs::{BtfTracePoint, ProgramError, RawTracePoint};
+use aya::programs::links::FdLink;
+use aya::programs::{BtfTracePoint, FEntry, FExit, Program, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
 
 const LOAD: &str = "bpf(BPF_PROG_LOAD)";
+const ATTACH: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
+/// What a kernel that cannot attach to a function says; libc does not know it.
+const ENOTSUPP: i32 = 524;
+const TRAMPOLINES: &str = "fentry and fexit (CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)";
 
 /// Octaves of the histograms: they go up to 2^36 ns (69 s).
 pub const OCTAVES: u32 = 36;
@@ -47,7 +51,7 @@ pub(crate) struct Programs {
     name: &'static str,
     btf: Btf,
     object: Ebpf,
-    links: Vec<BtfTracePointLink>,
+    links: Vec<FdLink>,
 }
 
 impl Programs {
@@ -55,7 +59,8 @@ impl Programs {
     pub(crate) fn load(name: &'static str, object: &[u8]) -> Result<Programs, BpfError> {
         let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
             call: "open(/sys/kernel/btf/vmlinux)",
-            what: "type information (CONFIG_DEBUG_INFO_BTF)",
+            what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
+                   kernels of the large distributions have it",
             source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
         })?;
         let object = EbpfLoader::new()
@@ -84,15 +89,12 @@ impl Programs {
 
     /// Attaches one of the programs to a tracepoint, typed by BTF.
     pub(crate) fn attach(&mut self, program: &'static str, tracepoint: &'static str) -> Result<(), BpfError> {
-        const CALL: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
-        let name = self.name;
-        let what =
-            || BpfError::Object { program: name, what: format!("no program {program} for a tracepoint") };
-        let found = self.object.program_mut(program).ok_or_else(what)?;
-        let found: &mut BtfTracePoint = found.try_into().map_err(|_| what())?;
-        found.load(tracepoint, &self.btf).map_err(|error| refusal(name, program, tracepoint, error))?;
-        let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
-        self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
+        let (name, found, btf) = self.program(program)?;
+        let found: &mut BtfTracePoint = found.try_into().map_err(|_| no_program(name, program))?;
+        found.load(tracepoint, btf).map_err(|error| refusal(name, program, tracepoint, error))?;
+        let link = found.attach().map_err(|error| failure(name, ATTACH, &error))?;
+        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
+        self.links.push(link.into());
         Ok(())
     }
 
@@ -107,9 +109,71 @@ impl Programs {
         program.as_fd().try_clone_to_owned().map_err(|error| BpfError::of("fcntl(F_DUPFD_CLOEXEC)", error))
     }
 
+    /// Attaches one of the programs to where a function of the kernel begins (fentry).
+    pub(crate) fn attach_entry(
+        &mut self,
+        program: &'static str,
+        function: &'static str,
+    ) -> Result<(), BpfError> {
+        let may_trace = !self.links.is_empty();
+        let (name, found, btf) = self.program(program)?;
+        let found: &mut FEntry = found.try_into().map_err(|_| no_program(name, program))?;
+        found
+            .load(function, btf)
+            .map_err(|error| no_trampoline(refusal(name, program, function, error), may_trace))?;
+        let link = found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
+        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
+        self.links.push(link.into());
+        Ok(())
+    }
+
+    /// Attaches one of the programs to where a function of the kernel returns (fexit).
+    pub(crate) fn attach_exit(
+        &mut self,
+        program: &'static str,
+        function: &'static str,
+    ) -> Result<(), BpfError> {
+        let may_trace = !self.links.is_empty();
+        let (name, found, btf) = self.program(program)?;
+        let found: &mut FExit = found.try_into().map_err(|_| no_program(name, program))?;
+        found
+            .load(function, btf)
+            .map_err(|error| no_trampoline(refusal(name, program, function, error), may_trace))?;
+        let link = found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
+        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
+        self.links.push(link.into());
+        Ok(())
+    }
+
+    fn program(&mut self, program: &'static str) -> Result<(&'static str, &mut Program, &Btf), BpfError> {
+        let found = self.object.program_mut(program).ok_or_else(|| no_program(self.name, program))?;
+        Ok((self.name, found, &self.btf))
+    }
+
     /// Takes all programs off, the last that was attached first; what they counted stays.
     pub(crate) fn detach(&mut self) {
         while self.links.pop().is_some() {}
+    }
+}
+
+fn no_program(name: &'static str, program: &'static str) -> BpfError {
+    BpfError::Object { program: name, what: format!("no program {program} of the expected kind") }
+}
+
+/// Why a program was not attached to a function. `may_trace`: this process has attached to a tracepoint.
+fn no_trampoline(error: BpfError, may_trace: bool) -> BpfError {
+    match error {
+        // A kernel may load the program all the same. What is to be changed is not a call that ftrace knows, or there is no
+        // ftrace, or another one has been there.
+        BpfError::Call { call, source }
+            if matches!(source.raw_os_error(), Some(ENOTSUPP | libc::EINVAL | libc::EBUSY)) =>
+        {
+            BpfError::Absent { call, what: TRAMPOLINES, source }
+        }
+        BpfError::NotPermitted { call, source } if may_trace => {
+            BpfError::Barred { call, what: TRAMPOLINES, source }
+        }
+        other => other,
     }
 }
 
@@ -200,4 +264,41 @@ pub(crate) fn thread_name_bytes(name: &str) -> [u8; 16] {
     let length = name.len().min(15);
     bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::BtfError;
+    use aya::programs::ProgramError;
+
+    use super::*;
+
+    fn errno(number: i32) -> io::Error {
+        io::Error::from_raw_os_error(number)
+    }
+
+    #[test]
+    fn a_tracepoint_that_is_missing_is_named() {
+        let missing = BtfError::UnknownBtfTypeName { type_name: "btf_trace_fib_table_lookup".to_owned() };
+        let error = refusal("connect_search", "route_lookup", "fib_table_lookup", ProgramError::Btf(missing));
+        assert!(matches!(error, BpfError::Absent { what: "fib_table_lookup", .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_function_that_cannot_be_attached_to_is_absent() {
+        for number in [ENOTSUPP, libc::EINVAL, libc::EBUSY] {
+            let error = no_trampoline(BpfError::of(ATTACH, errno(number)), true);
+            assert!(matches!(error, BpfError::Absent { what: TRAMPOLINES, .. }), "{error:?}");
+        }
+        let error = no_trampoline(BpfError::of(ATTACH, errno(libc::ENOMEM)), true);
+        assert!(matches!(error, BpfError::Call { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_missing_right_is_one_unless_the_like_was_allowed() {
+        let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), false);
+        assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
+        let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), true);
+        assert!(matches!(error, BpfError::Barred { .. }), "{error:?}");
+    }
 }

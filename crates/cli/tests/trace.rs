@@ -3,6 +3,7 @@
 mod program;
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fourtuple_syscalls::child;
@@ -34,6 +35,57 @@ fn without_permission_there_is_one_line() {
 }
 
 #[test]
+fn without_btf_there_is_one_line() {
+    let test = "trace::without_btf_there_is_one_line";
+    let directory = Path::new("/sys/kernel/btf");
+    if !directory.exists() {
+        return fourtuple_testing::skip(test, "bpf", "there is no BTF to be hidden");
+    }
+    for tier in ["auto", "tp_btf", "fexit"] {
+        let mut command = fourtuple(&format!("trace connect --for 1s --tier {tier}"));
+        child::mount_small_disk(&mut command, directory, 4096).unwrap();
+        let output = match command.output() {
+            Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            Ok(output) => output,
+        };
+        let ended = Ended {
+            code: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains("no type information (CONFIG_DEBUG_INFO_BTF)"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_tier_is_had_or_refused_in_one_line() {
+    let test = "trace::a_tier_is_had_or_refused_in_one_line";
+    for tier in ["tp_btf", "fexit"] {
+        let ended =
+            run(&mut fourtuple(&format!("trace connect --pid 1 --for 1ms --tier {tier} --json --quiet")));
+        if ended.code == 4 {
+            assert_eq!(ended.stdout, "", "{ended:?}");
+            assert!(
+                ended.line().contains(&format!("cannot trace connect() with tier {tier}: ")),
+                "{ended:?}"
+            );
+            let need = if tier == "fexit" { "fexit" } else { "bpf" };
+            fourtuple_testing::skip(test, need, ended.line());
+            continue;
+        }
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(
+            (record["results"]["tier"].as_str(), record["settings"]["tier"].as_str()),
+            (Some(tier), Some(tier))
+        );
+        assert!(record["results"]["tier_reason"].is_null(), "it was asked for: {record}");
+    }
+}
+
+#[test]
 fn bad_values_are_named_with_their_flag() {
     for (flags, words) in [
         ("--pid 0", "--pid"),
@@ -42,6 +94,7 @@ fn bad_values_are_named_with_their_flag() {
         ("--port 65536", "--port"),
         ("--cgroup /proc", "--cgroup"),
         ("--for soon", "--for"),
+        ("--tier kprobe", "expected auto, tp_btf, fexit"),
     ] {
         let ended = run(&mut fourtuple(&format!("trace connect {flags}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");

@@ -24,13 +24,17 @@ pub struct TraceConnectSettings {
     pub for_ns: Option<u64>,
     /// Seed of the choice of samples.
     pub seed: u64,
+    /// Instrument that was asked for; `auto`: the first that the kernel can do.
+    pub tier: String,
 }
 
 /// What connect() did on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceConnectResults {
-    /// Instrument: `tp_btf` (BTF-typed tracepoints).
+    /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (beginning and return of the kernel's function).
     pub tier: String,
+    /// Why it is not `tp_btf`; `null`: it is, or another one was asked for.
+    pub tier_reason: Option<String>,
     /// For how long was traced.
     pub elapsed_ns: u64,
     /// Searches for a source port that found one.

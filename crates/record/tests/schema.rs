@@ -403,6 +403,7 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         cgroup: Some("/sys/fs/cgroup/web".into()),
         for_ns: Some(5_000_000_000),
         seed: 1,
+        tier: "auto".into(),
     };
     let spread = Spread { count: 1, mean: 1_270, p50: 1_270, p99: 1_270, p999: 1_270, max: 1_270 };
     let tuple = TraceTuple {
@@ -423,7 +424,8 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     };
     let sample = TraceSample { at_ns: 5, search_ns: 1_270, source_port: Some(32_768), tuple: Some(0) };
     let results = TraceConnectResults {
-        tier: "tp_btf".into(),
+        tier: "fexit".into(),
+        tier_reason: Some("tp_btf: this kernel has no fib_table_lookup".into()),
         elapsed_ns: 5_000_000_000,
         searches: 1,
         searches_per_s: 0.2,
@@ -458,6 +460,8 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     let samples = vec![TraceSample { source_port: None, tuple: None, ..results.samples[0] }];
     let search_ns = ByParity::default();
     let results = TraceConnectResults {
+        tier: "tp_btf".into(),
+        tier_reason: None,
         search_ns,
         failed_search_ns: None,
         handshake_ns: None,

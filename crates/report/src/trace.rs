@@ -9,7 +9,7 @@ use crate::number::{count, duration, rate, share};
 
 /// Which connects, in words.
 pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
-    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed: _ } = settings;
+    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed: _, tier } = settings;
     let mut words = Vec::new();
     words.extend(process.map(|process| format!("process {process}")));
     words.extend(name.as_ref().map(|name| format!("threads called {name}")));
@@ -20,22 +20,24 @@ pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
         words.push("every TCP connect() of this host".to_owned());
     }
     words.extend(for_ns.map(|time| format!("for {} at most", duration(time))));
+    words.extend((tier != "auto").then(|| format!("with tier {tier}")));
     words
 }
 
 /// What asks for the same again.
 pub(crate) fn command_line(settings: &TraceConnectSettings) -> String {
-    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed } = settings;
+    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed, tier } = settings;
     let option =
         |flag: &str, value: Option<String>| value.map_or(String::new(), |value| format!(" {flag} {value}"));
     format!(
-        "fourtuple trace connect{}{}{}{}{}{} --seed {seed}",
+        "fourtuple trace connect{}{}{}{}{}{}{} --seed {seed}",
         option("--pid", process.map(|process| process.to_string())),
         option("--comm", name.as_deref().map(quoted)),
         option("--dst", destination.clone()),
         option("--port", port.map(|port| port.to_string())),
         option("--cgroup", cgroup.as_deref().map(quoted)),
         option("--for", for_ns.map(typed)),
+        option("--tier", (tier != "auto").then(|| quoted(tier))),
     )
 }
 
@@ -43,9 +45,13 @@ pub(crate) fn command_line(settings: &TraceConnectSettings) -> String {
 pub(crate) fn facts(results: &TraceConnectResults) -> Vec<String> {
     let tier = match results.tier.as_str() {
         "tp_btf" => "tier tp_btf (stable tracepoints, by BTF)".to_owned(),
+        "fexit" => "tier fexit (beginning and return of __inet_hash_connect)".to_owned(),
         other => format!("tier {other}"),
     };
-    vec![tier, format!("traced for {}", duration(results.elapsed_ns))]
+    let mut facts = vec![tier];
+    facts.extend(results.tier_reason.iter().map(|reason| format!("not the first tier: {reason}")));
+    facts.push(format!("traced for {}", duration(results.elapsed_ns)));
+    facts
 }
 
 /// The counts, with their names. What did not occur is left out, but for what was lost.
@@ -129,8 +135,12 @@ mod tests {
             cgroup: None,
             for_ns: None,
             seed: 1,
+            tier: "auto".into(),
         };
         assert_eq!(details(&settings), ["every TCP connect() of this host"]);
         assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1");
+        let settings = TraceConnectSettings { tier: "fexit".into(), ..settings };
+        assert_eq!(details(&settings), ["every TCP connect() of this host", "with tier fexit"]);
+        assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1 --tier fexit");
     }
 }

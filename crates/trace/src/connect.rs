@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::ConnectSearch;
 use fourtuple_bpf::connect_search::{Event, Totals, Tuple, TupleKey, Wanted};
 use fourtuple_bpf::tracing::COARSE_BITS;
+use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_measure::LogLinear;
 use fourtuple_record::{ByParity, Remark, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
 
 use crate::TraceError;
 use crate::reservoir::Reservoir;
+use crate::tier::{self, Attached};
 use crate::times::{spread, times};
 
 /// How often the ring is emptied. It holds 20,000 samples; two thousand come in a second at most.
@@ -41,6 +42,8 @@ pub struct Connect {
     pub time: Option<Duration>,
     /// Of the choice of samples.
     pub seed: u64,
+    /// Instrument; absent: the first of [`Tier::ALL`] that this kernel can do.
+    pub tier: Option<Tier>,
 }
 
 /// How it goes.
@@ -77,14 +80,16 @@ impl Connect {
     ///
     /// # Errors
     ///
-    /// [`TraceError::Bpf`] where the programs cannot be attached.
+    /// [`TraceError::Bpf`], [`TraceError::Tier`] and [`TraceError::NoTier`] where the programs cannot be attached.
     pub fn run(
         &self,
         stop: &AtomicBool,
         attached: impl FnOnce(),
         mut news: impl FnMut(&News),
     ) -> Result<Outcome, TraceError> {
-        let mut search = ConnectSearch::attach(&self.wanted())?;
+        let wanted = self.wanted();
+        let Attached { programs: mut search, tier, reason } =
+            tier::attach(self.tier, |tier| ConnectSearch::attach(&wanted, tier))?;
         let begun = Instant::now();
         attached();
         let mut samples = Reservoir::new(SAMPLES, self.seed);
@@ -105,7 +110,11 @@ impl Connect {
         let elapsed = begun.elapsed();
         search.detach();
         search.drain(|event| samples.offer(event));
-        let results = results(&*search.totals()?, search.tuples()?, samples.into_kept(), elapsed);
+        let results = TraceConnectResults {
+            tier: tier.name().to_owned(),
+            tier_reason: reason,
+            ..results(&*search.totals()?, search.tuples()?, samples.into_kept(), elapsed)
+        };
         let early = self.time.is_some_and(|time| elapsed < time);
         let validity = validity(&*search.totals()?, early.then_some(elapsed));
         Ok(Outcome { results, validity })
@@ -175,7 +184,8 @@ fn results(
     let (even, odd, all) = (times(&totals.even), times(&totals.odd), both(totals));
     let searches = all.count();
     TraceConnectResults {
-        tier: ConnectSearch::TIER.to_owned(),
+        tier: String::new(),
+        tier_reason: None,
         elapsed_ns: elapsed.as_nanos() as u64,
         searches,
         searches_per_s: searches as f64 / elapsed.as_secs_f64().max(1e-9),

@@ -9,10 +9,12 @@ mod accept;
 mod connect;
 mod reservoir;
 mod symbols;
+mod tier;
 mod times;
 
 pub use accept::{Accept, AcceptNews, AcceptOutcome};
 pub use connect::{Connect, News, Outcome};
+pub use fourtuple_bpf::Tier;
 pub use symbols::Symbols;
 
 /// Why there is no trace.
@@ -24,4 +26,19 @@ pub enum TraceError {
     /// The same, for accepts.
     #[error("cannot trace accept(): {0}")]
     Accept(fourtuple_bpf::BpfError),
+    /// The tier that was asked for cannot be had.
+    #[error("cannot trace connect() with tier {tier}: {error}")]
+    Tier {
+        /// Its name.
+        tier: &'static str,
+        /// Why.
+        #[source]
+        error: fourtuple_bpf::BpfError,
+    },
+    /// No tier can be had.
+    #[error("cannot trace connect(): {reasons}")]
+    NoTier {
+        /// Each with its error.
+        reasons: String,
+    },
 }

@@ -4,10 +4,10 @@
 use super::programs::Program;
 
 /// Packages whose test programs, unit and integration, run in the guest.
-pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf"];
+pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-trace"];
 
 /// Tests of theirs that ask the kernel nothing; emulation would only make them slow.
-const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit"];
+const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit", "fourtuple_trace-unit"];
 
 /// How long one test program may take. Emulated processors are ten times slower than real ones.
 const TEST_SECONDS: u32 = 240;
@@ -38,6 +38,21 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["lab", "time-wait", "--range", "20000-20511", "--patience", "2s", "--json"],
         save: Some("time-wait.json"),
+    },
+    // That it is attached, with either tier, and ends: nobody connects here.
+    Command {
+        name: "trace-connect",
+        seconds: 60,
+        program: "/bin/fourtuple",
+        arguments: &["trace", "connect", "--tier", "tp_btf", "--for", "100ms", "--json"],
+        save: None,
+    },
+    Command {
+        name: "trace-connect-fexit",
+        seconds: 60,
+        program: "/bin/fourtuple",
+        arguments: &["trace", "connect", "--tier", "fexit", "--for", "100ms", "--json"],
+        save: None,
     },
 ];
 

@@ -429,6 +429,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
         port: Some(8080),
         cgroup: None,
         for_ns: Some(10_000_000_000),
+        tier: "auto".into(),
         seed: 1,
     };
     let mut noise = Noise(7);
@@ -464,6 +465,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
     };
     let results = TraceConnectResults {
         tier: "tp_btf".into(),
+        tier_reason: None,
         elapsed_ns: 10_000_000_000,
         searches: 15_000,
         searches_per_s: 1_500.0,
@@ -502,10 +504,12 @@ fn empty_trace() -> TraceConnectRecord {
         port: None,
         cgroup: None,
         for_ns: None,
+        tier: "</script>".into(),
         seed: 1,
     };
     record.results = TraceConnectResults {
         tier: "</script>".into(),
+        tier_reason: Some("</script>".into()),
         searches: 0,
         searches_per_s: 0.0,
         failed: BTreeMap::new(),

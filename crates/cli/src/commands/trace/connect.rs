@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_record::{Saved, TraceConnectSettings};
-use fourtuple_trace::{Connect, News};
+use fourtuple_trace::{Connect, News, Tier};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use super::filter::{address, cgroup_id, name};
+use super::filter::{AskedTier, address, cgroup_id, name, tier};
 use super::line::Line;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -18,7 +18,7 @@ use crate::{stop, units};
 /// How long connect() of TCP looks for a source port, apart from the handshake
 ///
 /// By process and destination and by the parity of the port, with the connects that failed and their errno. Seen through
-/// stable tracepoints (tier tp_btf), which needs CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or
+/// stable tracepoints (tier tp_btf) or the function itself (tier fexit), which needs CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or
 /// --for, and nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct ConnectFlags {
@@ -40,6 +40,9 @@ pub(super) struct ConnectFlags {
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
+    /// Instrument: auto, tp_btf (stable tracepoints) or fexit (the kernel's function itself, not on every kernel)
+    #[arg(long, value_name = "TIER", value_parser = tier, default_value = "auto")]
+    tier: AskedTier,
     #[command(flatten)]
     output: Output,
 }
@@ -54,6 +57,7 @@ impl ConnectFlags {
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
             time: self.time,
             seed: self.output.seed,
+            tier: self.tier.0,
         };
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
@@ -87,6 +91,7 @@ impl ConnectFlags {
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             seed: self.output.seed,
+            tier: self.tier.0.map_or("auto", Tier::name).to_owned(),
         }
     }
 }

@@ -1,9 +1,11 @@
-//! Values of the flags by which all of `trace` narrows what it looks at.
+//! Values of the flags by which all of `trace` narrows what it looks at, and with which instrument.
 
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use fourtuple_trace::Tier;
 
 use crate::exit::UsageError;
 
@@ -19,6 +21,20 @@ pub(super) fn name(text: &str) -> Result<String, String> {
 pub(super) fn address(text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an address: expected one such as 192.0.2.1 or 2001:db8::1"))
+}
+
+/// Absent: the first that this kernel can do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedTier(pub(super) Option<Tier>);
+
+pub(super) fn tier(text: &str) -> Result<AskedTier, String> {
+    if text == "auto" {
+        return Ok(AskedTier(None));
+    }
+    let known = Tier::ALL.into_iter().find(|tier| tier.name() == text);
+    known.map(|tier| AskedTier(Some(tier))).ok_or_else(|| {
+        format!("{text:?} is not a tier: expected auto, {}", Tier::ALL.map(Tier::name).join(", "))
+    })
 }
 
 /// The id of a cgroup is the inode of its directory.

@@ -1,0 +1,75 @@
+//! However a trace ends, the kernel has none of its programs, links and maps afterwards: not attached, not pinned.
+
+mod program;
+
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_bpf::Objects;
+use fourtuple_syscalls::child;
+use program::fourtuple;
+
+/// Every trace with what it says when it is attached. A new one is a line here.
+const TRACES: &[(&str, &str)] = &[("trace connect", "tracing connect()")];
+
+/// Long enough for any machine: the kernel frees what nobody holds after a grace period.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A trace that is attached; `None`, aloud, where it cannot be.
+fn start(test: &str, arguments: &str, says: &str) -> Option<Child> {
+    let mut child = fourtuple(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut line = String::new();
+    let mut stderr = BufReader::new(child.stderr.as_mut().expect("a pipe"));
+    stderr.read_line(&mut line).expect("UTF-8");
+    if line.trim_end() == says {
+        return Some(child);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{arguments}: {line:?}");
+    fourtuple_testing::skip(test, "bpf", line.trim_end());
+    None
+}
+
+/// Ends each trace this way; what it had is told apart by numbers, for other tests trace at the same time.
+fn leaves_nothing(test: &str, end: fn(u32) -> io::Result<()>) {
+    for (arguments, says) in TRACES {
+        let Some(mut child) = start(test, arguments, says) else { continue };
+        let held = Objects::of_process(child.id());
+        let there = held.as_ref().ok().map(Objects::remaining);
+        end(child.id()).unwrap();
+        child.wait().unwrap();
+        let held = held.unwrap();
+        assert!(
+            !held.programs.is_empty() && !held.links.is_empty() && !held.maps.is_empty(),
+            "{arguments}: {held:?}"
+        );
+        match there.expect("asked for what it held") {
+            Ok(there) => assert_eq!(there, held, "{arguments}: while it runs all are there"),
+            Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+        }
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let left = held.remaining().unwrap();
+            if left.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{arguments}: {left:?} of {held:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn a_killed_trace_leaves_nothing() {
+    leaves_nothing("trace_remains::a_killed_trace_leaves_nothing", child::kill);
+}
+
+#[test]
+fn an_interrupted_trace_leaves_nothing() {
+    leaves_nothing("trace_remains::an_interrupted_trace_leaves_nothing", child::interrupt);
+}

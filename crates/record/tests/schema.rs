@@ -518,12 +518,8 @@ fn bare_trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
     let (_, results) = trace_locks();
     let settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
     let classes = vec![LockClass { times_ns: None, ..results.classes[0].clone() }];
-    let results = TraceLocksResults {
-        waits_per_connection: None,
-        wait_ns_per_connection: None,
-        classes,
-        ..results
-    };
+    let results =
+        TraceLocksResults { waits_per_connection: None, wait_ns_per_connection: None, classes, ..results };
     (settings, results)
 }
 

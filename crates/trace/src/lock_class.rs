@@ -96,7 +96,7 @@ const PRIMITIVES: [&str; 22] = [
     "queued_write_lock_slowpath",
 ];
 /// Who sleeps stands outside of these.
-const SLEEPING: [&str; 3] = ["__schedule", "schedule", "preempt_schedule*"];
+const SLEEPING: [&str; 2] = ["__schedule", "schedule"];
 
 /// Here an interrupt begins: what is outside was only interrupted, and has nothing to do with the wait.
 const INTERRUPTS: [&str; 7] = [
@@ -221,13 +221,12 @@ pub(crate) fn plain(function: &str) -> &str {
     function.split('.').next().unwrap_or(function)
 }
 
-/// A stack, innermost first, without what the tracing and the taking of a lock have in it.
-pub(crate) fn path<'a>(stack: &[&'a str]) -> Vec<&'a str> {
+/// A stack, innermost first, without what the tracing and the taking of a lock, or the falling asleep, have in it.
+pub(crate) fn path<'a>(stack: &[&'a str], asleep: bool) -> Vec<&'a str> {
     let traced = stack.iter().take(TRACING_FRAMES).rposition(|function| {
         TRACING.iter().any(|start| function.starts_with(start)) || fits(function, "bpf_trace_run*")
     });
     let rest = &stack[traced.map_or(0, |at| at + 1)..];
-    let asleep = traced.is_some_and(|at| stack[..=at].iter().any(|function| fits(function, "*sched_switch")));
     let inside = if asleep { &SLEEPING[..] } else { &PRIMITIVES[..] };
     let waits = rest.iter().position(|function| !any(function, inside)).unwrap_or(rest.len());
     rest[waits..].to_vec()
@@ -276,7 +275,8 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Option<Class> {
-        class(&path(&text.split_whitespace().collect::<Vec<_>>()), None)
+        let (asleep, stack) = text.strip_prefix("ZZZ ").map_or((false, text), |stack| (true, stack));
+        class(&path(&stack.split_whitespace().collect::<Vec<_>>(), asleep), None)
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
             ("_raw_spin_lock_bh lock_sock_nested inet_csk_accept inet_accept", Class::Listener),
             ("_raw_spin_lock_bh release_sock inet_csk_accept inet_accept", Class::Listener),
             (
-                "__traceiter_sched_switch __schedule schedule __lock_sock lock_sock_nested inet_csk_accept",
+                "ZZZ bpf_trace_run4 __schedule schedule __lock_sock lock_sock_nested inet_csk_accept",
                 Class::Listener,
             ),
             ("_raw_spin_lock_irqsave prepare_to_wait_exclusive inet_csk_accept", Class::Listener),
@@ -312,7 +312,7 @@ mod tests {
                 Class::Listener,
             ),
             (
-                "__traceiter_sched_switch __schedule schedule __lock_sock lock_sock_nested tcp_sendmsg",
+                "ZZZ bpf_trace_run4 __schedule schedule __lock_sock lock_sock_nested tcp_sendmsg",
                 Class::SocketOwner,
             ),
             ("_raw_spin_lock tcp_v4_rcv ip_protocol_deliver_rcu", Class::SocketOwner),
@@ -337,7 +337,7 @@ mod tests {
         for stack in [
             "_raw_spin_lock try_to_wake_up futex_wake",
             "_raw_spin_lock_bh lock_sock_nested unix_stream_sendmsg",
-            "__schedule schedule __lock_sock lock_sock_nested udp_sendmsg",
+            "ZZZ __schedule schedule __lock_sock lock_sock_nested udp_sendmsg",
             "native_queued_spin_lock_slowpath _raw_spin_lock",
             "_raw_spin_lock try_to_wake_up rcu_core handle_softirqs __irq_exit_rcu tcp_connect tcp_v4_connect",
             "",
@@ -374,7 +374,7 @@ mod tests {
             "inet_put_port",
             "tcp_done",
         ];
-        assert_eq!(path(&stack), ["inet_put_port", "tcp_done"]);
-        assert_eq!(path(&[]), Vec::<&str>::new());
+        assert_eq!(path(&stack, false), ["inet_put_port", "tcp_done"]);
+        assert_eq!(path(&[], false), Vec::<&str>::new());
     }
 }

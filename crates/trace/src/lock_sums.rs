@@ -62,7 +62,7 @@ impl Sums {
             if wait.waits == 0 {
                 continue;
             }
-            let path = stacks.path(waits, key.stack)?;
+            let path = stacks.path(waits, key.stack, key.lock == 0)?;
             if let Some(class) = sums.add(tables, &key, &wait, path) {
                 classes.insert(key.stack, class);
             }

@@ -31,16 +31,22 @@ impl Stacks {
         self.paravirtual
     }
 
-    /// The functions of a stack, the one that waits first, without the taking of the lock. Empty if it was lost, or if the
+    /// The functions of a stack, the one that waits first, without the taking of the lock or the falling
+    /// asleep. Empty if it was lost, or if the
     /// kernel's addresses are hidden.
-    pub(crate) fn path(&mut self, waits: &LockWaits, stack: i32) -> Result<Rc<[String]>, BpfError> {
+    pub(crate) fn path(
+        &mut self,
+        waits: &LockWaits,
+        stack: i32,
+        asleep: bool,
+    ) -> Result<Rc<[String]>, BpfError> {
         if let Some(known) = self.known.get(&stack) {
             return Ok(known.clone());
         }
         let addresses = waits.stack(stack)?;
         let functions = self.functions(&addresses);
         let paravirtual = functions.contains(&PARAVIRTUAL);
-        let path: Rc<[String]> = path(&functions).into_iter().map(str::to_owned).collect();
+        let path: Rc<[String]> = path(&functions, asleep).into_iter().map(str::to_owned).collect();
         self.paravirtual |= paravirtual;
         if stack >= 0 {
             self.known.insert(stack, path.clone());

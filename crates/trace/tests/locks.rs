@@ -23,9 +23,9 @@ const PORTS: u16 = 30;
 const PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 20_000;
 /// A contention is a matter of chance: so many rounds of as many connections, or dials in vain, until there is one.
-const ROUNDS: u32 = 30;
-const CONNECTIONS: u64 = 8_000;
-const DIALS: u64 = 40_000;
+const ROUNDS: u32 = 100;
+const CONNECTIONS: u64 = 3_000;
+const DIALS: u64 = 10_000;
 
 fn listen(group: bool) -> OwnedFd {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
@@ -82,11 +82,13 @@ fn connections(name: &str, own_listeners: bool) {
             });
         }
         by_threads(name, CONNECTIONS, |_| {
-            let client = socket::open(Transport::Tcp, to, false).unwrap();
+            let client = socket::open(Transport::Tcp, to, true).unwrap();
             // So that nothing of it stays.
             option::set_reset_on_close(client.as_fd()).unwrap();
-            // A port that the other side has not let go of yet is a dial in vain.
+            // A port that the other side has not let go of yet is a dial in vain, and a SYN for which the queue had no room
+            // would be sent again in a second.
             let _ = socket::connect(client.as_fd(), to);
+            let _ = socket::wait_connected(client.as_fd(), Some(Duration::from_millis(50)));
         });
         over.store(true, Ordering::Relaxed);
     });

@@ -7,6 +7,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef int s32;
 typedef long long s64;
 
 #define SECTION(name) __attribute__((section(name), used))
@@ -16,7 +17,14 @@ typedef long long s64;
 /* Maps: the loader reads the numbers out of the types (BTF). */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, value) value *name
-enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_ARRAY_PER_CPU = 6, MAP_HASH_FORGETFUL = 9, MAP_RING = 27 };
+enum map_kind {
+	MAP_HASH = 1,
+	MAP_ARRAY = 2,
+	MAP_ARRAY_PER_CPU = 6,
+	MAP_STACKS = 7,
+	MAP_HASH_FORGETFUL = 9,
+	MAP_RING = 27,
+};
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
 /* Nobody is woken for one event: whoever reads the ring comes by anyway. */
@@ -25,7 +33,7 @@ enum { NO_WAKEUP = 1 };
 enum family { INET = 2, INET6 = 10 };
 enum protocol { TCP = 6 };
 /* include/net/tcp_states.h */
-enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LISTEN = 10 };
+enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LAST_ACK = 9, LISTEN = 10 };
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -36,6 +44,10 @@ static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
 static u64 (*const socket_cookie)(const void *socket) = (void *)46;
 static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
+/* Number of the stack in the map, or a negative errno. */
+static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
+/* Return addresses, the innermost first; how many bytes, or a negative errno. */
+static long (*const copy_stack)(void *context, void *buffer, u32 size, u64 flags) = (void *)67;
 static u64 (*const current_ancestor_cgroup)(int level) = (void *)123;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*const ring_submit)(void *event, u64 flags) = (void *)132;
@@ -45,6 +57,10 @@ struct ids_in_namespace {
 	u32 process;
 };
 static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_in_namespace *ids, u32 size) = (void *)120;
+
+/* Whether the running kernel has a field, and how many bytes one of its structs has. */
+#define HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
+#define KERNEL_SIZE(type) __builtin_preserve_type_info(*(type *)0, 1)
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -67,8 +83,45 @@ struct ns_common {
 	unsigned int inum;
 };
 
+/* include/linux/spinlock_types.h; of this and the buckets only the size counts. */
+struct spinlock {
+	u8 unread;
+};
+
+struct inet_bind_hashbucket {
+	struct spinlock lock;
+};
+
+struct inet_listen_hashbucket {
+	struct spinlock lock;
+};
+
+struct inet_hashinfo {
+	struct spinlock *ehash_locks;
+	unsigned int ehash_locks_mask;
+	struct inet_bind_hashbucket *bhash;
+	struct inet_bind_hashbucket *bhash2;
+	unsigned int bhash_size;
+	unsigned int lhash2_mask;
+	struct inet_listen_hashbucket *lhash2;
+};
+
+struct inet_timewait_death_row {
+	struct inet_hashinfo *hashinfo;
+};
+
+struct netns_ipv4 {
+	struct inet_timewait_death_row tcp_death_row;
+};
+
 struct net {
 	struct ns_common ns;
+	u32 hash_mix;
+	struct netns_ipv4 ipv4;
+};
+
+struct nsproxy {
+	struct net *net_ns;
 };
 
 typedef struct {
@@ -153,6 +206,8 @@ struct flowi4 {
 };
 
 struct task_struct {
+	unsigned int __state;
+	struct nsproxy *nsproxy;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	struct files_struct *files;

@@ -20,6 +20,7 @@ mod serve;
 mod time_wait;
 mod trace;
 mod trace_accept;
+mod trace_locks;
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,10 @@ pub use trace::{
 };
 pub use trace_accept::{
     Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker, WaitStep,
+};
+
+pub use trace_locks::{
+    LockClass, LockPath, LockPort, TraceLocksRecord, TraceLocksResults, TraceLocksSettings,
 };
 
 /// The value of the `schema` field of every record of this version.
@@ -112,6 +117,8 @@ pub enum Saved {
     TraceConnect(TraceConnectRecord),
     /// `fourtuple trace accept`
     TraceAccept(TraceAcceptRecord),
+    /// `fourtuple trace locks`
+    TraceLocks(TraceLocksRecord),
 }
 
 /// Why a text is not a record.
@@ -155,6 +162,7 @@ impl Saved {
             "serve" => Saved::Serve(serde_json::from_str(text)?),
             "trace accept" => Saved::TraceAccept(serde_json::from_str(text)?),
             "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
+            "trace locks" => Saved::TraceLocks(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

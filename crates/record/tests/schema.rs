@@ -538,6 +538,51 @@ fn trace_accept() -> (TraceAcceptSettings, TraceAcceptResults) {
     (settings, results)
 }
 
+fn trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let settings = TraceLocksSettings {
+        process: Some(7),
+        name: Some("wrk".into()),
+        cgroup: Some("/sys/fs/cgroup/web".into()),
+        for_ns: Some(5_000_000_000),
+    };
+    let class = LockClass {
+        class: "bhash".into(),
+        waits: 1,
+        wait_ns: 1_270,
+        sleeps: 0,
+        sleep_ns: 0,
+        locks: 1,
+        times_ns: Some(Spread { count: 1, mean: 1_270, p50: 1_270, p99: 1_270, p999: 1_270, max: 1_270 }),
+        remedy: "a range of ports for each worker".into(),
+    };
+    let path = LockPath {
+        class: "bhash".into(),
+        kind: "spin".into(),
+        frames: vec!["__inet_hash_connect".into()],
+        waits: 1,
+        wait_ns: 1_270,
+        max_ns: 1_270,
+    };
+    let results = TraceLocksResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 5_000_000_000,
+        connections: 2,
+        waits: 1,
+        wait_ns: 1_270,
+        waits_per_connection: Some(0.5),
+        wait_ns_per_connection: Some(635.0),
+        cpu_share: 0.001,
+        lost: 0,
+        elsewhere_waits: 3,
+        elsewhere_wait_ns: 4_000,
+        classes: vec![class],
+        paths: vec![path],
+        ports: vec![LockPort { port: 32_768, waits: 1, wait_ns: 1_270, max_ns: 1_270 }],
+        blind_spots: vec!["waits before the queue".into()],
+    };
+    (settings, results)
+}
+
 /// Of everybody, where nobody accepted: everything that may be null is.
 fn bare_trace_accept() -> (TraceAcceptSettings, TraceAcceptResults) {
     let (_, results) = trace_accept();
@@ -552,6 +597,16 @@ fn bare_trace_accept() -> (TraceAcceptSettings, TraceAcceptResults) {
     let listeners =
         vec![TraceListener { wait_ns: None, handshake_ns: None, jain: None, ..results.listeners[0].clone() }];
     let results = TraceAcceptResults { wait_ns: None, handshake_ns: None, listeners, ..results };
+    (settings, results)
+}
+
+/// Of everybody, where nobody connected: everything that may be null is.
+fn bare_trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let (_, results) = trace_locks();
+    let settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
+    let classes = vec![LockClass { times_ns: None, ..results.classes[0].clone() }];
+    let results =
+        TraceLocksResults { waits_per_connection: None, wait_ns_per_connection: None, classes, ..results };
     (settings, results)
 }
 
@@ -572,7 +627,7 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 14] {
+fn samples() -> Vec<(&'static str, Value)> {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
     let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
@@ -585,6 +640,8 @@ fn samples() -> [(&'static str, Value); 14] {
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
     let (trace_accept_settings, trace_accept_results) = trace_accept();
     let (bare_accept_settings, bare_accept_results) = bare_trace_accept();
+    let (locks_settings, locks_results) = trace_locks();
+    let (bare_locks_settings, bare_locks_results) = bare_trace_locks();
     let lab_settings = LabSettings {
         ports: ports_settings.clone(),
         time_wait: time_wait_settings.clone(),
@@ -595,7 +652,7 @@ fn samples() -> [(&'static str, Value); 14] {
         time_wait: time_wait_results.clone(),
         accept: Some(accept_results.clone()),
     };
-    [
+    vec![
         ("lab", record("lab", lab_settings, lab_results)),
         ("lab ports", record("lab ports", ports_settings, ports_results)),
         ("lab time-wait", record("lab time-wait", time_wait_settings, time_wait_results)),
@@ -610,6 +667,8 @@ fn samples() -> [(&'static str, Value); 14] {
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
         ("trace accept", record("trace accept", trace_accept_settings, trace_accept_results)),
         ("bare trace accept", record("trace accept", bare_accept_settings, bare_accept_results)),
+        ("trace locks", record("trace locks", locks_settings, locks_results)),
+        ("bare trace locks", record("trace locks", bare_locks_settings, bare_locks_results)),
     ]
 }
 
@@ -709,40 +768,19 @@ fn no_number_is_negative_and_no_value_is_of_another_type() {
 #[test]
 fn other_versions_commands_and_mixtures_are_refused() {
     let validator = Validator::new();
-    let [
-        (_, lab),
-        (_, ports),
-        (_, time_wait),
-        (_, plan),
-        (_, compare),
-        (_, load),
-        _,
-        (_, serve),
-        (_, accept),
-        _,
-        (_, trace),
-        _,
-        (_, trace_accept),
-        _,
-    ] = samples();
+    let samples = samples();
+    let ports =
+        samples.iter().find(|(name, _)| *name == "lab ports").map(|(_, sample)| sample.clone()).unwrap();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
         broken[field] = json!(value);
         assert!(!validator.accepts(&broken), "{field} {value}");
     }
-    for (one, other) in [
-        (&lab, &ports),
-        (&ports, &time_wait),
-        (&time_wait, &plan),
-        (&plan, &compare),
-        (&compare, &load),
-        (&load, &serve),
-        (&serve, &accept),
-        (&accept, &trace),
-        (&trace, &trace_accept),
-        (&trace_accept, &lab),
-    ] {
-        let mut mixed = one.clone();
+    // The two labs of accepting have the same results.
+    let of_own = |name: &str| !name.starts_with("bare") && name != "lab keepalive";
+    let whole: Vec<_> = samples.iter().filter(|(name, _)| of_own(name)).map(|(_, sample)| sample).collect();
+    for (one, other) in whole.iter().zip(whole.iter().cycle().skip(1)) {
+        let mut mixed = (*one).clone();
         mixed["results"] = other["results"].clone();
         assert!(!validator.accepts(&mixed), "{} with the results of {}", one["command"], other["command"]);
     }

@@ -19,5 +19,6 @@ mod serve;
 mod strategies;
 mod trace;
 mod trace_accept;
+mod trace_locks;
 
 pub use save::save;

@@ -1,13 +1,19 @@
-//! What the programs of a live system do, seen from the kernel: where their connect() spends its time, and
-//! what becomes of a connection until accept() has it.
+//! What the programs of a live system do, seen from the kernel: where their connect() spends its time, what becomes of a
+//! connection until accept() has it, and which locks of TCP are waited for.
 //!
 //! Nothing is asked of the programs that are traced, nothing on the host is changed, and what is attached goes with the
 //! process that attached it.
 #![forbid(unsafe_code)]
 
 mod accept;
+mod blind_spots;
 mod connect;
+mod lock_class;
+mod lock_sums;
+mod lock_table;
+mod locks;
 mod reservoir;
+mod stacks;
 mod symbols;
 mod tier;
 mod times;
@@ -15,6 +21,7 @@ mod times;
 pub use accept::{Accept, AcceptNews, AcceptOutcome};
 pub use connect::{Connect, News, Outcome};
 pub use fourtuple_bpf::Tier;
+pub use locks::{LockNews, Locks, LocksOutcome};
 pub use symbols::Symbols;
 
 /// Why there is no trace.
@@ -41,4 +48,7 @@ pub enum TraceError {
         /// Each with its error.
         reasons: String,
     },
+    /// The same of the programs that look at locks.
+    #[error("cannot trace locks: {0}")]
+    Locks(fourtuple_bpf::BpfError),
 }

@@ -10,6 +10,7 @@ mod serve;
 mod time_wait;
 mod trace;
 mod trace_accept;
+mod trace_locks;
 
 use fourtuple_record::{Record, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -160,6 +161,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::TraceAccept(record) => {
                     (trace_accept::section(&envelope.settings[0], &record.results))
                 }
+                Saved::TraceLocks(record) => {
+                    (trace_locks::section(&envelope.settings[0], &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -182,6 +186,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Serve(_) => "What each worker of a server did",
         Saved::TraceConnect(_) => "How long connect() looked for a source port",
         Saved::TraceAccept(_) => "How long connections waited for accept()",
+        Saved::TraceLocks(_) => "Which locks of TCP were waited for",
     }
 }
 
@@ -278,6 +283,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Serve(record) => results(record),
         Saved::TraceConnect(record) => results(record),
         Saved::TraceAccept(record) => results(record),
+        Saved::TraceLocks(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

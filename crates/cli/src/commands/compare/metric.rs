@@ -101,6 +101,10 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
+        Saved::TraceLocks(_) => {
+            let message = "records of load, lab ports or lab time-wait are compared, no others";
+            return Err(NoNumber::Usage(message.to_owned()));
+        }
     };
     let usable = |number: &Option<f64>| number.is_some_and(|number| number > 0.0 && number.is_finite());
     if numbers.is_empty() || !numbers.iter().all(usable) {
@@ -131,6 +135,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Serve(record) => (&record.host, &record.validity),
         Saved::TraceConnect(record) => (&record.host, &record.validity),
         Saved::TraceAccept(record) => (&record.host, &record.validity),
+        Saved::TraceLocks(record) => (&record.host, &record.validity),
         Saved::Load(record) => (&record.host, &record.validity),
     }
 }

@@ -2,6 +2,7 @@ mod accept;
 mod connect;
 mod filter;
 mod line;
+mod locks;
 
 use clap::{Args, Subcommand};
 
@@ -18,6 +19,7 @@ pub(crate) struct Trace {
 enum What {
     Accept(accept::AcceptFlags),
     Connect(connect::ConnectFlags),
+    Locks(locks::LocksFlags),
 }
 
 impl Trace {
@@ -25,6 +27,7 @@ impl Trace {
         match self.what {
             What::Accept(flags) => flags.run(),
             What::Connect(flags) => flags.run(),
+            What::Locks(flags) => flags.run(),
         }
     }
 }

@@ -16,7 +16,7 @@ typedef long long s64;
 /* Maps: the loader reads the numbers out of the types (BTF). */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, value) value *name
-enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_RING = 27 };
+enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_PER_CPU_ARRAY = 6, MAP_RING = 27 };
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
 /* Nobody is woken for one event: whoever reads the ring comes by anyway. */
@@ -25,7 +25,7 @@ enum { NO_WAKEUP = 1 };
 enum family { INET = 2, INET6 = 10 };
 enum protocol { TCP = 6 };
 /* include/net/tcp_states.h */
-enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, CLOSED = 7 };
+enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LAST_ACK = 9 };
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -53,12 +53,25 @@ struct in6_addr {
 	} in6_u;
 };
 
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
 	u32 skc_daddr;
 	u16 skc_dport;
 	u16 skc_num;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 };
 
@@ -66,6 +79,19 @@ struct sock {
 	struct sock_common __sk_common;
 	u16 sk_protocol;
 	int sk_err;
+};
+
+struct inet_sock {
+	u16 inet_sport;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	u32 packets_out;
 };
 
 struct sk_buff {
@@ -96,4 +122,5 @@ struct task_struct {
 
 #pragma clang attribute pop
 
+static struct tcp_sock *(*const as_tcp_socket)(void *socket) = (void *)137;
 static struct task_struct *(*const current_task)(void) = (void *)158;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
@@ -12,6 +13,7 @@ use aya::programs::tp_btf::BtfTracePointLink;
 use aya::programs::{BtfTracePoint, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
+use crate::call;
 use crate::error::BpfError;
 
 const LOAD: &str = "bpf(BPF_PROG_LOAD)";
@@ -40,6 +42,25 @@ pub struct Times {
 }
 
 const _: () = assert!(mem::size_of::<Times>() == 24 + 8 * FINE);
+
+// SAFETY: integers and an array of them without holes, in the layout of the map's values.
+unsafe impl Pod for Times {}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times { count: 0, sum_ns: 0, max_ns: 0, buckets: [0; FINE] }
+    }
+}
+
+impl Times {
+    /// Adds what another one has counted: each processor may have its own.
+    pub fn add(&mut self, other: &Times) {
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(mine, theirs)| *mine += theirs);
+    }
+}
 
 /// Programs of one object; those that were attached go with this value, and with the process.
 pub(crate) struct Programs {
@@ -93,6 +114,13 @@ impl Programs {
         let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
         self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
         Ok(())
+    }
+
+    /// How often one of the programs did not run because the processor was in the middle of it already: interrupted, or with
+    /// another task. Kernels before 6.1 let it run, and have nothing to tell.
+    pub(crate) fn missed(&self) -> u64 {
+        let descriptors = self.object.programs().filter_map(|(_, program)| program.fd().ok());
+        descriptors.map(|descriptor| call::recursion_misses(descriptor.as_fd()).unwrap_or(0)).sum()
     }
 
     /// Takes all programs off, the last that was attached first; what they counted stays.

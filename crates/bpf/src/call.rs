@@ -10,7 +10,6 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
-const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 
 /// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
 const SK_REUSEPORT: u32 = 21;
@@ -71,21 +70,6 @@ struct ProgramLoad {
     attach: u32,
 }
 
-#[repr(C)]
-struct InfoByDescriptor {
-    descriptor: u32,
-    length: u32,
-    info: u64,
-}
-
-/// struct bpf_prog_info up to recursion_misses (Linux 5.12), of which only that is looked at. Its pointers stay null: then
-/// nothing is written there.
-#[repr(C)]
-struct ProgramInfo {
-    before: [u64; 26],
-    recursion_misses: u64,
-}
-
 /// # Safety
 ///
 /// `A` is the head of union bpf_attr for `command`, without holes, and what its pointers point to is as long as the
@@ -130,19 +114,6 @@ pub(crate) fn create_map(
     };
     // SAFETY: this is what BPF_MAP_CREATE reads, and it has no pointers.
     unsafe { bpf(MAP_CREATE, &attribute) }.map(owned)
-}
-
-/// How often a program did not run, because the processor was in the middle of it already.
-pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut info = ProgramInfo { before: [0; 26], recursion_misses: 0 };
-    let attribute = InfoByDescriptor {
-        descriptor: program.as_raw_fd() as u32,
-        length: mem::size_of::<ProgramInfo>() as u32,
-        info: std::ptr::from_mut(&mut info) as u64,
-    };
-    // SAFETY: this is what BPF_OBJ_GET_INFO_BY_FD reads; the kernel writes at most as many bytes as it is told.
-    unsafe { bpf(OBJ_GET_INFO_BY_FD, &attribute) }?;
-    Ok(info.recursion_misses)
 }
 
 /// Puts a socket into a map of sockets, in place of what was there.

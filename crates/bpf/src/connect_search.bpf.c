@@ -50,19 +50,20 @@ struct tuple_key {
 };
 
 struct tuple {
-	struct tuple_key key;
-	u8 name[16];
+	/* What each connection changes is together. */
 	u64 search_ns[2];
-	u64 failed;
-	u64 no_port;
-	u64 given_port;
 	u64 established;
-	u64 retries;
-	u64 syn_retries;
 	u64 closed_first;
 	u64 closed_by_peer;
+	u64 given_port;
+	u32 to_retry; /* failures after which nothing has been tried yet */
 	u32 namespace; /* of the network: inode */
-	u32 to_retry;  /* failures after which nothing has been tried yet */
+	u64 failed;
+	u64 no_port;
+	u64 retries;
+	u64 syn_retries;
+	struct tuple_key key;
+	u8 name[16];
 	u32 buckets[2][COARSE];
 };
 
@@ -72,6 +73,8 @@ struct totals {
 	u64 lost_tuples;
 	u64 without_end; /* established, and the end of the search was not seen */
 	u64 untimed;     /* IPv6, before somebody looked for the end */
+	u64 unanswered;  /* established, as was seen when it was closed */
+	u64 lost_answers;
 	u64 given_port;
 	u64 switched; /* searches during which the task was not running all the time */
 	u64 window;
@@ -82,8 +85,9 @@ struct totals {
 	u64 errnos[ERRNOS];
 };
 
-/* A socket in SYN_SENT. */
+/* A socket in SYN_SENT; where a task or a socket is looked for, all of it is in 64 bytes. */
 struct attempt {
+	u64 socket; /* 0: nobody's */
 	u64 started_ns;
 	u64 ended_ns; /* of the search; 0: it goes on */
 	u64 switches;
@@ -91,12 +95,11 @@ struct attempt {
 	u32 tuple;
 	u32 slot; /* of the task */
 	u32 flags;
-	u32 hole;
+	u32 hole[3];
 };
 
 /* Where sockets whose addresses are alike have room. */
 struct set {
-	u64 sockets[WAYS];
 	struct attempt attempts[WAYS];
 };
 
@@ -107,6 +110,12 @@ struct caller {
 	struct tuple_key key;
 	u32 tuple;
 	u32 namespace;
+	u64 hole[2];
+};
+
+/* Which ports of peers somebody has connected to. */
+struct port_set {
+	u64 words[1024];
 };
 
 struct event {
@@ -120,9 +129,9 @@ struct event {
 LAYOUT(struct wanted, 96);
 LAYOUT(struct tuple_key, 24);
 LAYOUT(struct tuple, 128 + 8 * COARSE);
-LAYOUT(struct totals, 80 + 8 * ERRNOS);
-LAYOUT(struct attempt, 48);
-LAYOUT(struct caller, 48);
+LAYOUT(struct totals, 96 + 8 * ERRNOS);
+LAYOUT(struct attempt, 64);
+LAYOUT(struct caller, 64);
 LAYOUT(struct event, 24);
 
 struct {
@@ -185,6 +194,13 @@ struct {
 } callers SECTION(".maps");
 
 struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct port_set);
+} ports SECTION(".maps");
+
+struct {
 	NUMBER(type, MAP_RING);
 	NUMBER(max_entries, RING_BYTES);
 } ring SECTION(".maps");
@@ -229,6 +245,21 @@ INLINE int same_key(const struct tuple_key *one, const struct tuple_key *other)
 	return left[0] == right[0] && left[1] == right[1] && left[2] == right[2];
 }
 
+INLINE int is_port_known(u16 port)
+{
+	u32 only = 0;
+	struct port_set *set = map_lookup(&ports, &only);
+	return set && set->words[port >> 6 & 1023] >> (port & 63) & 1;
+}
+
+INLINE void know_port(u16 port)
+{
+	u32 only = 0;
+	struct port_set *set = map_lookup(&ports, &only);
+	if (set)
+		__sync_fetch_and_or(&set->words[port >> 6 & 1023], 1ULL << (port & 63));
+}
+
 /* In the task that connects, so that the name is its own. */
 INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 namespace)
 {
@@ -249,6 +280,7 @@ INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 na
 		known = map_lookup(&places, key);
 		return known ? *known : NOWHERE;
 	}
+	know_port(key->port);
 	current_name(name, sizeof(name));
 	__builtin_memcpy(tuple->name, name, sizeof(name));
 	tuple->namespace = namespace;
@@ -315,7 +347,7 @@ INLINE struct attempt *attempt_of(u64 socket)
 	if (!set)
 		return NULL;
 	for (int way = 0; way < WAYS; way++)
-		if (set->sockets[way] == socket)
+		if (set->attempts[way].socket == socket)
 			return &set->attempts[way];
 	return NULL;
 }
@@ -324,31 +356,33 @@ INLINE struct attempt *attempt_of(u64 socket)
 INLINE struct attempt *make_attempt(u64 socket)
 {
 	struct set *set = set_of(socket);
-	struct attempt *known = attempt_of(socket);
-	if (known || !set)
+	struct attempt *known;
+	if (!set)
+		return NULL;
+	/* The usual case: there is nobody. */
+	if (!set->attempts[0].socket && !__sync_val_compare_and_swap(&set->attempts[0].socket, 0, socket))
+		return &set->attempts[0];
+	known = attempt_of(socket);
+	if (known)
 		return known;
 	for (int way = 0; way < WAYS; way++)
-		if (!set->sockets[way] && !__sync_val_compare_and_swap(&set->sockets[way], 0, socket))
+		if (!set->attempts[way].socket && !__sync_val_compare_and_swap(&set->attempts[way].socket, 0, socket))
 			return &set->attempts[way];
 	return NULL;
 }
 
-INLINE void leave_search(const struct attempt *attempt, u64 socket)
+INLINE void leave_search(const struct attempt *attempt)
 {
 	struct caller *caller = caller_at(attempt->slot);
-	if (caller && caller->socket == socket)
+	if (caller && caller->socket == attempt->socket)
 		caller->socket = 0;
 }
 
-INLINE void forget(const struct attempt *attempt, u64 socket)
+INLINE void forget(struct attempt *attempt)
 {
-	struct set *set = set_of(socket);
-	leave_search(attempt, socket);
-	if (!set)
-		return;
-	for (int way = 0; way < WAYS; way++)
-		if (set->sockets[way] == socket)
-			set->sockets[way] = 0;
+	leave_search(attempt);
+	attempt->started_ns = 0;
+	attempt->socket = 0;
 }
 
 /* A number of events per window, and as many of the long ones; the counters are not exact when windows change. */
@@ -384,12 +418,16 @@ INLINE void tell(struct totals *totals, u32 tuple, u64 now, u64 ns, u16 source_p
 	ring_submit(event, NO_WAKEUP);
 }
 
-INLINE void put_key(struct tuple_key *key, const struct sock *socket, const struct wanted *wanted)
+/* `caller`: of the current task's place, be it its own or not. */
+INLINE void put_key(struct tuple_key *key, const struct sock *socket, const struct wanted *wanted, const struct caller *caller)
 {
 	put_address(key->address, socket);
 	key->port = __builtin_bswap16(socket->__sk_common.skc_dport);
 	key->hole = 0;
-	key->process = current_process(wanted->namespace_device, wanted->namespace_inode);
+	if (caller && caller->task == current_task_id())
+		key->process = caller->key.process;
+	else
+		key->process = current_process(wanted->namespace_device, wanted->namespace_inode);
 }
 
 INLINE void start(struct totals *totals, const struct sock *socket)
@@ -408,10 +446,10 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 	u32 *watching;
 	if (!wanted)
 		return;
-	put_key(&key, socket, wanted);
+	caller = caller_at(slot);
+	put_key(&key, socket, wanted, caller);
 	if (!is_wanted(wanted, &key))
 		return;
-	caller = caller_at(slot);
 	if (caller && caller->task != task && caller->socket) {
 		slot = slot_of(task, 1);
 		caller = caller_at(slot);
@@ -423,6 +461,8 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		ADD(totals->lost_starts, 1);
 		return;
 	}
+	if (attempt->started_ns)
+		ADD(totals->lost_answers, 1);
 	if (caller->task != task || caller->namespace != namespace || !same_key(&caller->key, &key)) {
 		caller->tuple = make_tuple(totals, &key, namespace);
 		caller->namespace = namespace;
@@ -458,7 +498,7 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		attempt->ended_ns = attempt->started_ns;
 }
 
-INLINE void search_ended(struct attempt *attempt, u64 id, u16 source_port)
+INLINE void search_ended(struct attempt *attempt, u16 source_port)
 {
 	u64 now = monotonic_ns();
 	u64 ns = now - attempt->started_ns;
@@ -467,7 +507,7 @@ INLINE void search_ended(struct attempt *attempt, u64 id, u16 source_port)
 	struct totals *totals = the_totals();
 	struct tuple *tuple;
 	attempt->ended_ns = now;
-	leave_search(attempt, id);
+	leave_search(attempt);
 	if (!totals)
 		return;
 	count(parity ? ODD : EVEN, ns);
@@ -482,13 +522,12 @@ INLINE void search_ended(struct attempt *attempt, u64 id, u16 source_port)
 	tell(totals, attempt->tuple, now, ns, source_port);
 }
 
-INLINE void established(struct totals *totals, u64 id)
+INLINE void established(struct totals *totals, struct attempt *attempt, int late)
 {
-	struct attempt *attempt = attempt_of(id);
 	struct tuple *tuple;
-	if (!attempt)
-		return;
-	if (attempt->ended_ns)
+	if (late)
+		ADD(totals->unanswered, 1);
+	else if (attempt->ended_ns)
 		count(HANDSHAKE, monotonic_ns() - attempt->ended_ns);
 	else if (attempt->flags & UNTIMED)
 		ADD(totals->untimed, 1);
@@ -501,7 +540,7 @@ INLINE void established(struct totals *totals, u64 id)
 		if (tuple->to_retry)
 			tuple->to_retry = 0;
 	}
-	forget(attempt, id);
+	forget(attempt);
 }
 
 /* sk_err is of a peer, a router or a timer. Without one it is the program, which has closed the socket, or connect()
@@ -523,16 +562,11 @@ INLINE u32 why(const struct sock *socket, const struct attempt *attempt)
 	return UNKNOWN;
 }
 
-INLINE void failed(struct totals *totals, const struct sock *socket)
+INLINE void failed(struct totals *totals, const struct sock *socket, struct attempt *attempt)
 {
-	u64 id = number_of(socket, totals);
-	struct attempt *attempt = attempt_of(id);
 	struct tuple *tuple;
 	u64 now, ns;
-	u32 errno;
-	if (!attempt)
-		return;
-	errno = why(socket, attempt);
+	u32 errno = why(socket, attempt);
 	if (errno >= ERRNOS)
 		errno = UNKNOWN;
 	if (!attempt->ended_ns && errno == EADDRNOTAVAIL) {
@@ -549,7 +583,7 @@ INLINE void failed(struct totals *totals, const struct sock *socket)
 			ADD(tuple->no_port, 1);
 		__sync_fetch_and_add(&tuple->to_retry, 1);
 	}
-	forget(attempt, id);
+	forget(attempt);
 }
 
 /* Who closes first has the port in TIME_WAIT. Connections that were there before the trace count as well, if their process
@@ -559,18 +593,20 @@ INLINE void closing(const struct sock *socket, int from)
 	u32 only = 0;
 	struct wanted *wanted = map_lookup(&settings, &only);
 	struct totals *totals = the_totals();
+	struct attempt *attempt;
 	struct tuple_key key;
 	struct caller *caller;
 	struct tuple *tuple;
 	u64 task = current_task_id();
 	u32 *place;
-	if (!wanted || !totals || !totals->tuples)
+	/* Of what a server has accepted the peer's port is one that nobody has connected to. */
+	if (!wanted || !totals || !is_port_known(__builtin_bswap16(socket->__sk_common.skc_dport)))
 		return;
-	/* Most of those that a server has accepted go here, at the cost of a look. */
-	if (wanted->flags & HAS_PORT && wanted->port != __builtin_bswap16(socket->__sk_common.skc_dport))
-		return;
-	put_key(&key, socket, wanted);
+	attempt = attempt_of(number_of(socket, totals));
+	if (attempt)
+		established(totals, attempt, 1);
 	caller = caller_at(slot_of(task, 0));
+	put_key(&key, socket, wanted, caller);
 	if (caller && caller->task == task && same_key(&caller->key, &key)) {
 		tuple = tuple_at(caller->tuple);
 	} else {
@@ -587,30 +623,46 @@ INLINE void closing(const struct sock *socket, int from)
 		ADD(tuple->closed_by_peer, 1);
 }
 
+/* A program that is interrupted does not run for what the interrupt brings: the kernel leaves it out. So what a task does is
+ * in one program and what comes from outside is in another, which is over at once when a task goes by. What it misses all
+ * the same is seen when the connection is closed, or when its socket connects again. */
 SECTION("tp_btf/inet_sock_set_state")
-int set_state(u64 *context)
+int called(u64 *context)
 {
 	const struct sock *socket = (const struct sock *)context[0];
 	int from = (int)context[1];
 	int to = (int)context[2];
 	struct totals *totals;
-	if (socket->sk_protocol != TCP)
-		return 0;
-	if ((from == ESTABLISHED && to == FIN_WAIT1) || (from == CLOSE_WAIT && to == LAST_ACK)) {
-		closing(socket, from);
-		return 0;
+	if (from == CLOSED && to == SYN_SENT) {
+		totals = the_totals();
+		if (totals && socket->sk_protocol == TCP)
+			start(totals, socket);
+	} else if ((from == ESTABLISHED && to == FIN_WAIT1) || (from == CLOSE_WAIT && to == LAST_ACK)) {
+		if (socket->sk_protocol == TCP)
+			closing(socket, from);
 	}
-	if (from != SYN_SENT && to != SYN_SENT)
+	return 0;
+}
+
+SECTION("tp_btf/inet_sock_set_state")
+int answered(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[0];
+	int to = (int)context[2];
+	struct attempt *attempt;
+	struct totals *totals;
+	if ((int)context[1] != SYN_SENT || socket->sk_protocol != TCP)
 		return 0;
 	totals = the_totals();
 	if (!totals)
 		return 0;
-	if (from == CLOSED && to == SYN_SENT)
-		start(totals, socket);
-	else if (from == SYN_SENT && to == ESTABLISHED)
-		established(totals, number_of(socket, totals));
-	else if (from == SYN_SENT && to == CLOSED)
-		failed(totals, socket);
+	attempt = attempt_of(number_of(socket, totals));
+	if (!attempt)
+		return 0;
+	if (to == ESTABLISHED)
+		established(totals, attempt, 0);
+	else if (to == CLOSED)
+		failed(totals, socket, attempt);
 	return 0;
 }
 
@@ -633,7 +685,7 @@ int route_lookup(u64 *context)
 	id = caller->socket;
 	attempt = attempt_of(id);
 	if (attempt && !attempt->ended_ns)
-		search_ended(attempt, id, source_port);
+		search_ended(attempt, source_port);
 	return 0;
 }
 
@@ -654,7 +706,7 @@ int packet_queued(u64 *context)
 	id = number_of(socket, totals);
 	attempt = attempt_of(id);
 	if (attempt && !attempt->ended_ns && !(attempt->flags & UNTIMED))
-		search_ended(attempt, id, socket->__sk_common.skc_num);
+		search_ended(attempt, socket->__sk_common.skc_num);
 	return 0;
 }
 

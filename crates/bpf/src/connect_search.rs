@@ -25,11 +25,13 @@ const UNKNOWN: usize = 0;
 const CLOSED_EARLY: usize = 255;
 
 /// Which programs in the order of attaching: what begins a search comes last, and goes first.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("sent_again", "tcp_retransmit_skb"),
     ("route_lookup", "fib_table_lookup"),
-    ("set_state", "inet_sock_set_state"),
+    ("answered", "inet_sock_set_state"),
+    ("called", "inet_sock_set_state"),
 ];
+
 
 /// What every packet of the host goes through: only for IPv6, whose searches end there.
 const PACKETS: (&str, &str) = ("packet_queued", "net_dev_queue");
@@ -98,30 +100,30 @@ pub struct TupleKey {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Tuple {
-    /// Process and destination.
-    pub key: TupleKey,
-    name: [u8; 16],
     /// How long the searches that found a port took together, in nanoseconds.
     pub search_ns: [u64; 2],
-    /// Connects that failed, whenever.
-    pub failed: u64,
-    /// Of these, with EADDRNOTAVAIL.
-    pub no_port: u64,
-    /// Connects from a port that was bound before: without a search.
-    pub given_port: u64,
     /// Handshakes that came to their end.
     pub established: u64,
-    /// Connects that came after one that had failed, before one succeeded.
-    pub retries: u64,
-    /// SYNs that were sent again.
-    pub syn_retries: u64,
     /// Connections that the process closed before its peer did: it has the port in TIME_WAIT.
     pub closed_first: u64,
     /// Connections that its peer had closed when the process did.
     pub closed_by_peer: u64,
+    /// Connects from a port that was bound before: without a search.
+    pub given_port: u64,
+    to_retry: u32,
     /// Network namespace of the socket that connected first: inode of `/proc/PID/ns/net`.
     pub namespace: u32,
-    to_retry: u32,
+    /// Connects that failed, whenever.
+    pub failed: u64,
+    /// Of these, with EADDRNOTAVAIL.
+    pub no_port: u64,
+    /// Connects that came after one that had failed, before one succeeded.
+    pub retries: u64,
+    /// SYNs that were sent again.
+    pub syn_retries: u64,
+    /// Process and destination.
+    pub key: TupleKey,
+    name: [u8; 16],
     /// Searches that found a port by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub buckets: [[u32; COARSE]; 2],
 }
@@ -134,6 +136,8 @@ struct Sums {
     lost_tuples: u64,
     without_end: u64,
     untimed: u64,
+    unanswered: u64,
+    lost_answers: u64,
     given_port: u64,
     switched: u64,
     window: u64,
@@ -155,8 +159,10 @@ pub struct Totals {
     pub lost_tuples: u64,
     /// Connections whose search's end was not seen.
     pub without_end: u64,
-    /// Calls that the programs missed, because the processor was interrupted in the middle of one.
-    pub missed: u64,
+    /// Connects whose end, established or failed, went by while the processor looked at another one.
+    pub lost_answers: u64,
+    /// Handshakes that came to their end: those of `handshake`, and those whose time is not known.
+    pub established: u64,
     /// Connections over IPv6 from before the first one was noticed: their search has an end, which nobody looked for.
     pub untimed: u64,
     /// Connects from a port that was bound before.
@@ -194,7 +200,7 @@ pub struct Event {
 const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
 const _: () = assert!(mem::size_of::<Tuple>() == 128 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 56);
-const _: () = assert!(mem::size_of::<Sums>() == 80 + 8 * 256 && mem::offset_of!(Sums, errnos) == 80);
+const _: () = assert!(mem::size_of::<Sums>() == 96 + 8 * 256 && mem::offset_of!(Sums, errnos) == 96);
 const _: () = assert!(mem::size_of::<Event>() == 24 && mem::offset_of!(Event, source_port) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
@@ -376,7 +382,8 @@ impl ConnectSearch {
             lost_starts: sums.lost_starts,
             lost_tuples: sums.lost_tuples,
             without_end: sums.without_end,
-            missed: self.programs.missed(),
+            lost_answers: sums.lost_answers,
+            established: handshake.count + sums.without_end + sums.untimed + sums.unanswered,
             untimed: sums.untimed,
             given_port: sums.given_port,
             switched: sums.switched,

@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
@@ -13,7 +12,6 @@ use aya::programs::tp_btf::BtfTracePointLink;
 use aya::programs::{BtfTracePoint, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
-use crate::call;
 use crate::error::BpfError;
 
 const LOAD: &str = "bpf(BPF_PROG_LOAD)";
@@ -114,13 +112,6 @@ impl Programs {
         let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
         self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
         Ok(())
-    }
-
-    /// How often one of the programs did not run because the processor was in the middle of it already: interrupted, or with
-    /// another task. Kernels before 6.1 let it run, and have nothing to tell.
-    pub(crate) fn missed(&self) -> u64 {
-        let descriptors = self.object.programs().filter_map(|(_, program)| program.fd().ok());
-        descriptors.map(|descriptor| call::recursion_misses(descriptor.as_fd()).unwrap_or(0)).sum()
     }
 
     /// Takes all programs off, the last that was attached first; what they counted stays.

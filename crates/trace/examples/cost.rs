@@ -1,10 +1,10 @@
 //! What tracing costs: CPU time per connection with and without a trace, in trials of a fifth of a second that run A B B A.
 //!
-//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6] [QUADS] [RATE]`
+//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6] [fin|rst] [QUADS] [RATE]`
 //!
 //! One process dials a server of its own over loopback in a network namespace of its own, so many connections a second
-//! (20,000), spread over 128 addresses (IPv6: one), and closes each at once with a RST, which is the cheapest: less to
-//! compare with. What is read is the CPU time of that process:
+//! (20,000), spread over 128 addresses (IPv6: one), and closes each at once: as a program does (`fin`), or with a RST, which
+//! is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
 //! both ends, everything that the kernel does in their name (softirqs, as the kernel has no IRQ_TIME_ACCOUNTING), and the
 //! thread that reads the trace. To attach and to detach is not in it. `any` is a trace without a filter, `dst` one of a
 //! single IPv4 address (1 connection in 128 is wanted), `dst6` one of the IPv6 address that is dialed.
@@ -35,7 +35,8 @@ fn main() {
     let number = |at: usize, otherwise: u64| {
         words.get(at).map_or(otherwise, |word| word.parse().expect("a number of quads, or of connections a second"))
     };
-    let (quads, rate) = (number(1, 20), number(2, 20_000));
+    let (quads, rate) = (number(2, 20), number(3, 20_000));
+    let reset = words.get(1).is_some_and(|word| word == "rst");
     let six = words.first().is_some_and(|word| word == "dst6");
     let address = match words.first().map(String::as_str) {
         None | Some("any") => None,
@@ -53,7 +54,7 @@ fn main() {
     thread::spawn(move || serve(&listener));
     let trial = |traced: bool, round: u32| {
         let connect = Connect { address, ..Connect::default() };
-        if traced { with_trace(&connect, || dial(rate, six, round)) } else { dial(rate, six, round) }
+        if traced { with_trace(&connect, || dial(rate, six, reset, round)) } else { dial(rate, six, reset, round) }
     };
     trial(false, 0);
     let mut comparison = Comparison::new(0.03);
@@ -102,7 +103,7 @@ fn serve(listener: &OwnedFd) {
 }
 
 /// Microseconds of CPU per connection. Dials in bursts, one each millisecond.
-fn dial(rate: u64, six: bool, round: u32) -> f64 {
+fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
     schedule::sleep_precisely().expect("precise sleep");
     let (cpu, begun) = (process_cpu_time(), Instant::now());
     let mut dialed = 0_u32;
@@ -116,7 +117,9 @@ fn dial(rate: u64, six: bool, round: u32) -> f64 {
             let to = destination(dialed.wrapping_add(round), six);
             let stream = socket::open(Transport::Tcp, to, false).expect("a socket");
             socket::connect(stream.as_fd(), to).expect("a connection");
-            option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
+            if reset {
+                option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
+            }
             dialed += 1;
         }
         thread::sleep(Duration::from_millis(1));

@@ -13,12 +13,12 @@ use crate::TraceError;
 use crate::reservoir::Reservoir;
 use crate::times::{spread, times};
 
-/// How often the ring is emptied. It holds 20,000 samples; two thousand come in a second at most.
+/// How often the ring is emptied. It holds 30,000 samples; a thousand come in a second at most.
 const LOOK: Duration = Duration::from_millis(50);
 /// How often the one who waits hears something.
 const TELL: Duration = Duration::from_millis(200);
 /// Samples a second, and as many searches of `OUTLIER` or longer.
-const SAMPLES_PER_S: u32 = 1_000;
+const SAMPLES_PER_S: u32 = 500;
 const OUTLIER: Duration = Duration::from_millis(1);
 /// Samples in a record: a page of them is half a megabyte.
 const SAMPLES: usize = 10_000;
@@ -132,7 +132,7 @@ fn both(totals: &Totals) -> LogLinear {
 }
 
 fn lost(totals: &Totals) -> u64 {
-    totals.lost_events + totals.lost_starts + totals.lost_tuples + totals.without_end + totals.missed
+    totals.lost_events + totals.lost_starts + totals.lost_tuples + totals.without_end + totals.lost_answers
 }
 
 fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
@@ -181,7 +181,7 @@ fn results(
         searches_per_s: searches as f64 / elapsed.as_secs_f64().max(1e-9),
         failed: totals.failures().collect(),
         given_port: totals.given_port,
-        established: totals.handshake.count + totals.without_end + totals.untimed,
+        established: totals.established,
         lost: lost(totals),
         switched: totals.switched,
         search_ns: ByParity { all: spread(&all), even: spread(&even), odd: spread(&odd) },
@@ -255,7 +255,7 @@ fn validity(totals: &Totals, stopped: Option<Duration>) -> Vec<Remark> {
             "connections whose search's end was not seen: they are missing among the searches",
         ),
         (totals.lost_tuples, "events belong to processes and destinations that had no room in the table"),
-        (totals.missed, "calls of the tracing programs did not happen, because a processor was in the middle of one"),
+        (totals.lost_answers, "connects whose end, established or failed, went by unseen"),
         (totals.lost_events, "samples were lost: the ring was full; the counts are whole"),
     ];
     for (number, what) in losses {

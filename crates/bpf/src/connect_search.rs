@@ -32,7 +32,6 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("called", "inet_sock_set_state"),
 ];
 
-
 /// What every packet of the host goes through: only for IPv6, whose searches end there.
 const PACKETS: (&str, &str) = ("packet_queued", "net_dev_queue");
 

@@ -33,7 +33,9 @@ static REACHED: AtomicU64 = AtomicU64::new(0);
 fn main() {
     let words: Vec<String> = env::args().skip(1).collect();
     let number = |at: usize, otherwise: u64| {
-        words.get(at).map_or(otherwise, |word| word.parse().expect("a number of quads, or of connections a second"))
+        words
+            .get(at)
+            .map_or(otherwise, |word| word.parse().expect("a number of quads, or of connections a second"))
     };
     let (quads, rate) = (number(2, 20), number(3, 20_000));
     let reset = words.get(1).is_some_and(|word| word == "rst");
@@ -54,7 +56,11 @@ fn main() {
     thread::spawn(move || serve(&listener));
     let trial = |traced: bool, round: u32| {
         let connect = Connect { address, ..Connect::default() };
-        if traced { with_trace(&connect, || dial(rate, six, reset, round)) } else { dial(rate, six, reset, round) }
+        if traced {
+            with_trace(&connect, || dial(rate, six, reset, round))
+        } else {
+            dial(rate, six, reset, round)
+        }
     };
     trial(false, 0);
     let mut comparison = Comparison::new(0.03);
@@ -134,7 +140,8 @@ fn with_trace<T>(connect: &Connect, run: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
-        let tracer = scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("who waits"), |_| ()));
+        let tracer =
+            scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("who waits"), |_| ()));
         ready.recv().expect("a trace, which takes BPF");
         let result = run();
         stop.store(true, Ordering::Relaxed);

@@ -10,6 +10,7 @@ use fourtuple_measure::LogLinear;
 use fourtuple_record::{ByParity, Remark, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
 
 use crate::TraceError;
+use crate::fill::{self, Fill, Question};
 use crate::reservoir::Reservoir;
 use crate::times::{spread, times};
 
@@ -22,6 +23,8 @@ const SAMPLES_PER_S: u32 = 500;
 const OUTLIER: Duration = Duration::from_millis(1);
 /// Samples in a record: a page of them is half a megabyte.
 const SAMPLES: usize = 10_000;
+/// Pairs of process and destination whose ports are counted: each is a walk through all sockets of a namespace.
+const FILLS: usize = 32;
 
 /// What connect() does: the search for a source port apart from the handshake, of programs that know nothing of it.
 #[derive(Clone, Debug, Default)]
@@ -174,6 +177,9 @@ fn results(
     });
     let (even, odd, all) = (times(&totals.even), times(&totals.odd), both(totals));
     let searches = all.count();
+    let questions: Vec<Question> = order.iter().take(FILLS).map(|&place| question(&tuples[place])).collect();
+    let mut fills = fill::of(&questions);
+    fills.resize(order.len(), None);
     TraceConnectResults {
         tier: ConnectSearch::TIER.to_owned(),
         elapsed_ns: elapsed.as_nanos() as u64,
@@ -182,6 +188,7 @@ fn results(
         failed: totals.failures().collect(),
         given_port: totals.given_port,
         established: totals.established,
+        untimed: totals.untimed,
         lost: lost(totals),
         switched: totals.switched,
         search_ns: ByParity { all: spread(&all), even: spread(&even), odd: spread(&odd) },
@@ -189,7 +196,7 @@ fn results(
         handshake_ns: spread(&times(&totals.handshake)),
         histogram: histogram(&even, &odd),
         samples: samples.collect(),
-        tuples: order.iter().map(|&place| tuple_result(&tuples[place])).collect(),
+        tuples: order.iter().zip(fills).map(|(&place, fill)| tuple_result(&tuples[place], fill)).collect(),
     }
 }
 
@@ -211,7 +218,15 @@ fn histogram(even: &LogLinear, odd: &LogLinear) -> Vec<TraceStep> {
     steps
 }
 
-fn tuple_result(tuple: &Tuple) -> TraceTuple {
+fn question(tuple: &Tuple) -> Question {
+    Question {
+        namespace: tuple.namespace,
+        process: tuple.key.process,
+        destination: SocketAddr::new(tuple.key.address(), tuple.key.port),
+    }
+}
+
+fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
     let by_parity = |odd: usize| {
         let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
         // The longest is not kept for each; the end of the last bucket is long enough.
@@ -238,6 +253,13 @@ fn tuple_result(tuple: &Tuple) -> TraceTuple {
         no_port: tuple.no_port,
         given_port: tuple.given_port,
         established: tuple.established,
+        retries: tuple.retries,
+        syn_retries: tuple.syn_retries,
+        closed_first: tuple.closed_first,
+        closed_by_peer: tuple.closed_by_peer,
+        in_use: fill.map(|fill| fill.in_use),
+        range: fill.map(|fill| fill.range),
+        fill: fill.map(|fill| f64::from(fill.in_use) / f64::from(fill.range.max(1))),
     }
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod connect;
+mod fill;
 mod reservoir;
 mod symbols;
 mod times;

@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("report", &["record", "measure"]),
     ("load", &["fourtuple", "syscalls", "measure", "record"]),
     ("serve", &["fourtuple", "syscalls", "measure", "record"]),
-    ("trace", &["bpf", "measure", "record"]),
+    ("trace", &["bpf", "measure", "record", "syscalls"]),
     ("forward", &["fourtuple", "syscalls", "bpf", "record"]),
     (
         "lab",

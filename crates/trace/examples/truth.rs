@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Instant;
 
 use fourtuple_record::TraceConnectResults;
+use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::resource::raise_descriptor_limit;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
@@ -76,7 +77,8 @@ fn dial(number: u32, own: &mut Own) -> OwnedFd {
     let address = |number: u32| Ipv4Addr::from(0x7f00_0101 + number % 4);
     let to = SocketAddr::new(address(number).into(), PORT);
     let stream = socket::open(Transport::Tcp, to, true).expect("a socket");
-    option::set_bind_address_no_port(stream.as_fd()).expect("IP_BIND_ADDRESS_NO_PORT");
+    let answer = option::set_bind_address_no_port(stream.as_fd()).expect("IP_BIND_ADDRESS_NO_PORT");
+    assert_eq!(answer, Answer::Done);
     socket::bind(stream.as_fd(), SocketAddr::new(address(number / 4).into(), 0)).expect("an address");
     let begun = Instant::now();
     let result = socket::connect(stream.as_fd(), to);

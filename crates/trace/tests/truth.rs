@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fourtuple_bpf::BpfError;
 use fourtuple_record::{TraceConnectResults, TraceTuple};
-use fourtuple_syscalls::option;
+use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 use fourtuple_trace::{Connect, TraceError};
@@ -86,7 +86,7 @@ fn every_connect_of_many_is_counted() {
             for number in 0..connects {
                 let to = SocketAddr::new(address(number).into(), port);
                 let stream = socket::open(Transport::Tcp, to, false).unwrap();
-                option::set_bind_address_no_port(stream.as_fd()).unwrap();
+                assert_eq!(option::set_bind_address_no_port(stream.as_fd()).unwrap(), Answer::Done);
                 socket::bind(stream.as_fd(), SocketAddr::new(address(number / 4).into(), 0)).unwrap();
                 socket::connect(stream.as_fd(), to).unwrap();
                 counts[usize::from(socket::local_address(stream.as_fd()).unwrap().port() % 2)] += 1;

@@ -83,7 +83,7 @@ impl Ports {
         Ports::parse(&range, &reserved).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// `32768	60999` and `8080,9148-9150`.
+    /// Two numbers with a tab between them, and `8080,9148-9150`.
     fn parse(range: &str, reserved: &str) -> Option<Ports> {
         let (low, high) = range.trim().split_once(char::is_whitespace)?;
         let range = low.parse().ok()?..=high.trim().parse().ok()?;

@@ -3,8 +3,10 @@
 //! `cargo run --release -p fourtuple-trace --example truth -- [CONNECTS]`
 //!
 //! In a network namespace of its own it connects so often (1,000,000) without waiting, from four addresses to four, asks for
-//! each socket's port, and closes it with a RST, so that ports do not run out. Then it takes all even ports of a range of
-//! 15,000 and connects 1,000 times more, so that each search goes through all of them. Its clock has the whole call: beside
+//! each socket's port, and closes it with a RST, so that ports do not run out; every other socket has a range of its own
+//! (IP_LOCAL_PORT_RANGE), which makes the kernel take even and odd ports alike. Then it takes all even ports of a range of
+//! 15,000 and connects 1,000 times more, so that each search goes through all of them; there nobody is woken to accept, who
+//! would have the processor before the call comes back. Its clock has the whole call: beside
 //! the search the entry into the kernel, the first look at the route, and all that comes after the search until the SYN is
 //! sent and, over loopback, answered. It ends with 1 if a count differs.
 
@@ -26,6 +28,8 @@ use fourtuple_testing::set_sysctl;
 use fourtuple_trace::Connect;
 
 const PORT: u16 = 4000;
+/// From its queue nobody accepts.
+const NOBODYS: u16 = 4001;
 
 /// Times of whole calls, in nanoseconds, by the parity of the port.
 #[derive(Default)]
@@ -43,12 +47,18 @@ fn main() -> ExitCode {
     let for_server = listener.try_clone().expect("a descriptor");
     thread::spawn(move || while socket::accept(for_server.as_fd()).is_ok() {});
 
+    set_sysctl("net.core.somaxconn", "16384");
+    let nobodys = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), NOBODYS);
+    let queue = socket::open(Transport::Tcp, nobodys, false).expect("a socket");
+    socket::bind(queue.as_fd(), nobodys).expect("its port");
+    socket::listen(queue.as_fd(), 16_384).expect("a listening socket");
+
     set_sysctl("net.ipv4.ip_local_port_range", "20000 59999");
     let begun = Instant::now();
-    let (own, traced) = with_trace(|| {
+    let (own, traced) = with_trace(PORT, || {
         let mut own = Own::default();
         for number in 0..connects {
-            let stream = dial(number, &mut own);
+            let stream = dial(PORT, number, &mut own);
             option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
         }
         own
@@ -59,12 +69,12 @@ fn main() -> ExitCode {
     set_sysctl("net.ipv4.ip_local_port_range", "20000 34999");
     let mut held = Vec::new();
     while held.len() < 7_500 {
-        held.push(dial(0, &mut Own::default()));
+        held.push(dial(NOBODYS, 0, &mut Own::default()));
     }
-    let (own, traced) = with_trace(|| {
+    let (own, traced) = with_trace(NOBODYS, || {
         let mut own = Own::default();
         for _ in 0..1_000 {
-            let stream = dial(0, &mut own);
+            let stream = dial(NOBODYS, 0, &mut own);
             option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
         }
         own
@@ -73,13 +83,18 @@ fn main() -> ExitCode {
     if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn dial(number: u32, own: &mut Own) -> OwnedFd {
+fn dial(port: u16, number: u32, own: &mut Own) -> OwnedFd {
     let address = |number: u32| Ipv4Addr::from(0x7f00_0101 + number % 4);
-    let to = SocketAddr::new(address(number).into(), PORT);
+    let to = SocketAddr::new(address(number).into(), port);
     let stream = socket::open(Transport::Tcp, to, true).expect("a socket");
     let answer = option::set_bind_address_no_port(stream.as_fd()).expect("IP_BIND_ADDRESS_NO_PORT");
     assert_eq!(answer, Answer::Done);
     socket::bind(stream.as_fd(), SocketAddr::new(address(number / 4).into(), 0)).expect("an address");
+    if number / 16 % 2 == 1 {
+        let answer =
+            option::set_local_port_range(stream.as_fd(), 20_000, 59_999).expect("IP_LOCAL_PORT_RANGE");
+        assert_eq!(answer, Answer::Done);
+    }
     let begun = Instant::now();
     let result = socket::connect(stream.as_fd(), to);
     let took = begun.elapsed().as_nanos() as u64;
@@ -112,8 +127,8 @@ fn compare(when: &str, own: Own, traced: &TraceConnectResults) -> bool {
     same
 }
 
-fn with_trace<T>(run: impl FnOnce() -> T) -> (T, TraceConnectResults) {
-    let connect = Connect { process: Some(std::process::id()), port: Some(PORT), ..Connect::default() };
+fn with_trace<T>(port: u16, run: impl FnOnce() -> T) -> (T, TraceConnectResults) {
+    let connect = Connect { process: Some(std::process::id()), port: Some(port), ..Connect::default() };
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {

@@ -24,7 +24,7 @@ const OUTLIER: Duration = Duration::from_millis(1);
 /// Samples in a record: a page of them is half a megabyte.
 const SAMPLES: usize = 10_000;
 /// Pairs of process and destination whose ports are counted: each is a walk through all sockets of a namespace.
-const FILLS: usize = 32;
+const FILLS: usize = 8;
 
 /// What connect() does: the search for a source port apart from the handshake, of programs that know nothing of it.
 #[derive(Clone, Debug, Default)]

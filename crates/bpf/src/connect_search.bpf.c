@@ -3,22 +3,29 @@
  *   start   inet_sock_set_state CLOSE -> SYN_SENT, in the task that connects
  *   end     IPv4: fib_table_lookup of the same task for the same destination with a source port, for after the search the
  *           route is looked up again (ip_route_newports); IPv6: net_dev_queue of the socket's SYN
- *   failure SYN_SENT -> CLOSE; within the call the errno is what the system call gives back (sys_exit), else sk_err
+ *   failure SYN_SENT -> CLOSE; the errno is sk_err, or within the call what the socket tells: see failed()
  *   peer    SYN_SENT -> ESTABLISHED
+ *   close   ESTABLISHED -> FIN_WAIT1 and CLOSE_WAIT -> LAST_ACK, in the task that closes
  *
  * With fexit (another tier, which not every kernel has) start and end are those of __inet_hash_connect, the search itself.
  *
- * Everything is counted here; only a sample of single searches goes through the ring. */
+ * Everything is counted here; only a sample of single searches goes through the ring. What is done for each connection
+ * looks nothing up in a hash: a task has a place in an array while it searches, and so has a socket until its handshake is
+ * over. */
 #include "counting.h"
 
 /* The same numbers and structs are in connect_search.rs. */
-enum { SOCKETS = 65536, CALLS = 16384, TUPLES = 2048, RING_BYTES = 1 << 20 };
+enum { SETS = 8192, WAYS = 8, TASKS = 16384, TUPLES = 2048, RING_BYTES = 1 << 20 };
 /* Samples are taken in windows of 2^24 ns (17 ms). */
 enum { WINDOW_BITS = 24 };
-/* Errno of a failure: 0 nobody told, 255 closed by the program while the handshake went on. */
+/* Errno of a failure: 0 nobody knows, 255 closed by the program while the handshake went on. */
 enum { ERRNOS = 256, UNKNOWN = 0, CLOSED_EARLY = 255, EADDRNOTAVAIL = 99 };
 enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
 enum times { EVEN, ODD, HANDSHAKE, FAILED, TIMES };
+/* Of an attempt: its port was bound before; nobody looks for the end of its search. */
+enum { GIVEN_PORT = 1, UNTIMED = 2 };
+/* For tuples without room. */
+enum { NOWHERE = 0xffffffff };
 
 /* What to trace; unset fields are not looked at. */
 struct wanted {
@@ -45,13 +52,20 @@ struct tuple_key {
 };
 
 struct tuple {
-	u8 name[16];
-	u64 searches[2];
+	/* What each connection changes is together. */
 	u64 search_ns[2];
+	u64 established;
+	u64 closed_first;
+	u64 closed_by_peer;
+	u64 given_port;
+	u32 to_retry; /* failures after which nothing has been tried yet */
+	u32 namespace; /* of the network: inode */
 	u64 failed;
 	u64 no_port;
-	u64 given_port;
-	u64 established;
+	u64 retries;
+	u64 syn_retries;
+	struct tuple_key key;
+	u8 name[16];
 	u32 buckets[2][COARSE];
 };
 
@@ -60,48 +74,67 @@ struct totals {
 	u64 lost_starts;
 	u64 lost_tuples;
 	u64 without_end; /* established, and the end of the search was not seen */
+	u64 untimed;     /* IPv6, before somebody looked for the end */
+	u64 unanswered;  /* established, as was seen when it was closed */
+	u64 lost_answers;
 	u64 given_port;
 	u64 switched; /* searches during which the task was not running all the time */
-	u64 waiting; /* failed calls whose errno is still to come */
 	u64 window;
 	u32 samples_taken;
 	u32 outliers_taken;
+	u32 tuples;
+	u32 ipv6_seen;
 	u64 errnos[ERRNOS];
-	struct histogram times[TIMES];
 };
 
-/* A socket in SYN_SENT. */
+/* A socket in SYN_SENT; where a task or a socket is looked for, all of it is in 64 bytes. */
 struct attempt {
-	struct tuple_key key;
-	u64 task;
+	u64 socket; /* 0: nobody's */
 	u64 started_ns;
 	u64 ended_ns; /* of the search; 0: it goes on */
 	u64 switches;
+	u64 task;
+	u32 tuple;
+	u32 slot; /* of the task */
+	u32 flags;
+	u32 hole[3];
 };
 
-/* A task's last connect(). */
-struct call {
+/* Where sockets whose addresses are alike have room. */
+struct set {
+	struct attempt attempts[WAYS];
+};
+
+/* A task: its last connect(), and which search it is in. */
+struct caller {
+	u64 task;
+	u64 socket; /* 0: in none */
 	struct tuple_key key;
-	u64 socket;
-	u64 failed_ns; /* how long it took until it failed; 0: it has not */
+	u32 tuple;
+	u32 namespace;
+	u64 hole[2];
+};
+
+/* Which ports of peers somebody has connected to. */
+struct port_set {
+	u64 words[1024];
 };
 
 struct event {
 	u64 at_ns;
 	u64 search_ns;
-	u8 address[16];
-	u32 process;
-	u16 port;
+	u32 tuple;
 	u16 source_port; /* 0: the search failed */
+	u16 hole;
 };
 
 LAYOUT(struct wanted, 96);
 LAYOUT(struct tuple_key, 24);
-LAYOUT(struct tuple, 80 + 8 * COARSE);
-LAYOUT(struct totals, 72 + 8 * ERRNOS + TIMES * sizeof(struct histogram));
-LAYOUT(struct attempt, 56);
-LAYOUT(struct call, 40);
-LAYOUT(struct event, 40);
+LAYOUT(struct tuple, 128 + 8 * COARSE);
+LAYOUT(struct totals, 96 + 8 * ERRNOS);
+LAYOUT(struct attempt, 64);
+LAYOUT(struct caller, 64);
+LAYOUT(struct event, 24);
 
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -110,6 +143,14 @@ struct {
 	TYPE(value, struct wanted);
 } settings SECTION(".maps");
 
+/* Written by the one who attaches packet_queued, after that. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, u32);
+} watched SECTION(".maps");
+
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(max_entries, 1);
@@ -117,34 +158,49 @@ struct {
 	TYPE(value, struct totals);
 } sums SECTION(".maps");
 
-/* One tuple of zeroes: it is too long for the stack. */
+/* Of each processor, so that none waits for the other's. */
+struct {
+	NUMBER(type, MAP_ARRAY_PER_CPU);
+	NUMBER(max_entries, TIMES);
+	TYPE(key, u32);
+	TYPE(value, struct histogram);
+} times SECTION(".maps");
+
 struct {
 	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
+	NUMBER(max_entries, TUPLES);
 	TYPE(key, u32);
 	TYPE(value, struct tuple);
-} blank SECTION(".maps");
+} tuples SECTION(".maps");
 
+/* Where in tuples. */
 struct {
 	NUMBER(type, MAP_HASH);
 	NUMBER(max_entries, TUPLES);
 	TYPE(key, struct tuple_key);
-	TYPE(value, struct tuple);
-} tuples SECTION(".maps");
+	TYPE(value, u32);
+} places SECTION(".maps");
 
 struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, SOCKETS);
-	TYPE(key, u64);
-	TYPE(value, struct attempt);
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, SETS);
+	TYPE(key, u32);
+	TYPE(value, struct set);
 } attempts SECTION(".maps");
 
 struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, CALLS);
-	TYPE(key, u64);
-	TYPE(value, struct call);
-} calls SECTION(".maps");
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, TASKS);
+	TYPE(key, u32);
+	TYPE(value, struct caller);
+} callers SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct port_set);
+} ports SECTION(".maps");
 
 struct {
 	NUMBER(type, MAP_RING);
@@ -157,31 +213,81 @@ INLINE struct totals *the_totals(void)
 	return map_lookup(&sums, &only);
 }
 
-INLINE struct tuple *tuple_of(struct totals *totals, const struct tuple_key *key)
+/* What a socket is known by: its address, as the distance to a map that stays where it is. The verifier lets nobody
+ * calculate with the address itself. */
+INLINE u64 number_of(const struct sock *socket, const struct totals *totals)
 {
-	struct tuple *tuple = map_lookup(&tuples, key);
+	return (u64)socket - (u64)totals;
+}
+
+INLINE void count(u32 kind, u64 ns)
+{
+	struct histogram *histogram = map_lookup(&times, &kind);
+	if (histogram)
+		count_time(histogram, ns);
+}
+
+INLINE struct tuple *tuple_at(u32 place)
+{
+	return map_lookup(&tuples, &place);
+}
+
+INLINE struct tuple *tuple_of(struct totals *totals, u32 place)
+{
+	struct tuple *tuple = tuple_at(place);
 	if (!tuple)
 		ADD(totals->lost_tuples, 1);
 	return tuple;
 }
 
-/* In the task that connects, so that the name is its own. */
-INLINE void make_tuple(const struct tuple_key *key)
+INLINE int same_key(const struct tuple_key *one, const struct tuple_key *other)
+{
+	const u64 *left = (const u64 *)one;
+	const u64 *right = (const u64 *)other;
+	return left[0] == right[0] && left[1] == right[1] && left[2] == right[2];
+}
+
+INLINE int is_port_known(u16 port)
 {
 	u32 only = 0;
-	u8 name[16];
+	struct port_set *set = map_lookup(&ports, &only);
+	return set && set->words[port >> 6 & 1023] >> (port & 63) & 1;
+}
+
+INLINE void know_port(u16 port)
+{
+	u32 only = 0;
+	struct port_set *set = map_lookup(&ports, &only);
+	if (set)
+		__sync_fetch_and_or(&set->words[port >> 6 & 1023], 1ULL << (port & 63));
+}
+
+/* In the task that connects, so that the name is its own. */
+INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 namespace)
+{
+	u32 *known = map_lookup(&places, key);
 	struct tuple *tuple;
-	if (map_lookup(&tuples, key))
-		return;
-	tuple = map_lookup(&blank, &only);
+	u8 name[16];
+	u32 place;
+	if (known)
+		return *known;
+	if (totals->tuples >= TUPLES)
+		return NOWHERE;
+	place = __sync_fetch_and_add(&totals->tuples, 1);
+	tuple = tuple_at(place);
 	if (!tuple)
-		return;
-	map_update(&tuples, key, tuple, NOT_TWICE);
-	tuple = map_lookup(&tuples, key);
-	if (!tuple)
-		return;
+		return NOWHERE;
+	if (map_update(&places, key, &place, NOT_TWICE)) {
+		/* Another thread was here first; this place stays empty. */
+		known = map_lookup(&places, key);
+		return known ? *known : NOWHERE;
+	}
+	know_port(key->port);
 	current_name(name, sizeof(name));
 	__builtin_memcpy(tuple->name, name, sizeof(name));
+	tuple->namespace = namespace;
+	tuple->key = *key;
+	return place;
 }
 
 INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key)
@@ -208,21 +314,81 @@ INLINE u64 current_switches(void)
 	return task->nvcsw + task->nivcsw;
 }
 
-INLINE void failed_with(struct totals *totals, const struct tuple_key *key, u32 errno)
+/* A task has two places; a search that goes on keeps its own. */
+INLINE u32 slot_of(u64 task, int way)
 {
-	struct tuple *tuple = tuple_of(totals, key);
-	if (errno >= ERRNOS)
-		errno = UNKNOWN;
-	ADD(totals->errnos[errno], 1);
-	if (!tuple)
-		return;
-	ADD(tuple->failed, 1);
-	if (errno == EADDRNOTAVAIL)
-		ADD(tuple->no_port, 1);
+	u32 thread = (u32)task;
+	return (way ? thread * 0x9e3779b1U >> 16 : thread) % TASKS;
+}
+
+INLINE struct caller *caller_at(u32 slot)
+{
+	return map_lookup(&callers, &slot);
+}
+
+/* The search in which the current task is. */
+INLINE struct caller *searching(void)
+{
+	u64 task = current_task_id();
+	struct caller *caller = caller_at(slot_of(task, 0));
+	if (caller && caller->task == task && caller->socket)
+		return caller;
+	caller = caller_at(slot_of(task, 1));
+	return caller && caller->task == task && caller->socket ? caller : NULL;
+}
+
+INLINE struct set *set_of(u64 socket)
+{
+	u32 place = (u32)((socket >> 6) * 0x9e3779b1U >> 16) % SETS;
+	return map_lookup(&attempts, &place);
+}
+
+INLINE struct attempt *attempt_of(u64 socket)
+{
+	struct set *set = set_of(socket);
+	if (!set)
+		return NULL;
+	for (int way = 0; way < WAYS; way++)
+		if (set->attempts[way].socket == socket)
+			return &set->attempts[way];
+	return NULL;
+}
+
+/* The room that a socket has, or gets. */
+INLINE struct attempt *make_attempt(u64 socket)
+{
+	struct set *set = set_of(socket);
+	struct attempt *known;
+	if (!set)
+		return NULL;
+	/* The usual case: there is nobody. */
+	if (!set->attempts[0].socket && !__sync_val_compare_and_swap(&set->attempts[0].socket, 0, socket))
+		return &set->attempts[0];
+	known = attempt_of(socket);
+	if (known)
+		return known;
+	for (int way = 0; way < WAYS; way++)
+		if (!set->attempts[way].socket && !__sync_val_compare_and_swap(&set->attempts[way].socket, 0, socket))
+			return &set->attempts[way];
+	return NULL;
+}
+
+INLINE void leave_search(const struct attempt *attempt)
+{
+	struct caller *caller = caller_at(attempt->slot);
+	if (caller && caller->socket == attempt->socket)
+		caller->socket = 0;
+}
+
+INLINE void forget(struct attempt *attempt)
+{
+	leave_search(attempt);
+	attempt->started_ns = 0;
+	attempt->socket = 0;
 }
 
 /* A number of events per window, and as many of the long ones; the counters are not exact when windows change. */
-INLINE void tell(struct totals *totals, const struct tuple_key *key, u64 now, u64 ns, u16 source_port)
+INLINE void tell(struct totals *totals, u32 tuple, u64 now, u64 ns, u16 source_port)
 {
 	u32 only = 0;
 	struct wanted *wanted = map_lookup(&settings, &only);
@@ -248,51 +414,90 @@ INLINE void tell(struct totals *totals, const struct tuple_key *key, u64 now, u6
 	}
 	event->at_ns = now > wanted->began_ns ? now - wanted->began_ns : 0;
 	event->search_ns = ns;
-	__builtin_memcpy(event->address, key->address, sizeof(event->address));
-	event->process = key->process;
-	event->port = key->port;
+	event->tuple = tuple;
 	event->source_port = source_port;
+	event->hole = 0;
 	ring_submit(event, NO_WAKEUP);
+}
+
+/* `caller`: of the current task's place, be it its own or not. */
+INLINE void put_key(struct tuple_key *key, const struct sock *socket, const struct wanted *wanted, const struct caller *caller)
+{
+	put_address(key->address, socket);
+	key->port = __builtin_bswap16(socket->__sk_common.skc_dport);
+	key->hole = 0;
+	if (caller && caller->task == current_task_id())
+		key->process = caller->key.process;
+	else
+		key->process = current_process(wanted->namespace_device, wanted->namespace_inode);
 }
 
 INLINE void start(struct totals *totals, const struct sock *socket)
 {
 	u32 only = 0;
 	struct wanted *wanted = map_lookup(&settings, &only);
-	struct attempt attempt = {};
-	struct call call = {};
-	struct call *last;
+	struct tuple_key key;
+	struct attempt *attempt;
+	struct caller *caller;
 	struct tuple *tuple;
-	u64 id = (u64)socket;
+	u64 id = number_of(socket, totals);
 	u64 task = current_task_id();
+	u32 namespace = socket->__sk_common.skc_net.net->ns.inum;
+	u32 slot = slot_of(task, 0);
+	u32 flags = 0;
+	u32 *watching;
 	if (!wanted)
 		return;
-	put_address(attempt.key.address, socket);
-	attempt.key.port = __builtin_bswap16(socket->__sk_common.skc_dport);
-	attempt.key.process = current_process(wanted->namespace_device, wanted->namespace_inode);
-	if (!is_wanted(wanted, &attempt.key))
+	caller = caller_at(slot);
+	put_key(&key, socket, wanted, caller);
+	if (!is_wanted(wanted, &key))
 		return;
-	last = map_lookup(&calls, &task);
-	if (last && last->failed_ns) {
-		/* No system call has ended since: nobody will tell the errno (io_uring). */
-		ADD(totals->waiting, -1);
-		failed_with(totals, &last->key, UNKNOWN);
+	if (caller && caller->task != task && caller->socket) {
+		slot = slot_of(task, 1);
+		caller = caller_at(slot);
+		if (caller && caller->task != task && caller->socket)
+			caller = NULL;
 	}
-	make_tuple(&attempt.key);
-	call.key = attempt.key;
-	call.socket = id;
-	attempt.task = task;
-	attempt.switches = current_switches();
-	attempt.started_ns = monotonic_ns();
+	attempt = make_attempt(id);
+	if (!caller || !attempt) {
+		ADD(totals->lost_starts, 1);
+		return;
+	}
+	if (attempt->started_ns)
+		ADD(totals->lost_answers, 1);
+	if (caller->task != task || caller->namespace != namespace || !same_key(&caller->key, &key)) {
+		caller->tuple = make_tuple(totals, &key, namespace);
+		caller->namespace = namespace;
+		caller->key = key;
+		caller->task = task;
+	}
+	tuple = tuple_of(totals, caller->tuple);
+	if (tuple && tuple->to_retry) {
+		tuple->to_retry -= 1;
+		ADD(tuple->retries, 1);
+	}
 	if (socket->__sk_common.skc_num) {
-		attempt.ended_ns = attempt.started_ns;
+		flags = GIVEN_PORT;
 		ADD(totals->given_port, 1);
-		tuple = map_lookup(&tuples, &attempt.key);
 		if (tuple)
 			ADD(tuple->given_port, 1);
+	} else if (!is_ipv4(socket)) {
+		watching = map_lookup(&watched, &only);
+		if (watching && !*watching) {
+			flags = UNTIMED;
+			totals->ipv6_seen = 1;
+		}
 	}
-	if (map_update(&calls, &task, &call, ANY) || map_update(&attempts, &id, &attempt, ANY))
-		ADD(totals->lost_starts, 1);
+	attempt->task = task;
+	attempt->tuple = caller->tuple;
+	attempt->slot = slot;
+	attempt->flags = flags;
+	attempt->switches = current_switches();
+	attempt->ended_ns = 0;
+	caller->socket = flags & GIVEN_PORT ? 0 : id;
+	attempt->started_ns = monotonic_ns();
+	if (flags & GIVEN_PORT)
+		attempt->ended_ns = attempt->started_ns;
 }
 
 INLINE void search_ended(struct attempt *attempt, u16 source_port)
@@ -304,97 +509,162 @@ INLINE void search_ended(struct attempt *attempt, u16 source_port)
 	struct totals *totals = the_totals();
 	struct tuple *tuple;
 	attempt->ended_ns = now;
+	leave_search(attempt);
 	if (!totals)
 		return;
-	count_time(parity ? &totals->times[ODD] : &totals->times[EVEN], ns);
+	count(parity ? ODD : EVEN, ns);
 	if (attempt->task == current_task_id() && attempt->switches != current_switches())
 		ADD(totals->switched, 1);
-	tuple = tuple_of(totals, &attempt->key);
+	tuple = tuple_of(totals, attempt->tuple);
 	if (tuple) {
-		ADD(tuple->searches[parity], 1);
 		ADD(tuple->search_ns[parity], ns);
 		if (bucket < COARSE)
 			__sync_fetch_and_add(&tuple->buckets[parity][bucket], 1);
 	}
-	tell(totals, &attempt->key, now, ns, source_port);
+	tell(totals, attempt->tuple, now, ns, source_port);
 }
 
-/* The task that called is done with this socket. */
-INLINE void forget(u64 id, u64 task)
+INLINE void established(struct totals *totals, struct attempt *attempt, int late)
 {
-	struct call *call = map_lookup(&calls, &task);
-	if (call && call->socket == id && !call->failed_ns)
-		map_delete(&calls, &task);
-}
-
-INLINE void established(struct totals *totals, u64 id)
-{
-	struct attempt *attempt = map_lookup(&attempts, &id);
 	struct tuple *tuple;
-	u64 task;
-	if (!attempt)
-		return;
-	if (attempt->ended_ns)
-		count_time(&totals->times[HANDSHAKE], monotonic_ns() - attempt->ended_ns);
+	if (late)
+		ADD(totals->unanswered, 1);
+	else if (attempt->ended_ns)
+		count(HANDSHAKE, monotonic_ns() - attempt->ended_ns);
+	else if (attempt->flags & UNTIMED)
+		ADD(totals->untimed, 1);
 	else
 		ADD(totals->without_end, 1);
-	tuple = tuple_of(totals, &attempt->key);
-	if (tuple)
+	tuple = tuple_of(totals, attempt->tuple);
+	if (tuple) {
 		ADD(tuple->established, 1);
-	task = attempt->task;
-	map_delete(&attempts, &id);
-	forget(id, task);
+		/* What failed before is over. */
+		if (tuple->to_retry)
+			tuple->to_retry = 0;
+	}
+	forget(attempt);
 }
 
-INLINE void failed(struct totals *totals, const struct sock *socket)
+/* sk_err is of a peer, a router or a timer. Without one it is the program, which has closed the socket, or connect()
+ * itself: that has sent nothing. No port was found: EADDRNOTAVAIL (or ENOMEM, without memory for as little as a bucket of
+ * ports). A port that was bound is in use for this destination: EADDRNOTAVAIL too. Else a port was found, and the SYN was
+ * not made: no route from there (ip_route_newports), or no memory (tcp_connect); which of them nobody tells. */
+INLINE u32 why(const struct sock *socket, const struct attempt *attempt)
 {
-	u64 id = (u64)socket;
-	u64 task = current_task_id();
-	struct attempt *attempt = map_lookup(&attempts, &id);
-	struct call *call;
-	u64 now, ns, owner;
-	int errno = socket->sk_err;
-	if (!attempt)
-		return;
-	now = monotonic_ns();
-	ns = now - attempt->started_ns;
-	owner = attempt->task;
-	call = map_lookup(&calls, &task);
-	if (!attempt->ended_ns && owner == task) {
-		count_time(&totals->times[FAILED], ns);
-		tell(totals, &attempt->key, now, ns, 0);
-	}
-	if (!errno && call && call->socket == id) {
-		/* Its own call has done it: the errno is what that gives back. */
-		call->failed_ns = ns ? ns : 1;
-		ADD(totals->waiting, 1);
-	} else {
-		failed_with(totals, &attempt->key, errno ? (u32)errno : CLOSED_EARLY);
-	}
-	map_delete(&attempts, &id);
-	forget(id, owner);
+	struct tcp_sock *tcp;
+	if (socket->sk_err)
+		return socket->sk_err;
+	tcp = as_tcp_socket((void *)socket);
+	if (!tcp)
+		return UNKNOWN;
+	if (tcp->packets_out)
+		return CLOSED_EARLY;
+	if (attempt->flags & GIVEN_PORT || !tcp->inet_conn.icsk_inet.inet_sport)
+		return EADDRNOTAVAIL;
+	return UNKNOWN;
 }
 
+INLINE void failed(struct totals *totals, const struct sock *socket, struct attempt *attempt)
+{
+	struct tuple *tuple;
+	u64 now, ns;
+	u32 errno = why(socket, attempt);
+	if (errno >= ERRNOS)
+		errno = UNKNOWN;
+	if (!attempt->ended_ns && errno == EADDRNOTAVAIL) {
+		now = monotonic_ns();
+		ns = now - attempt->started_ns;
+		count(FAILED, ns);
+		tell(totals, attempt->tuple, now, ns, 0);
+	}
+	ADD(totals->errnos[errno], 1);
+	tuple = tuple_of(totals, attempt->tuple);
+	if (tuple) {
+		ADD(tuple->failed, 1);
+		if (errno == EADDRNOTAVAIL)
+			ADD(tuple->no_port, 1);
+		__sync_fetch_and_add(&tuple->to_retry, 1);
+	}
+	forget(attempt);
+}
+
+/* Who closes first has the port in TIME_WAIT. Connections that were there before the trace count as well, if their process
+ * has connected to the same destination since. */
+INLINE void closing(const struct sock *socket, int from)
+{
+	u32 only = 0;
+	struct wanted *wanted = map_lookup(&settings, &only);
+	struct totals *totals = the_totals();
+	struct attempt *attempt;
+	struct tuple_key key;
+	struct caller *caller;
+	struct tuple *tuple;
+	u64 task = current_task_id();
+	u32 *place;
+	/* Of what a server has accepted the peer's port is one that nobody has connected to. */
+	if (!wanted || !totals || !is_port_known(__builtin_bswap16(socket->__sk_common.skc_dport)))
+		return;
+	attempt = attempt_of(number_of(socket, totals));
+	if (attempt)
+		established(totals, attempt, 1);
+	caller = caller_at(slot_of(task, 0));
+	put_key(&key, socket, wanted, caller);
+	if (caller && caller->task == task && same_key(&caller->key, &key)) {
+		tuple = tuple_at(caller->tuple);
+	} else {
+		place = map_lookup(&places, &key);
+		if (!place)
+			return;
+		tuple = tuple_at(*place);
+	}
+	if (!tuple)
+		return;
+	if (from == ESTABLISHED)
+		ADD(tuple->closed_first, 1);
+	else
+		ADD(tuple->closed_by_peer, 1);
+}
+
+/* A program that is interrupted does not run for what the interrupt brings: the kernel leaves it out. So what a task does is
+ * in one program and what comes from outside is in another, which is over at once when a task goes by. What it misses all
+ * the same is seen when the connection is closed, or when its socket connects again. */
 SECTION("tp_btf/inet_sock_set_state")
-int set_state(u64 *context)
+int called(u64 *context)
 {
 	const struct sock *socket = (const struct sock *)context[0];
 	int from = (int)context[1];
 	int to = (int)context[2];
 	struct totals *totals;
-	if (from != SYN_SENT && to != SYN_SENT)
-		return 0;
-	if (socket->sk_protocol != TCP)
+	if (from == CLOSED && to == SYN_SENT) {
+		totals = the_totals();
+		if (totals && socket->sk_protocol == TCP)
+			start(totals, socket);
+	} else if ((from == ESTABLISHED && to == FIN_WAIT1) || (from == CLOSE_WAIT && to == LAST_ACK)) {
+		if (socket->sk_protocol == TCP)
+			closing(socket, from);
+	}
+	return 0;
+}
+
+SECTION("tp_btf/inet_sock_set_state")
+int answered(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[0];
+	int to = (int)context[2];
+	struct attempt *attempt;
+	struct totals *totals;
+	if ((int)context[1] != SYN_SENT || socket->sk_protocol != TCP)
 		return 0;
 	totals = the_totals();
 	if (!totals)
 		return 0;
-	if (from == CLOSED && to == SYN_SENT)
-		start(totals, socket);
-	else if (from == SYN_SENT && to == ESTABLISHED)
-		established(totals, (u64)socket);
-	else if (from == SYN_SENT && to == CLOSED)
-		failed(totals, socket);
+	attempt = attempt_of(number_of(socket, totals));
+	if (!attempt)
+		return 0;
+	if (to == ESTABLISHED)
+		established(totals, attempt, 0);
+	else if (to == CLOSED)
+		failed(totals, socket, attempt);
 	return 0;
 }
 
@@ -403,65 +673,60 @@ int route_lookup(u64 *context)
 {
 	const struct flowi4 *flow = (const struct flowi4 *)context[1];
 	struct attempt *attempt;
-	struct call *call;
-	u16 source_port;
-	u64 task, id;
-	if (flow->__fl_common.flowic_proto != TCP)
+	struct caller *caller;
+	u16 source_port = __builtin_bswap16(flow->uli.ports.sport);
+	u64 id;
+	if (!source_port || flow->__fl_common.flowic_proto != TCP)
 		return 0;
-	source_port = __builtin_bswap16(flow->uli.ports.sport);
-	if (!source_port)
-		return 0;
-	task = current_task_id();
-	call = map_lookup(&calls, &task);
+	caller = searching();
 	/* A packet that came in meanwhile is routed under the name of the same task. */
-	if (!call || *(u32 *)(call->key.address + 12) != flow->daddr ||
-	    call->key.port != __builtin_bswap16(flow->uli.ports.dport) ||
-	    *(u32 *)(call->key.address + 8) != __builtin_bswap32(0xffff))
+	if (!caller || *(u32 *)(caller->key.address + 12) != flow->daddr ||
+	    caller->key.port != __builtin_bswap16(flow->uli.ports.dport) ||
+	    *(u32 *)(caller->key.address + 8) != __builtin_bswap32(0xffff))
 		return 0;
-	id = call->socket;
-	attempt = map_lookup(&attempts, &id);
+	id = caller->socket;
+	attempt = attempt_of(id);
 	if (attempt && !attempt->ended_ns)
 		search_ended(attempt, source_port);
 	return 0;
 }
 
+/* Every packet of the host comes by here: only attached once there is IPv6. */
 SECTION("tp_btf/net_dev_queue")
 int packet_queued(u64 *context)
 {
 	const struct sk_buff *packet = (const struct sk_buff *)context[0];
 	const struct sock *socket = packet->sk;
+	struct totals *totals;
 	struct attempt *attempt;
-	u64 id = (u64)socket;
+	u64 id;
 	if (!socket || socket->__sk_common.skc_family != INET6 || socket->__sk_common.skc_state != SYN_SENT)
 		return 0;
-	attempt = map_lookup(&attempts, &id);
-	if (attempt && !attempt->ended_ns)
+	totals = the_totals();
+	if (!totals)
+		return 0;
+	id = number_of(socket, totals);
+	attempt = attempt_of(id);
+	if (attempt && !attempt->ended_ns && !(attempt->flags & UNTIMED))
 		search_ended(attempt, socket->__sk_common.skc_num);
 	return 0;
 }
 
-SECTION("tp_btf/sys_exit")
-int call_ended(u64 *context)
+SECTION("tp_btf/tcp_retransmit_skb")
+int sent_again(u64 *context)
 {
-	s64 result = (s64)context[1];
+	const struct sock *socket = (const struct sock *)context[0];
 	struct totals *totals = the_totals();
-	struct call *call;
-	u64 task;
-	/* All system calls of the host come by here. */
-	if (!totals || !totals->waiting)
+	struct attempt *attempt;
+	struct tuple *tuple;
+	if (!totals || socket->__sk_common.skc_state != SYN_SENT)
 		return 0;
-	task = current_task_id();
-	call = map_lookup(&calls, &task);
-	if (!call || !call->failed_ns)
+	attempt = attempt_of(number_of(socket, totals));
+	if (!attempt)
 		return 0;
-	ADD(totals->waiting, -1);
-	/* 0 is that of a close() in the middle of a handshake. io_uring_enter() gives a count: the errno is in the ring, where
-	 * nobody looks from here. */
-	failed_with(totals, &call->key,
-		    !result                                     ? CLOSED_EARLY
-		    : result < 0 && result > -CLOSED_EARLY ? (u32)-result
-							       : UNKNOWN);
-	map_delete(&calls, &task);
+	tuple = tuple_at(attempt->tuple);
+	if (tuple)
+		ADD(tuple->syn_retries, 1);
 	return 0;
 }
 
@@ -470,8 +735,12 @@ int call_ended(u64 *context)
 SECTION("fentry/__inet_hash_connect")
 int search_begins(u64 *context)
 {
-	u64 id = context[1];
-	struct attempt *attempt = map_lookup(&attempts, &id);
+	const struct sock *socket = (const struct sock *)context[1];
+	struct totals *totals = the_totals();
+	struct attempt *attempt;
+	if (!totals)
+		return 0;
+	attempt = attempt_of(number_of(socket, totals));
 	if (attempt && !attempt->ended_ns)
 		attempt->started_ns = monotonic_ns();
 	return 0;
@@ -481,8 +750,11 @@ SECTION("fexit/__inet_hash_connect")
 int search_returns(u64 *context)
 {
 	const struct sock *socket = (const struct sock *)context[1];
-	u64 id = (u64)socket;
-	struct attempt *attempt = map_lookup(&attempts, &id);
+	struct totals *totals = the_totals();
+	struct attempt *attempt;
+	if (!totals)
+		return 0;
+	attempt = attempt_of(number_of(socket, totals));
 	if (attempt && !attempt->ended_ns && socket->__sk_common.skc_num)
 		search_ended(attempt, socket->__sk_common.skc_num);
 	return 0;

@@ -6,7 +6,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::ptr;
 
-use aya::maps::{Array, HashMap, MapData, RingBuf};
+use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::errno_name;
 
@@ -15,6 +15,7 @@ use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
 const NAME: &str = "connect_search";
+const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
 
 /// The most pairs of process and destination that are told apart.
 pub const TUPLES: usize = 2048;
@@ -34,19 +35,26 @@ enum Hook {
 
 /// Which programs in the order of attaching: what begins a search comes last, and goes first.
 const TP_BTF: [(&str, Hook); 4] = [
-    ("call_ended", Hook::Tracepoint("sys_exit")),
-    ("packet_queued", Hook::Tracepoint("net_dev_queue")),
+    ("sent_again", Hook::Tracepoint("tcp_retransmit_skb")),
     ("route_lookup", Hook::Tracepoint("fib_table_lookup")),
-    ("set_state", Hook::Tracepoint("inet_sock_set_state")),
+    ("answered", Hook::Tracepoint("inet_sock_set_state")),
+    ("called", Hook::Tracepoint("inet_sock_set_state")),
 ];
 
 /// The same for the tier that times the search itself.
-const FEXIT: [(&str, Hook); 4] = [
-    ("call_ended", Hook::Tracepoint("sys_exit")),
+const FEXIT: [(&str, Hook); 5] = [
+    ("sent_again", Hook::Tracepoint("tcp_retransmit_skb")),
     ("search_returns", Hook::Exit("__inet_hash_connect")),
     ("search_begins", Hook::Entry("__inet_hash_connect")),
-    ("set_state", Hook::Tracepoint("inet_sock_set_state")),
+    ("answered", Hook::Tracepoint("inet_sock_set_state")),
+    ("called", Hook::Tracepoint("inet_sock_set_state")),
 ];
+
+/// What every packet of the host goes through: only for IPv6, whose searches end there.
+const PACKETS: (&str, &str) = ("packet_queued", "net_dev_queue");
+
+/// In the map of times.
+const TIMES: usize = 4;
 
 /// Which connects are looked at: all that match everything that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,26 +117,56 @@ pub struct TupleKey {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Tuple {
-    name: [u8; 16],
-    /// Searches that found a port.
-    pub searches: [u64; 2],
-    /// How long they took together, in nanoseconds.
+    /// How long the searches that found a port took together, in nanoseconds.
     pub search_ns: [u64; 2],
+    /// Handshakes that came to their end.
+    pub established: u64,
+    /// Connections that the process closed before its peer did: it has the port in TIME_WAIT.
+    pub closed_first: u64,
+    /// Connections that its peer had closed when the process did.
+    pub closed_by_peer: u64,
+    /// Connects from a port that was bound before: without a search.
+    pub given_port: u64,
+    to_retry: u32,
+    /// Network namespace of the socket that connected first: inode of `/proc/PID/ns/net`.
+    pub namespace: u32,
     /// Connects that failed, whenever.
     pub failed: u64,
     /// Of these, with EADDRNOTAVAIL.
     pub no_port: u64,
-    /// Connects from a port that was bound before: without a search.
-    pub given_port: u64,
-    /// Handshakes that came to their end.
-    pub established: u64,
-    /// Searches by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
+    /// Connects that came after one that had failed, before one succeeded.
+    pub retries: u64,
+    /// SYNs that were sent again.
+    pub syn_retries: u64,
+    /// Process and destination.
+    pub key: TupleKey,
+    name: [u8; 16],
+    /// Searches that found a port by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub buckets: [[u32; COARSE]; 2],
 }
 
-/// Sums over all connects that were wanted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[repr(C)]
+struct Sums {
+    lost_events: u64,
+    lost_starts: u64,
+    lost_tuples: u64,
+    without_end: u64,
+    untimed: u64,
+    unanswered: u64,
+    lost_answers: u64,
+    given_port: u64,
+    switched: u64,
+    window: u64,
+    samples_taken: u32,
+    outliers_taken: u32,
+    tuples: u32,
+    ipv6_seen: u32,
+    errnos: [u64; 256],
+}
+
+/// Sums over all connects that were wanted.
+#[derive(Clone, Debug)]
 pub struct Totals {
     /// Samples for which the ring had no room.
     pub lost_events: u64,
@@ -138,15 +176,16 @@ pub struct Totals {
     pub lost_tuples: u64,
     /// Connections whose search's end was not seen.
     pub without_end: u64,
+    /// Connects whose end, established or failed, went by while the processor looked at another one.
+    pub lost_answers: u64,
+    /// Handshakes that came to their end: those of `handshake`, and those whose time is not known.
+    pub established: u64,
+    /// Connections over IPv6 from before the first one was noticed: their search has an end, which nobody looked for.
+    pub untimed: u64,
     /// Connects from a port that was bound before.
     pub given_port: u64,
     /// Searches during which the task was not running all the time.
     pub switched: u64,
-    /// Failures whose errno has not been told yet.
-    waiting: u64,
-    window: u64,
-    samples_taken: u32,
-    outliers_taken: u32,
     /// Failures by errno.
     errnos: [u64; 256],
     /// Searches that found an even port.
@@ -167,30 +206,26 @@ pub struct Event {
     pub at_ns: u64,
     /// How long it took.
     pub search_ns: u64,
-    address: [u8; 16],
-    /// Process, in this process's PID namespace if it is there.
-    pub process: u32,
-    /// Port of the destination.
-    pub port: u16,
+    /// Its place in [`ConnectSearch::tuples`]; beyond these: it is not there for want of room.
+    pub tuple: u32,
     /// The port that was found; 0: none.
     pub source_port: u16,
+    hole: u16,
 }
 
 // As in connect_search.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
-const _: () = assert!(mem::size_of::<Tuple>() == 80 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 48);
-const _: () = assert!(mem::size_of::<Totals>() == 72 + 8 * 256 + 4 * mem::size_of::<Times>());
-const _: () = assert!(mem::size_of::<Event>() == 40 && mem::offset_of!(Event, source_port) == 38);
+const _: () = assert!(mem::size_of::<Tuple>() == 128 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 56);
+const _: () = assert!(mem::size_of::<Sums>() == 96 + 8 * 256 && mem::offset_of!(Sums, errnos) == 96);
+const _: () = assert!(mem::size_of::<Event>() == 24 && mem::offset_of!(Event, source_port) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Settings {}
 // SAFETY: as above.
-unsafe impl Pod for TupleKey {}
-// SAFETY: as above.
 unsafe impl Pod for Tuple {}
 // SAFETY: as above.
-unsafe impl Pod for Totals {}
+unsafe impl Pod for Sums {}
 
 impl TupleKey {
     /// The destination.
@@ -201,10 +236,10 @@ impl TupleKey {
 
 impl Totals {
     /// Failures by the name of their errno: `closed` when the program closed the socket while the handshake went on,
-    /// `unknown` when no system call told (io_uring), or has told yet.
+    /// `unknown` when a port was found and the SYN not made (no route from there, or no memory).
     pub fn failures(&self) -> impl Iterator<Item = (String, u64)> + '_ {
         let numbers = self.errnos.iter().enumerate().map(|(errno, number)| match errno {
-            UNKNOWN => ("unknown".to_owned(), number + self.waiting),
+            UNKNOWN => ("unknown".to_owned(), *number),
             CLOSED_EARLY => ("closed".to_owned(), *number),
             errno => (errno_name(&io::Error::from_raw_os_error(errno as i32)), *number),
         });
@@ -213,11 +248,6 @@ impl Totals {
 }
 
 impl Event {
-    /// The destination.
-    pub fn address(&self) -> IpAddr {
-        address(self.address)
-    }
-
     fn read(bytes: &[u8]) -> Option<Event> {
         // SAFETY: there are as many bytes, and any are a valid Event.
         (bytes.len() == mem::size_of::<Event>())
@@ -226,6 +256,11 @@ impl Event {
 }
 
 impl Tuple {
+    /// Searches that found a port, by its parity.
+    pub fn searches(&self) -> [u64; 2] {
+        self.buckets.map(|buckets| buckets.iter().map(|&number| u64::from(number)).sum())
+    }
+
     /// Name of the thread that connected first.
     pub fn name(&self) -> String {
         thread_name(&self.name)
@@ -262,9 +297,21 @@ impl Wanted {
 /// Programs on connect(), attached. They go with this value, and with the process.
 pub struct ConnectSearch {
     programs: Programs,
-    sums: Array<MapData, Totals>,
-    tuples: HashMap<MapData, TupleKey, Tuple>,
+    sums: Array<MapData, Sums>,
+    times: PerCpuArray<MapData, Times>,
+    tuples: Array<MapData, Tuple>,
     ring: RingBuf<MapData>,
+    packets: Packets,
+}
+
+/// Whether every packet is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packets {
+    /// As soon as there is a connect over IPv6.
+    Later,
+    Watched,
+    /// Only IPv4 is wanted, or the programs are off.
+    Never,
 }
 
 impl ConnectSearch {
@@ -279,15 +326,27 @@ impl ConnectSearch {
         programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
         let mut search = ConnectSearch {
             sums: programs.map("sums")?,
+            times: programs.map("times")?,
             tuples: programs.map("tuples")?,
             ring: programs.map("ring")?,
             programs,
+            packets: Packets::Later,
         };
-        let programs = match tier {
-            Tier::TpBtf => TP_BTF,
-            Tier::Fexit => FEXIT,
+        let programs: &[(&str, Hook)] = match tier {
+            Tier::TpBtf => &TP_BTF,
+            Tier::Fexit => &FEXIT,
         };
-        for (program, hook) in programs {
+        match (tier, wanted.address.map(|address| address.to_canonical())) {
+            (Tier::TpBtf, Some(IpAddr::V6(_))) => search.watch_packets()?,
+            (Tier::TpBtf, None) => {}
+            (Tier::TpBtf, Some(IpAddr::V4(_))) => search.packets = Packets::Never,
+            // The search of both families ends where the function returns.
+            (Tier::Fexit, _) => {
+                search.packets = Packets::Never;
+                search.programs.set("watched", 1_u32)?;
+            }
+        }
+        for &(program, hook) in programs {
             match hook {
                 Hook::Tracepoint(tracepoint) => search.programs.attach(program, tracepoint)?,
                 Hook::Entry(function) => search.programs.attach_entry(program, function)?,
@@ -297,8 +356,29 @@ impl ConnectSearch {
         Ok(search)
     }
 
+    /// To be called now and then: looks for the end of searches over IPv6 as soon as there has been one. That is a look at
+    /// every packet of the host, which a host that uses IPv4 need not pay for.
+    ///
+    /// # Errors
+    ///
+    /// As of [`ConnectSearch::attach`].
+    pub fn keep_up(&mut self) -> Result<(), BpfError> {
+        if self.packets == Packets::Later && self.sums()?.ipv6_seen != 0 {
+            self.watch_packets()?;
+        }
+        Ok(())
+    }
+
+    fn watch_packets(&mut self) -> Result<(), BpfError> {
+        let (program, tracepoint) = PACKETS;
+        self.programs.attach(program, tracepoint)?;
+        self.packets = Packets::Watched;
+        self.programs.set("watched", 1_u32)
+    }
+
     /// Takes the programs off; what they counted stays. A search that is under way is not counted any more.
     pub fn detach(&mut self) {
+        self.packets = Packets::Never;
         self.programs.detach();
     }
 
@@ -316,22 +396,46 @@ impl ConnectSearch {
     /// # Errors
     ///
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
-    pub fn totals(&self) -> Result<Box<Totals>, BpfError> {
-        let totals = self
-            .sums
-            .get(&0, 0)
-            .map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
-        Ok(Box::new(totals))
+    pub fn totals(&self) -> Result<Totals, BpfError> {
+        let sums = self.sums()?;
+        let mut times = [Times::default(); TIMES];
+        for (kind, sum) in (0..).zip(&mut times) {
+            let each = self.times.get(&kind, 0).map_err(|error| tracing::failure(NAME, LOOKUP, &error))?;
+            each.iter().for_each(|of_one| sum.add(of_one));
+        }
+        let [even, odd, handshake, failed] = times;
+        Ok(Totals {
+            lost_events: sums.lost_events,
+            lost_starts: sums.lost_starts,
+            lost_tuples: sums.lost_tuples,
+            without_end: sums.without_end,
+            lost_answers: sums.lost_answers,
+            established: handshake.count + sums.without_end + sums.untimed + sums.unanswered,
+            untimed: sums.untimed,
+            given_port: sums.given_port,
+            switched: sums.switched,
+            errnos: sums.errnos,
+            even,
+            odd,
+            handshake,
+            failed,
+        })
     }
 
-    /// All pairs of process and destination, in no order.
+    fn sums(&self) -> Result<Sums, BpfError> {
+        self.sums.get(&0, 0).map_err(|error| tracing::failure(NAME, LOOKUP, &error))
+    }
+
+    /// All pairs of process and destination, in the order in which they came; a few places may be empty (port 0), where two
+    /// threads came at the same time.
     ///
     /// # Errors
     ///
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
-    pub fn tuples(&self) -> Result<Vec<(TupleKey, Tuple)>, BpfError> {
-        let tuples: Result<Vec<_>, _> = self.tuples.iter().collect();
-        tuples.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+    pub fn tuples(&self) -> Result<Vec<Tuple>, BpfError> {
+        let known = self.sums()?.tuples.min(TUPLES as u32);
+        let tuples: Result<Vec<_>, _> = (0..known).map(|place| self.tuples.get(&place, 0)).collect();
+        tuples.map_err(|error| tracing::failure(NAME, LOOKUP, &error))
     }
 }
 

@@ -162,11 +162,6 @@ struct socket {
 	struct sock *sk;
 };
 
-struct tcp_sock {
-	u32 srtt_us;
-	u32 total_retrans;
-};
-
 struct file {
 	void *private_data;
 };
@@ -182,6 +177,21 @@ struct files_struct {
 
 struct io_uring_cqe {
 	int res;
+};
+
+struct inet_sock {
+	u16 inet_sport;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	u32 packets_out;
+	u32 srtt_us;
+	u32 total_retrans;
 };
 
 struct sk_buff {
@@ -215,4 +225,5 @@ struct task_struct {
 
 #pragma clang attribute pop
 
+static struct tcp_sock *(*const as_tcp_socket)(void *socket) = (void *)137;
 static struct task_struct *(*const current_task)(void) = (void *)158;

@@ -46,6 +46,25 @@ pub struct Times {
 
 const _: () = assert!(mem::size_of::<Times>() == 24 + 8 * FINE);
 
+// SAFETY: integers and an array of them without holes, in the layout of the map's values.
+unsafe impl Pod for Times {}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times { count: 0, sum_ns: 0, max_ns: 0, buckets: [0; FINE] }
+    }
+}
+
+impl Times {
+    /// Adds what another one has counted: each processor may have its own.
+    pub fn add(&mut self, other: &Times) {
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(mine, theirs)| *mine += theirs);
+    }
+}
+
 /// Programs of one object; those that were attached go with this value, and with the process.
 pub(crate) struct Programs {
     name: &'static str,

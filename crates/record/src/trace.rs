@@ -41,13 +41,16 @@ pub struct TraceConnectResults {
     pub searches: u64,
     /// These, per second.
     pub searches_per_s: f64,
-    /// Connects that failed, by errno; `closed`: the program closed the socket during the handshake; `unknown`: no system
-    /// call told the errno (io_uring).
+    /// Connects that failed, by errno; `closed`: the program closed the socket during the handshake; `unknown`: a port
+    /// was found and the SYN not made (no route from there, or no memory).
     pub failed: BTreeMap<String, u64>,
     /// Connects from a port that was bound before: they have no search.
     pub given_port: u64,
     /// Handshakes that came to their end.
     pub established: u64,
+    /// Connections over IPv6 whose search is not among `searches`: the end of it is only looked for once somebody has
+    /// connected over IPv6, within 50 ms.
+    pub untimed: u64,
     /// What was not counted, or not shown, for want of room.
     pub lost: u64,
     /// Searches during which the task was not running all the time.
@@ -78,7 +81,7 @@ pub struct TraceStep {
 }
 
 /// The connects of one process to one destination.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceTuple {
     /// Process.
     pub process: u32,
@@ -108,6 +111,21 @@ pub struct TraceTuple {
     pub given_port: u64,
     /// Handshakes that came to their end.
     pub established: u64,
+    /// Connects that came after one that had failed, before one succeeded.
+    pub retries: u64,
+    /// SYNs that were sent again.
+    pub syn_retries: u64,
+    /// Connections that this process closed before its peer did: the port is in TIME_WAIT here.
+    pub closed_first: u64,
+    /// Connections that the peer had closed first.
+    pub closed_by_peer: u64,
+    /// Ports of the range that connections to this destination had at the end, TIME_WAIT included, of the source address with
+    /// the most; `null`: not known.
+    pub in_use: Option<u32>,
+    /// Ports that the kernel may choose from; `null`: not known.
+    pub range: Option<u32>,
+    /// The one by the other; `null`: not known.
+    pub fill: Option<f64>,
 }
 
 /// One search.

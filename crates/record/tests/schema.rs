@@ -421,6 +421,13 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         no_port: 1,
         given_port: 0,
         established: 1,
+        retries: 1,
+        syn_retries: 1,
+        closed_first: 1,
+        closed_by_peer: 0,
+        in_use: Some(14_116),
+        range: Some(28_232),
+        fill: Some(0.5),
     };
     let sample = TraceSample { at_ns: 5, search_ns: 1_270, source_port: Some(32_768), tuple: Some(0) };
     let results = TraceConnectResults {
@@ -432,6 +439,7 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         failed: BTreeMap::from([("EADDRNOTAVAIL".into(), 1), ("closed".into(), 2)]),
         given_port: 0,
         established: 1,
+        untimed: 0,
         lost: 0,
         switched: 0,
         search_ns: ByParity { all: Some(spread), even: Some(spread), odd: Some(spread) },
@@ -456,7 +464,14 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         for_ns: None,
         ..settings
     };
-    let tuples = vec![TraceTuple { even_p50_ns: None, odd_p50_ns: None, ..results.tuples[0].clone() }];
+    let tuples = vec![TraceTuple {
+        even_p50_ns: None,
+        odd_p50_ns: None,
+        in_use: None,
+        range: None,
+        fill: None,
+        ..results.tuples[0].clone()
+    }];
     let samples = vec![TraceSample { source_port: None, tuple: None, ..results.samples[0] }];
     let search_ns = ByParity::default();
     let results = TraceConnectResults {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_record::{Spread, TraceConnectResults, TraceConnectSettings};
+use fourtuple_record::{Spread, TraceConnectResults, TraceConnectSettings, TraceTuple};
 
 use crate::envelope::{plural, quoted, typed};
 use crate::number::{count, duration, rate, share};
@@ -64,6 +64,9 @@ pub(crate) fn figures(results: &TraceConnectResults) -> Vec<(&'static str, Strin
     if results.given_port > 0 {
         figures.push(("connects from a bound port (no search)", count(results.given_port)));
     }
+    if results.untimed > 0 {
+        figures.push(("connections over IPv6 without a time", count(results.untimed)));
+    }
     if results.switched > 0 && results.searches > 0 {
         let part = share(results.switched as f64 / results.searches as f64);
         figures.push((
@@ -114,6 +117,16 @@ pub(crate) fn histogram(results: &TraceConnectResults) -> Vec<(u64, u64, u64)> {
             (10_f64.powf(f64::from(step) / 4.0).round() as u64, even, odd)
         })
         .collect()
+}
+
+/// `14,900 of 15,000 (99.3%)`, or a dash.
+pub(crate) fn fill(tuple: &TraceTuple) -> String {
+    match (tuple.in_use, tuple.range, tuple.fill) {
+        (Some(used), Some(range), Some(fill)) => {
+            format!("{} of {} ({})", count(used.into()), count(range.into()), share(fill))
+        }
+        _ => "-".to_owned(),
+    }
 }
 
 /// What stands below the tables of processes and destinations that were cut.

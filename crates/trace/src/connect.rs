@@ -1,29 +1,31 @@
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::connect_search::{Event, Totals, Tuple, TupleKey, Wanted};
+use fourtuple_bpf::connect_search::{Event, Totals, Tuple, Wanted};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_measure::LogLinear;
 use fourtuple_record::{ByParity, Remark, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
 
 use crate::TraceError;
+use crate::fill::{self, Fill, Question};
 use crate::reservoir::Reservoir;
 use crate::tier::{self, Attached};
 use crate::times::{spread, times};
 
-/// How often the ring is emptied. It holds 20,000 samples; two thousand come in a second at most.
+/// How often the ring is emptied. It holds 30,000 samples; a thousand come in a second at most.
 const LOOK: Duration = Duration::from_millis(50);
 /// How often the one who waits hears something.
 const TELL: Duration = Duration::from_millis(200);
 /// Samples a second, and as many searches of `OUTLIER` or longer.
-const SAMPLES_PER_S: u32 = 1_000;
+const SAMPLES_PER_S: u32 = 500;
 const OUTLIER: Duration = Duration::from_millis(1);
 /// Samples in a record: a page of them is half a megabyte.
 const SAMPLES: usize = 10_000;
+/// Pairs of process and destination whose ports are counted: each is a walk through all sockets of a namespace.
+const FILLS: usize = 8;
 
 /// What connect() does: the search for a source port apart from the handshake, of programs that know nothing of it.
 #[derive(Clone, Debug, Default)]
@@ -98,11 +100,12 @@ impl Connect {
             let elapsed = begun.elapsed();
             let left = self.time.map_or(LOOK, |time| time.saturating_sub(elapsed));
             search.drain(|event| samples.offer(event));
+            search.keep_up()?;
             if left.is_zero() || stop.load(Ordering::Relaxed) {
                 break;
             }
             if elapsed >= last.elapsed + TELL {
-                last = look(&*search.totals()?, elapsed, &last);
+                last = look(&search.totals()?, elapsed, &last);
                 news(&last);
             }
             thread::sleep(left.min(LOOK));
@@ -110,13 +113,14 @@ impl Connect {
         let elapsed = begun.elapsed();
         search.detach();
         search.drain(|event| samples.offer(event));
+        let totals = search.totals()?;
         let results = TraceConnectResults {
             tier: tier.name().to_owned(),
             tier_reason: reason,
-            ..results(&*search.totals()?, search.tuples()?, samples.into_kept(), elapsed)
+            ..results(&totals, search.tuples()?, samples.into_kept(), elapsed)
         };
         let early = self.time.is_some_and(|time| elapsed < time);
-        let validity = validity(&*search.totals()?, early.then_some(elapsed));
+        let validity = validity(&totals, early.then_some(elapsed));
         Ok(Outcome { results, validity })
     }
 
@@ -140,7 +144,7 @@ fn both(totals: &Totals) -> LogLinear {
 }
 
 fn lost(totals: &Totals) -> u64 {
-    totals.lost_events + totals.lost_starts + totals.lost_tuples + totals.without_end
+    totals.lost_events + totals.lost_starts + totals.lost_tuples + totals.without_end + totals.lost_answers
 }
 
 fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
@@ -160,29 +164,31 @@ fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
 
 fn results(
     totals: &Totals,
-    mut tuples: Vec<(TupleKey, Tuple)>,
+    tuples: Vec<Tuple>,
     mut events: Vec<Event>,
     elapsed: Duration,
 ) -> TraceConnectResults {
+    let mut order: Vec<usize> = (0..tuples.len()).filter(|&place| tuples[place].key.port != 0).collect();
     // The name decides among equals, so that the order is the same each time.
-    tuples.sort_by_cached_key(|(key, tuple)| {
-        let weight = tuple.searches[0] + tuple.searches[1] + tuple.failed + tuple.given_port;
-        (std::cmp::Reverse(weight), key.process, key.address(), key.port)
+    order.sort_by_cached_key(|&place| {
+        let tuple = &tuples[place];
+        let weight = tuple.searches().iter().sum::<u64>() + tuple.failed + tuple.given_port;
+        (std::cmp::Reverse(weight), tuple.key.process, tuple.key.address(), tuple.key.port)
     });
-    let place: HashMap<_, _> = tuples
-        .iter()
-        .zip(0_u32..)
-        .map(|((key, _), place)| ((key.process, key.address(), key.port), place))
-        .collect();
+    let mut place_of = vec![None; tuples.len()];
+    order.iter().zip(0_u32..).for_each(|(&place, sorted)| place_of[place] = Some(sorted));
     events.sort_by_key(|event| event.at_ns);
     let samples = events.iter().map(|event| TraceSample {
         at_ns: event.at_ns,
         search_ns: event.search_ns,
         source_port: (event.source_port != 0).then_some(event.source_port),
-        tuple: place.get(&(event.process, event.address(), event.port)).copied(),
+        tuple: place_of.get(event.tuple as usize).copied().flatten(),
     });
     let (even, odd, all) = (times(&totals.even), times(&totals.odd), both(totals));
     let searches = all.count();
+    let questions: Vec<Question> = order.iter().take(FILLS).map(|&place| question(&tuples[place])).collect();
+    let mut fills = fill::of(&questions);
+    fills.resize(order.len(), None);
     TraceConnectResults {
         tier: String::new(),
         tier_reason: None,
@@ -191,7 +197,8 @@ fn results(
         searches_per_s: searches as f64 / elapsed.as_secs_f64().max(1e-9),
         failed: totals.failures().collect(),
         given_port: totals.given_port,
-        established: totals.handshake.count + totals.without_end,
+        established: totals.established,
+        untimed: totals.untimed,
         lost: lost(totals),
         switched: totals.switched,
         search_ns: ByParity { all: spread(&all), even: spread(&even), odd: spread(&odd) },
@@ -199,7 +206,7 @@ fn results(
         handshake_ns: spread(&times(&totals.handshake)),
         histogram: histogram(&even, &odd),
         samples: samples.collect(),
-        tuples: tuples.iter().map(|(key, tuple)| tuple_result(key, tuple)).collect(),
+        tuples: order.iter().zip(fills).map(|(&place, fill)| tuple_result(&tuples[place], fill)).collect(),
     }
 }
 
@@ -221,7 +228,15 @@ fn histogram(even: &LogLinear, odd: &LogLinear) -> Vec<TraceStep> {
     steps
 }
 
-fn tuple_result(key: &TupleKey, tuple: &Tuple) -> TraceTuple {
+fn question(tuple: &Tuple) -> Question {
+    Question {
+        namespace: tuple.namespace,
+        process: tuple.key.process,
+        destination: SocketAddr::new(tuple.key.address(), tuple.key.port),
+    }
+}
+
+fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
     let by_parity = |odd: usize| {
         let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
         // The longest is not kept for each; the end of the last bucket is long enough.
@@ -231,14 +246,15 @@ fn tuple_result(key: &TupleKey, tuple: &Tuple) -> TraceTuple {
     let mut all = even.clone();
     all.merge(&odd);
     let median = |times: &LogLinear| (times.count() > 0).then(|| times.quantile(0.5));
-    let searches = tuple.searches[0] + tuple.searches[1];
+    let ([evens, odds], key) = (tuple.searches(), &tuple.key);
+    let searches = evens + odds;
     TraceTuple {
         process: key.process,
         name: tuple.name(),
         destination: SocketAddr::new(key.address(), key.port).to_string(),
         searches,
-        even: tuple.searches[0],
-        odd: tuple.searches[1],
+        even: evens,
+        odd: odds,
         mean_ns: (tuple.search_ns[0] + tuple.search_ns[1]) / searches.max(1),
         p99_ns: all.quantile(0.99),
         even_p50_ns: median(&even),
@@ -247,6 +263,13 @@ fn tuple_result(key: &TupleKey, tuple: &Tuple) -> TraceTuple {
         no_port: tuple.no_port,
         given_port: tuple.given_port,
         established: tuple.established,
+        retries: tuple.retries,
+        syn_retries: tuple.syn_retries,
+        closed_first: tuple.closed_first,
+        closed_by_peer: tuple.closed_by_peer,
+        in_use: fill.map(|fill| fill.in_use),
+        range: fill.map(|fill| fill.range),
+        fill: fill.map(|fill| f64::from(fill.in_use) / f64::from(fill.range.max(1))),
     }
 }
 
@@ -264,6 +287,7 @@ fn validity(totals: &Totals, stopped: Option<Duration>) -> Vec<Remark> {
             "connections whose search's end was not seen: they are missing among the searches",
         ),
         (totals.lost_tuples, "events belong to processes and destinations that had no room in the table"),
+        (totals.lost_answers, "connects whose end, established or failed, went by unseen"),
         (totals.lost_events, "samples were lost: the ring was full; the counts are whole"),
     ];
     for (number, what) in losses {

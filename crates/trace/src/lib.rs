@@ -8,6 +8,7 @@
 mod accept;
 mod blind_spots;
 mod connect;
+mod fill;
 mod lock_class;
 mod lock_sums;
 mod lock_table;

@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("report", &["record", "measure"]),
     ("load", &["fourtuple", "syscalls", "measure", "record"]),
     ("serve", &["fourtuple", "syscalls", "measure", "record"]),
-    ("trace", &["bpf", "measure", "record"]),
+    ("trace", &["bpf", "measure", "record", "syscalls"]),
     ("forward", &["fourtuple", "syscalls", "bpf", "record"]),
     (
         "lab",
@@ -61,7 +61,7 @@ const OPTIONAL: &[(&str, &str)] = &[("fourtuple", "bpf")];
 
 /// Arrows that only tests and benchmarks may draw.
 const MEASURING: &[(&str, &str)] =
-    &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple"), ("trace", "syscalls")];
+    &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple")];
 
 /// What every crate may use for its tests and nothing else.
 const TESTING: &str = "testing";

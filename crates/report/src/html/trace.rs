@@ -3,7 +3,7 @@ use maud::{Markup, html};
 
 use super::{chart, table, words};
 use crate::number::{count, duration, maybe_duration};
-use crate::trace::{facts, failures, figures, histogram, more, times};
+use crate::trace::{facts, failures, figures, fill, histogram, more, times};
 
 /// Rows of the table of processes and destinations.
 const ROWS: usize = 200;
@@ -88,6 +88,11 @@ fn tuples(results: &TraceConnectResults) -> Markup {
         "No port",
         "Bound port",
         "Established",
+        "Retries",
+        "SYNs again",
+        "Closed first",
+        "Closed by peer",
+        "Ports in use",
     ];
     html! {
         @if !results.tuples.is_empty() {
@@ -108,6 +113,11 @@ fn tuples(results: &TraceConnectResults) -> Markup {
                         td.bad[tuple.no_port > 0] { (count(tuple.no_port)) }
                         td { (count(tuple.given_port)) }
                         td { (count(tuple.established)) }
+                        td { (count(tuple.retries)) }
+                        td { (count(tuple.syn_retries)) }
+                        td { (count(tuple.closed_first)) }
+                        td { (count(tuple.closed_by_peer)) }
+                        td { (fill(tuple)) }
                     }
                 }
             }))

@@ -3,7 +3,7 @@ use fourtuple_record::TraceConnectResults;
 use super::sheet::{Sheet, Tone};
 use super::table::{Cell, Column, Table};
 use crate::number::{count, duration, maybe_duration};
-use crate::trace::{facts, failures, figures, histogram, more, times};
+use crate::trace::{facts, failures, figures, fill, histogram, more, times};
 
 /// Rows of the table of processes and destinations.
 const ROWS: usize = 20;
@@ -100,6 +100,8 @@ fn tuples(sheet: &mut Sheet, results: &TraceConnectResults) {
         Column::number("searches", 0),
         Column::number("failed", 1),
         Column::number("no port", 3),
+        Column::number("retries", 7),
+        Column::number("ports in use", 5),
         Column::number("mean", 6),
         Column::number("p99", 4),
         Column::number("even p50", 2),
@@ -113,6 +115,8 @@ fn tuples(sheet: &mut Sheet, results: &TraceConnectResults) {
             count(tuple.searches).into(),
             bad(tuple.failed),
             bad(tuple.no_port),
+            count(tuple.retries).into(),
+            fill(tuple).into(),
             duration(tuple.mean_ns).into(),
             duration(tuple.p99_ns).into(),
             maybe_duration(tuple.even_p50_ns).into(),

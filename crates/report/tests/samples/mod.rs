@@ -462,6 +462,13 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
         no_port: 199,
         given_port: 3,
         established: searches,
+        retries: 150,
+        syn_retries: 2,
+        closed_first: searches / 3,
+        closed_by_peer: 1,
+        in_use: Some(14_900),
+        range: (searches > 0).then_some(15_000),
+        fill: (searches > 0).then_some(0.9933),
     };
     let results = TraceConnectResults {
         tier: "tp_btf".into(),
@@ -472,6 +479,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
         failed: BTreeMap::from([("EADDRNOTAVAIL".into(), 4_999), ("closed".into(), 1)]),
         given_port: 3,
         established: 15_000,
+        untimed: 4,
         lost: 0,
         switched: 12,
         search_ns: ByParity {

@@ -1,0 +1,154 @@
+//! What tracing costs: CPU time per connection with and without a trace, in trials of a fifth of a second that run A B B A.
+//!
+//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6] [fin|rst] [QUADS] [RATE]`
+//!
+//! One process dials a server of its own over loopback in a network namespace of its own, so many connections a second
+//! (20,000), spread over 128 addresses (IPv6: one), and closes each at once: as a program does (`fin`), or with a RST, which
+//! is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
+//! both ends, everything that the kernel does in their name (softirqs, as the kernel has no IRQ_TIME_ACCOUNTING), and the
+//! thread that reads the trace. To attach and to detach is not in it. `any` is a trace without a filter, `dst` one of a
+//! single IPv4 address (1 connection in 128 is wanted), `dst6` one of the IPv6 address that is dialed.
+
+use std::env;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_measure::Comparison;
+use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{netns, option, schedule};
+use fourtuple_testing::set_sysctl;
+use fourtuple_trace::Connect;
+
+const TRIAL: Duration = Duration::from_millis(200);
+const PORT: u16 = 4000;
+const ADDRESSES: u32 = 128;
+/// Connections of all trials.
+static REACHED: AtomicU64 = AtomicU64::new(0);
+
+fn main() {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let number = |at: usize, otherwise: u64| {
+        words
+            .get(at)
+            .map_or(otherwise, |word| word.parse().expect("a number of quads, or of connections a second"))
+    };
+    let (quads, rate) = (number(2, 20), number(3, 20_000));
+    let reset = words.get(1).is_some_and(|word| word == "rst");
+    let six = words.first().is_some_and(|word| word == "dst6");
+    let address = match words.first().map(String::as_str) {
+        None | Some("any") => None,
+        Some("dst") => Some(destination(0, six).ip()),
+        Some("dst6") => Some(destination(0, six).ip()),
+        Some(other) => panic!("{other:?} is none of any, dst, dst6"),
+    };
+    netns::enter_new().expect("a network namespace, which takes root");
+    set_sysctl("net.ipv4.ip_local_port_range", "10000 65000");
+    raise_descriptor_limit().expect("descriptors");
+    let any: IpAddr = if six { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let listener = socket::open(Transport::Tcp, SocketAddr::new(any, PORT), false).expect("a socket");
+    socket::bind(listener.as_fd(), SocketAddr::new(any, PORT)).expect("its port");
+    socket::listen(listener.as_fd(), 4096).expect("a listening socket");
+    thread::spawn(move || serve(&listener));
+    let trial = |traced: bool, round: u32| {
+        let connect = Connect { address, ..Connect::default() };
+        if traced {
+            with_trace(&connect, || dial(rate, six, reset, round))
+        } else {
+            dial(rate, six, reset, round)
+        }
+    };
+    trial(false, 0);
+    let mut comparison = Comparison::new(0.03);
+    let mut both = [Vec::new(), Vec::new()];
+    for quad in 0..quads as u32 {
+        let order = if quad % 2 == 0 { [false, true, true, false] } else { [true, false, false, true] };
+        let costs = order.map(|traced| {
+            let cost = trial(traced, quad);
+            both[usize::from(traced)].push(cost);
+            cost
+        });
+        // More is better there: connections per CPU second.
+        for pair in [(0, 1), (3, 2)] {
+            let (without, with) = if order[pair.0] { (pair.1, pair.0) } else { pair };
+            comparison.push(1.0 / costs[without], 1.0 / costs[with]);
+        }
+    }
+    let conclusion = comparison.conclude().expect("quads");
+    let [without, with] = both.map(|mut costs| {
+        costs.sort_by(f64::total_cmp);
+        costs[costs.len() / 2]
+    });
+    let (low, high) = conclusion.interval.unwrap_or((conclusion.ratio, conclusion.ratio));
+    let more = |ratio: f64| (1.0 / ratio - 1.0) * 100.0;
+    let reached = REACHED.load(Ordering::Relaxed) as f64 / (TRIAL.as_secs_f64() * (4 * quads + 1) as f64);
+    println!(
+        "{reached:.0} connections/s, {quads} quads: {without:.2} us of CPU per connection, traced {with:.2} us (medians); \
+         {:+.1}% ({:+.1} to {:+.1})",
+        more(conclusion.ratio),
+        more(high),
+        more(low),
+    );
+}
+
+fn destination(number: u32, six: bool) -> SocketAddr {
+    if six {
+        return SocketAddr::new(Ipv6Addr::LOCALHOST.into(), PORT);
+    }
+    SocketAddr::new(Ipv4Addr::from(0x7f00_0100 + number % ADDRESSES).into(), PORT)
+}
+
+fn serve(listener: &OwnedFd) {
+    while let Ok(stream) = socket::accept(listener.as_fd()) {
+        let _ = socket::receive(stream.as_fd(), &mut [0]);
+    }
+}
+
+/// Microseconds of CPU per connection. Dials in bursts, one each millisecond.
+fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
+    schedule::sleep_precisely().expect("precise sleep");
+    let (cpu, begun) = (process_cpu_time(), Instant::now());
+    let mut dialed = 0_u32;
+    loop {
+        let elapsed = begun.elapsed();
+        if elapsed >= TRIAL {
+            break;
+        }
+        let due = (elapsed.as_secs_f64() * rate as f64) as u32;
+        while dialed < due {
+            let to = destination(dialed.wrapping_add(round), six);
+            let stream = socket::open(Transport::Tcp, to, false).expect("a socket");
+            socket::connect(stream.as_fd(), to).expect("a connection");
+            if reset {
+                option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
+            }
+            dialed += 1;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let cost = (process_cpu_time() - cpu).as_secs_f64() / f64::from(dialed) * 1e6;
+    // A machine that others use as well may not have kept up.
+    REACHED.fetch_add(dialed.into(), Ordering::Relaxed);
+    cost
+}
+
+fn with_trace<T>(connect: &Connect, run: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    let (attached, ready) = mpsc::channel();
+    thread::scope(|scope| {
+        let tracer =
+            scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("who waits"), |_| ()));
+        ready.recv().expect("a trace, which takes BPF");
+        let result = run();
+        stop.store(true, Ordering::Relaxed);
+        let outcome = tracer.join().expect("no panic").expect("a trace");
+        if outcome.results.lost > 0 {
+            eprintln!("{} lost: {:?}", outcome.results.lost, outcome.validity);
+        }
+        result
+    })
+}

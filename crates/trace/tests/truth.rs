@@ -1,0 +1,224 @@
+//! Counts of a trace against those of the program that connects: many connects, filters, retries, who closed first.
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_bpf::BpfError;
+use fourtuple_record::{TraceConnectResults, TraceTuple};
+use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_trace::{Connect, TraceError};
+
+const EADDRNOTAVAIL: i32 = 99;
+
+/// Traces while `program` runs in the same namespace; `None`, aloud, where BPF is not to be had.
+fn traced<T>(test: &str, connect: &Connect, program: impl FnOnce() -> T) -> Option<(T, TraceConnectResults)> {
+    let stop = AtomicBool::new(false);
+    let (attached, ready) = mpsc::channel();
+    thread::scope(|scope| {
+        let tracer = scope.spawn(|| connect.run(&stop, || attached.send(()).unwrap(), |_| ()));
+        while ready.recv_timeout(Duration::from_millis(20)).is_err() {
+            if tracer.is_finished() {
+                match tracer.join().unwrap() {
+                    Err(TraceError::Bpf(
+                        error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }),
+                    )) => {
+                        skip(test, "bpf", &error.to_string());
+                        return None;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let known = program();
+        stop.store(true, Ordering::Relaxed);
+        Some((known, tracer.join().unwrap().unwrap().results))
+    })
+}
+
+fn to(destination: SocketAddr) -> Connect {
+    Connect {
+        process: Some(process::id()),
+        address: Some(destination.ip()),
+        port: Some(destination.port()),
+        ..Connect::default()
+    }
+}
+
+fn dial(destination: SocketAddr) -> OwnedFd {
+    let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+    socket::connect(stream.as_fd(), destination).unwrap();
+    stream
+}
+
+fn only(results: &TraceConnectResults) -> &TraceTuple {
+    let [tuple] = &results.tuples[..] else { panic!("{:?}", results.tuples) };
+    tuple
+}
+
+fn number(variable: &str, otherwise: u32) -> u32 {
+    env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+/// FOURTUPLE_TRACE_CONNECTS says how many.
+#[test]
+fn every_connect_of_many_is_counted() {
+    in_namespace(|| {
+        let connects = number("FOURTUPLE_TRACE_CONNECTS", 4_000);
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 39999");
+        let port = 4500;
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        let server = socket::open(Transport::Tcp, any, false).unwrap();
+        socket::bind(server.as_fd(), any).unwrap();
+        socket::listen(server.as_fd(), 4096).unwrap();
+        thread::spawn(move || while socket::accept(server.as_fd()).is_ok() {});
+        let address = |number: u32| Ipv4Addr::from(0x7f00_0201 + number % 4);
+        let connect = Connect { process: Some(process::id()), port: Some(port), ..Connect::default() };
+        let program = || {
+            let mut counts = [0_u64; 2];
+            for number in 0..connects {
+                let to = SocketAddr::new(address(number).into(), port);
+                let stream = socket::open(Transport::Tcp, to, false).unwrap();
+                assert_eq!(option::set_bind_address_no_port(stream.as_fd()).unwrap(), Answer::Done);
+                socket::bind(stream.as_fd(), SocketAddr::new(address(number / 4).into(), 0)).unwrap();
+                socket::connect(stream.as_fd(), to).unwrap();
+                counts[usize::from(socket::local_address(stream.as_fd()).unwrap().port() % 2)] += 1;
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+            }
+            counts
+        };
+        let Some((counts, results)) = traced("every_connect_of_many_is_counted", &connect, program) else {
+            return;
+        };
+        let count = |spread: Option<fourtuple_record::Spread>| spread.map_or(0, |spread| spread.count);
+        assert_eq!([count(results.search_ns.even), count(results.search_ns.odd)], counts);
+        assert_eq!(results.tuples.len(), 4);
+        let sum = |of: fn(&TraceTuple) -> u64| results.tuples.iter().map(of).sum::<u64>();
+        assert_eq!([sum(|tuple| tuple.even), sum(|tuple| tuple.odd)], counts);
+        assert_eq!((results.searches, results.failed.len()), (connects.into(), 0));
+    });
+}
+
+#[test]
+fn what_is_not_asked_for_is_not_counted() {
+    in_namespace(|| {
+        let test = "what_is_not_asked_for_is_not_counted";
+        let (_one, one) = listener("127.0.3.1", 64);
+        let (_other, other) = listener("127.0.3.2", 64);
+        let name = format!("t{}", process::id());
+        let program = || {
+            let both = move || [one, one, other].map(dial);
+            let named = thread::Builder::new().name(name.clone()).spawn(both).unwrap();
+            (both(), named.join().unwrap())
+        };
+        let by_name = Connect { name: Some(name.clone()), ..Connect::default() };
+        let Some((_, results)) = traced(test, &by_name, program) else { return };
+        assert_eq!(results.searches, 3, "{:?}", results.tuples);
+        let by_address =
+            Connect { process: Some(process::id()), address: Some(one.ip()), ..Connect::default() };
+        let (_, results) = traced(test, &by_address, program).unwrap();
+        let tuple = only(&results);
+        assert_eq!((tuple.searches, tuple.destination.clone()), (4, one.to_string()));
+        let of_another = Connect { process: Some(1), port: Some(one.port()), ..to(one) };
+        let (_, results) = traced(test, &of_another, program).unwrap();
+        assert_eq!((results.searches, results.tuples.len()), (0, 0));
+    });
+}
+
+#[test]
+fn ipv4_through_ipv6_is_ipv4() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.4.1", 64);
+        let SocketAddr::V4(v4) = destination else { panic!("{destination}") };
+        let mapped = SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0));
+        let program = || (0..10).map(|_| dial(mapped)).collect::<Vec<_>>();
+        let Some((streams, results)) = traced("ipv4_through_ipv6_is_ipv4", &to(destination), program) else {
+            return;
+        };
+        let tuple = only(&results);
+        assert_eq!((tuple.searches, tuple.established), (streams.len() as u64, streams.len() as u64));
+        assert_eq!((tuple.destination.clone(), tuple.in_use), (destination.to_string(), Some(10)));
+    });
+}
+
+#[test]
+fn a_full_range_is_tried_again() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20019");
+        let (_listener, destination) = listener("127.0.5.1", 256);
+        let program = || {
+            let mut streams: Vec<_> = (0..90).map(|_| dial(destination)).collect();
+            let fail = || {
+                let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+                let error = socket::connect(stream.as_fd(), destination).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(EADDRNOTAVAIL));
+            };
+            (0..3).for_each(|_| fail());
+            option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
+            streams.push(dial(destination));
+            fail();
+            streams
+        };
+        let Some((_streams, results)) = traced("a_full_range_is_tried_again", &to(destination), program)
+        else {
+            return;
+        };
+        let tuple = only(&results);
+        assert_eq!((tuple.failed, tuple.no_port), (4, 4));
+        // Two after a failure, and the one that succeeded.
+        assert_eq!((tuple.retries, tuple.syn_retries), (3, 0));
+        assert_eq!((tuple.in_use, tuple.range, tuple.fill), (Some(90), Some(90), Some(1.0)));
+    });
+}
+
+#[test]
+fn nobody_listening_is_told_apart_from_a_full_range() {
+    in_namespace(|| {
+        let (listener, destination) = listener("127.0.6.1", 64);
+        drop(listener);
+        let program = || {
+            let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+            socket::connect(stream.as_fd(), destination).unwrap_err();
+        };
+        let Some(((), results)) =
+            traced("nobody_listening_is_told_apart_from_a_full_range", &to(destination), program)
+        else {
+            return;
+        };
+        assert_eq!(results.failed.into_iter().collect::<Vec<_>>(), [("ECONNREFUSED".to_owned(), 1)]);
+        assert_eq!((results.searches, results.failed_search_ns), (1, None));
+    });
+}
+
+/// FOURTUPLE_TRACE_CLOSES says how many.
+#[test]
+fn who_closes_first_is_blamed() {
+    in_namespace(|| {
+        let closes = number("FOURTUPLE_TRACE_CLOSES", 1_000);
+        let (server, destination) = listener("127.0.7.1", 64);
+        let program = || {
+            for number in 0..closes {
+                let client = dial(destination);
+                let accepted = socket::accept(server.as_fd()).unwrap();
+                let [first, second] = if number % 4 == 0 { [accepted, client] } else { [client, accepted] };
+                drop(first);
+                // Its FIN is here.
+                assert_eq!(socket::receive(second.as_fd(), &mut [0]).unwrap(), 0);
+            }
+        };
+        let Some(((), results)) = traced("who_closes_first_is_blamed", &to(destination), program) else {
+            return;
+        };
+        let tuple = only(&results);
+        let by_peer = u64::from(closes.div_ceil(4));
+        assert_eq!((tuple.closed_first, tuple.closed_by_peer), (u64::from(closes) - by_peer, by_peer));
+    });
+}

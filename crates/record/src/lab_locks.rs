@@ -119,7 +119,7 @@ pub struct LocksSide {
 /// Waits for locks of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocksClass {
-    /// `listener`, `accept-queue`, `ehash`, `bhash`, `time-wait`, `socket-owner`, `other`.
+    /// As `trace locks` calls it: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
     pub class: String,
     /// Waits per query.
     pub waits_per_query: f64,

@@ -81,7 +81,7 @@ pub(crate) fn rates(side: &LocksSide) -> (String, String) {
     )
 }
 
-/// `78.1 us`, `77.0 us to 79.3 us`.
+/// `78.1us`, `77.0us to 79.3us`.
 pub(crate) fn cpu_times(side: &LocksSide) -> (String, String) {
     let time = |ns: f64| duration(ns.round() as u64);
     let interval = format!("{} to {}", time(side.cpu_ns_per_query_low), time(side.cpu_ns_per_query_high));
@@ -98,7 +98,7 @@ pub(crate) fn wait_time(side: &LocksSide) -> String {
     side.wait_ns_per_query.map_or_else(|| NOTHING.to_owned(), |ns| duration(ns.round() as u64))
 }
 
-/// Where they were, for one side: `bhash 12 (31 ns a query), listener 3.1 (4 ns)`; waits per 1,000 queries.
+/// Where they were, for one side: `bhash 12 (31ns a query), listener 3.10 (4ns a query)`; waits per 1,000 queries.
 pub(crate) fn classes(side: &LocksSide) -> Option<String> {
     let one = |class: &fourtuple_record::LocksClass| {
         let time = duration(class.wait_ns_per_query.round() as u64);

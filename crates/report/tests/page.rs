@@ -260,7 +260,7 @@ fn locks_have_bars_with_intervals() {
         "aria-label=\"queries per second\"",
         "aria-label=\"CPU time per query\"",
         "fourtuple lab locks --change reuseport --workers 2 --clients 4 --queries 10000 --sources 4 --repeats 8 --seed 1",
-        "listener 25 (75 ns a query)",
+        "listener 25 (75ns a query)",
     ] {
         assert!(page.contains(part), "{part:?} is missing");
     }

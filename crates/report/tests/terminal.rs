@@ -244,7 +244,7 @@ fn locks_have_before_and_after() {
         "exclusive",
         "10.0% more queries per second, 7.0 to 13.0",
         "ratio 1.100, 95% interval 1.070 to 1.130, 8 pairs",
-        "lock waits per 1,000, exclusive: listener 25 (75 ns a query)",
+        "lock waits per 1,000, exclusive: listener 25 (75ns a query)",
         "Not seen: spinlocks of guests",
     ] {
         assert!(text.contains(part), "{part:?} is missing:\n{text}");

@@ -103,3 +103,24 @@ fn an_end_before_the_first_pair_leaves_nothing_to_keep() {
         assert!(matches!(error, LabError::Interrupted), "{error}");
     });
 }
+
+#[test]
+fn lock_waits_are_counted_or_it_is_said_why_not() {
+    in_namespace(|| {
+        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+        let settings = Locks { trace: true, ..settings(&[Change::Sources]) };
+        let (results, remarks) = settings.run(LocalPortRange::Linear, &watch).unwrap();
+        assert!(remarks.is_empty(), "{remarks:?}");
+        let pair = &results.pairs[0];
+        for side in [&pair.before, &pair.after] {
+            // The traced trials are not among the timed ones.
+            assert_eq!((side.queries, side.errors.len()), (300, 0), "{side:?}");
+            let counted = side.waits_per_query.is_some() && side.wait_ns_per_query.is_some();
+            assert_ne!(counted, results.untraced.is_some(), "{side:?} {:?}", results.untraced);
+            let sum: f64 = side.classes.iter().map(|class| class.waits_per_query).sum();
+            assert!((sum - side.waits_per_query.unwrap_or(0.0)).abs() < 1e-9, "{side:?}");
+        }
+        // There is always one at least.
+        assert_ne!(results.blind_spots.is_empty(), results.untraced.is_none());
+    });
+}

@@ -468,6 +468,61 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     (settings, results)
 }
 
+fn trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let settings = TraceLocksSettings {
+        process: Some(7),
+        name: Some("wrk".into()),
+        cgroup: Some("/sys/fs/cgroup/web".into()),
+        for_ns: Some(5_000_000_000),
+    };
+    let class = LockClass {
+        class: "bhash".into(),
+        waits: 1,
+        wait_ns: 1_270,
+        sleeps: 0,
+        sleep_ns: 0,
+        locks: 1,
+        times_ns: Some(Spread { count: 1, mean: 1_270, p50: 1_270, p99: 1_270, p999: 1_270, max: 1_270 }),
+        remedy: "a range of ports for each worker".into(),
+    };
+    let path = LockPath {
+        class: "bhash".into(),
+        kind: "spin".into(),
+        frames: vec!["__inet_hash_connect".into()],
+        waits: 1,
+        wait_ns: 1_270,
+        max_ns: 1_270,
+    };
+    let results = TraceLocksResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 5_000_000_000,
+        connections: 2,
+        waits: 1,
+        wait_ns: 1_270,
+        waits_per_connection: Some(0.5),
+        wait_ns_per_connection: Some(635.0),
+        cpu_share: 0.001,
+        lost: 0,
+        elsewhere_waits: 3,
+        elsewhere_wait_ns: 4_000,
+        classes: vec![class],
+        paths: vec![path],
+        ports: vec![LockPort { port: 32_768, waits: 1, wait_ns: 1_270, max_ns: 1_270 }],
+        blind_spots: vec!["waits before the queue".into()],
+    };
+    (settings, results)
+}
+
+/// Of everybody, where nobody connected: everything that may be null is.
+fn bare_trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let (_, results) = trace_locks();
+    let settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
+    let classes = vec![LockClass { times_ns: None, ..results.classes[0].clone() }];
+    let results =
+        TraceLocksResults { waits_per_connection: None, wait_ns_per_connection: None, classes, ..results };
+    (settings, results)
+}
+
 /// Over a unix socket, in a closed loop: everything that may be absent is.
 fn bare_load() -> (LoadSettings, LoadResults) {
     let (settings, results) = load();
@@ -548,7 +603,7 @@ fn bare_lab_locks() -> (LabLocksSettings, LabLocksResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 14] {
+fn samples() -> [(&'static str, Value); 16] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
     let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
@@ -557,10 +612,12 @@ fn samples() -> [(&'static str, Value); 14] {
     let (compare_settings, compare_results) = compare();
     let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
     let (serve_settings, serve_results) = serve();
-    let (locks_settings, locks_results) = lab_locks();
-    let (bare_locks_settings, bare_locks_results) = bare_lab_locks();
+    let (lab_locks_settings, lab_locks_results) = lab_locks();
+    let (bare_lab_settings, bare_lab_results) = bare_lab_locks();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
+    let (locks_settings, locks_results) = trace_locks();
+    let (bare_locks_settings, bare_locks_results) = bare_trace_locks();
     let lab_settings = LabSettings {
         ports: ports_settings.clone(),
         time_wait: time_wait_settings.clone(),
@@ -584,8 +641,10 @@ fn samples() -> [(&'static str, Value); 14] {
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
         ("trace connect", record("trace connect", trace_settings, trace_results)),
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
-        ("lab locks", record("lab locks", locks_settings, locks_results)),
-        ("bare lab locks", record("lab locks", bare_locks_settings, bare_locks_results)),
+        ("lab locks", record("lab locks", lab_locks_settings, lab_locks_results)),
+        ("bare lab locks", record("lab locks", bare_lab_settings, bare_lab_results)),
+        ("trace locks", record("trace locks", locks_settings, locks_results)),
+        ("bare trace locks", record("trace locks", bare_locks_settings, bare_locks_results)),
     ]
 }
 
@@ -698,6 +757,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         _,
         (_, trace),
         _,
+        (_, lab_locks),
+        _,
         (_, locks),
         _,
     ] = samples();
@@ -716,7 +777,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&serve, &accept),
         (&accept, &trace),
         (&trace, &locks),
-        (&locks, &lab),
+        (&locks, &lab_locks),
+        (&lab_locks, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

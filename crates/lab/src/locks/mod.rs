@@ -127,6 +127,7 @@ impl Locks {
             watch,
             untraced: (!self.trace).then(|| "lock waits were not to be counted".to_owned()),
             blind_spots: Vec::new(),
+            most_waits: None,
             remarks: Vec::new(),
         };
         let mut pairs = Vec::new();
@@ -165,7 +166,9 @@ struct Course<'a> {
     watch: &'a Watch<'a>,
     /// Why waits are not counted any more.
     untraced: Option<String>,
+    /// Of the trial with the most waits.
     blind_spots: Vec<String>,
+    most_waits: Option<u64>,
     remarks: Vec<Remark>,
 }
 
@@ -220,9 +223,14 @@ impl Course<'_> {
             waits::count(&mut || drop(queries()))
         })?;
         match counted {
-            Ok(Counted { waits, blind_spots }) if !trial.cut => {
+            Ok(Counted { waits, blind_spots, remarks }) if !trial.cut => {
                 side.add_traced(&trial, &waits);
-                self.blind_spots = blind_spots;
+                // A trial without a wait cannot tell how waits are seen here.
+                if self.most_waits.is_none_or(|most| waits.waits > most) {
+                    self.most_waits = Some(waits.waits);
+                    self.blind_spots = blind_spots;
+                }
+                self.remarks.extend(remarks);
             }
             Ok(_) => {}
             Err(why) => self.untraced = Some(why),

@@ -1,6 +1,13 @@
 //! Lock waits of a trial.
 
 use std::collections::BTreeMap;
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use fourtuple_record::Remark;
+use fourtuple_trace::Locks;
 
 /// Waits for locks, of one trial or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,9 +44,39 @@ pub(super) struct Counted {
     pub(super) waits: Waits,
     /// What such a count does not see.
     pub(super) blind_spots: Vec<String>,
+    /// What was lost of it.
+    pub(super) remarks: Vec<Remark>,
 }
 
 /// Counts lock waits of this process while `queries` run; else why not, and they were not run.
-pub(super) fn count(_queries: &mut dyn FnMut()) -> Result<Counted, String> {
-    Err("lock waits cannot be traced here".to_owned())
+pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
+    let locks = Locks { process: Some(process::id()), ..Locks::default() };
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (sender, attached) = mpsc::channel();
+        let begun = move || {
+            // Nobody listens any more only where this panicked, and then nobody needs to know.
+            let _ = sender.send(());
+        };
+        let trace = scope.spawn(|| locks.run(&stop, begun, |_| {}));
+        // It is dropped unsent where nothing could be attached.
+        if attached.recv().is_ok() {
+            queries();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let outcome = trace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        let results = outcome.results;
+        let classes = results.classes.into_iter().map(|class| (class.class, (class.waits, class.wait_ns)));
+        Ok(Counted {
+            waits: Waits {
+                queries: 0,
+                waits: results.waits,
+                wait_ns: results.wait_ns,
+                classes: classes.collect(),
+            },
+            blind_spots: results.blind_spots,
+            remarks: outcome.validity,
+        })
+    })
 }

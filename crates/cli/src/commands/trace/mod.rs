@@ -1,6 +1,7 @@
 mod connect;
 mod filter;
 mod line;
+mod locks;
 
 use clap::{Args, Subcommand};
 
@@ -16,12 +17,14 @@ pub(crate) struct Trace {
 #[derive(Debug, Subcommand)]
 enum What {
     Connect(connect::ConnectFlags),
+    Locks(locks::LocksFlags),
 }
 
 impl Trace {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
             What::Connect(flags) => flags.run(),
+            What::Locks(flags) => flags.run(),
         }
     }
 }

@@ -204,7 +204,8 @@ fn lab_of_locks() {
             refused("lab locks", flag, value, accepted);
         }
     }
-    for (flag, accepted) in [("--workers", "2 to 256"), ("--clients", "2 to 256"), ("--sources", "2 to 1024")] {
+    for (flag, accepted) in [("--workers", "2 to 256"), ("--clients", "2 to 256"), ("--sources", "2 to 1024")]
+    {
         refused("lab locks", flag, "1", accepted);
     }
     refused("lab locks", "--queries", "99", "100 to 30000");

@@ -6,7 +6,8 @@ use program::{Room, fourtuple, list, number, record, require_valid, run, text};
 
 #[test]
 fn before_and_after_of_each_change() {
-    let command = "lab locks --change sources,reuseport --queries 400 --repeats 2 --workers 2 --clients 3 --sources 5";
+    let command =
+        "lab locks --change sources,reuseport --queries 400 --repeats 2 --workers 2 --clients 3 --sources 5";
     let Some(record) = record("locks::before_and_after", command) else { return };
     require_valid(&record);
     assert_eq!(text(&record, "command"), "lab locks");

@@ -109,7 +109,7 @@ pub(crate) fn classes(side: &LocksSide) -> Option<String> {
 
 fn per_thousand(per_query: f64) -> String {
     match per_query * 1000.0 {
-        none if none == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         few if few < 10.0 => format!("{few:.2}"),
         many if many < 1e6 => format!("{many:.0}"),
         many => format!("{many:.2e}"),

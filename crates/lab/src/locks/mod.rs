@@ -128,6 +128,7 @@ impl Locks {
             untraced: (!self.trace).then(|| "lock waits were not to be counted".to_owned()),
             blind_spots: Vec::new(),
             most_waits: None,
+            lost: Vec::new(),
             remarks: Vec::new(),
         };
         let mut pairs = Vec::new();
@@ -153,7 +154,8 @@ impl Locks {
         if pairs.is_empty() && watch.stopped() {
             return Err(LabError::Interrupted);
         }
-        let Course { untraced, blind_spots, remarks, .. } = course;
+        let Course { untraced, mut blind_spots, lost, remarks, .. } = course;
+        blind_spots.extend(lost);
         let mut results = LabLocksResults { pairs, untraced, blind_spots, advice: Vec::new() };
         results.advice = advice::advice(&results, cpus());
         Ok((results, remarks))
@@ -169,6 +171,8 @@ struct Course<'a> {
     /// Of the trial with the most waits.
     blind_spots: Vec<String>,
     most_waits: Option<u64>,
+    /// What was lost in any of them.
+    lost: Vec<String>,
     remarks: Vec<Remark>,
 }
 
@@ -223,14 +227,15 @@ impl Course<'_> {
             waits::count(&mut || drop(queries()))
         })?;
         match counted {
-            Ok(Counted { waits, blind_spots, remarks }) if !trial.cut => {
+            Ok(Counted { waits, blind_spots, lost }) if !trial.cut => {
                 side.add_traced(&trial, &waits);
                 // A trial without a wait cannot tell how waits are seen here.
                 if self.most_waits.is_none_or(|most| waits.waits > most) {
                     self.most_waits = Some(waits.waits);
                     self.blind_spots = blind_spots;
                 }
-                self.remarks.extend(remarks);
+                // A wait without its path is a wait all the same, and counted: no reason to believe less of the rest.
+                self.lost.extend(lost);
             }
             Ok(_) => {}
             Err(why) => self.untraced = Some(why),

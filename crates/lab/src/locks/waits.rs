@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use fourtuple_record::Remark;
 use fourtuple_trace::Locks;
 
 /// Waits for locks, of one trial or of several.
@@ -44,8 +43,8 @@ pub(super) struct Counted {
     pub(super) waits: Waits,
     /// What such a count does not see.
     pub(super) blind_spots: Vec<String>,
-    /// What was lost of it.
-    pub(super) remarks: Vec<Remark>,
+    /// What was lost of it, one line each.
+    pub(super) lost: Vec<String>,
 }
 
 /// Counts lock waits of this process while `queries` run; else why not, and they were not run.
@@ -76,7 +75,7 @@ pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
                 classes: classes.collect(),
             },
             blind_spots: results.blind_spots,
-            remarks: outcome.validity,
+            lost: outcome.validity.into_iter().map(|remark| remark.message).collect(),
         })
     })
 }

@@ -37,7 +37,7 @@ fn before_and_after_of_each_change() {
 
 #[test]
 fn compare_refuses_it_in_a_line() {
-    let ended = run(&mut fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]));
+    let ended = run(fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]));
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("lab locks compares by itself"), "{ended:?}");
     let command = "lab locks --change sources --queries 100 --repeats 1 --no-trace";

@@ -191,6 +191,27 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
+fn lab_of_locks() {
+    refused("lab locks", "--change", "prayer", "reuseport, sources, full-range");
+    for (flag, accepted) in [
+        ("--workers", "from 1 to 256"),
+        ("--clients", "from 1 to 256"),
+        ("--queries", "from 1 to 30000"),
+        ("--sources", "from 1 to 1024"),
+        ("--repeats", "from 1 to 100"),
+    ] {
+        for value in ["0", "30001", "-1", "x"] {
+            refused("lab locks", flag, value, accepted);
+        }
+    }
+    for (flag, accepted) in [("--workers", "2 to 256"), ("--clients", "2 to 256"), ("--sources", "2 to 1024")]
+    {
+        refused("lab locks", flag, "1", accepted);
+    }
+    refused("lab locks", "--queries", "99", "100 to 30000");
+}
+
+#[test]
 fn labs_of_accepting() {
     for lab in ["lab accept", "lab keepalive"] {
         for name in ["nonsense", "Exclusive"] {

@@ -8,6 +8,7 @@ pub mod accept;
 mod calibrate;
 mod error;
 pub mod keepalive;
+pub mod locks;
 mod namespace;
 pub mod pool;
 pub mod ports;

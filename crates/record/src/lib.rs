@@ -12,6 +12,7 @@ mod accept;
 mod compare;
 mod host;
 mod lab;
+mod lab_locks;
 mod load;
 mod plan;
 mod ports;
@@ -31,6 +32,9 @@ pub use accept::{
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
+pub use lab_locks::{
+    LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
+};
 pub use load::{
     Held, Latency, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second, Slow,
 };
@@ -105,6 +109,8 @@ pub enum Saved {
     LabAccept(AcceptRecord),
     /// `fourtuple lab keepalive`
     LabKeepalive(AcceptRecord),
+    /// `fourtuple lab locks`
+    LabLocks(LabLocksRecord),
     /// `fourtuple plan`
     Plan(PlanRecord),
     /// `fourtuple compare`
@@ -156,6 +162,7 @@ impl Saved {
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
             "lab accept" => Saved::LabAccept(serde_json::from_str(text)?),
             "lab keepalive" => Saved::LabKeepalive(serde_json::from_str(text)?),
+            "lab locks" => Saved::LabLocks(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),

@@ -642,6 +642,69 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
+fn lab_locks() -> (LabLocksSettings, LabLocksResults) {
+    let settings = LabLocksSettings {
+        changes: vec!["reuseport".into(), "sources".into(), "full-range".into()],
+        workers: 2,
+        clients: 4,
+        queries: 10_000,
+        sources: 4,
+        repeats: 8,
+        traced: 2,
+        closer: "client".into(),
+        narrow: 0.05,
+        seed: 1,
+    };
+    let class = LocksClass { class: "bhash".into(), waits_per_query: 0.02, wait_ns_per_query: 31.5 };
+    let side = LocksSide {
+        policy: "exclusive".into(),
+        sources: 4,
+        strategy: "kernel-default".into(),
+        low: 1_024,
+        high: 65_535,
+        queries: 80_000,
+        queries_per_s: 20_000.5,
+        queries_per_s_low: 19_000.5,
+        queries_per_s_high: 21_000.5,
+        cpu_ns_per_query: 80_000.5,
+        cpu_ns_per_query_low: 79_000.5,
+        cpu_ns_per_query_high: 81_000.5,
+        waits_per_query: Some(0.02),
+        wait_ns_per_query: Some(31.5),
+        classes: vec![class],
+        errors: BTreeMap::from([("ECONNRESET".into(), 1)]),
+    };
+    let pair = LocksPair {
+        change: "reuseport".into(),
+        before: side.clone(),
+        after: LocksSide { policy: "reuseport".into(), ..side },
+        pairs: 8,
+        ratio: LocksRatio { value: 1.058, low: Some(1.041), high: Some(1.074) },
+        verdict: "5.8% more queries per second, 4.1 to 7.4".into(),
+        cpu_ratio: LocksRatio { value: 0.95, low: Some(0.93), high: Some(0.97) },
+        cpu_verdict: "5.0% less CPU time per query, 3.0 to 7.0".into(),
+        advice: "Give each worker a listener".into(),
+    };
+    let results = LabLocksResults {
+        pairs: vec![pair],
+        untraced: Some("BPF is refused".into()),
+        blind_spots: vec!["spinlocks of a guest".into()],
+        advice: vec!["Give each worker a listener".into()],
+    };
+    (settings, results)
+}
+
+/// Where locks could not be traced, and there were too few pairs: everything that may be null is.
+fn bare_lab_locks() -> (LabLocksSettings, LabLocksResults) {
+    let (settings, mut results) = lab_locks();
+    results.untraced = None;
+    let pair = &mut results.pairs[0];
+    pair.ratio = LocksRatio { value: 1.0, low: None, high: None };
+    pair.cpu_ratio = pair.ratio;
+    (pair.before.waits_per_query, pair.before.wait_ns_per_query) = (None, None);
+    (settings, results)
+}
+
 fn samples() -> Vec<(&'static str, Value)> {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
@@ -651,6 +714,8 @@ fn samples() -> Vec<(&'static str, Value)> {
     let (compare_settings, compare_results) = compare();
     let ((load_settings, load_results), (bare_settings, bare_results)) = (load(), bare_load());
     let (serve_settings, serve_results) = serve();
+    let (lab_locks_settings, lab_locks_results) = lab_locks();
+    let (bare_lab_settings, bare_lab_results) = bare_lab_locks();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
     let (trace_accept_settings, trace_accept_results) = trace_accept();
@@ -682,6 +747,8 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
         ("trace accept", record("trace accept", trace_accept_settings, trace_accept_results)),
         ("bare trace accept", record("trace accept", bare_accept_settings, bare_accept_results)),
+        ("lab locks", record("lab locks", lab_locks_settings, lab_locks_results)),
+        ("bare lab locks", record("lab locks", bare_lab_settings, bare_lab_results)),
         ("trace locks", record("trace locks", locks_settings, locks_results)),
         ("bare trace locks", record("trace locks", bare_locks_settings, bare_locks_results)),
     ]

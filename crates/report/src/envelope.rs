@@ -6,6 +6,7 @@ use fourtuple_record::{
 };
 
 use crate::accept::{self, Lab};
+use crate::lab_locks;
 use crate::load;
 use crate::number::{count, duration, quantity, share};
 use crate::{trace, trace_accept, trace_locks};
@@ -45,6 +46,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
             vec![accept::details(&record.settings)],
             accept::command_line(Lab::Keepalive, &record.settings),
         ),
+        Saved::LabLocks(record) => {
+            of(record, vec![lab_locks::details(&record.settings)], lab_locks::command_line(&record.settings))
+        }
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {
             of(record, vec![compare_words(&record.settings)], compare_line(&record.settings))

@@ -12,6 +12,7 @@ mod accept;
 mod comparison;
 mod envelope;
 mod figures;
+mod lab_locks;
 mod load;
 mod number;
 mod save;

@@ -265,3 +265,25 @@ fn published_figures_stand_only_beside_the_same_question() {
     let without = page(&[Saved::Ports(record)]);
     assert!(!without.contains("Published errors"), "another range is another question");
 }
+
+#[test]
+fn locks_have_bars_with_intervals() {
+    let page = page(&[Saved::LabLocks(samples::lab_locks())]);
+    for part in [
+        "One listener for all workers, or one for each",
+        "aria-label=\"queries per second\"",
+        "aria-label=\"CPU time per query\"",
+        "fourtuple lab locks --change reuseport --workers 2 --clients 4 --queries 10000 --sources 4 --repeats 8 --seed 1",
+        "listener 25 (75ns a query)",
+    ] {
+        assert!(page.contains(part), "{part:?} is missing");
+    }
+    // The longest bar with its whisker fills the room, and the other is shorter in proportion.
+    assert!(page.contains("width=\"349.5\"") && page.contains("width=\"317.7\""), "{page}");
+    let hostile = own(&page_of_hostile());
+    assert!(!hostile.contains("<b onclick"), "markup of a record is on the page");
+}
+
+fn page_of_hostile() -> String {
+    page(&[Saved::LabLocks(samples::hostile_lab_locks())])
+}

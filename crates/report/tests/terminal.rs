@@ -246,3 +246,21 @@ fn a_bare_lab_shows_every_experiment() {
     assert!(text.contains("under each port strategy") && text.contains("Sockets in TIME_WAIT"), "{text}");
     assert!(text.contains("option 51") && text.contains("Keep connections alive"), "{text}");
 }
+
+#[test]
+fn locks_have_before_and_after() {
+    let text = render(&Saved::LabLocks(samples::lab_locks()), 100, false);
+    for part in [
+        "One listener for all workers, or one for each",
+        "exclusive",
+        "10.0% more queries per second, 7.0 to 13.0",
+        "ratio 1.100, 95% interval 1.070 to 1.130, 8 pairs",
+        "lock waits per 1,000, exclusive: listener 25 (75ns a query)",
+        "Not seen: spinlocks of guests",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing:\n{text}");
+    }
+    let text = render(&Saved::LabLocks(samples::untraced_lab_locks()), 100, false);
+    assert!(text.contains("Lock waits were not counted: BPF is refused"), "{text}");
+    assert!(text.contains("no interval: too few pairs, 1 pair"), "{text}");
+}

@@ -1,5 +1,6 @@
 mod accept;
 mod keepalive;
+mod locks;
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -44,6 +45,7 @@ enum Experiment {
     TimeWait(TimeWaitFlags),
     Accept(accept::AcceptFlags),
     Keepalive(keepalive::KeepaliveFlags),
+    Locks(locks::LocksFlags),
 }
 
 /// What connect() costs under each port strategy, from an empty table to a full one
@@ -196,6 +198,9 @@ impl Lab {
                 Err("lab accept and lab keepalive compare by themselves: give '--policy' several names, and '--repeats'"
                     .to_owned())
             }
+            Some(Experiment::Locks(_)) => Err(
+                "lab locks compares by itself, before against after; '--change' says what, '--repeats' how often".to_owned(),
+            ),
             None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
         }
     }
@@ -206,6 +211,7 @@ impl Lab {
             Some(Experiment::TimeWait(flags)) => run_time_wait(&flags),
             Some(Experiment::Accept(flags)) => flags.run(),
             Some(Experiment::Keepalive(flags)) => flags.run(),
+            Some(Experiment::Locks(flags)) => flags.run(),
             None => run_all(self.output),
         }
     }
@@ -271,7 +277,7 @@ fn run_last(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<R
     }
 }
 
-/// All but `lab keepalive`, short: the stall is shown where it begins, and its 60 s are not sat out.
+/// All but `lab keepalive` and `lab locks`, short: the stall is shown where it begins, and its 60 s are not sat out.
 fn run_all(mut output: Output) -> anyhow::Result<Exit> {
     let time_wait = TimeWait {
         range: PortRange::new(49152, 65535).expect("not backwards"),

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{Endpoint, Group, Listen, ListenError, Policy, Recycle, SeatStats, Waker};
+use fourtuple::listen::{Acceptor, Endpoint, Group, Listen, ListenError, Policy, Recycle, SeatStats, Waker};
 use fourtuple_syscalls::resource;
 
 use super::mix::Spend;
@@ -18,6 +18,17 @@ pub(crate) const BACKLOG: u32 = 4096;
 
 /// Workers count and close at once; whoever has not after this time never will.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a worker does until told to stop; gives the CPU time that its thread has used.
+pub(crate) trait Serve:
+    Fn(&mut Acceptor, &AtomicBool) -> Result<Duration, ListenError> + Clone + Send + 'static
+{
+}
+
+impl<F> Serve for F where
+    F: Fn(&mut Acceptor, &AtomicBool) -> Result<Duration, ListenError> + Clone + Send + 'static
+{
+}
 
 /// Workers that serve until they are ended.
 pub(crate) struct Pool {
@@ -34,8 +45,7 @@ struct Hand {
 }
 
 impl Pool {
-    /// Opens the group and starts its workers one after the other, so that their order is that of their numbers: with
-    /// `Exclusive` it decides who is woken first.
+    /// Workers that do what requests over HTTP ask for.
     pub(crate) fn start(
         endpoint: &Endpoint,
         policy: Policy,
@@ -43,11 +53,23 @@ impl Pool {
         spend: Spend,
         recycle: Recycle,
     ) -> Result<Pool, LabError> {
+        Pool::of(endpoint, policy, count, recycle, move |acceptor, stop| worker::serve(acceptor, spend, stop))
+    }
+
+    /// Opens the group and starts its workers one after the other, so that their order is that of their numbers: with
+    /// `Exclusive` it decides who is woken first. Each runs `serve` until told to stop.
+    pub(crate) fn of(
+        endpoint: &Endpoint,
+        policy: Policy,
+        count: usize,
+        recycle: Recycle,
+        serve: impl Serve,
+    ) -> Result<Pool, LabError> {
         let listen = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
         let group = listen.recycle(recycle).open()?;
         let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
         for _ in 0..count {
-            pool.hire(spend)?;
+            pool.hire(serve.clone())?;
         }
         if pool.group.policy() == Policy::Dispatcher {
             pool.hire_dispatcher()?;
@@ -67,7 +89,7 @@ impl Pool {
         Ok(())
     }
 
-    fn hire(&mut self, spend: Spend) -> Result<(), LabError> {
+    fn hire(&mut self, serve: impl Serve) -> Result<(), LabError> {
         let (group, stop) = (self.group.clone(), Arc::clone(&self.stop));
         let (sender, joined) = mpsc::channel();
         let work = move || {
@@ -80,7 +102,7 @@ impl Pool {
                 }
             };
             let _ = sender.send(Ok(acceptor.waker()));
-            worker::serve(&mut acceptor, spend, &stop)
+            serve(&mut acceptor, &stop)
         };
         let thread = thread::Builder::new()
             .name(format!("worker {}", self.hands.len()))

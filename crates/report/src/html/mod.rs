@@ -3,6 +3,7 @@
 mod accept;
 mod accept_timeline;
 mod compare;
+mod lab_locks;
 mod load;
 mod plan;
 mod ports;
@@ -141,6 +142,10 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (accept::section(index, Lab::Keepalive, &envelope.settings[0], &record.results))
                 }
+                Saved::LabLocks(record) => {
+                    (advice(&[&record.results.advice]))
+                    (lab_locks::section(&envelope.settings[0], &record.results))
+                }
                 Saved::Plan(record) => {
                     (advice(&[&record.results.advice]))
                     (plan::section(index, &envelope.settings[0], &record.results))
@@ -180,6 +185,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
         Saved::LabAccept(_) => Lab::Accept.question(),
         Saved::LabKeepalive(_) => Lab::Keepalive.question(),
+        Saved::LabLocks(_) => "What short-lived connections gain where fewer of them meet at a lock",
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
@@ -277,6 +283,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Ports(record) => results(record),
         Saved::TimeWait(record) => results(record),
         Saved::LabAccept(record) | Saved::LabKeepalive(record) => results(record),
+        Saved::LabLocks(record) => results(record),
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),

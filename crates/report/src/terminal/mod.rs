@@ -2,6 +2,7 @@
 
 mod accept;
 mod compare;
+mod lab_locks;
 mod load;
 mod plan;
 mod ports;
@@ -63,6 +64,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::LabKeepalive(record) => {
             accept::body(&mut sheet, Lab::Keepalive, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+        Saved::LabLocks(record) => {
+            lab_locks::body(&mut sheet, &settings[0], &record.results);
             record.results.advice.clone()
         }
         Saved::Plan(record) => {

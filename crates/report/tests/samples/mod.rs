@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
 mod accept;
+mod lab_locks;
 mod load;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::*;
 
 pub(crate) use accept::{accept, hostile_keepalive, keepalive, refused};
+pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{hold, hostile_load, stalled, steady};
 
 pub(crate) const LOW: u16 = 9024;
@@ -714,6 +716,9 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("lab keepalive", Saved::LabKeepalive(keepalive())),
         ("refused accept", Saved::LabAccept(refused())),
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
+        ("lab locks", Saved::LabLocks(lab_locks())),
+        ("untraced lab locks", Saved::LabLocks(untraced_lab_locks())),
+        ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
     ]
 }

@@ -1,0 +1,81 @@
+use std::num::NonZeroUsize;
+use std::thread;
+
+use clap::Args;
+use fourtuple_lab::locks::{Change, Locks};
+use fourtuple_record::Saved;
+use time::OffsetDateTime;
+
+use super::accept::once;
+use super::with_watch;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::units;
+
+/// What short-lived connections gain where fewer of them meet at a lock: queries per second, CPU time, lock waits
+///
+/// Published: "TCP stack lock contention with short-lived connections" (freebsd-net, 2013), whose before and after it repeats
+/// with what Linux has: a listener for each worker, several source addresses, a search of the full port range. The default
+/// takes about a minute. Lock waits need root and BPF, and are counted in trials of their own; without, the rest is measured.
+#[derive(Debug, Args)]
+pub(crate) struct LocksFlags {
+    /// What to change, in this order: reuseport, sources, full-range [default: all of them]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = change)]
+    change: Vec<Change>,
+    /// Threads that accept and answer, 2 to 256 [default: half of the processors, at least 2]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
+    workers: Option<u32>,
+    /// Threads that connect, 2 to 256 [default: as many as processors, at least 4]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
+    clients: Option<u32>,
+    /// Queries of one trial, 100 to 30000: connect, a byte there, a byte back, close
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = units::up_to::<30_000>, allow_hyphen_values = true)]
+    queries: u32,
+    /// Source addresses where there are several, 2 to 1024 [default: as many as clients]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    sources: Option<u32>,
+    /// Pairs of trials, interleaved A B B A; from 8 on there is an interval
+    #[arg(long, value_name = "N", default_value = "8", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
+    repeats: u32,
+    /// Do not count lock waits
+    #[arg(long)]
+    no_trace: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn change(text: &str) -> Result<Change, String> {
+    Change::named(text).ok_or_else(|| {
+        let names = Change::ALL.map(Change::name).join(", ");
+        format!("{text:?} is not a change: expected {names}")
+    })
+}
+
+impl LocksFlags {
+    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+        let settings = self.settings();
+        settings.check()?;
+        let started = OffsetDateTime::now_utc();
+        let (result, host) = with_watch(&self.output, |watch, found| settings.run(found, watch))?;
+        let (results, validity) = result;
+        let record = output::record("lab locks", started, host, settings.settings(), validity, results);
+        self.output.finish(&Saved::LabLocks(record))
+    }
+
+    fn settings(&self) -> Locks {
+        let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let changes = if self.change.is_empty() { Change::ALL.to_vec() } else { once(&self.change) };
+        let usual = Locks::on(u32::try_from(cpus).unwrap_or(u32::MAX), changes, self.output.seed);
+        let clients = self.clients.unwrap_or(usual.clients);
+        Locks {
+            workers: self.workers.unwrap_or(usual.workers),
+            clients,
+            queries: self.queries,
+            // One source is what `sources` compares with.
+            sources: self.sources.unwrap_or(clients.max(2)),
+            repeats: self.repeats,
+            trace: !self.no_trace,
+            ..usual
+        }
+    }
+}

@@ -1,0 +1,149 @@
+use fourtuple_measure::Verdict;
+use fourtuple_record::{LabLocksResults, LocksSide};
+
+use super::change::Change;
+use super::verdict::Judged;
+
+/// Up to so many processors hardly anybody waits for a spinlock.
+const FEW: usize = 4;
+
+/// Waits that are worth a word: one in a thousand queries.
+const WORTH_A_WORD: f64 = 0.001;
+
+/// What the change gave, and what to do.
+pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&LocksSide; 2]) -> String {
+    let figures = format!("{}; {}{}", rate.words, cpu.words, waits(sides));
+    let verdicts = [rate.verdict, cpu.verdict];
+    let (better, worse) = (verdicts.contains(&Verdict::Faster), verdicts.contains(&Verdict::Slower));
+    let (what, remedy) = match change {
+        Change::Reuseport => (
+            "A listener for each worker",
+            "Open one for each, with SO_REUSEPORT set before bind(): Listen::at(endpoint).policy(Policy::Reuseport), \
+             `reuseport` behind nginx's listen. Its price is placement: see lab accept and lab keepalive",
+        ),
+        Change::Sources => (
+            "Dialing from several sources",
+            "Let clients dial from several: Dialer::to(server).sources(SourcePool::several(addresses))",
+        ),
+        Change::FullRange => (
+            "A search of the full range, with nine of ten ports taken,",
+            "Have connect() search all ports at once: Dialer::to(server), which does so by itself where it helps; in C \
+             IP_LOCAL_PORT_RANGE",
+        ),
+    };
+    match (better, worse) {
+        (true, false) => format!("{what} pays here: {figures}. {remedy}."),
+        (false, true) => format!("{what} costs here: {figures}. Leave it."),
+        (true, true) => format!("{what} gives with one hand and takes with the other: {figures}."),
+        (false, false) if verdicts.contains(&Verdict::Same) => {
+            format!("{what} changes nothing here: {figures}. Leave it as it is.")
+        }
+        (false, false) => format!("{what}: {figures}. More --repeats or a quieter machine would tell."),
+    }
+}
+
+/// Where lock waits were counted, and how many.
+fn waits([before, after]: [&LocksSide; 2]) -> String {
+    let (Some(without), Some(with)) = (before.waits_per_query, after.waits_per_query) else {
+        return String::new();
+    };
+    let per_thousand = |waits: f64| match waits * 1000.0 {
+        few if few < 10.0 => format!("{few:.1}"),
+        many => format!("{many:.0}"),
+    };
+    // `other` is the scheduler's and epoll's for the most part: nothing that a change of these could take away.
+    let most = before.classes.iter().find(|class| class.class != "other");
+    let most = most.filter(|class| class.waits_per_query >= WORTH_A_WORD);
+    let most = most.map_or(String::new(), |class| format!(", of TCP's the longest for {}", class.class));
+    format!(
+        "; lock waits per 1,000 queries: {} before{most}, {} after",
+        per_thousand(without),
+        per_thousand(with)
+    )
+}
+
+/// What the results say about this host, in plain words.
+pub(super) fn advice(results: &LabLocksResults, cpus: usize) -> Vec<String> {
+    let mut lines: Vec<String> = results.pairs.iter().map(|pair| pair.advice.clone()).collect();
+    if !lines.is_empty() && cpus <= FEW {
+        lines.push(format!(
+            "Locks are waited for where many processors meet, and this host has {cpus}: what changes nothing here may \
+             matter on the host that has the trouble. Repeat it there."
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::{LocksClass, LocksRatio};
+
+    use super::super::Locks;
+    use super::super::sums::Sums;
+    use super::*;
+
+    fn judged(verdict: Verdict, words: &str) -> Judged {
+        let ratio = LocksRatio { value: 1.0, low: None, high: None };
+        Judged { verdict, ratio, words: words.to_owned() }
+    }
+
+    fn side(waits: Option<f64>) -> LocksSide {
+        let setup = Change::Sources.sides(&Locks::on(2, Change::ALL.to_vec(), 1))[0];
+        let mut side = Sums::new(setup).side(&mut fastrand::Rng::with_seed(1));
+        side.waits_per_query = waits;
+        let class =
+            |waits| LocksClass { class: "bhash".into(), waits_per_query: waits, wait_ns_per_query: 1.0 };
+        side.classes = waits.map(class).into_iter().collect();
+        side
+    }
+
+    fn said(rate: Verdict, cpu: Verdict, waits: [Option<f64>; 2]) -> String {
+        let [before, after] = waits.map(side);
+        of_pair(Change::Sources, &judged(rate, "RATE"), &judged(cpu, "CPU"), [&before, &after])
+    }
+
+    #[test]
+    fn what_pays_is_said_with_how_to_have_it() {
+        let line = said(Verdict::Faster, Verdict::TooNoisy, [Some(0.25), Some(0.0)]);
+        assert!(line.starts_with("Dialing from several sources pays here: RATE; CPU;"), "{line}");
+        assert!(
+            line.contains("250 before, of TCP's the longest for bhash, 0.0 after. Let clients"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn what_does_not_pay_is_not_recommended() {
+        for (rate, cpu, part) in [
+            (Verdict::Slower, Verdict::Same, "costs here"),
+            (Verdict::Faster, Verdict::Slower, "with the other"),
+            (Verdict::Same, Verdict::TooNoisy, "changes nothing here"),
+            (Verdict::TooNoisy, Verdict::TooNoisy, "would tell"),
+        ] {
+            let line = said(rate, cpu, [None, None]);
+            assert!(line.contains(part) && !line.contains("SourcePool") && !line.contains("waits"), "{line}");
+        }
+    }
+
+    #[test]
+    fn few_processors_are_no_proof() {
+        let mut results =
+            LabLocksResults { pairs: vec![], untraced: None, blind_spots: vec![], advice: vec![] };
+        assert!(advice(&results, 2).is_empty());
+        let [before, after] = [side(None), side(None)];
+        let ratio = LocksRatio { value: 1.0, low: None, high: None };
+        results.pairs = vec![fourtuple_record::LocksPair {
+            change: "sources".into(),
+            before,
+            after,
+            pairs: 1,
+            ratio,
+            verdict: String::new(),
+            cpu_ratio: ratio,
+            cpu_verdict: String::new(),
+            advice: "Do.".into(),
+        }];
+        assert!(advice(&results, 2)[1].contains("this host has 2"));
+        assert_eq!(advice(&results, 64), ["Do."]);
+    }
+}

@@ -1,0 +1,137 @@
+//! What is changed, and what stays as it is.
+
+use fourtuple::capabilities::LocalPortRange;
+use fourtuple::dial::Strategy;
+use fourtuple::listen::Policy;
+use fourtuple::ports::PortRange;
+
+use super::Locks;
+
+/// One change of a server or of its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// From one listener that all workers share to a listener each (SO_REUSEPORT): the listener's own lock and its accept
+    /// queue.
+    Reuseport,
+    /// From one source address to several: clients of one source begin their search for a port at the same place, and meet
+    /// at the same bucket (`__inet_hash_connect`).
+    Sources,
+    /// From the kernel's search by parity to one of the full range, when most ports are taken: a search that finds the even
+    /// ones taken has locked the bucket of each.
+    FullRange,
+}
+
+/// How a trial is set up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Setup {
+    pub(super) policy: Policy,
+    pub(super) sources: u32,
+    pub(super) strategy: Strategy,
+    pub(super) range: PortRange,
+}
+
+impl Change {
+    /// All of them.
+    pub const ALL: [Change; 3] = [Change::Reuseport, Change::Sources, Change::FullRange];
+
+    /// The name it has in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Change::Reuseport => "reuseport",
+            Change::Sources => "sources",
+            Change::FullRange => "full-range",
+        }
+    }
+
+    /// The change of a name.
+    pub fn named(name: &str) -> Option<Change> {
+        Change::ALL.into_iter().find(|change| change.name() == name)
+    }
+
+    /// Why it cannot be tried on this kernel; `None`: it can.
+    pub(super) fn impossible(self, found: LocalPortRange) -> Option<String> {
+        let why = match (self, found) {
+            (Change::FullRange, LocalPortRange::Absent) => "this kernel has no IP_LOCAL_PORT_RANGE",
+            (Change::FullRange, LocalPortRange::Parity) => {
+                "this kernel searches by parity also with IP_LOCAL_PORT_RANGE"
+            }
+            _ => return None,
+        };
+        Some(format!("{} cannot be tried: {why}", self.name()))
+    }
+
+    /// Without it and with it: they differ in nothing else.
+    pub(super) fn sides(self, settings: &Locks) -> [Setup; 2] {
+        // Half of its even ports are never taken, from however few sources: the search finds one at once.
+        let roomy = Setup {
+            policy: Policy::Reuseport,
+            sources: settings.sources,
+            strategy: Strategy::KernelDefault,
+            range: wide(),
+        };
+        match self {
+            Change::Reuseport => [Setup { policy: Policy::Exclusive, ..roomy }, roomy],
+            Change::Sources => [Setup { sources: 1, ..roomy }, roomy],
+            Change::FullRange => {
+                let tight = Setup { sources: 1, range: tight(settings.queries), ..roomy };
+                [tight, Setup { strategy: Strategy::FullRange, ..tight }]
+            }
+        }
+    }
+}
+
+/// All ports that need no privilege to bind.
+pub(super) fn wide() -> PortRange {
+    PortRange::new(1024, u16::MAX).expect("not backwards")
+}
+
+/// So many ports that the queries take nine of ten: for the second half of them no even port is left.
+fn tight(queries: u32) -> PortRange {
+    let ports = (queries.saturating_mul(10) / 9 + 2).min(wide().len());
+    PortRange::new(u16::MAX - (ports - 1) as u16, u16::MAX).expect("not backwards")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(queries: u32) -> Locks {
+        Locks { queries, ..Locks::on(2, Change::ALL.to_vec(), 1) }
+    }
+
+    #[test]
+    fn a_pair_differs_in_its_change_alone() {
+        for change in Change::ALL {
+            let [before, after] = change.sides(&settings(1000));
+            let same = [
+                before.policy == after.policy,
+                before.sources == after.sources,
+                before.strategy == after.strategy,
+                before.range == after.range,
+            ];
+            assert_eq!(same.iter().filter(|same| !**same).count(), 1, "{change:?}");
+            assert_eq!(Change::named(change.name()), Some(change));
+        }
+        assert_eq!(Change::named("prayer"), None);
+    }
+
+    #[test]
+    fn ports_never_run_out_and_half_of_them_do_where_they_should() {
+        for queries in [super::super::FEWEST_QUERIES, 10_000, super::super::MOST_QUERIES] {
+            for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
+                let ports = setup.range.len();
+                assert!(ports > queries, "{setup:?}");
+                let even_are_enough = ports / 2 > queries;
+                assert_eq!(even_are_enough, setup.range == wide(), "{setup:?} {queries}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_kernel_cannot_do_is_said() {
+        assert_eq!(Change::FullRange.impossible(LocalPortRange::Linear), None);
+        assert_eq!(Change::Sources.impossible(LocalPortRange::Absent), None);
+        let why = Change::FullRange.impossible(LocalPortRange::Absent).unwrap();
+        assert_eq!(why, "full-range cannot be tried: this kernel has no IP_LOCAL_PORT_RANGE");
+    }
+}

@@ -1,0 +1,81 @@
+//! Lock waits of a trial.
+
+use std::collections::BTreeMap;
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use fourtuple_trace::Locks;
+
+/// Waits for locks, of one trial or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waits {
+    /// Queries during which they were counted.
+    pub(super) queries: u64,
+    pub(super) waits: u64,
+    pub(super) wait_ns: u64,
+    /// Count and time by class.
+    pub(super) classes: BTreeMap<String, (u64, u64)>,
+}
+
+impl Waits {
+    /// Takes those of a trial of so many queries.
+    pub(super) fn add(&mut self, of_trial: &Waits, queries: u64) {
+        self.queries += queries;
+        self.waits += of_trial.waits;
+        self.wait_ns += of_trial.wait_ns;
+        for (class, (count, ns)) in &of_trial.classes {
+            let sum = self.classes.entry(class.clone()).or_default();
+            sum.0 += count;
+            sum.1 += ns;
+        }
+    }
+
+    pub(super) fn per_query(&self, number: u64) -> f64 {
+        number as f64 / self.queries.max(1) as f64
+    }
+}
+
+/// What was counted while queries were made.
+#[derive(Clone, Debug)]
+pub(super) struct Counted {
+    pub(super) waits: Waits,
+    /// What such a count does not see.
+    pub(super) blind_spots: Vec<String>,
+    /// What was lost of it, one line each.
+    pub(super) lost: Vec<String>,
+}
+
+/// Counts lock waits of this process while `queries` run; else why not, and they were not run.
+pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
+    let locks = Locks { process: Some(process::id()), ..Locks::default() };
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (sender, attached) = mpsc::channel();
+        let begun = move || {
+            // Nobody listens any more only where this panicked, and then nobody needs to know.
+            let _ = sender.send(());
+        };
+        let trace = scope.spawn(|| locks.run(&stop, begun, |_| {}));
+        // It is dropped unsent where nothing could be attached.
+        if attached.recv().is_ok() {
+            queries();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let outcome = trace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        let results = outcome.results;
+        let classes = results.classes.into_iter().map(|class| (class.class, (class.waits, class.wait_ns)));
+        Ok(Counted {
+            waits: Waits {
+                queries: 0,
+                waits: results.waits,
+                wait_ns: results.wait_ns,
+                classes: classes.collect(),
+            },
+            blind_spots: results.blind_spots,
+            lost: outcome.validity.into_iter().map(|remark| remark.message).collect(),
+        })
+    })
+}

@@ -8,6 +8,7 @@
 mod call;
 pub mod connect_search;
 mod error;
+pub mod flame;
 mod hand_over;
 mod leaks;
 mod least_busy;

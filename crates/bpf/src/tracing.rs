@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::tp_btf::BtfTracePointLink;
-use aya::programs::{BtfTracePoint, ProgramError};
+use aya::programs::{BtfTracePoint, PerfEvent, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
@@ -93,6 +93,17 @@ impl Programs {
         let link = found.attach().map_err(|error| failure(name, CALL, &error))?;
         self.links.push(found.take_link(link).map_err(|error| failure(name, CALL, &error))?);
         Ok(())
+    }
+
+    /// Loads one of the programs for perf events. What it is attached to is the caller's.
+    pub(crate) fn perf_event(&mut self, program: &'static str) -> Result<&mut PerfEvent, BpfError> {
+        let name = self.name;
+        let what =
+            || BpfError::Object { program: name, what: format!("no program {program} for perf events") };
+        let found = self.object.program_mut(program).ok_or_else(what)?;
+        let found: &mut PerfEvent = found.try_into().map_err(|_| what())?;
+        found.load().map_err(|error| refusal(name, program, "program for perf events", error))?;
+        Ok(found)
     }
 
     /// Takes all programs off, the last that was attached first; what they counted stays.

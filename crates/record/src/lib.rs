@@ -38,7 +38,8 @@ pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 pub use trace::{
-    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceSample, TraceStep, TraceTuple,
+    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,
+    TraceStep, TraceTuple,
 };
 
 /// The value of the `schema` field of every record of this version.

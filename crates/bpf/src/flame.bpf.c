@@ -3,16 +3,18 @@
  * Everything is counted here: which stacks there are the map of stacks knows, and how often the map of counts. */
 #include "counting.h"
 
-/* The same numbers and structs are in flame.rs. A stack has a place by its hash: many places, so that two rarely want one. */
-enum { STACKS = 16384, FRAMES = 127, COUNTS = 16384 };
+/* The same numbers and structs are in flame.rs. A stack has its place by a hash: many places, so that two rarely want one. */
+enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
 enum { MAP_STACKS = 7 };
 enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 4 };
 /* What bpf_get_stackid says when another stack has the place. */
 enum { EEXIST = 17 };
-/* In place of a stack: the program itself ran. */
-enum { IN_PROGRAM = 0xffffffff };
+/* In place of callers: there are none; there was no room for them. */
+#define NO_CALLERS 0xffffffffU
+#define NO_ROOM 0xfffffffeU
 
 static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
+static long (*const stack_of)(void *context, void *frames, u32 size, u64 flags) = (void *)67;
 
 /* What to sample; unset fields are not looked at. */
 struct wanted {
@@ -24,20 +26,18 @@ struct wanted {
 	u8 name[16];
 };
 
+/* Where in a function the innermost frame is differs from sample to sample, its callers do not: apart, there are few stacks
+ * to keep. */
 struct place {
 	u8 name[16];
+	u64 innermost; /* 0: the program itself ran */
 	u32 process;
-	u32 stack;
+	u32 callers;
 };
 
-struct sums {
-	u64 samples;
-	u64 lost;
-};
 
 LAYOUT(struct wanted, 48);
-LAYOUT(struct place, 24);
-LAYOUT(struct sums, 16);
+LAYOUT(struct place, 32);
 
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -46,12 +46,13 @@ struct {
 	TYPE(value, struct wanted);
 } settings SECTION(".maps");
 
+/* Samples for which the map of counts had no room. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(max_entries, 1);
 	TYPE(key, u32);
-	TYPE(value, struct sums);
-} sums SECTION(".maps");
+	TYPE(value, u64);
+} lost SECTION(".maps");
 
 struct stack {
 	u64 frames[FRAMES];
@@ -74,14 +75,13 @@ struct {
 SECTION("perf_event") int sample(void *context)
 {
 	u32 only = 0;
-	u64 one = 1;
 	u64 *count;
 	long id;
 	struct place place = {};
 	struct wanted *wanted = map_lookup(&settings, &only);
-	struct sums *all = map_lookup(&sums, &only);
+	u64 *lost_counts = map_lookup(&lost, &only);
 	/* Number 0 is a processor without anything to do. */
-	if (!wanted || !all || !(current_task_id() >> 32))
+	if (!wanted || !lost_counts || !(current_task_id() >> 32))
 		return 0;
 	place.process = current_process(wanted->namespace_device, wanted->namespace_inode);
 	if (wanted->flags & HAS_PROCESS && wanted->process != place.process)
@@ -91,12 +91,12 @@ SECTION("perf_event") int sample(void *context)
 		return 0;
 	if (wanted->flags & HAS_CGROUP && !is_in_cgroup(wanted->cgroup))
 		return 0;
-	id = stack_id(context, &stacks, 0);
-	if (id == -EEXIST) {
-		ADD(all->lost, 1);
-		return 0;
+	place.callers = NO_CALLERS;
+	if (stack_of(context, &place.innermost, sizeof(place.innermost), 0) == sizeof(place.innermost)) {
+		id = stack_id(context, &stacks, 1);
+		if (id >= 0 || id == -EEXIST)
+			place.callers = id >= 0 ? (u32)id : NO_ROOM;
 	}
-	place.stack = id < 0 ? IN_PROGRAM : (u32)id;
 	count = map_lookup(&counts, &place);
 	if (!count) {
 		/* Another processor may have been first. */
@@ -105,11 +105,10 @@ SECTION("perf_event") int sample(void *context)
 		count = map_lookup(&counts, &place);
 	}
 	if (!count) {
-		ADD(all->lost, 1);
+		ADD(*lost_counts, 1);
 		return 0;
 	}
-	ADD(*count, one);
-	ADD(all->samples, one);
+	ADD(*count, 1);
 	return 0;
 }
 

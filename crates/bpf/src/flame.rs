@@ -46,36 +46,30 @@ const HAS_PROCESS: u32 = 1;
 const HAS_NAME: u32 = 2;
 const HAS_CGROUP: u32 = 4;
 
-/// A thread's name, its process, and a place in the map of stacks.
+/// A thread's name and process, where it was, and the place of its callers in the map of stacks.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Place {
     name: [u8; 16],
+    /// 0: the program itself ran.
+    innermost: u64,
     process: u32,
-    stack: u32,
+    callers: u32,
 }
 
-/// In place of a stack: the program itself ran.
-const IN_PROGRAM: u32 = u32::MAX;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Sums {
-    samples: u64,
-    lost: u64,
-}
+/// In place of callers: there are none.
+const NO_CALLERS: u32 = u32::MAX;
+/// In place of callers: others had their place.
+const NO_ROOM: u32 = u32::MAX - 1;
 
 // As in flame.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 48 && mem::offset_of!(Settings, name) == 32);
-const _: () = assert!(mem::size_of::<Place>() == 24 && mem::offset_of!(Place, stack) == 20);
-const _: () = assert!(mem::size_of::<Sums>() == 16);
+const _: () = assert!(mem::size_of::<Place>() == 32 && mem::offset_of!(Place, callers) == 28);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Settings {}
 // SAFETY: as above.
 unsafe impl Pod for Place {}
-// SAFETY: as above.
-unsafe impl Pod for Sums {}
 
 /// Threads of one name and process that were seen in one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +78,8 @@ pub struct Stack {
     pub name: String,
     /// Process, in this process's PID namespace if it is there.
     pub process: u32,
-    /// Return addresses in the kernel, innermost first; none: the program itself ran.
-    pub frames: Vec<u64>,
+    /// Return addresses in the kernel, innermost first; empty: the program itself ran; `None`: there was no room for them.
+    pub frames: Option<Vec<u64>>,
     /// How often it was seen there.
     pub samples: u64,
 }
@@ -95,7 +89,7 @@ pub struct Stack {
 pub struct Flame {
     // The links are of the program, and go first.
     links: Vec<PerfEventLink>,
-    sums: Array<MapData, Sums>,
+    lost: Array<MapData, u64>,
     counts: HashMap<MapData, Place, u64>,
     stacks: StackTraceMap<MapData>,
     _programs: Programs,
@@ -111,8 +105,8 @@ impl Flame {
     pub fn attach(sampled: &Sampled) -> Result<Flame, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("flame.o"))?;
         programs.set("settings", sampled.settings(tracing::pid_namespace()))?;
-        let (sums, counts, stacks) =
-            (programs.map("sums")?, programs.map("counts")?, programs.map("stacks")?);
+        let (lost, counts, stacks) =
+            (programs.map("lost")?, programs.map("counts")?, programs.map("stacks")?);
         let mut links = Vec::new();
         let program = programs.perf_event("sample")?;
         let processors = online_cpus().map_err(|(call, source)| BpfError::Call { call, source })?;
@@ -128,7 +122,7 @@ impl Flame {
                 .map_err(|error| tracing::failure(NAME, OPEN, &error))?;
             links.push(link);
         }
-        Ok(Flame { links, sums, counts, stacks, _programs: programs })
+        Ok(Flame { links, lost, counts, stacks, _programs: programs })
     }
 
     /// Takes the program off; what it counted stays.
@@ -136,14 +130,14 @@ impl Flame {
         self.links.clear();
     }
 
-    /// Samples that are in no stack: another one had the place, or there were too many.
+    /// Samples that are nowhere else, because there were too many different ones.
     ///
     /// # Errors
     ///
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
     pub fn lost(&self) -> Result<u64, BpfError> {
-        let sums = self.sums.get(&0, 0);
-        Ok(sums.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?.lost)
+        let lost = self.lost.get(&0, 0);
+        lost.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
     }
 
     /// All that was seen, in no order.
@@ -152,28 +146,33 @@ impl Flame {
     ///
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
     pub fn stacks(&self) -> Result<Vec<Stack>, BpfError> {
-        let mut known: Table<u32, Vec<u64>> = Table::new();
+        let mut known: Table<u32, Option<Vec<u64>>> = Table::new();
         let mut stacks = Vec::new();
         for count in self.counts.iter() {
             let (place, samples) =
                 count.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))?;
-            if !known.contains_key(&place.stack) {
-                known.insert(place.stack, self.frames(place.stack)?);
+            if !known.contains_key(&place.callers) {
+                known.insert(place.callers, self.callers(place.callers)?);
             }
-            let frames = known.get(&place.stack).cloned().unwrap_or_default();
+            let callers = known.get(&place.callers).and_then(Option::as_ref);
+            let innermost = (place.innermost != 0).then_some(place.innermost);
+            let frames =
+                callers.map(|callers| innermost.into_iter().chain(callers.iter().copied()).collect());
             let (name, process) = (thread_name(&place.name), place.process);
             stacks.push(Stack { name, process, frames, samples });
         }
         Ok(stacks)
     }
 
-    fn frames(&self, stack: u32) -> Result<Vec<u64>, BpfError> {
-        if stack == IN_PROGRAM {
-            return Ok(Vec::new());
+    fn callers(&self, stack: u32) -> Result<Option<Vec<u64>>, BpfError> {
+        match stack {
+            NO_CALLERS => return Ok(Some(Vec::new())),
+            NO_ROOM => return Ok(None),
+            _ => {}
         }
         match self.stacks.get(&stack, 0) {
-            Ok(trace) => Ok(trace.frames().iter().map(|frame| frame.ip).collect()),
-            Err(MapError::KeyNotFound) => Ok(Vec::new()),
+            Ok(trace) => Ok(Some(trace.frames().iter().map(|frame| frame.ip).collect())),
+            Err(MapError::KeyNotFound) => Ok(None),
             Err(error) => Err(tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error)),
         }
     }

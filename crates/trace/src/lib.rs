@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod connect;
+mod flame;
+mod heat;
 mod reservoir;
 mod symbols;
 mod times;
@@ -18,4 +20,16 @@ pub enum TraceError {
     /// The programs cannot be loaded or attached, or do not answer.
     #[error("cannot trace connect(): {0}")]
     Bpf(#[from] fourtuple_bpf::BpfError),
+    /// What processors do cannot be sampled for a flame graph.
+    #[error("cannot sample for a flame graph: {0}")]
+    Flame(fourtuple_bpf::BpfError),
+    /// The kernel's functions have no names.
+    #[error("cannot name the functions of a flame graph: /proc/kallsyms: {0}")]
+    Symbols(std::io::Error),
+    /// Their addresses are hidden.
+    #[error(
+        "cannot name the functions of a flame graph: /proc/kallsyms shows no addresses, as kernel.kptr_restrict has it; \
+         it takes CAP_SYSLOG, or kernel.kptr_restrict=0"
+    )]
+    HiddenSymbols,
 }

@@ -2,6 +2,7 @@
 
 mod accept;
 mod compare;
+mod heat;
 mod load;
 mod plan;
 mod ports;
@@ -12,7 +13,7 @@ mod table;
 mod time_wait;
 mod trace;
 
-use fourtuple_record::Saved;
+use fourtuple_record::{Saved, TraceHeat};
 
 use crate::accept::Lab;
 use crate::envelope::{envelope, host_words};
@@ -90,5 +91,15 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
             sheet.item("- ", line, Tone::Plain);
         }
     }
+    sheet.finish()
+}
+
+/// The heat map of what has just been, as it moves while a trace goes on: its last columns, in lines of at most `width`
+/// columns, with two rows to a factor of ten. Empty without searches.
+pub fn moving_heat(heat: &TraceHeat, width: usize, color: bool) -> String {
+    let mut sheet = Sheet::new(width, color);
+    let first = heat.columns.len().saturating_sub(heat::columns(width));
+    let last = TraceHeat { columns: heat.columns[first..].to_vec(), ..heat.clone() };
+    heat::map(&mut sheet, &last, 2, heat::Ends::Now);
     sheet.finish()
 }

@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_record::{Saved, TraceConnectSettings};
+use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
+use fourtuple_report::flame::{COLOURS, Caption};
 use fourtuple_trace::{Connect, News};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
 use super::filter::{address, cgroup_id, name};
+use super::flame;
 use super::line::Line;
+use super::live::Live;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::{stop, units};
@@ -40,6 +43,9 @@ pub(super) struct ConnectFlags {
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
+    /// Sample what these programs do with the processors, and draw it as a flame graph (SVG)
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -54,6 +60,7 @@ impl ConnectFlags {
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
             time: self.time,
             seed: self.output.seed,
+            flame: self.flame.is_some(),
         };
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
@@ -64,7 +71,13 @@ impl ConnectFlags {
                 let _ = writeln!(io::stderr(), "tracing connect()");
             }
         };
-        let outcome = connect.run(&stop, attached, |news| line.tell(&words(news)))?;
+        let mut live = Live::default();
+        let outcome = connect.run(&stop, attached, |news| {
+            if line.is_seen() {
+                line.show(&live.next(&news.steps));
+                line.tell(&words(news));
+            }
+        })?;
         line.finish();
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let record = output::record(
@@ -75,7 +88,13 @@ impl ConnectFlags {
             outcome.validity,
             outcome.results,
         );
-        self.output.finish(&Saved::TraceConnect(record))
+        let caption = record.results.flame.map(|flame| subtitle(&record.host.kernel, &flame));
+        let exit = self.output.finish(&Saved::TraceConnect(record))?;
+        if let (Some(path), Some(subtitle)) = (&self.flame, &caption) {
+            let caption = Caption { title: "fourtuple trace connect", subtitle, unit: "samples" };
+            flame::write(path, &outcome.folded, &caption, &self.output)?;
+        }
+        Ok(exit)
     }
 
     fn settings(&self) -> TraceConnectSettings {
@@ -89,6 +108,20 @@ impl ConnectFlags {
             seed: self.output.seed,
         }
     }
+}
+
+/// Where and how the stacks of a flame graph were seen.
+fn subtitle(kernel: &str, flame: &TraceFlame) -> String {
+    let TraceFlame { samples, samples_per_s, in_connect, in_search, lost } = flame;
+    format!(
+        "kernel {kernel} · {} samples ({samples_per_s} a second of each CPU), {} lost · {:.1}% in connect(), {:.1}% in the \
+         search · {}",
+        HumanCount(*samples),
+        HumanCount(*lost),
+        in_connect * 100.0,
+        in_search * 100.0,
+        COLOURS,
+    )
 }
 
 /// How it goes, for the line.

@@ -1,6 +1,8 @@
 mod connect;
 mod filter;
+mod flame;
 mod line;
+mod live;
 
 use clap::{Args, Subcommand};
 

@@ -1,7 +1,7 @@
 //! Stacks as a flame graph: one SVG file that needs nothing else. inferno draws it.
 
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::{self, Options, TextTruncateDirection};
 
 /// What stands around the picture.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,7 @@ pub fn graph(folded: &[(String, u64)], caption: &Caption<'_>) -> Option<String> 
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 250, g: 250, b: 250 }));
     options.palette_map = Some(&mut colours);
     options.deterministic = true;
+    options.text_truncate_direction = TextTruncateDirection::Right;
     let mut svg = Vec::new();
     // Writing into memory does not fail, and lines are as it wants them: there is no error to tell.
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg).ok()?;
@@ -111,4 +112,84 @@ fn is_connect(function: &str) -> bool {
 
 fn is_program(function: &str) -> bool {
     function == "[user]"
+}
+
+#[cfg(test)]
+mod tests {
+    use quick_xml::Reader;
+    use quick_xml::events::Event;
+
+    use super::*;
+
+    const CAPTION: Caption<'_> =
+        Caption { title: "a <title> & more", subtitle: "of \u{1b}[2J this host", unit: "samples" };
+
+    fn stacks(stacks: &[(&str, u64)]) -> Vec<(String, u64)> {
+        stacks.iter().map(|(frames, weight)| ((*frames).to_owned(), *weight)).collect()
+    }
+
+    /// The titles of all frames; the file is well-formed and without control characters.
+    fn titles(svg: &str) -> Vec<String> {
+        assert!(svg.chars().all(|character| character == '\n' || !character.is_control()), "{svg}");
+        let mut reader = Reader::from_str(svg);
+        let (mut titles, mut inside) = (Vec::new(), false);
+        loop {
+            match reader.read_event().expect("well-formed XML") {
+                Event::Start(tag) => inside = tag.name().as_ref() == b"title",
+                Event::End(_) => inside = false,
+                Event::Text(text) if inside => titles.push(text.decode().unwrap().into_owned()),
+                Event::Eof => return titles,
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn frames_are_drawn_with_their_share_and_the_search_in_its_colour() {
+        let folded = stacks(&[
+            ("wrk;do_syscall_64;__sys_connect;__inet_hash_connect.isra.0", 60),
+            ("wrk;do_syscall_64;__sys_connect", 20),
+            ("wrk;[user]", 20),
+            ("wrk;nothing", 0),
+        ]);
+        let svg = graph(&folded, &CAPTION).unwrap();
+        let titles = titles(&svg);
+        for frame in [
+            "__inet_hash_connect.isra.0 (60 samples, 60.00%)",
+            "__sys_connect (80 samples, 80.00%)",
+            "[user] (20 samples, 20.00%)",
+        ] {
+            assert!(titles.iter().any(|title| title == frame), "{frame}: {titles:?}");
+        }
+        assert!(!svg.contains("nothing"), "what has no weight has no frame");
+        for colour in ["rgb(236,112,20)", "rgb(94,158,214)", "rgb(176,182,188)"] {
+            assert_eq!(svg.matches(&format!("fill=\"{colour}\"")).count(), 1, "{colour}");
+        }
+        assert_eq!(Some(svg), graph(&folded, &CAPTION), "the same stacks, the same bytes");
+    }
+
+    #[test]
+    fn the_picture_fetches_nothing() {
+        let svg = graph(&stacks(&[("a;b", 1)]), &CAPTION).unwrap();
+        for tag in ["<image", "<use", "@import", "url(http", "xlink:href=\"http", "<script src", "<link"] {
+            assert!(!svg.contains(tag), "{tag}");
+        }
+    }
+
+    #[test]
+    fn hostile_names_stay_names() {
+        // Two numbers at the end of a line would be a comparison, and `# ` a comment.
+        let folded =
+            stacks(&[("# x;<script>alert(1)</script>", 2), ("kworker 3 7", 3), ("\u{1b}[2J;\u{7f}", 4)]);
+        let svg = graph(&folded, &CAPTION).unwrap();
+        let titles = titles(&svg).join("\n");
+        assert!(titles.contains("all (9 samples, 100%)"), "{titles}");
+        assert!(!svg.contains("<script>alert"));
+    }
+
+    #[test]
+    fn without_weight_there_is_no_picture() {
+        assert_eq!(graph(&[], &CAPTION), None);
+        assert_eq!(graph(&stacks(&[("a", 0), ("", 5)]), &CAPTION), None);
+    }
 }

@@ -88,10 +88,11 @@ impl ConnectFlags {
             outcome.validity,
             outcome.results,
         );
-        let caption = record.results.flame.map(|flame| subtitle(&record.host.kernel, &flame));
+        let caption =
+            record.results.flame.map(|flame| (title(&flame), subtitle(&record.host.kernel, &flame)));
         let exit = self.output.finish(&Saved::TraceConnect(record))?;
-        if let (Some(path), Some(subtitle)) = (&self.flame, &caption) {
-            let caption = Caption { title: "fourtuple trace connect", subtitle, unit: "samples" };
+        if let (Some(path), Some((title, subtitle))) = (&self.flame, &caption) {
+            let caption = Caption { title, subtitle, unit: "samples" };
             flame::write(path, &outcome.folded, &caption, &self.output)?;
         }
         Ok(exit)
@@ -112,15 +113,16 @@ impl ConnectFlags {
 
 /// Where and how the stacks of a flame graph were seen.
 fn subtitle(kernel: &str, flame: &TraceFlame) -> String {
-    let TraceFlame { samples, samples_per_s, in_connect, in_search, lost } = flame;
+    let TraceFlame { samples, samples_per_s: _, in_connect: _, in_search: _, lost } = flame;
+    format!("kernel {kernel} · {} samples, {} lost · {COLOURS}", HumanCount(*samples), HumanCount(*lost))
+}
+
+fn title(flame: &TraceFlame) -> String {
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
     format!(
-        "kernel {kernel} · {} samples ({samples_per_s} a second of each CPU), {} lost · {:.1}% in connect(), {:.1}% in the \
-         search · {}",
-        HumanCount(*samples),
-        HumanCount(*lost),
-        in_connect * 100.0,
-        in_search * 100.0,
-        COLOURS,
+        "fourtuple trace connect: {} in connect(), {} in the search",
+        percent(flame.in_connect),
+        percent(flame.in_search)
     )
 }
 

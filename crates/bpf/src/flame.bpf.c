@@ -5,7 +5,6 @@
 
 /* The same numbers and structs are in flame.rs. A stack has its place by a hash: many places, so that two rarely want one. */
 enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
-enum { MAP_STACKS = 7 };
 enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 4 };
 /* What bpf_get_stackid says when another stack has the place. */
 enum { EEXIST = 17 };
@@ -13,7 +12,6 @@ enum { EEXIST = 17 };
 #define NO_CALLERS 0xffffffffU
 #define NO_ROOM 0xfffffffeU
 
-static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
 static long (*const stack_of)(void *context, void *frames, u32 size, u64 flags) = (void *)67;
 
 /* What to sample; unset fields are not looked at. */

@@ -7,6 +7,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef int s32;
 typedef long long s64;
 
 #define SECTION(name) __attribute__((section(name), used))
@@ -16,7 +17,7 @@ typedef long long s64;
 /* Maps: the loader reads the numbers out of the types (BTF). */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, value) value *name
-enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_RING = 27 };
+enum map_kind { MAP_HASH = 1, MAP_ARRAY = 2, MAP_PER_CPU_ARRAY = 6, MAP_STACKS = 7, MAP_RING = 27 };
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
 /* Nobody is woken for one event: whoever reads the ring comes by anyway. */
@@ -25,7 +26,7 @@ enum { NO_WAKEUP = 1 };
 enum family { INET = 2, INET6 = 10 };
 enum protocol { TCP = 6 };
 /* include/net/tcp_states.h */
-enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, CLOSED = 7 };
+enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LAST_ACK = 9 };
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -34,6 +35,10 @@ static u64 (*const monotonic_ns)(void) = (void *)5;
 static u32 (*const random_u32)(void) = (void *)7;
 static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
+/* Number of the stack in the map, or a negative errno. */
+static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
+/* Return addresses, the innermost first; how many bytes, or a negative errno. */
+static long (*const copy_stack)(void *context, void *buffer, u32 size, u64 flags) = (void *)67;
 static u64 (*const current_ancestor_cgroup)(int level) = (void *)123;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*const ring_submit)(void *event, u64 flags) = (void *)132;
@@ -44,6 +49,10 @@ struct ids_in_namespace {
 };
 static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_in_namespace *ids, u32 size) = (void *)120;
 
+/* Whether the running kernel has a field, and how many bytes one of its structs has. */
+#define HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
+#define KERNEL_SIZE(type) __builtin_preserve_type_info(*(type *)0, 1)
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct in6_addr {
@@ -53,12 +62,57 @@ struct in6_addr {
 	} in6_u;
 };
 
+/* include/linux/spinlock_types.h; of this and the buckets only the size counts. */
+struct spinlock {
+	u8 unread;
+};
+
+struct inet_bind_hashbucket {
+	struct spinlock lock;
+};
+
+struct inet_listen_hashbucket {
+	struct spinlock lock;
+};
+
+struct inet_hashinfo {
+	struct spinlock *ehash_locks;
+	unsigned int ehash_locks_mask;
+	struct inet_bind_hashbucket *bhash;
+	struct inet_bind_hashbucket *bhash2;
+	unsigned int bhash_size;
+	unsigned int lhash2_mask;
+	struct inet_listen_hashbucket *lhash2;
+};
+
+struct inet_timewait_death_row {
+	struct inet_hashinfo *hashinfo;
+};
+
+struct netns_ipv4 {
+	struct inet_timewait_death_row tcp_death_row;
+};
+
+struct net {
+	u32 hash_mix;
+	struct netns_ipv4 ipv4;
+};
+
+struct nsproxy {
+	struct net *net_ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
 	u32 skc_daddr;
 	u16 skc_dport;
 	u16 skc_num;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 };
 
@@ -90,6 +144,8 @@ struct flowi4 {
 };
 
 struct task_struct {
+	unsigned int __state;
+	struct nsproxy *nsproxy;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 };

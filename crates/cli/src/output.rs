@@ -118,6 +118,7 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
         Saved::Load(record) => serde_json::to_string(record),
         Saved::Serve(record) => serde_json::to_string(record),
         Saved::TraceConnect(record) => serde_json::to_string(record),
+        Saved::TraceLocks(record) => serde_json::to_string(record),
     };
     text.context("cannot write the record as JSON")
 }
@@ -133,6 +134,7 @@ fn validity(saved: &Saved) -> Vec<Remark> {
         Saved::Load(record) => record.validity.clone(),
         Saved::Serve(record) => record.validity.clone(),
         Saved::TraceConnect(record) => record.validity.clone(),
+        Saved::TraceLocks(record) => record.validity.clone(),
     }
 }
 

@@ -19,6 +19,7 @@ mod scatter;
 mod serve;
 mod time_wait;
 mod trace;
+mod trace_locks;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,9 @@ pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun,
 pub use trace::{
     TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,
     TraceStep, TraceTuple,
+};
+pub use trace_locks::{
+    LockClass, LockPath, LockPort, TraceLocksRecord, TraceLocksResults, TraceLocksSettings,
 };
 
 /// The value of the `schema` field of every record of this version.
@@ -107,6 +111,8 @@ pub enum Saved {
     Serve(ServeRecord),
     /// `fourtuple trace connect`
     TraceConnect(TraceConnectRecord),
+    /// `fourtuple trace locks`
+    TraceLocks(TraceLocksRecord),
 }
 
 /// Why a text is not a record.
@@ -149,6 +155,7 @@ impl Saved {
             "load" => Saved::Load(serde_json::from_str(text)?),
             "serve" => Saved::Serve(serde_json::from_str(text)?),
             "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
+            "trace locks" => Saved::TraceLocks(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })
     }

@@ -472,6 +472,61 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     (settings, results)
 }
 
+fn trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let settings = TraceLocksSettings {
+        process: Some(7),
+        name: Some("wrk".into()),
+        cgroup: Some("/sys/fs/cgroup/web".into()),
+        for_ns: Some(5_000_000_000),
+    };
+    let class = LockClass {
+        class: "bhash".into(),
+        waits: 1,
+        wait_ns: 1_270,
+        sleeps: 0,
+        sleep_ns: 0,
+        locks: 1,
+        times_ns: Some(Spread { count: 1, mean: 1_270, p50: 1_270, p99: 1_270, p999: 1_270, max: 1_270 }),
+        remedy: "a range of ports for each worker".into(),
+    };
+    let path = LockPath {
+        class: "bhash".into(),
+        kind: "spin".into(),
+        frames: vec!["__inet_hash_connect".into()],
+        waits: 1,
+        wait_ns: 1_270,
+        max_ns: 1_270,
+    };
+    let results = TraceLocksResults {
+        tier: "tp_btf".into(),
+        elapsed_ns: 5_000_000_000,
+        connections: 2,
+        waits: 1,
+        wait_ns: 1_270,
+        waits_per_connection: Some(0.5),
+        wait_ns_per_connection: Some(635.0),
+        cpu_share: 0.001,
+        lost: 0,
+        elsewhere_waits: 3,
+        elsewhere_wait_ns: 4_000,
+        classes: vec![class],
+        paths: vec![path],
+        ports: vec![LockPort { port: 32_768, waits: 1, wait_ns: 1_270, max_ns: 1_270 }],
+        blind_spots: vec!["waits before the queue".into()],
+    };
+    (settings, results)
+}
+
+/// Of everybody, where nobody connected: everything that may be null is.
+fn bare_trace_locks() -> (TraceLocksSettings, TraceLocksResults) {
+    let (_, results) = trace_locks();
+    let settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
+    let classes = vec![LockClass { times_ns: None, ..results.classes[0].clone() }];
+    let results =
+        TraceLocksResults { waits_per_connection: None, wait_ns_per_connection: None, classes, ..results };
+    (settings, results)
+}
+
 /// Over a unix socket, in a closed loop: everything that may be absent is.
 fn bare_load() -> (LoadSettings, LoadResults) {
     let (settings, results) = load();
@@ -489,7 +544,7 @@ fn bare_load() -> (LoadSettings, LoadResults) {
     (settings, results)
 }
 
-fn samples() -> [(&'static str, Value); 12] {
+fn samples() -> [(&'static str, Value); 14] {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
     let keepalive_settings = AcceptSettings { server: None, ..accept_settings.clone() };
@@ -500,6 +555,8 @@ fn samples() -> [(&'static str, Value); 12] {
     let (serve_settings, serve_results) = serve();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
+    let (locks_settings, locks_results) = trace_locks();
+    let (bare_locks_settings, bare_locks_results) = bare_trace_locks();
     let lab_settings = LabSettings {
         ports: ports_settings.clone(),
         time_wait: time_wait_settings.clone(),
@@ -523,6 +580,8 @@ fn samples() -> [(&'static str, Value); 12] {
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
         ("trace connect", record("trace connect", trace_settings, trace_results)),
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
+        ("trace locks", record("trace locks", locks_settings, locks_results)),
+        ("bare trace locks", record("trace locks", bare_locks_settings, bare_locks_results)),
     ]
 }
 
@@ -635,6 +694,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         _,
         (_, trace),
         _,
+        (_, locks),
+        _,
     ] = samples();
     for (field, value) in [("schema", "fourtuple/2"), ("command", "lab udp"), ("started", "yesterday")] {
         let mut broken = ports.clone();
@@ -650,7 +711,8 @@ fn other_versions_commands_and_mixtures_are_refused() {
         (&load, &serve),
         (&serve, &accept),
         (&accept, &trace),
-        (&trace, &lab),
+        (&trace, &locks),
+        (&locks, &lab),
     ] {
         let mut mixed = one.clone();
         mixed["results"] = other["results"].clone();

@@ -8,7 +8,7 @@ use fourtuple_record::{
 use crate::accept::{self, Lab};
 use crate::load;
 use crate::number::{count, duration, quantity, share};
-use crate::trace;
+use crate::{trace, trace_locks};
 
 /// The envelope of a record, with its settings in words.
 pub(crate) struct Envelope<'a> {
@@ -56,6 +56,11 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         Saved::TraceConnect(record) => {
             of(record, vec![trace::details(&record.settings)], trace::command_line(&record.settings))
         }
+        Saved::TraceLocks(record) => of(
+            record,
+            vec![trace_locks::details(&record.settings)],
+            trace_locks::command_line(&record.settings),
+        ),
     }
 }
 

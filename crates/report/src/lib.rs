@@ -21,5 +21,6 @@ mod save;
 mod serve;
 mod strategies;
 mod trace;
+mod trace_locks;
 
 pub use save::save;

@@ -1,17 +1,25 @@
-//! What the programs of a live system do, seen from the kernel: where their connect() spends its time.
+//! What the programs of a live system do, seen from the kernel: where their connect() spends its time, and which locks of
+//! TCP they wait for.
 //!
 //! Nothing is asked of the programs that are traced, nothing on the host is changed, and what is attached goes with the
 //! process that attached it.
 #![forbid(unsafe_code)]
 
+mod blind_spots;
 mod connect;
 mod flame;
 mod heat;
+mod lock_class;
+mod lock_sums;
+mod lock_table;
+mod locks;
 mod reservoir;
+mod stacks;
 mod symbols;
 mod times;
 
 pub use connect::{Connect, News, Outcome};
+pub use locks::{LockNews, Locks, LocksOutcome};
 pub use symbols::Symbols;
 
 /// Why there is no trace.
@@ -32,4 +40,7 @@ pub enum TraceError {
          it takes CAP_SYSLOG, or kernel.kptr_restrict=0"
     )]
     HiddenSymbols,
+    /// The same of the programs that look at locks.
+    #[error("cannot trace locks: {0}")]
+    Locks(fourtuple_bpf::BpfError),
 }

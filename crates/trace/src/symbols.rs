@@ -38,6 +38,13 @@ impl Symbols {
         let (_, name) = self.functions.get(behind.checked_sub(1)?)?;
         Some(name)
     }
+
+    /// Where a function begins and where the next one does.
+    pub fn range(&self, name: &str) -> Option<(u64, u64)> {
+        let at = self.functions.iter().position(|(_, function)| &**function == name)?;
+        let (start, end) = (self.functions.get(at)?.0, self.functions.get(at + 1)?.0);
+        Some((start, end))
+    }
 }
 
 fn function(line: &str) -> Option<(u64, Box<str>)> {
@@ -66,6 +73,13 @@ mod tests {
         assert_eq!(symbols.name(0xffff_ffff_8100_00ff), Some("_stext"));
         assert_eq!(symbols.name(0xffff_ffff_c000_0010), Some("nf_conntrack_in"));
         assert_eq!(symbols.name(0x1000), None);
+    }
+
+    #[test]
+    fn a_function_ends_where_the_next_begins() {
+        let symbols = Symbols::parse(TABLE);
+        assert_eq!(symbols.range("tcp_v4_connect"), Some((0xffff_ffff_8100_0100, 0xffff_ffff_c000_0000)));
+        assert_eq!(symbols.range("tcp_v6_connect"), None);
     }
 
     #[test]

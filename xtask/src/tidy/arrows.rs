@@ -60,7 +60,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 const OPTIONAL: &[(&str, &str)] = &[("fourtuple", "bpf")];
 
 /// Arrows that only tests and benchmarks may draw.
-const MEASURING: &[(&str, &str)] = &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple")];
+const MEASURING: &[(&str, &str)] =
+    &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple"), ("trace", "syscalls")];
 
 /// What every crate may use for its tests and nothing else.
 const TESTING: &str = "testing";

@@ -9,6 +9,7 @@ mod ports;
 mod serve;
 mod time_wait;
 mod trace;
+mod trace_locks;
 
 use fourtuple_record::{Record, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -156,6 +157,9 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::TraceConnect(record) => {
                     (trace::section(index, &envelope.settings[0], &record.results))
                 }
+                Saved::TraceLocks(record) => {
+                    (trace_locks::section(&envelope.settings[0], &record.results))
+                }
             }
             (provenance(envelope, matches!(saved, Saved::Plan(_))))
             (data(index, saved))
@@ -177,6 +181,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Load(_) => "What came back under this load, and how fast",
         Saved::Serve(_) => "What each worker of a server did",
         Saved::TraceConnect(_) => "How long connect() looked for a source port",
+        Saved::TraceLocks(_) => "Which locks of TCP were waited for",
     }
 }
 
@@ -272,6 +277,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Load(record) => results(record),
         Saved::Serve(record) => results(record),
         Saved::TraceConnect(record) => results(record),
+        Saved::TraceLocks(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
 }

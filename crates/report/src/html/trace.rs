@@ -37,8 +37,8 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
             @if !results.heat.columns.is_empty() {
                 h2 { "Searches over time" }
                 (chart("trace-heat", index, "", &html! {
-                    "All searches: when they ended and how long they took. The darker, the more; every factor of their "
-                    "number counts the same."
+                    "All searches: when they ended and how long they took. The stronger the colour, the more; every factor "
+                    "of their number counts the same."
                 }))
             }
             (steps(results))

@@ -12,6 +12,7 @@ mod spark;
 mod table;
 mod time_wait;
 mod trace;
+mod trace_locks;
 
 use fourtuple_record::{Saved, TraceHeat};
 
@@ -82,6 +83,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::TraceConnect(record) => {
             trace::body(&mut sheet, &settings[0], &record.results);
+            Vec::new()
+        }
+        Saved::TraceLocks(record) => {
+            trace_locks::body(&mut sheet, &settings[0], &record.results);
             Vec::new()
         }
     };

@@ -533,6 +533,8 @@ fn empty_trace() -> TraceConnectRecord {
         failed_search_ns: None,
         handshake_ns: None,
         histogram: Vec::new(),
+        heat: TraceHeat::default(),
+        flame: None,
         tuples: Vec::new(),
         samples: Vec::new(),
         ..record.results

@@ -96,7 +96,8 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
         | Saved::Plan(_)
         | Saved::Compare(_)
         | Saved::Serve(_)
-        | Saved::TraceConnect(_) => {
+        | Saved::TraceConnect(_)
+        | Saved::TraceLocks(_) => {
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
         }
@@ -129,6 +130,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),
         Saved::TraceConnect(record) => (&record.host, &record.validity),
+        Saved::TraceLocks(record) => (&record.host, &record.validity),
         Saved::Load(record) => (&record.host, &record.validity),
     }
 }

@@ -7,7 +7,7 @@ use fourtuple_report::flame::{self, Caption};
 
 use crate::output::Output;
 
-/// Draws the stacks into a file. Without any there is nothing to draw, and one line that says so.
+/// Draws the stacks into a file. Without any there is nothing to draw, and one line says so.
 pub(super) fn write(
     path: &Path,
     folded: &[(String, u64)],
@@ -15,8 +15,7 @@ pub(super) fn write(
     output: &Output,
 ) -> anyhow::Result<()> {
     let Some(svg) = flame::graph(folded, caption) else {
-        let what = caption.unit;
-        let _ = writeln!(io::stderr(), "no {what} for a flame graph: {} was not written", path.display());
+        let _ = writeln!(io::stderr(), "nothing for a flame graph: {} was not written", path.display());
         return Ok(());
     };
     fourtuple_report::save(path, &svg)?;

@@ -3,6 +3,7 @@ mod filter;
 mod flame;
 mod line;
 mod live;
+mod locks;
 
 use clap::{Args, Subcommand};
 
@@ -18,12 +19,14 @@ pub(crate) struct Trace {
 #[derive(Debug, Subcommand)]
 enum What {
     Connect(connect::ConnectFlags),
+    Locks(locks::LocksFlags),
 }
 
 impl Trace {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
             What::Connect(flags) => flags.run(),
+            What::Locks(flags) => flags.run(),
         }
     }
 }

@@ -1,0 +1,395 @@
+/* Which spinlocks are waited for and from where, and who sleeps until a socket has no owner.
+ *
+ *   spin    lock:contention_begin -> contention_end (since Linux 5.19)
+ *   sleep   sched_switch away from a task that is uninterruptible in __lock_sock -> sched_switch to it
+ *
+ * A wait is known by the kernel's stack; what kind of lock it was is found out from that by who traces. Between the beginning
+ * and the end of a wait nothing is done that takes long but at the beginning, for at the end the lock is held. */
+#include "counting.h"
+
+/* The same numbers and structs are in lock_waits.rs. */
+enum { LOCKS = 16384, PATHS = 2048, STACKS = 4096, FRAMES = 96, SLEEPERS = 4096 };
+/* A task, a softirq, a hardirq and an NMI may wait on one processor at a time. */
+enum { NESTED = 4 };
+/* So many frames from sched_switch up to __lock_sock: the tracing itself has some of them. */
+enum { NEAR = 12 };
+enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 8 };
+/* include/trace/events/lock.h; a queued spinlock has none. */
+enum contention { SPIN = 1, MUTEX = 32 };
+enum { UNINTERRUPTIBLE = 2 };
+enum { NO_STACK = -1 };
+
+/* Whose waits; unset fields are not looked at. */
+struct wanted {
+	u64 cgroup;
+	u64 namespace_device;
+	u64 namespace_inode;
+	/* Where __lock_sock lies; none: sleeps are not looked at. */
+	u64 sleep_from;
+	u64 sleep_to;
+	u32 flags;
+	u32 process;
+	u8 name[16];
+};
+
+struct wait_key {
+	u64 lock; /* 0: slept for, which lock is not known */
+	s32 stack;
+	u32 hole;
+};
+
+struct wait {
+	u64 waits;
+	u64 wait_ns;
+	u64 max_ns;
+	u32 mix; /* hash_mix of the network namespace of the task */
+	u32 hole;
+};
+
+/* Waits on one path by time. */
+struct path {
+	u32 buckets[COARSE];
+};
+
+/* TCP's hash tables. */
+struct tables {
+	u64 bhash;
+	u64 bhash2;
+	u64 ehash_locks;
+	u64 lhash2;
+	u32 bhash_size;
+	u32 ehash_locks_mask;
+	u32 lhash2_mask;
+	u32 bucket_bytes;
+	u32 lock_bytes;
+	u32 listen_bytes;
+};
+
+struct totals {
+	u64 lost_waits;  /* no room for the lock or the sleeper */
+	u64 lost_stacks; /* counted without a path */
+	u64 lost_nested; /* more waits at a time than there can be */
+	u64 asleep;
+	u64 opened;
+	u64 accepted;
+	u64 closed; /* by those who are wanted */
+	struct tables tables;
+};
+
+struct waiting {
+	u64 lock;
+	u64 started_ns;
+	struct wait_key key;
+};
+
+struct processor {
+	struct waiting waiting[NESTED];
+};
+
+struct sleeper {
+	u64 started_ns;
+	struct wait_key key;
+};
+
+LAYOUT(struct wanted, 64);
+LAYOUT(struct wait_key, 16);
+LAYOUT(struct wait, 32);
+LAYOUT(struct path, 4 * COARSE);
+LAYOUT(struct tables, 56);
+LAYOUT(struct totals, 112);
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct wanted);
+} settings SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct totals);
+} sums SECTION(".maps");
+
+/* One path of zeroes: it is too long for the stack. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct path);
+} blank SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_PER_CPU_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct processor);
+} processors SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, LOCKS);
+	TYPE(key, struct wait_key);
+	TYPE(value, struct wait);
+} waits SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, PATHS);
+	TYPE(key, s32);
+	TYPE(value, struct path);
+} paths SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, SLEEPERS);
+	TYPE(key, u64);
+	TYPE(value, struct sleeper);
+} sleepers SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_STACKS);
+	NUMBER(max_entries, STACKS);
+	NUMBER(key_size, sizeof(u32));
+	NUMBER(value_size, FRAMES * sizeof(u64));
+} stacks SECTION(".maps");
+
+INLINE struct totals *the_totals(void)
+{
+	u32 only = 0;
+	return map_lookup(&sums, &only);
+}
+
+INLINE struct wanted *the_wanted(void)
+{
+	u32 only = 0;
+	return map_lookup(&settings, &only);
+}
+
+INLINE int is_wanted(const struct wanted *wanted)
+{
+	u8 name[16];
+	if (wanted->flags & HAS_PROCESS &&
+	    wanted->process != current_process(wanted->namespace_device, wanted->namespace_inode))
+		return 0;
+	if (wanted->flags & HAS_NAME) {
+		__builtin_memset(name, 0, sizeof(name));
+		current_name(name, sizeof(name));
+		if (!same_16(wanted->name, name))
+			return 0;
+	}
+	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+}
+
+/* Makes room for a wait of the current task before it is counted; false when there is none. */
+INLINE int prepare(struct totals *totals, void *context, struct wait_key *key)
+{
+	struct wait wait = {};
+	struct path *path;
+	u32 only = 0;
+	long stack = stack_id(context, &stacks, 0);
+	if (stack < 0)
+		ADD(totals->lost_stacks, 1);
+	key->stack = stack < 0 ? NO_STACK : stack;
+	if (!map_lookup(&waits, key)) {
+		wait.mix = current_task()->nsproxy->net_ns->hash_mix;
+		map_update(&waits, key, &wait, NOT_TWICE);
+		if (!map_lookup(&waits, key)) {
+			ADD(totals->lost_waits, 1);
+			return 0;
+		}
+	}
+	if (!map_lookup(&paths, &key->stack)) {
+		path = map_lookup(&blank, &only);
+		if (path)
+			map_update(&paths, &key->stack, path, NOT_TWICE);
+	}
+	return 1;
+}
+
+INLINE void count_wait(const struct wait_key *key, u64 ns)
+{
+	struct wait *wait = map_lookup(&waits, key);
+	struct path *path = map_lookup(&paths, &key->stack);
+	u32 bucket = bucket_of(ns, COARSE_BITS);
+	if (!wait)
+		return;
+	ADD(wait->waits, 1);
+	ADD(wait->wait_ns, ns);
+	for (int tries = 0; tries < 4; tries++) {
+		u64 longest = wait->max_ns;
+		if (ns <= longest || __sync_val_compare_and_swap(&wait->max_ns, longest, ns) == longest)
+			break;
+	}
+	if (path && bucket < COARSE)
+		__sync_fetch_and_add(&path->buckets[bucket], 1);
+}
+
+SECTION("tp_btf/contention_begin")
+int spin_begins(u64 *context)
+{
+	u64 lock = context[0];
+	u32 flags = (u32)context[1];
+	u32 only = 0;
+	struct totals *totals = the_totals();
+	struct wanted *wanted = the_wanted();
+	struct processor *processor;
+	struct waiting *place = NULL;
+	struct wait_key key = {};
+	if (flags && (!(flags & SPIN) || flags & MUTEX))
+		return 0;
+	processor = map_lookup(&processors, &only);
+	if (!totals || !wanted || !processor || !is_wanted(wanted))
+		return 0;
+	/* Interrupts come and go in between: whoever takes the same place has left it when this one goes on. */
+#pragma unroll
+	for (int at = 0; at < NESTED; at++)
+		if (!place && (!processor->waiting[at].lock || processor->waiting[at].lock == lock))
+			place = &processor->waiting[at];
+	if (!place) {
+		/* An end was not seen, for it came while another one was counted: the oldest is forgotten. */
+		place = &processor->waiting[0];
+		ADD(totals->lost_nested, 1);
+	}
+	key.lock = lock;
+	if (!prepare(totals, context, &key))
+		return 0;
+	place->key = key;
+	place->started_ns = monotonic_ns();
+	place->lock = lock;
+	return 0;
+}
+
+SECTION("tp_btf/contention_end")
+int spin_ends(u64 *context)
+{
+	u64 lock = context[0];
+	u32 only = 0;
+	struct processor *processor = map_lookup(&processors, &only);
+	struct wait_key key;
+	u64 ns;
+	if (!processor || !lock)
+		return 0;
+#pragma unroll
+	for (int at = 0; at < NESTED; at++) {
+		struct waiting *waiting = &processor->waiting[at];
+		if (waiting->lock != lock)
+			continue;
+		ns = monotonic_ns() - waiting->started_ns;
+		key = waiting->key;
+		waiting->lock = 0;
+		count_wait(&key, ns);
+		return 0;
+	}
+	return 0;
+}
+
+/* Whether the task waits for the owner of a socket to let go of it. */
+INLINE int is_in_lock_sock(void *context, const struct wanted *wanted)
+{
+	u64 frames[NEAR] = {};
+	copy_stack(context, frames, sizeof(frames), 0);
+#pragma unroll
+	for (int at = 0; at < NEAR; at++)
+		if (frames[at] >= wanted->sleep_from && frames[at] < wanted->sleep_to)
+			return 1;
+	return 0;
+}
+
+INLINE void falls_asleep(struct totals *totals, void *context, u64 task)
+{
+	struct wanted *wanted = the_wanted();
+	struct sleeper sleeper = {};
+	if (!wanted || !is_wanted(wanted) || !is_in_lock_sock(context, wanted))
+		return;
+	if (!prepare(totals, context, &sleeper.key))
+		return;
+	sleeper.started_ns = monotonic_ns();
+	if (map_update(&sleepers, &task, &sleeper, ANY))
+		ADD(totals->lost_waits, 1);
+	else
+		ADD(totals->asleep, 1);
+}
+
+INLINE void wakes_up(struct totals *totals, u64 task)
+{
+	struct sleeper *sleeper = map_lookup(&sleepers, &task);
+	struct wait_key key;
+	if (!sleeper)
+		return;
+	key = sleeper->key;
+	count_wait(&key, monotonic_ns() - sleeper->started_ns);
+	map_delete(&sleepers, &task);
+	ADD(totals->asleep, -1);
+}
+
+SECTION("tp_btf/sched_switch")
+int task_switched(u64 *context)
+{
+	int preempted = context[0] & 1;
+	const struct task_struct *from = (const struct task_struct *)context[1];
+	struct totals *totals = the_totals();
+	if (!totals)
+		return 0;
+	/* All switches of the host come by here. */
+	if (!preempted && from->__state == UNINTERRUPTIBLE)
+		falls_asleep(totals, context, (u64)from);
+	if (totals->asleep)
+		wakes_up(totals, context[2]);
+	return 0;
+}
+
+/* Where TCP's tables are: the same for all network namespaces, but for the connections of one with a table of its own. */
+INLINE void find_tables(struct tables *tables, const struct sock *socket)
+{
+	const struct net *net = socket->__sk_common.skc_net.net;
+	const struct inet_hashinfo *info;
+	/* Linux 5.19 and 6.0 have a pointer there. */
+	if (!HAS_FIELD(net->ipv4.tcp_death_row.hashinfo))
+		return;
+	info = net->ipv4.tcp_death_row.hashinfo;
+	tables->bhash_size = info->bhash_size;
+	tables->bucket_bytes = KERNEL_SIZE(struct inet_bind_hashbucket);
+	tables->ehash_locks_mask = info->ehash_locks_mask;
+	tables->ehash_locks = (u64)info->ehash_locks;
+	tables->lock_bytes = KERNEL_SIZE(struct spinlock);
+	tables->lhash2_mask = info->lhash2_mask;
+	tables->lhash2 = (u64)info->lhash2;
+	tables->listen_bytes = KERNEL_SIZE(struct inet_listen_hashbucket);
+	if (HAS_FIELD(info->bhash2))
+		tables->bhash2 = (u64)info->bhash2;
+	tables->bhash = (u64)info->bhash;
+}
+
+SECTION("tp_btf/inet_sock_set_state")
+int set_state(u64 *context)
+{
+	const struct sock *socket = (const struct sock *)context[0];
+	int from = (int)context[1];
+	int to = (int)context[2];
+	struct totals *totals = the_totals();
+	struct wanted *wanted = the_wanted();
+	if (!totals || !wanted || socket->sk_protocol != TCP)
+		return 0;
+	if (!totals->tables.bhash)
+		find_tables(&totals->tables, socket);
+	if (!wanted->flags) {
+		if (from == SYN_SENT && to == ESTABLISHED)
+			ADD(totals->opened, 1);
+		else if (from == SYN_RECV && to == ESTABLISHED)
+			ADD(totals->accepted, 1);
+		return 0;
+	}
+	/* Handshakes end in whatever task a packet interrupts; connect() and close() are called by those who are wanted. */
+	if (from == CLOSED && to == SYN_SENT) {
+		if (is_wanted(wanted))
+			ADD(totals->opened, 1);
+	} else if ((from == ESTABLISHED && to == FIN_WAIT1) || (from == CLOSE_WAIT && to == LAST_ACK)) {
+		if (is_wanted(wanted))
+			ADD(totals->closed, 1);
+	}
+	return 0;
+}
+
+char terms[] SECTION("license") = "Dual MIT/GPL";

@@ -394,7 +394,7 @@ function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
   const { x, y } = u.scales;
   const bottom = Math.log10(y.min), perDot = width / (x.max - x.min), perDecade = height / (Math.log10(y.max) - bottom);
   const dpr = devicePixelRatio || 1;
-  const size = Math.round(Math.min(Math.max(perDot * 0.7, (scattered ? 2.4 : 1.6) * dpr), (scattered ? 4 : 6) * dpr));
+  const size = Math.round(Math.min(Math.max(perDot * 0.7, (scattered ? (n < 4000 ? 3 : 2.4) : 1.6) * dpr), (scattered ? 4 : 6) * dpr));
   const grid = perDot < size ? size : 1;
   const arm = Math.round(Math.min(Math.max(perDot * 2, 2), 4) * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
   const columns = Math.ceil(width / grid) + 1, rows = Math.ceil(height / grid) + 1;

@@ -241,21 +241,21 @@ fn a_heat_map_has_time_from_left_to_right_and_length_upwards() {
     let text = render(&Saved::TraceConnect(samples::trace_connect()), 60, false);
     let from = text.find("Searches over time").unwrap_or_else(|| panic!("no map in\n{text}"));
     let map: Vec<&str> = text[from..].lines().take_while(|line| !line.is_empty()).collect();
-    // Columns of 200 ms: 50 of them have room, and the two halves meet in columns 23 to 27.
+    // Two columns of the record are one here, of 200 ms; the halves end and begin with one that has half as much.
     let expected = "\
 Searches over time
  562us ┤                                        ░
- 316us ┤                           ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
- 178us ┤                           ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
- 100us ┤                           ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
-56.2us ┤                           ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
+ 316us ┤                           ░▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
+ 178us ┤                           ▓██████████████████████
+ 100us ┤                           ███████████████████████
+56.2us ┤                           ░░░░░░░░░░░░░░░░░░░░░░░
 31.6us ┤
 17.8us ┤
 10.0us ┤
 5.62us ┤
 3.16us ┤
-1.78us ┤██████████████████████▓
-1.00us ┤▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒
+1.78us ┤███████████████████████
+1.00us ┤▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
        └0                                            10.0s
         ░ 1  ▒ 5  ▓ 18  █ 71  searches or more in 200ms";
     assert_eq!(map.join("\n"), expected, "\n{}", map.join("\n"));

@@ -73,7 +73,7 @@ pub(crate) fn figures(results: &TraceConnectResults) -> Vec<(&'static str, Strin
 pub(crate) fn flame(results: &TraceConnectResults) -> Option<String> {
     let flame = results.flame?;
     let mut words = format!(
-        "Flame graph: {} of the time that these programs ran in connect(), {} in the search for a port ({}",
+        "Flame graph: of the time that these programs ran, {} was in connect() and {} in the search for a port ({}",
         share(flame.in_connect),
         share(flame.in_search),
         plural(flame.samples, "sample"),

@@ -1,11 +1,11 @@
 //! A contention that is made is seen in its class, and is gone after what removes it. No time decides: what decides is whether
 //! there were waits, in as many rounds as it takes.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use fourtuple_bpf::BpfError;
@@ -19,22 +19,16 @@ use fourtuple_trace::{Locks, LocksOutcome, TraceError};
 const THREADS: u16 = 4;
 /// Ports that all threads look through, or that each has to itself.
 const PORTS: u16 = 30;
+/// Where is listened, or nobody listens.
+const PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 20_000;
-/// A contention is a matter of chance: so many rounds of as many connections until there is one.
-const ROUNDS: u32 = 60;
-const CONNECTIONS: u64 = 2_000;
+/// A contention is a matter of chance: so many rounds of as many connections, or dials in vain, until there is one.
+const ROUNDS: u32 = 30;
+const CONNECTIONS: u64 = 8_000;
+const DIALS: u64 = 40_000;
 
-/// What the threads share, and what they have for themselves.
-#[derive(Clone, Copy)]
-struct Manner {
-    /// Name of all threads, by which they are traced; no other test has it.
-    name: &'static str,
-    own_ports: bool,
-    own_listeners: bool,
-}
-
-fn listen(group: bool, port: u16) -> OwnedFd {
-    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+fn listen(group: bool) -> OwnedFd {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let listener = socket::open(Transport::Tcp, address, false).unwrap();
     if group {
         assert_eq!(option::set_reuse_port(listener.as_fd()).unwrap(), Answer::Done);
@@ -46,66 +40,79 @@ fn listen(group: bool, port: u16) -> OwnedFd {
     listener
 }
 
-/// One connection, closed with RST, so that nothing of it stays; `None`: this kernel has no port range for a socket.
-fn connect_once(to: SocketAddr, ports: Option<(u16, u16)>) -> Option<()> {
-    let client = socket::open(Transport::Tcp, to, false).unwrap();
-    if let Some((low, high)) = ports {
-        match option::set_local_port_range(client.as_fd(), low, high).unwrap() {
-            Answer::Done => {}
-            Answer::Absent => return None,
-        }
-    }
-    option::set_reset_on_close(client.as_fd()).unwrap();
-    // A port that the other side has not let go of yet is a dial in vain.
-    let _ = socket::connect(client.as_fd(), to);
-    Some(())
+/// The threads of a test have a name that no others have, by which they are traced.
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() + Send + 'scope,
+) -> ScopedJoinHandle<'scope, ()> {
+    thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work).unwrap()
 }
 
-/// `CONNECTIONS` by threads that accept and threads that connect, all at the same time; false: no ranges to be had.
-fn round(manner: Manner) -> bool {
-    let port = 9_000;
-    let to = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-    let group = manner.own_listeners;
-    let listeners: Vec<OwnedFd> = (0..if group { THREADS } else { 1 }).map(|_| listen(group, port)).collect();
-    let (left, over, absent) = (AtomicU64::new(CONNECTIONS), AtomicBool::new(false), AtomicBool::new(false));
-    let thread = || thread::Builder::new().name(manner.name.to_owned());
+/// Calls `work` so many times, by several threads at the same time. It is told which thread it is.
+fn by_threads(name: &str, times: u64, work: impl Fn(u16) + Sync) {
+    let left = AtomicU64::new(times);
+    thread::scope(|scope| {
+        for at in 0..THREADS {
+            let (left, work) = (&left, &work);
+            let take = |left: u64| left.checked_sub(1);
+            spawn(scope, name, move || {
+                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+                    work(at);
+                }
+            });
+        }
+    });
+}
+
+/// Connections that threads accept on one listener, or each on its own.
+fn connections(name: &str, own_listeners: bool) {
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    let listeners: Vec<OwnedFd> =
+        (0..if own_listeners { THREADS } else { 1 }).map(|_| listen(own_listeners)).collect();
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for at in 0..usize::from(THREADS) {
             let (listener, over) = (&listeners[at % listeners.len()], &over);
-            let accepts = move || {
+            spawn(scope, name, move || {
                 while !over.load(Ordering::Relaxed) {
                     // EAGAIN when nobody comes; ECONNABORTED is of one who has gone again.
                     drop(socket::accept(listener.as_fd()));
                 }
-            };
-            thread().spawn_scoped(scope, accepts).unwrap();
+            });
         }
-        let clients: Vec<_> = (0..THREADS)
-            .map(|at| {
-                let low = FIRST_PORT + at * PORTS;
-                let ports = manner.own_ports.then_some((low, low + PORTS - 1));
-                let (left, absent) = (&left, &absent);
-                let connects = move || {
-                    let take = |left: u64| left.checked_sub(1);
-                    while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
-                        if connect_once(to, ports).is_none() {
-                            absent.store(true, Ordering::Relaxed);
-                            break;
-                        }
-                    }
-                };
-                thread().spawn_scoped(scope, connects).unwrap()
-            })
-            .collect();
-        clients.into_iter().for_each(|client| client.join().unwrap());
+        by_threads(name, CONNECTIONS, |_| {
+            let client = socket::open(Transport::Tcp, to, false).unwrap();
+            // So that nothing of it stays.
+            option::set_reset_on_close(client.as_fd()).unwrap();
+            // A port that the other side has not let go of yet is a dial in vain.
+            let _ = socket::connect(client.as_fd(), to);
+        });
         over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Dials to where nobody listens: the port is looked for and is free again at once. From one range, or each thread from its own;
+/// false: this kernel has no ranges for sockets.
+fn dials(name: &str, own_ports: bool) -> bool {
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    let absent = AtomicBool::new(false);
+    by_threads(name, DIALS, |at| {
+        let client = socket::open(Transport::Tcp, to, false).unwrap();
+        if own_ports {
+            let low = FIRST_PORT + at * PORTS;
+            let answer = option::set_local_port_range(client.as_fd(), low, low + PORTS - 1).unwrap();
+            absent.fetch_or(answer == Answer::Absent, Ordering::Relaxed);
+        }
+        // ECONNREFUSED, or EADDRNOTAVAIL where all ports are just in use.
+        let _ = socket::connect(client.as_fd(), to);
     });
     !absent.load(Ordering::Relaxed)
 }
 
-/// Traces `rounds` in this manner; `None`, aloud, where BPF or a port range is not to be had.
-fn traced(test: &str, manner: Manner, rounds: u32) -> Option<LocksOutcome> {
-    let locks = Locks { name: Some(manner.name.to_owned()), ..Locks::default() };
+/// Traces threads of this name while there is work; `None`, aloud, where BPF is not to be had.
+fn traced(test: &str, name: &str, work: impl FnOnce()) -> Option<LocksOutcome> {
+    let locks = Locks { name: Some(name.to_owned()), ..Locks::default() };
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
@@ -124,29 +131,25 @@ fn traced(test: &str, manner: Manner, rounds: u32) -> Option<LocksOutcome> {
                 }
             }
         }
-        let whole = (0..rounds).all(|_| round(manner));
+        work();
         stop.store(true, Ordering::Relaxed);
-        let outcome = tracer.join().unwrap().unwrap();
-        if !whole {
-            skip(test, "port-range", "this kernel has no IP_LOCAL_PORT_RANGE");
-            return None;
-        }
-        Some(outcome)
+        Some(tracer.join().unwrap().unwrap())
     })
 }
 
-/// Waits of `counted` in this manner, over as many rounds as give `enough`: rounds and waits. `None`, aloud, where there are
-/// none because the host does not show them.
+/// Waits of `counted` in as many rounds of work as give `enough`: rounds and waits. `None`, aloud, where there are none because
+/// the host does not show them.
 fn contention(
     test: &str,
-    manner: Manner,
+    name: &str,
     enough: u64,
+    work: impl Fn(),
     counted: impl Fn(&TraceLocksResults) -> u64,
 ) -> Option<(u32, u64)> {
     let (mut rounds, mut waits, mut blind) = (0, 0, Vec::new());
     while waits < enough && rounds < ROUNDS {
-        let results = traced(test, manner, 4)?.results;
-        rounds += 4;
+        let results = traced(test, name, &work)?.results;
+        rounds += 1;
         waits += counted(&results);
         agree(&results);
         blind = results.blind_spots;
@@ -182,14 +185,16 @@ fn waits_on_path(results: &TraceLocksResults, class: &str, kind: &str, function:
 fn accepting_on_one_listener_is_seen_and_a_listener_each_removes_it() {
     in_namespace(|| {
         let test = "accepting_on_one_listener_is_seen_and_a_listener_each_removes_it";
+        let name = "locks-accept";
         let sleeps =
             |results: &TraceLocksResults| waits_on_path(results, "listener", "sleep", "inet_csk_accept");
-        let manner = Manner { name: "locks-accept", own_ports: false, own_listeners: false };
-        let Some((rounds, before)) = contention(test, manner, 1, sleeps) else { return };
-        let manner = Manner { own_listeners: true, ..manner };
-        let Some(outcome) = traced(test, manner, rounds) else { return };
-        assert!(before > 0);
+        let Some((rounds, _)) = contention(test, name, 1, || connections(name, false), sleeps) else {
+            return;
+        };
+        let again = || (0..rounds).for_each(|_| connections(name, true));
+        let Some(outcome) = traced(test, name, again) else { return };
         assert_eq!(sleeps(&outcome.results), 0, "{:?}", outcome.results.paths);
+        assert!(outcome.results.connections > 0);
     });
 }
 
@@ -199,17 +204,23 @@ fn accepting_on_one_listener_is_seen_and_a_listener_each_removes_it() {
 fn looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it() {
     in_namespace(|| {
         let test = "looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it";
-        set_sysctl("net.ipv4.ip_local_port_range", &format!("{FIRST_PORT} {}", FIRST_PORT + PORTS - 1));
+        let name = "locks-search";
+        let range = |ports: u16| {
+            set_sysctl("net.ipv4.ip_local_port_range", &format!("{FIRST_PORT} {}", FIRST_PORT + ports - 1));
+        };
         let searches =
             |results: &TraceLocksResults| waits_on_path(results, "bhash", "spin", "__inet_hash_connect");
-        let manner = Manner { name: "locks-search", own_ports: false, own_listeners: false };
-        let Some((rounds, before)) = contention(test, manner, 40, searches) else { return };
-        set_sysctl(
-            "net.ipv4.ip_local_port_range",
-            &format!("{FIRST_PORT} {}", FIRST_PORT + THREADS * PORTS - 1),
-        );
-        let manner = Manner { own_ports: true, ..manner };
-        let Some(outcome) = traced(test, manner, rounds) else { return };
+        range(PORTS);
+        let work = || assert!(dials(name, false));
+        let Some((rounds, before)) = contention(test, name, 20, work, searches) else { return };
+        range(THREADS * PORTS);
+        let mut ranges = true;
+        let again = || ranges = (0..rounds).all(|_| dials(name, true));
+        let Some(outcome) = traced(test, name, again) else { return };
+        if !ranges {
+            skip(test, "port-range", "this kernel has no IP_LOCAL_PORT_RANGE");
+            return;
+        }
         let after = searches(&outcome.results);
         assert!(after * 4 <= before, "{before} waits, then {after}: {:?}", outcome.results.paths);
     });
@@ -220,11 +231,11 @@ fn looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it() {
 fn a_bucket_goes_by_its_port() {
     in_namespace(|| {
         let test = "a_bucket_goes_by_its_port";
+        let name = "locks-bucket";
         let of_server = |results: &TraceLocksResults| {
-            results.ports.iter().filter(|port| port.port == 9_000).map(|port| port.waits).sum()
+            results.ports.iter().filter(|port| port.port == PORT).map(|port| port.waits).sum()
         };
-        let manner = Manner { name: "locks-bucket", own_ports: false, own_listeners: false };
-        contention(test, manner, 1, of_server);
+        contention(test, name, 1, || connections(name, false), of_server);
     });
 }
 
@@ -232,8 +243,8 @@ fn a_bucket_goes_by_its_port() {
 fn a_stack_is_folded_from_its_root() {
     in_namespace(|| {
         let test = "a_stack_is_folded_from_its_root";
-        let manner = Manner { name: "locks-folded", own_ports: false, own_listeners: false };
-        let Some(outcome) = traced(test, manner, 4) else { return };
+        let name = "locks-folded";
+        let Some(outcome) = traced(test, name, || connections(name, false)) else { return };
         let folded: u64 = outcome.folded.iter().map(|(_, ns)| ns).sum();
         assert_eq!(folded, outcome.results.wait_ns);
         for (stack, _) in &outcome.folded {

@@ -24,7 +24,7 @@ const KINDS: [(fn(&str) -> bool, Color); 4] = [
 
 /// What the colours mean, for a subtitle.
 pub const COLOURS: &str =
-    "orange: search for a source port · blue: other parts of connect() · red: waiting for a lock";
+    "orange: search for a port · blue: rest of connect() · red: locks · grey: the program itself";
 
 /// Draws `folded`: frames joined by `;`, the outermost first, and their weight. `None` when nothing has a weight.
 ///

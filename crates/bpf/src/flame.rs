@@ -1,6 +1,7 @@
 //! Where programs are in the kernel while they run: their stacks, counted in the kernel as each processor's clock ticks.
 
 use std::collections::HashMap as Table;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::mem;
 
@@ -151,10 +152,10 @@ impl Flame {
         for count in self.counts.iter() {
             let (place, samples) =
                 count.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))?;
-            if !known.contains_key(&place.callers) {
-                known.insert(place.callers, self.callers(place.callers)?);
-            }
-            let callers = known.get(&place.callers).and_then(Option::as_ref);
+            let callers = match known.entry(place.callers) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(self.callers(place.callers)?),
+            };
             let innermost = (place.innermost != 0).then_some(place.innermost);
             let frames =
                 callers.map(|callers| innermost.into_iter().chain(callers.iter().copied()).collect());

@@ -157,8 +157,9 @@ impl Flame {
                 Entry::Vacant(unknown) => unknown.insert(self.callers(place.callers)?),
             };
             let innermost = (place.innermost != 0).then_some(place.innermost);
-            let frames =
-                callers.map(|callers| innermost.into_iter().chain(callers.iter().copied()).collect());
+            let frames = callers
+                .as_ref()
+                .map(|callers| innermost.into_iter().chain(callers.iter().copied()).collect());
             let (name, process) = (thread_name(&place.name), place.process);
             stacks.push(Stack { name, process, frames, samples });
         }

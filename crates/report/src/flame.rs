@@ -14,8 +14,11 @@ pub struct Caption<'a> {
     pub unit: &'a str,
 }
 
+/// Whether a function is of this kind, by its name.
+type IsKind = fn(&str) -> bool;
+
 /// Colours of frames, by what their function does. Functions of the search first: they are what it is about.
-const KINDS: [(fn(&str) -> bool, Color); 4] = [
+const KINDS: [(IsKind, Color); 4] = [
     (is_search, Color { r: 236, g: 112, b: 20 }),
     (is_lock, Color { r: 200, g: 60, b: 120 }),
     (is_connect, Color { r: 94, g: 158, b: 214 }),
@@ -106,8 +109,7 @@ fn is_lock(function: &str) -> bool {
 }
 
 fn is_connect(function: &str) -> bool {
-    let words = ["connect"];
-    words.iter().any(|word| function.split('_').any(|part| part == *word))
+    function.split('_').any(|part| part == "connect")
 }
 
 fn is_program(function: &str) -> bool {

@@ -9,6 +9,7 @@ pub mod accept_wait;
 mod call;
 pub mod connect_search;
 mod error;
+pub mod flame;
 mod hand_over;
 mod leaks;
 mod least_busy;

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
-use aya::programs::{BtfTracePoint, FEntry, FExit, Program, ProgramError, RawTracePoint};
+use aya::programs::{BtfTracePoint, FEntry, FExit, PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
@@ -167,6 +167,16 @@ impl Programs {
     fn program(&mut self, program: &'static str) -> Result<(&'static str, &mut Program, &Btf), BpfError> {
         let found = self.object.program_mut(program).ok_or_else(|| no_program(self.name, program))?;
         Ok((self.name, found, &self.btf))
+    }
+    /// Loads one of the programs for perf events. What it is attached to is the caller's.
+    pub(crate) fn perf_event(&mut self, program: &'static str) -> Result<&mut PerfEvent, BpfError> {
+        let name = self.name;
+        let what =
+            || BpfError::Object { program: name, what: format!("no program {program} for perf events") };
+        let found = self.object.program_mut(program).ok_or_else(what)?;
+        let found: &mut PerfEvent = found.try_into().map_err(|_| what())?;
+        found.load().map_err(|error| refusal(name, program, "program for perf events", error))?;
+        Ok(found)
     }
 
     /// Takes all programs off, the last that was attached first; what they counted stays.

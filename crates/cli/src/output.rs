@@ -144,8 +144,17 @@ fn validity(saved: &Saved) -> Vec<Remark> {
 
 /// The record as a table for this terminal.
 pub(crate) fn text(saved: &Saved) -> String {
-    let colour = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    terminal::render(saved, width(), colour)
+    terminal::render(saved, width(), has_colour(&io::stdout()))
+}
+
+/// Whether this stream is a terminal, and NO_COLOR allows.
+pub(crate) fn has_colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// As many columns as a picture that moves may have: no more than the terminal has, whatever COLUMNS says.
+pub(crate) fn terminal_width() -> usize {
+    fourtuple_syscalls::resource::terminal_width().map_or(width(), |terminal| terminal.min(width()))
 }
 
 /// COLUMNS where it is set, else what the terminal says, else 100.

@@ -3,8 +3,9 @@
 mod program;
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::{env, fs};
 
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
@@ -27,7 +28,7 @@ fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::
 
 #[test]
 fn without_permission_there_is_one_line() {
-    let mut command = fourtuple("trace connect --for 1s");
+    let mut command = fourtuple("trace connect --for 1s --flame /nowhere/flame.svg");
     child::refuse(&mut command, Facility::Bpf);
     let ended = run(&mut command);
     assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
@@ -149,6 +150,23 @@ fn bad_values_of_accept_are_named_with_their_flag() {
     }
 }
 
+/// Where a test keeps its file.
+struct Room(PathBuf);
+
+impl Room {
+    fn new(name: &str) -> Room {
+        let path = env::temp_dir().join(format!("fourtuple-trace-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Room(path)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 #[test]
 fn an_interrupted_trace_of_accepts_keeps_what_it_has() {
     let test = "trace::an_interrupted_trace_of_accepts_keeps_what_it_has";
@@ -178,4 +196,34 @@ fn an_interrupted_trace_of_accepts_keeps_what_it_has() {
     assert_eq!(of_it["address"], address.to_string());
     assert_eq!((&of_it["workers"][0]["process"], &of_it["workers"][0]["open"]), (&own.into(), &1.into()));
     drop((client, server));
+}
+
+#[test]
+fn a_flame_graph_is_one_file_of_what_the_program_did() {
+    let test = "trace::a_flame_graph_is_one_file_of_what_the_program_did";
+    let room = Room::new("flame");
+    let path = room.0.join("flame.svg");
+    let arguments =
+        format!("trace connect --pid {} --for 1s --json --flame {}", std::process::id(), path.display());
+    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple(&arguments)) else { return };
+    // Seen at it, however little of a processor there is: nothing else is done in the meantime.
+    let code = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code();
+        }
+        std::hint::black_box((0..1_000_000_u64).fold(0, |sum, number| sum ^ std::hint::black_box(number)));
+    };
+    let (mut stdout, mut rest) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
+    let ended = Ended { code: code.unwrap(), stdout, stderr: rest };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let flame = &record["results"]["flame"];
+    assert!(flame["samples"].as_u64() > Some(0), "{flame}");
+    let svg = fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert!(svg.contains("<title>[user] ("), "{svg}");
+    assert_eq!(fs::read_dir(&room.0).unwrap().count(), 1, "no half of a file beside it");
 }

@@ -44,7 +44,8 @@ pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 pub use trace::{
-    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceSample, TraceStep, TraceTuple,
+    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,
+    TraceStep, TraceTuple,
 };
 pub use trace_accept::{
     Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker, WaitStep,

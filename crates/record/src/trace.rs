@@ -63,6 +63,10 @@ pub struct TraceConnectResults {
     pub handshake_ns: Option<Spread>,
     /// Searches by time, in ascending order.
     pub histogram: Vec<TraceStep>,
+    /// Searches that found a port by when they ended and how long they took.
+    pub heat: TraceHeat,
+    /// What `--flame` sampled; `null` without it.
+    pub flame: Option<TraceFlame>,
     /// By process and destination, the one with the most searches first.
     pub tuples: Vec<TraceTuple>,
     /// A sample of single searches in their order, at most 10,000.
@@ -78,6 +82,32 @@ pub struct TraceStep {
     pub even: u64,
     /// Searches that found an odd port.
     pub odd: u64,
+}
+
+/// How many searches took how long, and when. A heat map: columns of time, rows of length.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceHeat {
+    /// How much time a column stands for. The first begins with the trace.
+    pub column_ns: u64,
+    /// The shortest time that counts in a row, in ascending order: four rows to a factor of ten, without gaps.
+    pub from_ns: Vec<u64>,
+    /// Searches by row, a list for each column, at most 120.
+    pub columns: Vec<Vec<u64>>,
+}
+
+/// Of what a flame graph was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TraceFlame {
+    /// Samples of programs that were traced while they ran on a processor.
+    pub samples: u64,
+    /// Samples a second and processor.
+    pub samples_per_s: u64,
+    /// Share of the samples that lie in connect(), from 0 to 1.
+    pub in_connect: f64,
+    /// Share of the samples that lie in the search for a port.
+    pub in_search: f64,
+    /// Samples for whose stack there was no room.
+    pub lost: u64,
 }
 
 /// The connects of one process to one destination.

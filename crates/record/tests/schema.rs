@@ -446,6 +446,8 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         failed_search_ns: Some(spread),
         handshake_ns: Some(spread),
         histogram: vec![TraceStep { from_ns: 1_248, even: 1, odd: 0 }],
+        heat: TraceHeat { column_ns: 50_000_000, from_ns: vec![1_000], columns: vec![vec![1], vec![0]] },
+        flame: Some(TraceFlame { samples: 4, samples_per_s: 997, in_connect: 0.5, in_search: 0.25, lost: 1 }),
         tuples: vec![tuple],
         samples: vec![sample],
     };
@@ -480,6 +482,8 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
         search_ns,
         failed_search_ns: None,
         handshake_ns: None,
+        heat: TraceHeat { column_ns: 50_000_000, from_ns: Vec::new(), columns: Vec::new() },
+        flame: None,
         tuples,
         samples,
         ..results

@@ -81,6 +81,26 @@ function byName(strategies) {
   return [...groups];
 }
 
+// Which shade is how many: every factor counts the same.
+function heatKey(figure, shades, most) {
+  figure.querySelector(".heat-key")?.remove();
+  const key = document.createElement("p");
+  key.className = "heat-key";
+  // Where there are few, several shades begin with the same number: the darkest of them is what is drawn.
+  const begins = shades.map((_, step) => Math.ceil(most ** (step / shades.length) - 1e-9));
+  shades.forEach((color, step) => {
+    if (begins[step] === begins[step + 1]) return;
+    const box = document.createElement("i"), words = document.createElement("span");
+    box.style.background = color;
+    const last = step === shades.length - 1 ? most : begins[step + 1] - 1;
+    words.textContent = begins[step] === last ? count(last) : `${count(begins[step])}–${count(last)}`;
+    words.prepend(box);
+    key.append(words);
+  });
+  key.append("searches in a cell");
+  figure.querySelector(".plot").after(key);
+}
+
 // ---- the charts, by the name in data-chart ------------------------------------------------------------------------
 
 const kinds = {
@@ -172,6 +192,64 @@ const kinds = {
       u.setScale("x", { min: full.x[0], max: full.x[1] });
       return `${count(dots.n)} searches, ${view.label} from left to right`;
     }, "View");
+    return u;
+  },
+
+  "trace-heat"(figure) {
+    const { heat: { column_ns: column, from_ns: from, columns } } = resultsOf(figure);
+    // Four rows to a factor of ten: where the next one would begin.
+    const top = from.at(-1) * 10 ** 0.25;
+    const full = { x: [0, column * columns.length], y: [from[0], top] };
+    const most = columns.flat().reduce((a, b) => Math.max(a, b), 1);
+    const heat = (number) => (most > 1 ? Math.log(number) / Math.log(most) : 1);
+    const shades = ["--heat-0", "--heat-1", "--heat-2", "--heat-3", "--heat-4"].map(css);
+    const shade = (number) => shades[Math.min(4, Math.floor(heat(number) * 5))];
+    const row = (ns) => from.findLastIndex((least) => least <= ns);
+    const paintCells = (u) => {
+      const { ctx, bbox: { left, top: above, width, height } } = u;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(left, above, width, height);
+      ctx.clip();
+      columns.forEach((numbers, at) => {
+        const [x0, x1] = [at, at + 1].map((edge) => Math.round(u.valToPos(edge * column, "x", true)));
+        numbers.forEach((number, row) => {
+          if (!number) return;
+          const [y0, y1] = [from[row + 1] ?? top, from[row]].map((edge) => Math.round(u.valToPos(edge, "y", true)));
+          ctx.fillStyle = shade(number);
+          ctx.fillRect(x0, y0, Math.max(1, x1 - x0), Math.max(1, y1 - y0));
+        });
+      });
+      ctx.restore();
+    };
+    // What the pointer is on, for the legend below.
+    const at = (u) => {
+      const { left, top: y } = u.cursor;
+      if (left == null || left < 0) return null;
+      const place = Math.min(columns.length - 1, Math.floor(u.posToVal(left, "x") / column)), of = row(u.posToVal(y, "y"));
+      return { place, of, number: columns[place]?.[of] ?? 0 };
+    };
+    const told = (words) => (u) => {
+      const here = at(u);
+      return here ? words(here) : "–";
+    };
+    const quiet = { stroke: "transparent", points: { show: false }, paths: () => null };
+    const u = plot(figure, full, [columns.map((_, at) => (at + 0.5) * column), columns.map(() => from[0])], {
+      scales: { x: horizontal(full.x), y: vertical(full.y, true) },
+      series: [
+        { label: "time", value: told(({ place }) => `${tick(place * column)} to ${tick((place + 1) * column)}`) },
+        {
+          ...quiet,
+          label: "searches",
+          value: told(({ of, number }) => `${count(number)} of ${tick(from[of] ?? from[0])} to ${tick(from[of + 1] ?? top)}`),
+        },
+      ],
+      axes: [axis("time", tick, { space: 70 }), upright("time of the search", tick, log)],
+      cursor: { points: { show: false }, focus: { prox: -1 } },
+      focus: { alpha: 1 },
+      hooks: { drawClear: [paintCells] },
+    });
+    heatKey(figure, shades, most);
     return u;
   },
 
@@ -316,7 +394,7 @@ function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
   const { x, y } = u.scales;
   const bottom = Math.log10(y.min), perDot = width / (x.max - x.min), perDecade = height / (Math.log10(y.max) - bottom);
   const dpr = devicePixelRatio || 1;
-  const size = Math.round(Math.min(Math.max(perDot * 0.7, (scattered ? 2.4 : 1.6) * dpr), (scattered ? 4 : 6) * dpr));
+  const size = Math.round(Math.min(Math.max(perDot * 0.7, (scattered ? (n < 4000 ? 3 : 2.4) : 1.6) * dpr), (scattered ? 4 : 6) * dpr));
   const grid = perDot < size ? size : 1;
   const arm = Math.round(Math.min(Math.max(perDot * 2, 2), 4) * dpr), thick = Math.max(1, Math.round(1.5 * dpr));
   const columns = Math.ceil(width / grid) + 1, rows = Math.ceil(height / grid) + 1;

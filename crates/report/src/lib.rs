@@ -1,10 +1,12 @@
-//! Records as people see them: [`terminal::render`] gives text, [`html::page`] one self-contained HTML file.
+//! Records as people see them: [`terminal::render`] gives text, [`html::page`] one self-contained HTML file. What no record
+//! holds are stacks: [`flame::graph`] draws them.
 //!
 //! Everything here is a pure function of the records, except [`save`], which puts a text into a file whole or not at
 //! all. Nothing is measured or judged: figures are taken as the record has them, remarks on validity come first, and the
 //! advice is the record's own. The same record always gives the same bytes.
 #![forbid(unsafe_code)]
 
+pub mod flame;
 pub mod html;
 pub mod terminal;
 
@@ -12,6 +14,7 @@ mod accept;
 mod comparison;
 mod envelope;
 mod figures;
+mod heat;
 mod lab_locks;
 mod load;
 mod number;

@@ -78,6 +78,21 @@ pub(crate) fn figures(results: &TraceConnectResults) -> Vec<(&'static str, Strin
     figures
 }
 
+/// What was sampled for a flame graph, in words; absent without one.
+pub(crate) fn flame(results: &TraceConnectResults) -> Option<String> {
+    let flame = results.flame?;
+    let mut words = format!(
+        "Flame graph: of the time that these programs ran, {} was in connect() and {} in the search for a port ({}",
+        share(flame.in_connect),
+        share(flame.in_search),
+        plural(flame.samples, "sample"),
+    );
+    if flame.lost > 0 {
+        words += &format!(", {} lost", count(flame.lost));
+    }
+    Some(words + ")")
+}
+
 /// `EADDRNOTAVAIL 3, closed 1`; empty without failures.
 pub(crate) fn failures(failed: &BTreeMap<String, u64>) -> String {
     let words: Vec<String> =

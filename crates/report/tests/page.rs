@@ -149,6 +149,8 @@ fn a_trace_has_its_searches() {
     let page = page(&[Saved::TraceConnect(samples::trace_connect())]);
     for text in [
         "data-chart=\"trace-scatter\"",
+        "data-chart=\"trace-heat\"",
+        "Flame graph: of the time that these programs ran, 59% was in connect() and 40% in the search for a port",
         "tier tp_btf",
         "EADDRNOTAVAIL 4,999, closed 1",
         "4711 wrk",

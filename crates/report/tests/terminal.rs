@@ -22,8 +22,8 @@ fn the_same_record_gives_the_same_text_with_and_without_colour() {
         let plain = render(&saved, 80, false);
         assert_eq!(plain, render(&saved, 80, false), "{name}");
         let mut bare = render(&saved, 80, true);
-        for code in ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m"] {
-            bare = bare.replace(code, "");
+        for code in [0, 1, 2, 31, 32, 34, 36, 33, 91].map(|code| format!("\x1b[{code}m")) {
+            bare = bare.replace(&code, "");
         }
         let trimmed: Vec<&str> = bare.lines().map(str::trim_end).collect();
         assert_eq!(trimmed, plain.lines().collect::<Vec<_>>(), "{name}");
@@ -263,4 +263,29 @@ fn locks_have_before_and_after() {
     let text = render(&Saved::LabLocks(samples::untraced_lab_locks()), 100, false);
     assert!(text.contains("Lock waits were not counted: BPF is refused"), "{text}");
     assert!(text.contains("no interval: too few pairs, 1 pair"), "{text}");
+}
+
+#[test]
+fn a_heat_map_has_time_from_left_to_right_and_length_upwards() {
+    let text = render(&Saved::TraceConnect(samples::trace_connect()), 60, false);
+    let from = text.find("Searches over time").unwrap_or_else(|| panic!("no map in\n{text}"));
+    let map: Vec<&str> = text[from..].lines().take_while(|line| !line.is_empty()).collect();
+    // Two columns of the record are one here, of 200 ms; the halves end and begin with one that has half as much.
+    let expected = "\
+Searches over time
+ 562us ┤                                        ░
+ 316us ┤                           ░▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
+ 178us ┤                           ▓██████████████████████
+ 100us ┤                           ███████████████████████
+56.2us ┤                           ░░░░░░░░░░░░░░░░░░░░░░░
+31.6us ┤
+17.8us ┤
+10.0us ┤
+5.62us ┤
+3.16us ┤
+1.78us ┤███████████████████████
+1.00us ┤▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+       └0                                            10.0s
+        ░ 1  ▒ 5  ▓ 18  █ 71  searches or more in 200ms";
+    assert_eq!(map.join("\n"), expected, "\n{}", map.join("\n"));
 }

@@ -1,16 +1,22 @@
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::connect_search::{Event, Totals, Tuple, Wanted};
+use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_measure::LogLinear;
-use fourtuple_record::{ByParity, Remark, TraceConnectResults, TraceSample, TraceStep, TraceTuple};
+use fourtuple_record::{
+    ByParity, Remark, TraceConnectResults, TraceFlame, TraceHeat, TraceSample, TraceStep, TraceTuple,
+};
 
 use crate::TraceError;
 use crate::fill::{self, Fill, Question};
+use crate::flame::{Folded, Sampling};
+use crate::heat::Heat;
 use crate::reservoir::Reservoir;
 use crate::tier::{self, Attached};
 use crate::times::{spread, times};
@@ -46,10 +52,13 @@ pub struct Connect {
     pub seed: u64,
     /// Instrument; absent: the first of [`Tier::ALL`] that this kernel can do.
     pub tier: Option<Tier>,
+    /// Whether to sample what the traced programs do with the processors, for a flame graph: all that `process`, `name`
+    /// and `cgroup` let pass; without one of these, processes that connected.
+    pub flame: bool,
 }
 
 /// How it goes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct News {
     /// Since the beginning.
     pub elapsed: Duration,
@@ -65,6 +74,9 @@ pub struct News {
     pub failed: u64,
     /// What was lost so far.
     pub lost: u64,
+    /// Searches so far by their length: the shortest time of a step, in nanoseconds, and how many. Four steps to a factor
+    /// of ten, in ascending order; those without searches are left out.
+    pub steps: Vec<(u64, u64)>,
 }
 
 /// What was seen, and what limits it.
@@ -74,6 +86,8 @@ pub struct Outcome {
     pub results: TraceConnectResults,
     /// Why it is not to be believed wholly.
     pub validity: Vec<Remark>,
+    /// For a flame graph: frames joined by `;`, the thread's name first, and samples. Empty if none was asked for.
+    pub folded: Vec<(String, u64)>,
 }
 
 impl Connect {
@@ -82,7 +96,8 @@ impl Connect {
     ///
     /// # Errors
     ///
-    /// [`TraceError::Bpf`], [`TraceError::Tier`] and [`TraceError::NoTier`] where the programs cannot be attached.
+    /// [`TraceError::Bpf`], [`TraceError::Tier`] and [`TraceError::NoTier`] where the programs cannot be attached; with
+    /// `flame` also [`TraceError::Flame`], [`TraceError::Symbols`] and [`TraceError::HiddenSymbols`].
     pub fn run(
         &self,
         stop: &AtomicBool,
@@ -92,10 +107,11 @@ impl Connect {
         let wanted = self.wanted();
         let Attached { programs: mut search, tier, reason } =
             tier::attach(self.tier, |tier| ConnectSearch::attach(&wanted, tier))?;
+        let sampling = self.flame.then(|| Sampling::begin(&self.sampled())).transpose()?;
         let begun = Instant::now();
         attached();
         let mut samples = Reservoir::new(SAMPLES, self.seed);
-        let mut last = News::default();
+        let (mut last, mut heat) = (News::default(), Heat::new());
         loop {
             let elapsed = begun.elapsed();
             let left = self.time.map_or(LOOK, |time| time.saturating_sub(elapsed));
@@ -104,24 +120,53 @@ impl Connect {
             if left.is_zero() || stop.load(Ordering::Relaxed) {
                 break;
             }
+            if heat.is_due(elapsed) {
+                heat.look(elapsed, &both(&search.totals()?));
+            }
             if elapsed >= last.elapsed + TELL {
                 last = look(&search.totals()?, elapsed, &last);
+                last.steps = heat.steps();
                 news(&last);
             }
-            thread::sleep(left.min(LOOK));
+            // Always at the same places of the clock, where columns of the heat map end.
+            let past = begun.elapsed().as_nanos() % LOOK.as_nanos();
+            thread::sleep(left.min(LOOK - Duration::from_nanos(past as u64)));
         }
         let elapsed = begun.elapsed();
         search.detach();
         search.drain(|event| samples.offer(event));
         let totals = search.totals()?;
+        let tuples = search.tuples()?;
+        let (flame, folded) = self.sampled_of(sampling, &tuples)?;
+        heat.look(elapsed, &both(&totals));
         let results = TraceConnectResults {
             tier: tier.name().to_owned(),
             tier_reason: reason,
-            ..results(&totals, search.tuples()?, samples.into_kept(), elapsed)
+            heat: heat.into_record(),
+            flame,
+            ..results(&totals, tuples, samples.into_kept(), elapsed)
         };
         let early = self.time.is_some_and(|time| elapsed < time);
-        let validity = validity(&totals, early.then_some(elapsed));
-        Ok(Outcome { results, validity })
+        let mut validity = validity(&totals, early.then_some(elapsed));
+        validity.extend(flame.and_then(thin));
+        Ok(Outcome { results, validity, folded })
+    }
+
+    fn sampled(&self) -> Sampled {
+        Sampled { process: self.process, name: self.name.clone(), cgroup: self.cgroup }
+    }
+
+    fn sampled_of(
+        &self,
+        sampling: Option<Sampling>,
+        tuples: &[Tuple],
+    ) -> Result<(Option<TraceFlame>, Folded), TraceError> {
+        let Some(sampling) = sampling else { return Ok((None, Vec::new())) };
+        let everybody = self.sampled() == Sampled::default();
+        let dialing: Option<HashSet<u32>> =
+            everybody.then(|| tuples.iter().map(|tuple| tuple.key.process).collect());
+        let (flame, folded) = sampling.end(dialing.as_ref())?;
+        Ok((Some(flame), folded))
     }
 
     fn wanted(&self) -> Wanted {
@@ -159,6 +204,7 @@ fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
         p99_ns: all.quantile(0.99),
         failed: totals.failures().map(|(_, number)| number).sum(),
         lost: lost(totals),
+        steps: Vec::new(),
     }
 }
 
@@ -205,6 +251,8 @@ fn results(
         failed_search_ns: spread(&times(&totals.failed)),
         handshake_ns: spread(&times(&totals.handshake)),
         histogram: histogram(&even, &odd),
+        heat: TraceHeat::default(),
+        flame: None,
         samples: samples.collect(),
         tuples: order.iter().zip(fills).map(|(&place, fill)| tuple_result(&tuples[place], fill)).collect(),
     }
@@ -271,6 +319,15 @@ fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
         range: fill.map(|fill| fill.range),
         fill: fill.map(|fill| f64::from(fill.in_use) / f64::from(fill.range.max(1))),
     }
+}
+
+/// A graph of which more than a twentieth is missing. A few stacks without room are no reason to doubt it.
+fn thin(flame: TraceFlame) -> Option<Remark> {
+    let message = format!(
+        "{} samples of the flame graph were lost, and {} were counted: there was no room for their stacks",
+        flame.lost, flame.samples
+    );
+    (flame.lost > flame.samples / 20).then(|| Remark::new("events-lost", message))
 }
 
 fn validity(totals: &Totals, stopped: Option<Duration>) -> Vec<Remark> {

@@ -9,6 +9,8 @@ mod accept;
 mod blind_spots;
 mod connect;
 mod fill;
+mod flame;
+mod heat;
 mod lock_class;
 mod lock_sums;
 mod lock_table;
@@ -49,6 +51,18 @@ pub enum TraceError {
         /// Each with its error.
         reasons: String,
     },
+    /// What processors do cannot be sampled for a flame graph.
+    #[error("cannot sample for a flame graph: {0}")]
+    Flame(fourtuple_bpf::BpfError),
+    /// The kernel's functions have no names.
+    #[error("cannot name the functions of a flame graph: /proc/kallsyms: {0}")]
+    Symbols(std::io::Error),
+    /// Their addresses are hidden.
+    #[error(
+        "cannot name the functions of a flame graph: /proc/kallsyms shows no addresses, as kernel.kptr_restrict has it; \
+         it takes CAP_SYSLOG, or kernel.kptr_restrict=0"
+    )]
+    HiddenSymbols,
     /// The same of the programs that look at locks.
     #[error("cannot trace locks: {0}")]
     Locks(fourtuple_bpf::BpfError),

@@ -120,6 +120,10 @@ fn agrees(test: &str, strategy: Strategy, address: &'static str) {
     assert_eq!(count(results.search_ns.odd), known.odd);
     assert_eq!(count(results.handshake_ns), u64::from(PORTS));
     assert_eq!(results.histogram.iter().map(|step| step.even + step.odd).sum::<u64>(), u64::from(PORTS));
+    let heat = &results.heat;
+    assert_eq!(heat.columns.iter().flatten().sum::<u64>(), u64::from(PORTS), "{heat:?}");
+    assert!((1..=120).contains(&heat.columns.len()), "{heat:?}");
+    assert!(heat.columns.iter().all(|column| column.len() == heat.from_ns.len()), "{heat:?}");
     assert_eq!((tuple.established, tuple.given_port), (u64::from(PORTS), 0));
     // Every one of them by its errno, and no other.
     assert!(known.refused >= 3);

@@ -3,7 +3,7 @@ use maud::{Markup, html};
 
 use super::{chart, table, words};
 use crate::number::{count, duration, maybe_duration};
-use crate::trace::{facts, failures, figures, fill, histogram, more, times};
+use crate::trace::{facts, failures, figures, fill, flame, histogram, more, times};
 
 /// Rows of the table of processes and destinations.
 const ROWS: usize = 200;
@@ -22,6 +22,7 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
             @if !results.failed.is_empty() {
                 p.bad { "Failed: " (failures(&results.failed)) }
             }
+            @if let Some(words) = flame(results) { p { (words) } }
             (all_times(results))
             p.dim {
                 "The search ends where the route is looked up again (IPv4) or the SYN is queued at the device (IPv6); "
@@ -31,6 +32,13 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
                 h2 { "Single searches" }
                 (chart("trace-scatter", index, "", &html! {
                     "A sample of " (count(results.samples.len() as u64)) " searches: how long each took."
+                }))
+            }
+            @if !results.heat.columns.is_empty() {
+                h2 { "Searches over time" }
+                (chart("trace-heat", index, "", &html! {
+                    "All searches: when they ended and how long they took. The stronger the colour, the more; every factor "
+                    "of their number counts the same."
                 }))
             }
             (steps(results))

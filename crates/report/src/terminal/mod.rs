@@ -2,6 +2,7 @@
 
 mod accept;
 mod compare;
+mod heat;
 mod lab_locks;
 mod load;
 mod plan;
@@ -15,7 +16,7 @@ mod trace;
 mod trace_accept;
 mod trace_locks;
 
-use fourtuple_record::Saved;
+use fourtuple_record::{Saved, TraceHeat};
 
 use crate::accept::Lab;
 use crate::envelope::{envelope, host_words};
@@ -105,5 +106,15 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
             sheet.item("- ", line, Tone::Plain);
         }
     }
+    sheet.finish()
+}
+
+/// The heat map of what has just been, as it moves while a trace goes on: its last columns, in lines of at most `width`
+/// columns, with two rows to a factor of ten. Empty without searches.
+pub fn moving_heat(heat: &TraceHeat, width: usize, color: bool) -> String {
+    let mut sheet = Sheet::new(width, color);
+    let first = heat.columns.len().saturating_sub(heat::columns(width));
+    let last = TraceHeat { columns: heat.columns[first..].to_vec(), ..heat.clone() };
+    heat::map(&mut sheet, &last, 2, heat::Ends::Now);
     sheet.finish()
 }

@@ -8,6 +8,8 @@ pub(crate) enum Tone {
     Dim,
     Good,
     Bad,
+    /// Of a heat map, from 1 (few) to 4 (many).
+    Heat(u8),
 }
 
 impl Tone {
@@ -18,6 +20,10 @@ impl Tone {
             Tone::Dim => "\x1b[2m",
             Tone::Good => "\x1b[32m",
             Tone::Bad => "\x1b[31m",
+            Tone::Heat(..=1) => "\x1b[34m",
+            Tone::Heat(2) => "\x1b[36m",
+            Tone::Heat(3) => "\x1b[33m",
+            Tone::Heat(4..) => "\x1b[91m",
         }
     }
 }
@@ -75,6 +81,11 @@ impl Sheet {
         self.item("", &line, tone);
     }
 
+    /// Columns of a line.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
     pub(crate) fn table(&mut self, table: &Table) {
         let (lines, dropped) = table.fit(self.width);
         for line in &lines {
@@ -85,7 +96,8 @@ impl Sheet {
         }
     }
 
-    fn line(&mut self, pieces: &[(String, Tone)]) {
+    /// One line, which is to be no longer than the width.
+    pub(crate) fn line(&mut self, pieces: &[(String, Tone)]) {
         let start = self.text.len();
         for (text, tone) in pieces {
             if self.color && *tone != Tone::Plain && !text.trim().is_empty() {

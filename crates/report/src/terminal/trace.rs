@@ -1,9 +1,10 @@
 use fourtuple_record::TraceConnectResults;
 
+use super::heat::{self, Ends};
 use super::sheet::{Sheet, Tone};
 use super::table::{Cell, Column, Table};
 use crate::number::{count, duration, maybe_duration};
-use crate::trace::{facts, failures, figures, fill, histogram, more, times};
+use crate::trace::{facts, failures, figures, fill, flame, histogram, more, times};
 
 /// Rows of the table of processes and destinations.
 const ROWS: usize = 20;
@@ -24,8 +25,15 @@ pub(super) fn body(sheet: &mut Sheet, settings: &[String], results: &TraceConnec
         none if none.is_empty() => sheet.item("", "no failures", Tone::Good),
         some => sheet.item("", &format!("failed: {some}"), Tone::Bad),
     }
+    if let Some(words) = flame(results) {
+        sheet.item("", &words, Tone::Plain);
+    }
     all_times(sheet, results);
     steps(sheet, results);
+    if !results.heat.columns.is_empty() {
+        sheet.heading("Searches over time");
+        heat::map(sheet, &results.heat, 4, Ends::Trace);
+    }
     tuples(sheet, results);
 }
 

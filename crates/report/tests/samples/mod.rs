@@ -423,6 +423,18 @@ fn odd_serve() -> ServeRecord {
 }
 
 /// A range of 15,000 ports that fills up until the odd ones have to do.
+/// Even ports for half of the time, then odd ones; a second without any in between.
+fn heat() -> TraceHeat {
+    let columns = (0..100_u64).map(|column| match column {
+        0..45 => vec![20, 146, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        45..55 => vec![0; 12],
+        _ => vec![0, 0, 0, 0, 0, 0, 0, 2, 20 + column, 40, 3, u64::from(column == 80)],
+    });
+    let from_ns =
+        vec![1_000, 1_778, 3_162, 5_623, 10_000, 17_783, 31_623, 56_234, 100_000, 177_828, 316_228, 562_341];
+    TraceHeat { column_ns: 100_000_000, from_ns, columns: columns.collect() }
+}
+
 pub(crate) fn trace_connect() -> TraceConnectRecord {
     let settings = TraceConnectSettings {
         process: None,
@@ -496,6 +508,14 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
             TraceStep { from_ns: 286_720, even: 0, odd: 7_499 },
             TraceStep { from_ns: 4_063_232, even: 0, odd: 1 },
         ],
+        heat: heat(),
+        flame: Some(TraceFlame {
+            samples: 6_601,
+            samples_per_s: 997,
+            in_connect: 0.59,
+            in_search: 0.4,
+            lost: 7,
+        }),
         tuples: std::iter::once(tuple(4_711, 15_000))
             .chain((1..25).map(|process| tuple(process, 0)))
             .collect(),
@@ -527,6 +547,8 @@ fn empty_trace() -> TraceConnectRecord {
         failed_search_ns: None,
         handshake_ns: None,
         histogram: Vec::new(),
+        heat: TraceHeat::default(),
+        flame: None,
         tuples: Vec::new(),
         samples: Vec::new(),
         ..record.results

@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_record::{Saved, TraceConnectSettings};
+use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
+use fourtuple_report::flame::{COLOURS, Caption};
 use fourtuple_trace::{Connect, News, Tier};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
 use super::filter::{AskedTier, address, cgroup_id, name, tier};
+use super::flame;
 use super::line::Line;
+use super::live::Live;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::{stop, units};
@@ -43,6 +46,9 @@ pub(super) struct ConnectFlags {
     /// Instrument: auto, tp_btf (stable tracepoints) or fexit (the kernel's function itself, not on every kernel)
     #[arg(long, value_name = "TIER", value_parser = tier, default_value = "auto")]
     tier: AskedTier,
+    /// Sample what these programs do with the processors, and draw it as a flame graph (SVG)
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -58,6 +64,7 @@ impl ConnectFlags {
             time: self.time,
             seed: self.output.seed,
             tier: self.tier.0,
+            flame: self.flame.is_some(),
         };
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
@@ -68,7 +75,13 @@ impl ConnectFlags {
                 let _ = writeln!(io::stderr(), "tracing connect()");
             }
         };
-        let outcome = connect.run(&stop, attached, |news| line.tell(&words(news)))?;
+        let mut live = Live::default();
+        let outcome = connect.run(&stop, attached, |news| {
+            if line.is_seen() {
+                line.show(&live.next(&news.steps));
+                line.tell(&words(news));
+            }
+        })?;
         line.finish();
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let record = output::record(
@@ -79,7 +92,14 @@ impl ConnectFlags {
             outcome.validity,
             outcome.results,
         );
-        self.output.finish(&Saved::TraceConnect(record))
+        let caption =
+            record.results.flame.map(|flame| (title(&flame), subtitle(&record.host.kernel, &flame)));
+        let exit = self.output.finish(&Saved::TraceConnect(record))?;
+        if let (Some(path), Some((title, subtitle))) = (&self.flame, &caption) {
+            let caption = Caption { title, subtitle, unit: "samples" };
+            flame::write(path, &outcome.folded, &caption, &self.output)?;
+        }
+        Ok(exit)
     }
 
     fn settings(&self) -> TraceConnectSettings {
@@ -94,6 +114,21 @@ impl ConnectFlags {
             tier: self.tier.0.map_or("auto", Tier::name).to_owned(),
         }
     }
+}
+
+/// Where and how the stacks of a flame graph were seen.
+fn subtitle(kernel: &str, flame: &TraceFlame) -> String {
+    let TraceFlame { samples, samples_per_s: _, in_connect: _, in_search: _, lost } = flame;
+    format!("kernel {kernel} · {} samples, {} lost · {COLOURS}", HumanCount(*samples), HumanCount(*lost))
+}
+
+fn title(flame: &TraceFlame) -> String {
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
+    format!(
+        "fourtuple trace connect: {} in connect(), {} in the search",
+        percent(flame.in_connect),
+        percent(flame.in_search)
+    )
 }
 
 /// How it goes, for the line.

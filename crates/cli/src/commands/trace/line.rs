@@ -2,7 +2,7 @@ use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// One line on stderr that says how it goes, if that is a terminal.
+/// One line on stderr that says how it goes, with a picture below it if there is one, if that is a terminal.
 pub(super) struct Line(Option<ProgressBar>);
 
 impl Line {
@@ -12,7 +12,7 @@ impl Line {
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
         bar.set_style(
-            ProgressStyle::with_template("{spinner} {wide_msg}")
+            ProgressStyle::with_template("{spinner} {wide_msg}{prefix}")
                 .expect("the template names fields that there are"),
         );
         Line(Some(bar))
@@ -23,6 +23,18 @@ impl Line {
             bar.set_message(words.join("  "));
             bar.tick();
         }
+    }
+
+    /// Lines below the one that tells.
+    pub(super) fn show(&self, picture: &str) {
+        if let Some(bar) = &self.0 {
+            bar.set_prefix(format!("\n{}", picture.trim_end()));
+        }
+    }
+
+    /// Whether anybody sees it.
+    pub(super) fn is_seen(&self) -> bool {
+        self.0.is_some()
     }
 
     pub(super) fn finish(self) {

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_record::{Saved, TraceLocksSettings};
+use fourtuple_report::flame::{COLOURS, Caption};
 use fourtuple_trace::{LockNews, Locks};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
 use super::filter::{cgroup_id, name};
+use super::flame;
 use super::line::Line;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -33,6 +35,9 @@ pub(super) struct LocksFlags {
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
+    /// Draw where in the kernel the time of waiting went, as a flame graph (SVG)
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -59,7 +64,15 @@ impl LocksFlags {
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let record =
             output::record("trace locks", started, host, self.settings(), outcome.validity, outcome.results);
-        self.output.finish(&Saved::TraceLocks(record))
+        let kernel = record.host.kernel.clone();
+        let exit = self.output.finish(&Saved::TraceLocks(record))?;
+        if let Some(path) = &self.flame {
+            let subtitle = format!("kernel {kernel} · nanoseconds of waiting by path · {COLOURS}");
+            let title = "fourtuple trace locks: time spent waiting";
+            let caption = Caption { title, subtitle: &subtitle, unit: "ns" };
+            flame::write(path, &outcome.folded, &caption, &self.output)?;
+        }
+        Ok(exit)
     }
 
     fn settings(&self) -> TraceLocksSettings {

@@ -1,7 +1,9 @@
 mod accept;
 mod connect;
 mod filter;
+mod flame;
 mod line;
+mod live;
 mod locks;
 
 use clap::{Args, Subcommand};

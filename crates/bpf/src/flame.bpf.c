@@ -1,0 +1,113 @@
+/* Where programs are in the kernel while they run: called by the clock of each processor, it counts stacks by process.
+ *
+ * Everything is counted here: which stacks there are the map of stacks knows, and how often the map of counts. */
+#include "counting.h"
+
+/* The same numbers and structs are in flame.rs. A stack has its place by a hash: many places, so that two rarely want one. */
+enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
+enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 4 };
+/* What bpf_get_stackid says when another stack has the place. */
+enum { EEXIST = 17 };
+/* In place of callers: there are none; there was no room for them. */
+#define NO_CALLERS 0xffffffffU
+#define NO_ROOM 0xfffffffeU
+
+static long (*const stack_of)(void *context, void *frames, u32 size, u64 flags) = (void *)67;
+
+/* What to sample; unset fields are not looked at. */
+struct wanted {
+	u64 cgroup;
+	u64 namespace_device;
+	u64 namespace_inode;
+	u32 flags;
+	u32 process;
+	u8 name[16];
+};
+
+/* Where in a function the innermost frame is differs from sample to sample, its callers do not: apart, there are few stacks
+ * to keep. */
+struct place {
+	u8 name[16];
+	u64 innermost; /* 0: the program itself ran */
+	u32 process;
+	u32 callers;
+};
+
+
+LAYOUT(struct wanted, 48);
+LAYOUT(struct place, 32);
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct wanted);
+} settings SECTION(".maps");
+
+/* Samples for which the map of counts had no room. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, u64);
+} lost SECTION(".maps");
+
+struct stack {
+	u64 frames[FRAMES];
+};
+
+struct {
+	NUMBER(type, MAP_STACKS);
+	NUMBER(max_entries, STACKS);
+	TYPE(key, u32);
+	TYPE(value, struct stack);
+} stacks SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, COUNTS);
+	TYPE(key, struct place);
+	TYPE(value, u64);
+} counts SECTION(".maps");
+
+SECTION("perf_event") int sample(void *context)
+{
+	u32 only = 0;
+	u64 *count;
+	long id;
+	struct place place = {};
+	struct wanted *wanted = map_lookup(&settings, &only);
+	u64 *lost_counts = map_lookup(&lost, &only);
+	/* Number 0 is a processor without anything to do. */
+	if (!wanted || !lost_counts || !(current_task_id() >> 32))
+		return 0;
+	place.process = current_process(wanted->namespace_device, wanted->namespace_inode);
+	if (wanted->flags & HAS_PROCESS && wanted->process != place.process)
+		return 0;
+	current_name(place.name, sizeof(place.name));
+	if (wanted->flags & HAS_NAME && !same_16(wanted->name, place.name))
+		return 0;
+	if (wanted->flags & HAS_CGROUP && !is_in_cgroup(wanted->cgroup))
+		return 0;
+	place.callers = NO_CALLERS;
+	if (stack_of(context, &place.innermost, sizeof(place.innermost), 0) == sizeof(place.innermost)) {
+		id = stack_id(context, &stacks, 1);
+		if (id >= 0 || id == -EEXIST)
+			place.callers = id >= 0 ? (u32)id : NO_ROOM;
+	}
+	count = map_lookup(&counts, &place);
+	if (!count) {
+		/* Another processor may have been first. */
+		u64 none = 0;
+		map_update(&counts, &place, &none, NOT_TWICE);
+		count = map_lookup(&counts, &place);
+	}
+	if (!count) {
+		ADD(*lost_counts, 1);
+		return 0;
+	}
+	ADD(*count, 1);
+	return 0;
+}
+
+char terms[] SECTION("license") = "Dual MIT/GPL";

@@ -1,0 +1,203 @@
+//! Where programs are in the kernel while they run: their stacks, counted in the kernel as each processor's clock ticks.
+
+use std::collections::HashMap as Table;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::mem;
+
+use aya::maps::{Array, HashMap, MapData, MapError, StackTraceMap};
+use aya::programs::perf_event::{
+    PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent,
+};
+use aya::util::online_cpus;
+use aya::{Pod, include_bytes_aligned};
+
+use crate::error::BpfError;
+use crate::tracing::{self, Programs, thread_name, thread_name_bytes};
+
+const NAME: &str = "flame";
+const OPEN: &str = "perf_event_open(PERF_COUNT_SW_CPU_CLOCK)";
+
+/// Samples a second of each processor: not a round number, so that it does not keep step with what programs do.
+pub const SAMPLES_PER_S: u64 = 997;
+
+/// Whose stacks are looked at: all that match everything that is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sampled {
+    /// Process, as this process's PID namespace numbers it.
+    pub process: Option<u32>,
+    /// Name of the thread (comm), of which the kernel keeps 15 bytes.
+    pub name: Option<String>,
+    /// Id of a cgroup (version 2), which is the inode of its directory; those below it count as well.
+    pub cgroup: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Settings {
+    cgroup: u64,
+    namespace_device: u64,
+    namespace_inode: u64,
+    flags: u32,
+    process: u32,
+    name: [u8; 16],
+}
+
+const HAS_PROCESS: u32 = 1;
+const HAS_NAME: u32 = 2;
+const HAS_CGROUP: u32 = 4;
+
+/// A thread's name and process, where it was, and the place of its callers in the map of stacks.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Place {
+    name: [u8; 16],
+    /// 0: the program itself ran.
+    innermost: u64,
+    process: u32,
+    callers: u32,
+}
+
+/// In place of callers: there are none.
+const NO_CALLERS: u32 = u32::MAX;
+/// In place of callers: others had their place.
+const NO_ROOM: u32 = u32::MAX - 1;
+
+// As in flame.bpf.c.
+const _: () = assert!(mem::size_of::<Settings>() == 48 && mem::offset_of!(Settings, name) == 32);
+const _: () = assert!(mem::size_of::<Place>() == 32 && mem::offset_of!(Place, callers) == 28);
+
+// SAFETY: integers and arrays of them without holes, in the layout of the map's values.
+unsafe impl Pod for Settings {}
+// SAFETY: as above.
+unsafe impl Pod for Place {}
+
+/// Threads of one name and process that were seen in one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Name of the thread.
+    pub name: String,
+    /// Process, in this process's PID namespace if it is there.
+    pub process: u32,
+    /// Return addresses in the kernel, innermost first; empty: the program itself ran; `None`: there was no room for them.
+    pub frames: Option<Vec<u64>>,
+    /// How often it was seen there.
+    pub samples: u64,
+}
+
+/// The sampling program, attached to the clock of every processor that is online. It goes with this value, and with the
+/// process.
+pub struct Flame {
+    // The links are of the program, and go first.
+    links: Vec<PerfEventLink>,
+    lost: Array<MapData, u64>,
+    counts: HashMap<MapData, Place, u64>,
+    stacks: StackTraceMap<MapData>,
+    _programs: Programs,
+}
+
+impl Flame {
+    /// Loads the program and attaches it.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF,
+    /// [`BpfError::Refused`] when the verifier does not take the program.
+    pub fn attach(sampled: &Sampled) -> Result<Flame, BpfError> {
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("flame.o"))?;
+        programs.set("settings", sampled.settings(tracing::pid_namespace()))?;
+        let (lost, counts, stacks) =
+            (programs.map("lost")?, programs.map("counts")?, programs.map("stacks")?);
+        let mut links = Vec::new();
+        let program = programs.perf_event("sample")?;
+        let processors = online_cpus().map_err(|(call, source)| BpfError::Call { call, source })?;
+        for cpu in processors {
+            let link = program
+                .attach(
+                    PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                    PerfEventScope::AllProcessesOneCpu { cpu },
+                    SamplePolicy::Frequency(SAMPLES_PER_S),
+                    false,
+                )
+                .and_then(|link| program.take_link(link))
+                .map_err(|error| tracing::failure(NAME, OPEN, &error))?;
+            links.push(link);
+        }
+        Ok(Flame { links, lost, counts, stacks, _programs: programs })
+    }
+
+    /// Takes the program off; what it counted stays.
+    pub fn detach(&mut self) {
+        self.links.clear();
+    }
+
+    /// Samples that are nowhere else, because there were too many different ones.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    pub fn lost(&self) -> Result<u64, BpfError> {
+        let lost = self.lost.get(&0, 0);
+        lost.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
+    }
+
+    /// All that was seen, in no order.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    pub fn stacks(&self) -> Result<Vec<Stack>, BpfError> {
+        let mut known: Table<u32, Option<Vec<u64>>> = Table::new();
+        let mut stacks = Vec::new();
+        for count in self.counts.iter() {
+            let (place, samples) =
+                count.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))?;
+            let callers = match known.entry(place.callers) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(self.callers(place.callers)?),
+            };
+            let innermost = (place.innermost != 0).then_some(place.innermost);
+            let frames = callers
+                .as_ref()
+                .map(|callers| innermost.into_iter().chain(callers.iter().copied()).collect());
+            let (name, process) = (thread_name(&place.name), place.process);
+            stacks.push(Stack { name, process, frames, samples });
+        }
+        Ok(stacks)
+    }
+
+    fn callers(&self, stack: u32) -> Result<Option<Vec<u64>>, BpfError> {
+        match stack {
+            NO_CALLERS => return Ok(Some(Vec::new())),
+            NO_ROOM => return Ok(None),
+            _ => {}
+        }
+        match self.stacks.get(&stack, 0) {
+            Ok(trace) => Ok(Some(trace.frames().iter().map(|frame| frame.ip).collect())),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error)),
+        }
+    }
+}
+
+impl Sampled {
+    fn settings(&self, namespace: (u64, u64)) -> Settings {
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        Settings {
+            cgroup: self.cgroup.unwrap_or_default(),
+            namespace_device: namespace.0,
+            namespace_inode: namespace.1,
+            flags: flag(self.process.is_some(), HAS_PROCESS)
+                | flag(self.name.is_some(), HAS_NAME)
+                | flag(self.cgroup.is_some(), HAS_CGROUP),
+            process: self.process.unwrap_or_default(),
+            name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+impl fmt::Debug for Flame {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Flame").finish_non_exhaustive()
+    }
+}

@@ -37,7 +37,7 @@ pub(crate) fn command_line(settings: &TraceConnectSettings) -> String {
         option("--port", port.map(|port| port.to_string())),
         option("--cgroup", cgroup.as_deref().map(quoted)),
         option("--for", for_ns.map(typed)),
-        option("--tier", (tier != "auto").then(|| quoted(tier))),
+        option("--tier", (tier != "auto").then(|| tier.clone())),
     )
 }
 
@@ -169,6 +169,6 @@ mod tests {
         assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1");
         let settings = TraceConnectSettings { tier: "fexit".into(), ..settings };
         assert_eq!(details(&settings), ["every TCP connect() of this host", "with tier fexit"]);
-        assert_eq!(command_line(&settings), "fourtuple trace connect --seed 1 --tier fexit");
+        assert_eq!(command_line(&settings), "fourtuple trace connect --tier fexit --seed 1");
     }
 }

@@ -149,6 +149,81 @@ pub fn set_ack_with_data(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
 }
 
+/// UDP_GRO (Linux 5.0): datagrams of one sender that came together are received as one message.
+pub fn set_udp_gro(socket: BorrowedFd<'_>, on: bool) -> io::Result<Answer> {
+    answer(set_int(socket, libc::SOL_UDP, crate::datagram::UDP_GRO, i32::from(on)))
+}
+
+/// SO_RXQ_OVFL: with each message comes how many the socket has lost so far because its queue was full.
+pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, i32::from(on))
+}
+
+/// IP_PKTINFO, or IPV6_RECVPKTINFO: with each message comes the address that it was sent to.
+pub fn set_packet_info(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_PKTINFO, libc::IPV6_RECVPKTINFO)?;
+    set_int(socket, level, name, i32::from(on))
+}
+
+/// IP_TTL, or IPV6_UNICAST_HOPS: with how many hops to live packets are sent.
+pub fn set_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_TTL, libc::IPV6_UNICAST_HOPS)?;
+    set_int(socket, level, name, i32::from(hops))
+}
+
+/// IP_MINTTL, or IPV6_MINHOPCOUNT: packets with fewer hops left are not received (GTSM, RFC 5082).
+pub fn set_least_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
+    /// include/uapi/linux/in.h and in6.h
+    const IP_MINTTL: libc::c_int = 21;
+    const IPV6_MINHOPCOUNT: libc::c_int = 73;
+    let (level, name) = by_family(socket, IP_MINTTL, IPV6_MINHOPCOUNT)?;
+    set_int(socket, level, name, i32::from(hops))
+}
+
+/// Level and name of an option that IPv4 and IPv6 have under different names.
+fn by_family(
+    socket: BorrowedFd<'_>,
+    ipv4: libc::c_int,
+    ipv6: libc::c_int,
+) -> io::Result<(libc::c_int, libc::c_int)> {
+    match get_int(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
+        libc::AF_INET6 => Ok((libc::IPPROTO_IPV6, ipv6)),
+        _ => Ok((libc::IPPROTO_IP, ipv4)),
+    }
+}
+
+/// SO_RCVBUF: bytes of packets that may wait to be received, of which the kernel allows `net.core.rmem_max`, and doubles it.
+/// Gives what came of it.
+pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: i32) -> io::Result<i32> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    get_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)
+}
+
+/// One instruction of classic BPF (bpf(4)): code, jumps when true and when false, operand.
+pub type Instruction = (u16, u8, u8, u32);
+
+/// SO_ATTACH_REUSEPORT_CBPF: the program says to which socket of the group, in the order in which they were bound, a packet
+/// goes; where it names none, the hash decides. It sees a datagram from its payload on. No privilege is needed.
+pub fn attach_group_selector(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<Answer> {
+    let mut filter: Vec<libc::sock_filter> =
+        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let length = u16::try_from(filter.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    // SAFETY: the program describes `filter`, which outlives the call; the kernel copies it.
+    answer(
+        check(unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_CBPF,
+                (&raw const program).cast(),
+                size_of::<libc::sock_fprog>() as libc::socklen_t,
+            )
+        })
+        .map(drop),
+    )
+}
+
 /// How many connections wait in a listener's accept queue (TCP_INFO, whose `tcpi_unacked` is that of a listener:
 /// `tcp_get_info`). Handshakes under way are not among them.
 pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {

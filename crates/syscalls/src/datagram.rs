@@ -157,7 +157,7 @@ fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
         let mut next = libc::CMSG_FIRSTHDR(ptr::from_ref(header));
         while let Some(message) = next.as_ref() {
             let data = libc::CMSG_DATA(next);
-            let length = message.cmsg_len as usize - (data as usize - next as usize);
+            let length = message.cmsg_len - (data as usize - next as usize);
             match (message.cmsg_level, message.cmsg_type) {
                 (libc::SOL_UDP, UDP_GRO) if length >= 4 => {
                     datagram.segment = u16::try_from(data.cast::<i32>().read_unaligned()).ok();
@@ -237,6 +237,19 @@ impl Outgoing {
         self.messages.push(Message { name: to.map(RawAddress::from), segment, parts: at..at });
     }
 
+    /// Changes into how long datagrams the message that was begun last is cut; without a message nothing.
+    pub fn cut_last(&mut self, segment: u16) {
+        if let Some(message) = self.messages.last_mut() {
+            message.segment = Some(segment);
+        }
+    }
+
+    /// The parts of message `index`, as they were given to [`Outgoing::part`].
+    pub fn parts(&self, index: usize) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let parts = self.messages.get(index).map_or(0..0, |message| message.parts.clone());
+        self.parts[parts].iter().map(|part| (part.message, part.range.clone()))
+    }
+
     /// Adds bytes to the message that was begun last: those in `range` of message `index` of the batch that will be given to
     /// [`Outgoing::send`].
     ///
@@ -249,11 +262,18 @@ impl Outgoing {
         message.parts.end = self.parts.len();
     }
 
-    /// The number of datagrams that message `index` is on the wire; 0 beyond the last.
-    pub fn datagrams(&self, index: usize) -> usize {
-        let Some(message) = self.messages.get(index) else { return 0 };
+    /// How many datagrams message `index` is on the wire, and their bytes together; nothing beyond the last.
+    pub fn size(&self, index: usize) -> (usize, usize) {
+        let Some(message) = self.messages.get(index) else { return (0, 0) };
         let bytes: usize = self.parts[message.parts.clone()].iter().map(|part| part.range.len()).sum();
-        message.segment.map_or(1, |segment| bytes.div_ceil(usize::from(segment.max(1))).max(1))
+        let datagrams =
+            message.segment.map_or(1, |segment| bytes.div_ceil(usize::from(segment.max(1))).max(1));
+        (datagrams, bytes)
+    }
+
+    /// Into how long datagrams message `index` is cut, if it is.
+    pub fn segment(&self, index: usize) -> Option<u16> {
+        self.messages.get(index)?.segment
     }
 
     /// sendmmsg(2) of the messages from `first` on, without waiting: how many of them were sent. The kernel stops at the first
@@ -375,7 +395,7 @@ mod tests {
         let mut outgoing = Outgoing::new();
         outgoing.message(Some(receiver.local_addr().unwrap()), Some(100));
         outgoing.part(0, 0..250);
-        assert_eq!(outgoing.datagrams(0), 3);
+        assert_eq!(outgoing.size(0), (3, 250));
         assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).expect("sendmmsg"), 1);
         let mut there = Batch::new(4, 65_536);
         let mut bytes = 0;

@@ -159,6 +159,16 @@ pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, i32::from(on))
 }
 
+/// SO_MEMINFO: how many packets this socket has dropped since it was made, because its queue was full or a checksum was wrong
+/// (`sk_drops`), modulo 2^32.
+pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // include/uapi/linux/sock_diag.h: SK_MEMINFO_DROPS is the ninth number.
+    const SO_MEMINFO: libc::c_int = 55;
+    const DROPS: usize = 8;
+    let numbers = get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0_u32; DROPS + 1])?;
+    Ok(numbers[DROPS])
+}
+
 /// IP_PKTINFO, or IPV6_RECVPKTINFO: with each message comes the address that it was sent to.
 pub fn set_packet_info(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_PKTINFO, libc::IPV6_RECVPKTINFO)?;

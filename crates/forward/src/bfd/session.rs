@@ -184,6 +184,11 @@ impl Session {
         Ok(())
     }
 
+    /// Counts a packet that its owner has discarded.
+    pub fn discard(&mut self, why: Discard) {
+        self.discards.count(why);
+    }
+
     /// What is to be done at `now`. To be asked again after each packet that was sent or came, and when the wait is over.
     pub fn next_action(&mut self, now: Duration) -> Action {
         self.expire(now);
@@ -346,6 +351,13 @@ impl Session {
     /// What the peer said last: its state and why.
     pub fn remote(&self) -> (State, Diagnostic) {
         (self.remote.state, self.remote.diagnostic)
+    }
+
+    /// Whether the peer has shown that it knows of this side's being administratively down: nothing is lost by silence then.
+    pub fn farewell_was_heard(&self) -> bool {
+        self.state == State::AdminDown
+            && self.remote.heard.is_some_and(|heard| heard > self.since)
+            && matches!(self.remote.state, State::Down | State::AdminDown)
     }
 
     /// bfd.LocalDiscr

@@ -180,6 +180,19 @@ fn the_administrator_takes_it_down_and_lets_it_up() {
     }
 }
 
+/// So that whoever stops a session need not wait out a detection time.
+#[test]
+fn a_peer_that_says_down_has_heard_the_farewell() {
+    let mut bench = in_state(State::Up);
+    bench.session.set_admin_down(bench.now, true);
+    bench.run(ms(5));
+    assert!(!bench.session.farewell_was_heard());
+    assert_eq!(bench.try_hear(from_peer(State::Up)), Err(Discard::AdminDown));
+    assert!(!bench.session.farewell_was_heard(), "that was under way");
+    assert_eq!(bench.try_hear(from_peer(State::Down)), Err(Discard::AdminDown));
+    assert!(bench.session.farewell_was_heard());
+}
+
 #[test]
 fn to_let_up_what_is_not_held_down_changes_nothing() {
     let mut bench = in_state(State::Up);

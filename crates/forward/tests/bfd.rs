@@ -201,6 +201,24 @@ fn a_peer_that_falls_silent_is_down_with_the_diagnostic_of_it() {
     });
 }
 
+/// A drain does not wait for ever for whoever does not answer.
+#[test]
+fn a_peer_that_does_not_hear_the_farewell_is_left_when_it_has_to_know() {
+    in_namespace(|| {
+        let timers = Timers::new(ms(100), ms(100), 3).unwrap();
+        let link = Link::start(&LinkSettings { timers, ..settings("127.0.0.1", "127.0.0.2") }).unwrap();
+        let peer = Peer::new("127.0.0.2", "127.0.0.1");
+        let (packet, ..) = peer.receive();
+        let patient = Packet { desired_min_tx_us: 20_000_000, ..Peer::answer(&packet, State::Init) };
+        peer.send(&patient);
+        wait_for(&link.state(), State::Up);
+        let report = link.drain();
+        assert_eq!((report.state, report.last_failure), (State::AdminDown, Diagnostic::AdministrativelyDown));
+        assert_eq!((report.ups, report.downs), (1, 1));
+        while peer.receive().0.state != State::AdminDown {}
+    });
+}
+
 #[test]
 fn what_comes_from_beyond_the_link_or_from_strangers_is_discarded_and_counted() {
     in_namespace(|| {
@@ -352,6 +370,13 @@ fn what_cannot_be_is_refused_with_the_reason() {
         assert_eq!(refused(&settings("::1", "::1")), "::1 is the address of both ends of the link");
         let message = refused(&settings("192.0.2.1", "192.0.2.2"));
         assert!(message.starts_with("bind() of 192.0.2.1:") && message.contains("os error 99"), "{message}");
+        match LinkSettings::towards(ip("192.0.2.2")) {
+            Err(LinkError::NoRoute { peer, source }) => {
+                assert_eq!((peer, source.raw_os_error()), (ip("192.0.2.2"), Some(101)));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(LinkSettings::towards(ip("127.0.0.2")).unwrap().local.ip(), ip("127.0.0.1"));
         let _first = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let message = refused(&settings("127.0.0.1", "127.0.0.3"));
         assert!(message.starts_with("bind() of 127.0.0.1:3784: Address already in use"), "{message}");

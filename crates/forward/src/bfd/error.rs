@@ -19,6 +19,14 @@ pub enum LinkError {
     /// Both ends of the link are the same, so that packets would confirm themselves.
     #[error("{0} is the address of both ends of the link")]
     Itself(IpAddr),
+    /// The kernel has no route to the peer, or none that names an address here: ENETUNREACH, ENOENT.
+    #[error("which address {peer} would be reached from: {source}")]
+    NoRoute {
+        /// The peer.
+        peer: IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Another session on this port has the same peer: RFC 5881, section 3.
     #[error("there is a session with {0} at this address already")]
     Taken(IpAddr),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple_syscalls::epoll::Epoll;
+use fourtuple_syscalls::route;
 
 use super::demultiplexer::Demultiplexer;
 use super::error::{LinkError, socket_failed, thread_failed};
@@ -61,6 +62,16 @@ impl LinkSettings {
             receive: Receive::Own,
             seed: fastrand::u64(..),
         }
+    }
+
+    /// The same, from the address that the kernel would send from.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError::NoRoute`]
+    pub fn towards(peer: IpAddr) -> Result<LinkSettings, LinkError> {
+        let local = route::source_for(peer).map_err(|source| LinkError::NoRoute { peer, source })?;
+        Ok(LinkSettings::new(local, peer))
     }
 
     fn check(&self) -> Result<(), LinkError> {

@@ -95,6 +95,22 @@ impl Diagnostic {
         }
     }
 
+    /// As records and metrics write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Diagnostic::None => "none",
+            Diagnostic::DetectionTimeExpired => "detection-time-expired",
+            Diagnostic::EchoFailed => "echo-failed",
+            Diagnostic::NeighborSignaledDown => "neighbor-signaled-down",
+            Diagnostic::ForwardingPlaneReset => "forwarding-plane-reset",
+            Diagnostic::PathDown => "path-down",
+            Diagnostic::ConcatenatedPathDown => "concatenated-path-down",
+            Diagnostic::AdministrativelyDown => "administratively-down",
+            Diagnostic::ReverseConcatenatedPathDown => "reverse-concatenated-path-down",
+            Diagnostic::Reserved(_) => "reserved",
+        }
+    }
+
     /// From the number on the wire, of which five bits count.
     pub fn from_code(code: u8) -> Diagnostic {
         match code & 31 {

@@ -82,6 +82,9 @@ pub struct Session {
     random: Rng,
     since: Duration,
     transitions: u64,
+    ups: u64,
+    downs: u64,
+    last_failure: Diagnostic,
     transmitted: u64,
     received: u64,
     discards: Discards,
@@ -118,6 +121,9 @@ impl Session {
             random,
             since: now,
             transitions: 0,
+            ups: 0,
+            downs: 0,
+            last_failure: Diagnostic::None,
             transmitted: 0,
             received: 0,
             discards: Discards::default(),
@@ -266,6 +272,11 @@ impl Session {
     fn change(&mut self, now: Duration, state: State, diagnostic: Diagnostic) {
         self.diagnostic = diagnostic;
         if self.state != state {
+            if self.state == State::Up {
+                self.downs += 1;
+                self.last_failure = diagnostic;
+            }
+            self.ups += u64::from(state == State::Up);
             self.state = state;
             self.since = now;
             self.transitions += 1;
@@ -343,7 +354,17 @@ impl Session {
         self.transitions
     }
 
-    /// bfd.LocalDiag
+    /// How often it went up, and how often down from there.
+    pub fn ups_and_downs(&self) -> (u64, u64) {
+        (self.ups, self.downs)
+    }
+
+    /// Why it was up the last time no longer; [`Diagnostic::None`] when that never was.
+    pub fn last_failure(&self) -> Diagnostic {
+        self.last_failure
+    }
+
+    /// bfd.LocalDiag: why the state is what it is, and nothing once the session is up.
     pub fn diagnostic(&self) -> Diagnostic {
         self.diagnostic
     }

@@ -27,12 +27,18 @@ struct Published {
 pub struct LinkReport {
     /// State of the session here.
     pub state: State,
-    /// Why it left its last state, if that was a failure.
+    /// Why it is in this state, if that is a failure.
     pub diagnostic: Diagnostic,
     /// How long it has been in this state.
     pub for_time: Duration,
     /// How often its state has changed.
     pub transitions: u64,
+    /// How often it went up.
+    pub ups: u64,
+    /// How often it went down from up.
+    pub downs: u64,
+    /// Why it did so last; [`Diagnostic::None`] when it never did.
+    pub last_failure: Diagnostic,
     /// State that the peer said last.
     pub remote_state: State,
     /// And its diagnostic.
@@ -62,11 +68,15 @@ pub struct LinkReport {
 impl LinkReport {
     pub(super) fn of(session: &Session, now: Duration) -> LinkReport {
         let (remote_state, remote_diagnostic) = session.remote();
+        let (ups, downs) = session.ups_and_downs();
         LinkReport {
             state: session.state(),
             diagnostic: session.diagnostic(),
             for_time: now.saturating_sub(session.since()),
             transitions: session.transitions(),
+            ups,
+            downs,
+            last_failure: session.last_failure(),
             remote_state,
             remote_diagnostic,
             local_discriminator: session.local_discriminator().get(),

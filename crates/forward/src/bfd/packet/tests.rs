@@ -53,6 +53,7 @@ fn every_diagnostic_goes_there_and_back() {
     for code in 0..32 {
         let packet = Packet { diagnostic: Diagnostic::from_code(code), ..example() };
         assert_eq!(packet.diagnostic.code(), code);
+        assert_eq!(packet.diagnostic.name() == "reserved", code > 8);
         assert_eq!(Packet::parse(&packet.encode()), Ok(packet));
     }
 }

@@ -138,6 +138,7 @@ fn a_session_comes_back_after_it_was_lost() {
     let mut bench = in_state(State::Up);
     bench.run(ms(10_000));
     assert_eq!(bench.session.state(), State::Down);
+    assert_eq!(bench.session.ups_and_downs(), (1, 1));
     bench.hear(Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) });
     assert_eq!(bench.session.state(), State::Init);
     assert_eq!(bench.last().your_discriminator, 5);
@@ -145,6 +146,8 @@ fn a_session_comes_back_after_it_was_lost() {
     bench.hear(Packet { my_discriminator: 5, ..from_peer(State::Up) });
     assert_eq!(bench.session.state(), State::Up);
     assert_eq!(bench.last().diagnostic, Diagnostic::None);
+    assert_eq!(bench.session.ups_and_downs(), (2, 1));
+    assert_eq!(bench.session.last_failure(), Diagnostic::DetectionTimeExpired);
 }
 
 /// A peer that began anew names nobody, and says Down: so the session is down too.

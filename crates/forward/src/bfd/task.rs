@@ -147,7 +147,9 @@ impl Task {
 
     /// Sends what is due; how long there is nothing to do then.
     fn act(&mut self) -> Option<Duration> {
-        let until = loop {
+        // An interval may be shorter than sending takes: what comes must be heard all the same.
+        let mut until = Some(Duration::ZERO);
+        for _ in 0..BATCH {
             match self.session.next_action(self.now()) {
                 Action::Transmit(packet) => {
                     // A link that is down is no reason to end: it is what the session is there to find out.
@@ -155,10 +157,16 @@ impl Task {
                         self.unsent += 1;
                     }
                 }
-                Action::Wait(until) => break Some(until),
-                Action::WaitForPacket => break None,
+                Action::Wait(time) => {
+                    until = Some(time);
+                    break;
+                }
+                Action::WaitForPacket => {
+                    until = None;
+                    break;
+                }
             }
-        };
+        }
         let until = until.into_iter().chain(self.leaving).min();
         until.map(|until| until.saturating_sub(self.now()))
     }

@@ -84,8 +84,7 @@ pub fn interrupt(process: u32) -> io::Result<()> {
 ///
 /// ESRCH when it is gone, EPERM when it is somebody else's.
 pub fn hang_up(process: u32) -> io::Result<()> {
-    // SAFETY: kill() takes two numbers.
-    check(unsafe { libc::kill(process as libc::pid_t, libc::SIGHUP) }).map(drop)
+    signal(process, libc::SIGHUP)
 }
 
 /// SIGTERM: it is to end.
@@ -94,8 +93,7 @@ pub fn hang_up(process: u32) -> io::Result<()> {
 ///
 /// ESRCH when it is gone, EPERM when it is somebody else's.
 pub fn terminate(process: u32) -> io::Result<()> {
-    // SAFETY: kill() takes two numbers.
-    check(unsafe { libc::kill(process as libc::pid_t, libc::SIGTERM) }).map(drop)
+    signal(process, libc::SIGTERM)
 }
 
 /// Sends SIGKILL to a process, which it cannot refuse.

@@ -10,6 +10,7 @@ pub mod capabilities;
 pub mod dial;
 pub mod listen;
 pub mod ports;
+pub mod spread;
 
 // Keeps the code in the README true.
 #[cfg(doctest)]

@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod forward;
 mod host;
 mod lab;
 mod lab_locks;
@@ -30,6 +31,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
+pub use forward::{ForwardBfd, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use lab_locks::{
@@ -120,6 +122,8 @@ pub enum Saved {
     Load(LoadRecord),
     /// `fourtuple serve`
     Serve(ServeRecord),
+    /// `fourtuple forward`
+    Forward(ForwardRecord),
     /// `fourtuple trace connect`
     TraceConnect(TraceConnectRecord),
     /// `fourtuple trace accept`
@@ -169,6 +173,7 @@ impl Saved {
             "load" => Saved::Load(serde_json::from_str(text)?),
             "serve" => Saved::Serve(serde_json::from_str(text)?),
             "trace accept" => Saved::TraceAccept(serde_json::from_str(text)?),
+            "forward" => Saved::Forward(serde_json::from_str(text)?),
             "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
             "trace locks" => Saved::TraceLocks(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),

@@ -698,6 +698,58 @@ fn lab_locks() -> (LabLocksSettings, LabLocksResults) {
     (settings, results)
 }
 
+fn forward() -> (ForwardSettings, ForwardResults) {
+    let link = ForwardLink {
+        listen: "0.0.0.0:4000".to_owned(),
+        to: Some("192.0.2.1:4000".to_owned()),
+        routes: vec!["7=192.0.2.2:4000".to_owned()],
+        key: Some("4:4".to_owned()),
+        spread: "flow:4:4".to_owned(),
+        replies: true,
+        idle_ns: 60_000_000_000,
+        clients: 4096,
+        bfd: Some("192.0.2.1".to_owned()),
+    };
+    let settings = ForwardSettings {
+        links: vec![link],
+        planes: 1,
+        plane: "offload".to_owned(),
+        pin: true,
+        for_ns: Some(1_000_000_000),
+    };
+    let plane = ForwardPlane {
+        received: 3,
+        received_bytes: 192,
+        sent: 2,
+        sent_bytes: 128,
+        returned: 1,
+        dropped: BTreeMap::from([("no-route".to_owned(), 1)]),
+        clients: 1,
+        unsegmented: 1,
+        cpu_ns: 900,
+        share: 1.0,
+    };
+    let bfd = ForwardBfd {
+        peer: "192.0.2.1".to_owned(),
+        state: "up".to_owned(),
+        diagnostic: "none".to_owned(),
+        ups: 1,
+        downs: 0,
+        sent: 10,
+        received: 9,
+        discarded: BTreeMap::from([("version".to_owned(), 1)]),
+    };
+    let results = ForwardResults {
+        elapsed_ns: 1_000_000_000,
+        listen: vec!["0.0.0.0:4000".to_owned()],
+        planes: vec![plane],
+        jain: Some(1.0),
+        bfd: vec![bfd],
+        advice: vec!["one".to_owned()],
+    };
+    (settings, results)
+}
+
 /// Where locks could not be traced, and there were too few pairs: everything that may be null is.
 fn bare_lab_locks() -> (LabLocksSettings, LabLocksResults) {
     let (settings, mut results) = lab_locks();
@@ -707,6 +759,14 @@ fn bare_lab_locks() -> (LabLocksSettings, LabLocksResults) {
     pair.cpu_ratio = pair.ratio;
     (pair.before.waits_per_query, pair.before.wait_ns_per_query) = (None, None);
     (settings, results)
+}
+
+/// One way and for ever, where nothing came: everything that may be null is.
+fn bare_forward() -> (ForwardSettings, ForwardResults) {
+    let (settings, results) = forward();
+    let link = ForwardLink { to: None, key: None, bfd: None, ..settings.links[0].clone() };
+    let settings = ForwardSettings { links: vec![link], for_ns: None, ..settings };
+    (settings, ForwardResults { jain: None, ..results })
 }
 
 fn samples() -> Vec<(&'static str, Value)> {
@@ -720,6 +780,8 @@ fn samples() -> Vec<(&'static str, Value)> {
     let (serve_settings, serve_results) = serve();
     let (lab_locks_settings, lab_locks_results) = lab_locks();
     let (bare_lab_settings, bare_lab_results) = bare_lab_locks();
+    let (forward_settings, forward_results) = forward();
+    let (bare_forward_settings, bare_forward_results) = bare_forward();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
     let (trace_accept_settings, trace_accept_results) = trace_accept();
@@ -747,6 +809,8 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("serve", record("serve", serve_settings, serve_results)),
         ("lab accept", record("lab accept", accept_settings, accept_results)),
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
+        ("forward", record("forward", forward_settings, forward_results)),
+        ("bare forward", record("forward", bare_forward_settings, bare_forward_results)),
         ("trace connect", record("trace connect", trace_settings, trace_results)),
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
         ("trace accept", record("trace accept", trace_accept_settings, trace_accept_results)),
@@ -781,7 +845,9 @@ fn all_places(value: &Value) -> Vec<String> {
 
 /// Objects whose keys are data.
 fn is_map(place: &str) -> bool {
-    ["/sysctls", "/capabilities", "/errors", "/results/failed"].iter().any(|map| place.ends_with(map))
+    ["/sysctls", "/capabilities", "/errors", "/results/failed", "/dropped", "/discarded"]
+        .iter()
+        .any(|map| place.ends_with(map))
 }
 
 const OPTIONAL: [&str; 6] =

@@ -14,6 +14,7 @@ mod accept;
 mod comparison;
 mod envelope;
 mod figures;
+mod forward;
 mod heat;
 mod lab_locks;
 mod load;

@@ -107,22 +107,27 @@ impl RawAddress {
     }
 
     pub(crate) fn to_std(&self) -> io::Result<SocketAddr> {
-        match libc::c_int::from(self.storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: the family says that the storage holds a sockaddr_in; storage is larger and aligned for it.
-                let raw = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in>() };
-                let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
-                Ok(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
-            }
-            libc::AF_INET6 => {
-                // SAFETY: the family says that the storage holds a sockaddr_in6; storage is larger and aligned for it.
-                let raw = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in6>() };
-                let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
-                let port = u16::from_be(raw.sin6_port);
-                Ok(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into())
-            }
-            family => Err(io::Error::other(format!("address family {family} is neither IPv4 nor IPv6"))),
+        to_std(&self.storage)
+    }
+}
+
+/// The address in a storage that the kernel, or this crate, has filled.
+pub(crate) fn to_std(storage: &libc::sockaddr_storage) -> io::Result<SocketAddr> {
+    match libc::c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that the storage holds a sockaddr_in; storage is larger and aligned for it.
+            let raw = unsafe { &*std::ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
+            Ok(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
         }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that the storage holds a sockaddr_in6; storage is larger and aligned for it.
+            let raw = unsafe { &*std::ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            let port = u16::from_be(raw.sin6_port);
+            Ok(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into())
+        }
+        family => Err(io::Error::other(format!("address family {family} is neither IPv4 nor IPv6"))),
     }
 }
 

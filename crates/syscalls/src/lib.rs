@@ -13,6 +13,7 @@ pub mod allocator;
 pub mod bell;
 pub mod boot;
 pub mod child;
+pub mod datagram;
 pub mod epoll;
 pub mod fork;
 pub mod message;
@@ -57,6 +58,8 @@ pub fn errno_name(error: &io::Error) -> String {
         libc::EINPROGRESS => "EINPROGRESS",
         libc::EINTR => "EINTR",
         libc::EINVAL => "EINVAL",
+        libc::EIO => "EIO",
+        libc::EMSGSIZE => "EMSGSIZE",
         libc::EISCONN => "EISCONN",
         libc::EMFILE => "EMFILE",
         libc::ENETDOWN => "ENETDOWN",

@@ -149,6 +149,100 @@ pub fn set_ack_with_data(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
 }
 
+/// UDP_GRO (Linux 5.0): datagrams of one sender that came together are received as one message.
+pub fn set_udp_gro(socket: BorrowedFd<'_>, on: bool) -> io::Result<Answer> {
+    answer(set_int(socket, libc::SOL_UDP, crate::datagram::UDP_GRO, i32::from(on)))
+}
+
+/// SO_RXQ_OVFL: with each message comes how many the socket has lost so far because its queue was full.
+pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, i32::from(on))
+}
+
+/// SO_MEMINFO: how many packets this socket has dropped since it was made, because its queue was full or a checksum was wrong
+/// (`sk_drops`), modulo 2^32.
+pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // include/uapi/linux/sock_diag.h: SK_MEMINFO_DROPS is the ninth number.
+    const SO_MEMINFO: libc::c_int = 55;
+    const DROPS: usize = 8;
+    let numbers = get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0_u32; DROPS + 1])?;
+    Ok(numbers[DROPS])
+}
+
+/// IP_PKTINFO, or IPV6_RECVPKTINFO: with each message comes the address that it was sent to.
+pub fn set_packet_info(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_PKTINFO, libc::IPV6_RECVPKTINFO)?;
+    set_int(socket, level, name, i32::from(on))
+}
+
+/// IP_TTL, or IPV6_UNICAST_HOPS: with how many hops to live packets are sent.
+pub fn set_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_TTL, libc::IPV6_UNICAST_HOPS)?;
+    set_int(socket, level, name, i32::from(hops))
+}
+
+/// IP_RECVTTL, or IPV6_RECVHOPLIMIT: with each message comes how many hops it had left. UDP has no other way to receive from
+/// the link alone (GTSM, RFC 5082): IP_MINTTL and IPV6_MINHOPCOUNT can be set, but only TCP looks at them.
+pub fn set_hops_told(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_RECVTTL, libc::IPV6_RECVHOPLIMIT)?;
+    if level == libc::IPPROTO_IPV6 {
+        // What comes over IPv4 to a socket of both is told as IPv4 has it.
+        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, i32::from(on))?;
+    }
+    set_int(socket, level, name, i32::from(on))
+}
+
+/// IP_TOS, or IPV6_TCLASS: the traffic class of packets that are sent; DSCP in the upper six bits. Over IPv4 it is their
+/// priority in the queue of the device too (`rt_tos2priority`).
+pub fn set_traffic_class(socket: BorrowedFd<'_>, class: u8) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_TOS, libc::IPV6_TCLASS)?;
+    set_int(socket, level, name, i32::from(class))
+}
+
+/// Level and name of an option that IPv4 and IPv6 have under different names.
+fn by_family(
+    socket: BorrowedFd<'_>,
+    ipv4: libc::c_int,
+    ipv6: libc::c_int,
+) -> io::Result<(libc::c_int, libc::c_int)> {
+    match get_int(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
+        libc::AF_INET6 => Ok((libc::IPPROTO_IPV6, ipv6)),
+        _ => Ok((libc::IPPROTO_IP, ipv4)),
+    }
+}
+
+/// SO_RCVBUF: bytes of packets that may wait to be received, of which the kernel allows `net.core.rmem_max`, and doubles it.
+/// Gives what came of it.
+pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: i32) -> io::Result<i32> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    get_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)
+}
+
+/// One instruction of classic BPF (bpf(4)): code, jumps when true and when false, operand.
+pub type Instruction = (u16, u8, u8, u32);
+
+/// SO_ATTACH_REUSEPORT_CBPF: the program says to which socket of the group, in the order in which they were bound, a packet
+/// goes; where it names none, the hash decides. It sees a datagram from its payload on. No privilege is needed.
+pub fn attach_group_selector(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<Answer> {
+    let mut filter: Vec<libc::sock_filter> =
+        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let length = u16::try_from(filter.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    // SAFETY: the program describes `filter`, which outlives the call; the kernel copies it.
+    answer(
+        check(unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_CBPF,
+                (&raw const program).cast(),
+                size_of::<libc::sock_fprog>() as libc::socklen_t,
+            )
+        })
+        .map(drop),
+    )
+}
+
 /// How many connections wait in a listener's accept queue (TCP_INFO, whose `tcpi_unacked` is that of a listener:
 /// `tcp_get_info`). Handshakes under way are not among them.
 pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {

@@ -1,0 +1,78 @@
+//! How a plane moves packets: a file each.
+
+mod batched;
+mod offload;
+mod one_by_one;
+mod sending;
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+use crate::worker::Path;
+
+/// The ways to move packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlaneKind {
+    /// One system call each to wait, to receive and to send, for every packet: as most programs do.
+    OneByOne,
+    /// recvmmsg(2) and sendmmsg(2): up to 64 packets with a call each.
+    Batched,
+    /// The same, with UDP_GRO in and UDP_SEGMENT out: packets of one length become one message, which goes through the
+    /// network stack once.
+    Offload,
+}
+
+impl PlaneKind {
+    /// All of them.
+    pub const ALL: [PlaneKind; 3] = [PlaneKind::OneByOne, PlaneKind::Batched, PlaneKind::Offload];
+
+    /// As on the command line and in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlaneKind::OneByOne => "one-by-one",
+            PlaneKind::Batched => "batched",
+            PlaneKind::Offload => "offload",
+        }
+    }
+
+    pub(crate) fn plane(self) -> Box<dyn Plane> {
+        match self {
+            PlaneKind::OneByOne => Box::new(one_by_one::OneByOne::new()),
+            PlaneKind::Batched => Box::new(batched::Batched::new()),
+            PlaneKind::Offload => Box::new(offload::Offload::new()),
+        }
+    }
+}
+
+impl fmt::Display for PlaneKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for PlaneKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PlaneKind, String> {
+        let found = PlaneKind::ALL.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| {
+            let names: Vec<_> = PlaneKind::ALL.iter().map(|kind| kind.name()).collect();
+            format!("{text:?} is not a way to move packets: expected {}", names.join(", "))
+        })
+    }
+}
+
+/// Moves packets; belongs to one thread.
+pub(crate) trait Plane: Send {
+    /// Whether it wants datagrams of one sender put together when they are received (UDP_GRO), and cut when they are sent.
+    fn offloads(&self) -> bool {
+        false
+    }
+
+    /// Sends on what waits at `listener`, up to a batch. False when nothing was there.
+    fn forward(&mut self, listener: BorrowedFd<'_>, path: &mut Path) -> bool;
+
+    /// Sends what came back from target `index` to its client, up to a batch.
+    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path);
+}

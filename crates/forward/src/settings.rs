@@ -1,0 +1,88 @@
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fourtuple::spread::Spread;
+
+use crate::error::ForwardError;
+use crate::plane::PlaneKind;
+use crate::route::Routes;
+
+/// An address to listen at, and where its packets go on to.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Where packets come to; port 0 is any.
+    pub listen: SocketAddr,
+    /// Where they go.
+    pub routes: Routes,
+    /// Which plane gets which.
+    pub spread: Spread,
+    /// Whether what next hops answer goes back to whom it is for: a socket per client, as with NAT. Otherwise one way.
+    pub replies: bool,
+    /// After how long without a packet a client is forgotten; only with `replies`.
+    pub idle: Duration,
+    /// The most clients of one plane; only with `replies`.
+    pub clients: usize,
+}
+
+impl Link {
+    /// One way from `listen` to `to`, by hash; clients would be forgotten after 60 s, and 4,096 of a plane be known.
+    pub fn new(listen: SocketAddr, to: SocketAddr) -> Link {
+        Link {
+            listen,
+            routes: Routes::to(to),
+            spread: Spread::Hash,
+            replies: false,
+            idle: Duration::from_secs(60),
+            clients: 4096,
+        }
+    }
+
+    /// `listen` is where it really listens.
+    pub(crate) fn check(&self, listen: SocketAddr) -> Result<(), ForwardError> {
+        let is_own = |hop: SocketAddr| {
+            let here = listen.ip().is_unspecified() && is_local(hop.ip()) || hop.ip() == listen.ip();
+            here && hop.port() == listen.port()
+        };
+        match self.routes.hops().find(|hop| is_own(*hop)) {
+            Some(to) => Err(ForwardError::Loop { listen, to }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Addresses that are this host's for certain.
+fn is_local(address: IpAddr) -> bool {
+    address.is_loopback() || address.is_unspecified()
+}
+
+/// What to forward, and how.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// The links; all planes serve all of them.
+    pub links: Vec<Link>,
+    /// How many threads.
+    pub planes: usize,
+    /// How each of them moves packets.
+    pub kind: PlaneKind,
+    /// Each on a processor of its own, in the order of those that are allowed.
+    pub pin: bool,
+    /// What a packet costs beyond being moved: for experiments.
+    pub work: Duration,
+    /// Bytes that may wait at each socket that listens (SO_RCVBUF, which the kernel bounds by net.core.rmem_max); absent: the
+    /// kernel's default.
+    pub receive_buffer: Option<i32>,
+}
+
+impl Forward {
+    /// One link on `planes` threads, with offload, not pinned.
+    pub fn new(link: Link, planes: usize) -> Forward {
+        Forward {
+            links: vec![link],
+            planes,
+            kind: PlaneKind::Offload,
+            pin: false,
+            work: Duration::ZERO,
+            receive_buffer: None,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Packets through real planes, in a namespace of their own.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use fourtuple::spread::{Key, Spread};
+use fourtuple_forward::{Drop, Forward, ForwardError, Link, PlaneKind, Routes, Rule, Running};
+use fourtuple_testing::in_namespace;
+
+const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
+/// Nothing takes as long on a machine that works.
+const LONG: Duration = Duration::from_secs(20);
+
+fn socket(address: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(address).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+fn any() -> SocketAddr {
+    LOCALHOSTS[0].parse().unwrap()
+}
+
+fn start(link: Link, kind: PlaneKind, planes: usize) -> Running {
+    Forward { kind, ..Forward::new(link, planes) }.start().unwrap()
+}
+
+/// Numbers of `packets` packets, as they come out at `target` in groups, none of which a queue is too short for.
+fn through(
+    running: &Running,
+    sender: &UdpSocket,
+    target: &UdpSocket,
+    packets: u32,
+    bytes: usize,
+) -> Vec<u32> {
+    let to = running.address(0).unwrap();
+    let mut got = Vec::new();
+    let mut room = vec![0; 65_536];
+    let group = (64 * 1024 / bytes as u32).clamp(1, 32);
+    for packet in 0..packets {
+        let mut payload = vec![0xa5; bytes.max(4)];
+        payload[..4].copy_from_slice(&packet.to_be_bytes());
+        sender.send_to(&payload, to).unwrap();
+        if packet % group == group - 1 || packet + 1 == packets {
+            while got.len() <= packet as usize {
+                let length = target.recv(&mut room).unwrap();
+                assert_eq!(length, payload.len());
+                assert!(room[4..length].iter().all(|byte| *byte == 0xa5));
+                got.push(u32::from_be_bytes(room[..4].try_into().unwrap()));
+            }
+        }
+    }
+    got
+}
+
+#[test]
+fn every_plane_sends_on_what_comes() {
+    in_namespace(|| {
+        for kind in PlaneKind::ALL {
+            for address in LOCALHOSTS {
+                let (sender, target) = (socket(address), socket(address));
+                let link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
+                let running = start(link, kind, 1);
+                for bytes in [4, 64, 1400, 9000] {
+                    let got = through(&running, &sender, &target, 200, bytes);
+                    assert!(got.is_sorted(), "{kind} {address} {bytes}");
+                }
+                let counts = running.drain().unwrap().remove(0).remove(0);
+                assert_eq!((counts.received, counts.sent), (800, 800), "{kind} {address}");
+                assert_eq!(counts.sent_bytes, 200 * (4 + 64 + 1400 + 9000), "{kind} {address}");
+                assert_eq!(counts.dropped_in_all(), 0, "{kind} {address}");
+            }
+        }
+    });
+}
+
+#[test]
+fn one_tuple_keeps_all_planes_busy() {
+    in_namespace(|| {
+        for kind in PlaneKind::ALL {
+            let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+            let mut link = Link::new(any(), target.local_addr().unwrap());
+            link.spread = Spread::Key(Key::whole(0, 4));
+            let running = start(link, kind, 4);
+            let mut got = through(&running, &sender, &target, 400, 64);
+            got.sort_unstable();
+            assert!(got.into_iter().eq(0..400), "{kind}");
+            let planes = running.drain().unwrap().remove(0);
+            assert!(planes.iter().all(|plane| plane.received == 100), "{kind} {planes:?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_and_much_are_packets_too() {
+    in_namespace(|| {
+        for kind in PlaneKind::ALL {
+            let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+            let running = start(Link::new(any(), target.local_addr().unwrap()), kind, 1);
+            let to = running.address(0).unwrap();
+            let mut room = vec![0; 65_536];
+            for bytes in [0, 1, 0, 3] {
+                sender.send_to(&vec![1; bytes], to).unwrap();
+                assert_eq!(target.recv(&mut room).unwrap(), bytes, "{kind}");
+            }
+            // The longest that there is: a batched plane has room for jumbo frames only, and says so.
+            sender.send_to(&vec![1; 65_507], to).unwrap();
+            if kind != PlaneKind::Batched {
+                assert_eq!(target.recv(&mut room).unwrap(), 65_507, "{kind}");
+            }
+            let counts = running.drain().unwrap().remove(0).remove(0);
+            let truncated = u64::from(kind == PlaneKind::Batched);
+            assert_eq!(counts.received, 5, "{kind}");
+            assert_eq!(counts.sent, 5 - truncated, "{kind}");
+            assert_eq!(counts.dropped, [(Drop::Truncated, 1)][..truncated as usize], "{kind}");
+        }
+    });
+}
+
+#[test]
+fn replies_come_back_to_whom_they_are_for() {
+    in_namespace(|| {
+        for kind in PlaneKind::ALL {
+            for address in LOCALHOSTS {
+                let target = socket(address);
+                let mut link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
+                link.replies = true;
+                let running = start(link, kind, 2);
+                let clients: Vec<_> = (0..20).map(|_| socket(address)).collect();
+                let mut room = [0; 100];
+                for round in 0..3_u8 {
+                    for (number, client) in clients.iter().enumerate() {
+                        client.send_to(&[number as u8, round], running.address(0).unwrap()).unwrap();
+                        let (length, from) = target.recv_from(&mut room).unwrap();
+                        target.send_to(&room[..length], from).unwrap();
+                    }
+                    for (number, client) in clients.iter().enumerate() {
+                        let (length, from) = client.recv_from(&mut room).unwrap();
+                        assert_eq!(&room[..length], &[number as u8, round]);
+                        assert_eq!(from, running.address(0).unwrap(), "{kind}");
+                    }
+                }
+                let planes = running.drain().unwrap().remove(0);
+                assert_eq!(planes.iter().map(|plane| plane.returned).sum::<u64>(), 60);
+                assert_eq!(planes.iter().map(|plane| plane.clients).sum::<u64>(), 20);
+            }
+        }
+    });
+}
+
+#[test]
+fn routes_are_by_key_or_by_destination_and_can_be_exchanged() {
+    in_namespace(|| {
+        let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+        let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
+        let mut room = [0; 100];
+        for kind in PlaneKind::ALL {
+            let sender = socket(LOCALHOSTS[0]);
+            let key = Some(Key::whole(0, 1));
+            let mut link = Link::new(any(), to_one);
+            link.routes = Routes::new(None, &[Rule::Key(1, to_one), Rule::Key(2, to_other)], key).unwrap();
+            let running = start(link, kind, 1);
+            let to = running.address(0).unwrap();
+            for number in [1, 2, 3, 1, 2] {
+                sender.send_to(&[number], to).unwrap();
+            }
+            for (socket, number) in [(&one, 1), (&other, 2), (&one, 1), (&other, 2)] {
+                assert_eq!(socket.recv(&mut room).unwrap(), 1);
+                assert_eq!(room[0], number, "{kind}");
+            }
+            running.set_routes(0, Routes::to(to_other)).unwrap();
+            sender.send_to(&[1], to).unwrap();
+            assert_eq!(other.recv(&mut room).unwrap(), 1);
+            let counts = running.drain().unwrap().remove(0).remove(0);
+            assert_eq!(counts.dropped, [(Drop::NoRoute, 1)], "{kind}");
+        }
+        let mut link = Link::new("0.0.0.0:0".parse().unwrap(), to_one);
+        let rules = [Rule::Destination("127.0.0.8/32".parse().unwrap(), to_other)];
+        link.routes = Routes::new(Some(to_one), &rules, None).unwrap();
+        let running = start(link, PlaneKind::Offload, 1);
+        let port = running.address(0).unwrap().port();
+        let sender = socket(LOCALHOSTS[0]);
+        for (address, at) in [("127.0.0.8", &other), ("127.0.0.9", &one)] {
+            sender.send_to(b"x", (address, port)).unwrap();
+            assert_eq!(at.recv(&mut room).unwrap(), 1, "{address}");
+        }
+    });
+}
+
+#[test]
+fn a_next_hop_that_is_not_there_is_counted() {
+    in_namespace(|| {
+        for kind in PlaneKind::ALL {
+            let gone = socket(LOCALHOSTS[0]).local_addr().unwrap();
+            let running = start(Link::new(any(), gone), kind, 1);
+            let sender = socket(LOCALHOSTS[0]);
+            for _ in 0..10 {
+                sender.send_to(b"x", running.address(0).unwrap()).unwrap();
+                until(|| running.counts(0)[0].received > 0);
+            }
+            let counts = running.drain().unwrap().remove(0).remove(0);
+            assert_eq!(counts.received, 10);
+            assert_eq!(counts.sent + counts.dropped_in_all(), 10, "{kind} {counts:?}");
+            // No route leads there from a namespace that has only loopback.
+            let running = start(Link::new(any(), "192.0.2.1:9".parse().unwrap()), kind, 1);
+            sender.send_to(b"x", running.address(0).unwrap()).unwrap();
+            let counts = running.drain().unwrap().remove(0).remove(0);
+            assert_eq!(counts.dropped, [(Drop::Unreachable, 1)], "{kind}");
+        }
+    });
+}
+
+#[test]
+fn a_loop_is_refused() {
+    in_namespace(|| {
+        let here: SocketAddr = "127.0.0.1:4000".parse().unwrap();
+        let refused = Forward::new(Link::new(here, here), 1).start();
+        assert!(matches!(refused, Err(ForwardError::Loop { .. })));
+        let everywhere = Link::new("0.0.0.0:4000".parse().unwrap(), here);
+        assert!(matches!(Forward::new(everywhere, 1).start(), Err(ForwardError::Loop { .. })));
+        let nothing = Forward { links: Vec::new(), ..Forward::new(Link::new(here, any()), 1) };
+        assert!(matches!(nothing.start(), Err(ForwardError::Nothing { .. })));
+    });
+}
+
+fn until(mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {LONG:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

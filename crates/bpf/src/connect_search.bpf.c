@@ -9,6 +9,8 @@
  *
  * With fexit (another tier, which not every kernel has) start and end are those of __inet_hash_connect, the search itself.
  *
+ * UDP has other hooks: connect_search_udp.h.
+ *
  * Everything is counted here; only a sample of single searches goes through the ring. What is done for each connection
  * looks nothing up in a hash: a task has a place in an array while it searches, and so has a socket until its handshake is
  * over. */
@@ -112,7 +114,9 @@ struct caller {
 	struct tuple_key key;
 	u32 tuple;
 	u32 namespace;
-	u64 hole[2];
+	/* Of a search of UDP, which has no attempt; of one of TCP 0. */
+	u64 started_ns;
+	u64 switches;
 };
 
 /* Which ports of peers somebody has connected to. */
@@ -500,28 +504,36 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		attempt->ended_ns = attempt->started_ns;
 }
 
-INLINE void search_ended(struct attempt *attempt, u16 source_port)
+/* A search that has found a port. `switched`: its task was not running all the time. */
+INLINE void count_search(struct totals *totals, u32 place, u64 now, u64 ns, u16 source_port, int switched)
 {
-	u64 now = monotonic_ns();
-	u64 ns = now - attempt->started_ns;
 	u32 parity = source_port & 1;
 	u32 bucket = bucket_of(ns, COARSE_BITS);
-	struct totals *totals = the_totals();
 	struct tuple *tuple;
-	attempt->ended_ns = now;
-	leave_search(attempt);
-	if (!totals)
-		return;
 	count(parity ? ODD : EVEN, ns);
-	if (attempt->task == current_task_id() && attempt->switches != current_switches())
+	if (switched)
 		ADD(totals->switched, 1);
-	tuple = tuple_of(totals, attempt->tuple);
+	tuple = tuple_of(totals, place);
 	if (tuple) {
 		ADD(tuple->search_ns[parity], ns);
 		if (bucket < COARSE)
 			__sync_fetch_and_add(&tuple->buckets[parity][bucket], 1);
 	}
-	tell(totals, attempt->tuple, now, ns, source_port);
+	tell(totals, place, now, ns, source_port);
+}
+
+INLINE void search_ended(struct attempt *attempt, u16 source_port)
+{
+	u64 now = monotonic_ns();
+	u64 ns = now - attempt->started_ns;
+	struct totals *totals = the_totals();
+	int switched;
+	attempt->ended_ns = now;
+	leave_search(attempt);
+	if (!totals)
+		return;
+	switched = attempt->task == current_task_id() && attempt->switches != current_switches();
+	count_search(totals, attempt->tuple, now, ns, source_port, switched);
 }
 
 INLINE void established(struct totals *totals, struct attempt *attempt, int late)
@@ -759,5 +771,7 @@ int search_returns(u64 *context)
 		search_ended(attempt, socket->__sk_common.skc_num);
 	return 0;
 }
+
+#include "connect_search_udp.h"
 
 char terms[] SECTION("license") = "Dual MIT/GPL";

@@ -14,6 +14,10 @@ use crate::error::BpfError;
 use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
+mod udp;
+
+pub use udp::UDP_TIER;
+
 const NAME: &str = "connect_search";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
 
@@ -132,7 +136,7 @@ pub struct Tuple {
     pub namespace: u32,
     /// Connects that failed, whenever.
     pub failed: u64,
-    /// Of these, with EADDRNOTAVAIL.
+    /// Of these, for want of a port: with EADDRNOTAVAIL, of UDP with EAGAIN.
     pub no_port: u64,
     /// Connects that came after one that had failed, before one succeeded.
     pub retries: u64,
@@ -236,7 +240,8 @@ impl TupleKey {
 
 impl Totals {
     /// Failures by the name of their errno: `closed` when the program closed the socket while the handshake went on,
-    /// `unknown` when a port was found and the SYN not made (no route from there, or no memory).
+    /// `unknown` when a port was found and the SYN not made (no route from there, or no memory), and of UDP when a search
+    /// had no end yet when the programs were taken off.
     pub fn failures(&self) -> impl Iterator<Item = (String, u64)> + '_ {
         let numbers = self.errnos.iter().enumerate().map(|(errno, number)| match errno {
             UNKNOWN => ("unknown".to_owned(), *number),
@@ -302,6 +307,10 @@ pub struct ConnectSearch {
     tuples: Array<MapData, Tuple>,
     ring: RingBuf<MapData>,
     packets: Packets,
+    /// Of UDP, while it is attached.
+    callers: Option<Array<MapData, udp::Caller>>,
+    /// Place in `tuples` of each search of UDP that had no end when the programs were taken off.
+    unended: Vec<u32>,
 }
 
 /// Whether every packet is looked at.
@@ -322,16 +331,7 @@ impl ConnectSearch {
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
     /// what the tier attaches to, [`BpfError::Refused`] when the verifier does not take a program.
     pub fn attach(wanted: &Wanted, tier: Tier) -> Result<ConnectSearch, BpfError> {
-        let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
-        programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
-        let mut search = ConnectSearch {
-            sums: programs.map("sums")?,
-            times: programs.map("times")?,
-            tuples: programs.map("tuples")?,
-            ring: programs.map("ring")?,
-            programs,
-            packets: Packets::Later,
-        };
+        let mut search = ConnectSearch::load(wanted)?;
         let programs: &[(&str, Hook)] = match tier {
             Tier::TpBtf => &TP_BTF,
             Tier::Fexit => &FEXIT,
@@ -356,6 +356,21 @@ impl ConnectSearch {
         Ok(search)
     }
 
+    fn load(wanted: &Wanted) -> Result<ConnectSearch, BpfError> {
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
+        programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
+        Ok(ConnectSearch {
+            sums: programs.map("sums")?,
+            times: programs.map("times")?,
+            tuples: programs.map("tuples")?,
+            ring: programs.map("ring")?,
+            programs,
+            packets: Packets::Later,
+            callers: None,
+            unended: Vec::new(),
+        })
+    }
+
     /// To be called now and then: looks for the end of searches over IPv6 as soon as there has been one. That is a look at
     /// every packet of the host, which a host that uses IPv4 need not pay for.
     ///
@@ -376,10 +391,12 @@ impl ConnectSearch {
         self.programs.set("watched", 1_u32)
     }
 
-    /// Takes the programs off; what they counted stays. A search that is under way is not counted any more.
+    /// Takes the programs off; what they counted stays. A search that is under way is not counted any more; of UDP it is a
+    /// failure that nobody knows more of, for one that has failed and one that goes on look the same.
     pub fn detach(&mut self) {
         self.packets = Packets::Never;
         self.programs.detach();
+        self.unended = self.callers.take().map(|callers| udp::unended(&callers)).unwrap_or_default();
     }
 
     /// Hands over the samples since the last time.
@@ -404,6 +421,8 @@ impl ConnectSearch {
             each.iter().for_each(|of_one| sum.add(of_one));
         }
         let [even, odd, handshake, failed] = times;
+        let mut errnos = sums.errnos;
+        errnos[UNKNOWN] += self.unended.len() as u64;
         Ok(Totals {
             lost_events: sums.lost_events,
             lost_starts: sums.lost_starts,
@@ -414,7 +433,7 @@ impl ConnectSearch {
             untimed: sums.untimed,
             given_port: sums.given_port,
             switched: sums.switched,
-            errnos: sums.errnos,
+            errnos,
             even,
             odd,
             handshake,
@@ -434,8 +453,14 @@ impl ConnectSearch {
     /// [`BpfError::Call`] of bpf(2), which nothing explains.
     pub fn tuples(&self) -> Result<Vec<Tuple>, BpfError> {
         let known = self.sums()?.tuples.min(TUPLES as u32);
-        let tuples: Result<Vec<_>, _> = (0..known).map(|place| self.tuples.get(&place, 0)).collect();
-        tuples.map_err(|error| tracing::failure(NAME, LOOKUP, &error))
+        let tuples: Result<Vec<Tuple>, _> = (0..known).map(|place| self.tuples.get(&place, 0)).collect();
+        let mut tuples = tuples.map_err(|error| tracing::failure(NAME, LOOKUP, &error))?;
+        for &place in &self.unended {
+            if let Some(tuple) = tuples.get_mut(place as usize) {
+                tuple.failed += 1;
+            }
+        }
+        Ok(tuples)
     }
 }
 

@@ -31,7 +31,7 @@ enum { ANY = 0, NOT_TWICE = 1 };
 enum { NO_WAKEUP = 1 };
 
 enum family { INET = 2, INET6 = 10 };
-enum protocol { TCP = 6 };
+enum protocol { TCP = 6, UDP = 17 };
 /* include/net/tcp_states.h */
 enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LAST_ACK = 9, LISTEN = 10 };
 
@@ -61,6 +61,34 @@ static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_
 /* Whether the running kernel has a field, and how many bytes one of its structs has. */
 #define HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
 #define KERNEL_SIZE(type) __builtin_preserve_type_info(*(type *)0, 1)
+
+/* What programs of a cgroup are shown of a connect() (include/uapi/linux/bpf.h): for everybody the same, not the kernel's own
+ * structs. */
+struct bpf_sock {
+	u32 bound_dev_if;
+	u32 family;
+	u32 type;
+	u32 protocol;
+	u32 mark;
+	u32 priority;
+	u32 src_ip4;
+	u32 src_ip6[4];
+	u32 src_port; /* in the order of this machine; 0: none yet */
+};
+
+struct bpf_sock_addr {
+	u32 user_family;
+	u32 user_ip4;
+	u32 user_ip6[4];
+	u32 user_port;
+	u32 family;
+	u32 type;
+	u32 protocol;
+	u32 msg_src_ip4;
+	u32 msg_src_ip6[4];
+	u32 hole;
+	const struct bpf_sock *sk;
+};
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -215,8 +243,30 @@ struct flowi4 {
 	union flowi_uli uli;
 };
 
+struct flowi6 {
+	struct flowi_common __fl_common;
+	struct in6_addr daddr;
+	union flowi_uli uli;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
 struct task_struct {
 	unsigned int __state;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
 	struct nsproxy *nsproxy;
 	unsigned long nvcsw;
 	unsigned long nivcsw;

@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
-use aya::programs::{BtfTracePoint, FEntry, FExit, PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
@@ -161,6 +161,24 @@ impl Programs {
         let link = found.attach().map_err(|error| no_trampoline(failure(name, ATTACH, &error), may_trace))?;
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
         self.links.push(link.into());
+        Ok(())
+    }
+
+    /// Attaches one of the programs to a cgroup (version 2), beside those that others have there.
+    pub(crate) fn attach_cgroup(
+        &mut self,
+        program: &'static str,
+        cgroup: BorrowedFd<'_>,
+    ) -> Result<(), BpfError> {
+        const ATTACH: &str = "bpf(BPF_LINK_CREATE)";
+        let (name, found, _) = self.program(program)?;
+        let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
+        found.load().map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
+        let link = found
+            .attach(cgroup, CgroupAttachMode::AllowMultiple)
+            .map_err(|error| failure(name, ATTACH, &error))?;
+        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
+        self.links.push(link.try_into().map_err(|error| failure(name, ATTACH, &error))?);
         Ok(())
     }
 

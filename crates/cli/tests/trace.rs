@@ -96,6 +96,8 @@ fn bad_values_are_named_with_their_flag() {
         ("--cgroup /proc", "--cgroup"),
         ("--for soon", "--for"),
         ("--tier kprobe", "expected auto, tp_btf, fexit"),
+        ("--protocol sctp", "expected tcp or udp"),
+        ("--protocol udp --tier fexit", "expected auto"),
     ] {
         let ended = run(&mut fourtuple(&format!("trace connect {flags}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");

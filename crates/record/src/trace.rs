@@ -10,6 +10,9 @@ pub type TraceConnectRecord = Record<TraceConnectSettings, TraceConnectResults>;
 /// Which connects were looked at: those that match everything that is not `null`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceConnectSettings {
+    /// `tcp` or `udp`. Absent in records of before UDP was traced, which are of TCP.
+    #[serde(default = "tcp")]
+    pub protocol: String,
     /// Process.
     pub process: Option<u32>,
     /// Name of the thread that connects.
@@ -28,10 +31,15 @@ pub struct TraceConnectSettings {
     pub tier: String,
 }
 
+fn tcp() -> String {
+    "tcp".to_owned()
+}
+
 /// What connect() did on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceConnectResults {
-    /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (beginning and return of the kernel's function).
+    /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (beginning and return of the kernel's function); of UDP
+    /// `cgroup+tp_btf` (programs of the root cgroup for the beginning, BTF-typed tracepoints for the end).
     pub tier: String,
     /// Why it is not `tp_btf`; `null`: it is, or another one was asked for.
     pub tier_reason: Option<String>,
@@ -42,7 +50,8 @@ pub struct TraceConnectResults {
     /// These, per second.
     pub searches_per_s: f64,
     /// Connects that failed, by errno; `closed`: the program closed the socket during the handshake; `unknown`: a port
-    /// was found and the SYN not made (no route from there, or no memory).
+    /// was found and the SYN not made (no route from there, or no memory), or of UDP a search had not come to its end when
+    /// the trace did.
     pub failed: BTreeMap<String, u64>,
     /// Connects from a port that was bound before: they have no search.
     pub given_port: u64,
@@ -57,9 +66,9 @@ pub struct TraceConnectResults {
     pub switched: u64,
     /// Time of the searches that found a port, by its parity. The maximum and the mean are exact, quantiles to 1.6%.
     pub search_ns: ByParity,
-    /// Time of the searches that found none.
+    /// Time of the searches that found none; of UDP nobody sees when they end.
     pub failed_search_ns: Option<Spread>,
-    /// From the end of the search until the connection was established.
+    /// From the end of the search until the connection was established; UDP has none.
     pub handshake_ns: Option<Spread>,
     /// Searches by time, in ascending order.
     pub histogram: Vec<TraceStep>,
@@ -135,7 +144,7 @@ pub struct TraceTuple {
     pub odd_p50_ns: Option<u64>,
     /// Connects that failed, for whatever reason.
     pub failed: u64,
-    /// Of these, with EADDRNOTAVAIL.
+    /// Of these, for want of a port: with EADDRNOTAVAIL, of UDP with EAGAIN.
     pub no_port: u64,
     /// Connects from a port that was bound before.
     pub given_port: u64,

@@ -396,6 +396,7 @@ fn serve() -> (ServeSettings, ServeResults) {
 
 fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     let settings = TraceConnectSettings {
+        protocol: "tcp".into(),
         process: Some(7),
         name: Some("wrk".into()),
         destination: Some("127.0.0.1".into()),
@@ -458,6 +459,7 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
 fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     let (settings, results) = trace_connect();
     let settings = TraceConnectSettings {
+        protocol: "tcp".into(),
         process: None,
         name: None,
         destination: None,

@@ -93,6 +93,7 @@ fn is_search(function: &str) -> bool {
         "inet_hash_connect",
         "inet6_hash_connect",
         "__inet_hash_connect",
+        "udp_lib_get_port",
         "__inet_check_established",
         "__inet6_check_established",
         "inet_ehash_nolisten",

@@ -9,7 +9,8 @@ use crate::number::{count, duration, rate, share};
 
 /// Which connects, in words.
 pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
-    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed: _, tier } = settings;
+    let TraceConnectSettings { protocol, process, name, destination, port, cgroup, for_ns, seed: _, tier } =
+        settings;
     let mut words = Vec::new();
     words.extend(process.map(|process| format!("process {process}")));
     words.extend(name.as_ref().map(|name| format!("threads called {name}")));
@@ -17,7 +18,9 @@ pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
     words.extend(port.map(|port| format!("to port {port}")));
     words.extend(cgroup.as_ref().map(|cgroup| format!("cgroup {cgroup}")));
     if words.is_empty() {
-        words.push("every TCP connect() of this host".to_owned());
+        words.push(format!("every {} connect() of this host", protocol.to_uppercase()));
+    } else if protocol != "tcp" {
+        words.insert(0, protocol.to_uppercase());
     }
     words.extend(for_ns.map(|time| format!("for {} at most", duration(time))));
     words.extend((tier != "auto").then(|| format!("with tier {tier}")));
@@ -26,11 +29,13 @@ pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
 
 /// What asks for the same again.
 pub(crate) fn command_line(settings: &TraceConnectSettings) -> String {
-    let TraceConnectSettings { process, name, destination, port, cgroup, for_ns, seed, tier } = settings;
+    let TraceConnectSettings { protocol, process, name, destination, port, cgroup, for_ns, seed, tier } =
+        settings;
     let option =
         |flag: &str, value: Option<String>| value.map_or(String::new(), |value| format!(" {flag} {value}"));
     format!(
-        "fourtuple trace connect{}{}{}{}{}{}{} --seed {seed}",
+        "fourtuple trace connect{}{}{}{}{}{}{}{} --seed {seed}",
+        option("--protocol", (protocol != "tcp").then(|| protocol.clone())),
         option("--pid", process.map(|process| process.to_string())),
         option("--comm", name.as_deref().map(quoted)),
         option("--dst", destination.clone()),
@@ -46,6 +51,7 @@ pub(crate) fn facts(results: &TraceConnectResults) -> Vec<String> {
     let tier = match results.tier.as_str() {
         "tp_btf" => "tier tp_btf (stable tracepoints, by BTF)".to_owned(),
         "fexit" => "tier fexit (beginning and return of __inet_hash_connect)".to_owned(),
+        "cgroup+tp_btf" => "tier cgroup+tp_btf (programs of the root cgroup, and stable tracepoints by BTF)".to_owned(),
         other => format!("tier {other}"),
     };
     let mut facts = vec![tier];
@@ -156,6 +162,7 @@ mod tests {
     #[test]
     fn nobody_in_particular_is_everybody() {
         let settings = TraceConnectSettings {
+            protocol: "tcp".into(),
             process: None,
             name: None,
             destination: None,
@@ -170,5 +177,11 @@ mod tests {
         let settings = TraceConnectSettings { tier: "fexit".into(), ..settings };
         assert_eq!(details(&settings), ["every TCP connect() of this host", "with tier fexit"]);
         assert_eq!(command_line(&settings), "fourtuple trace connect --tier fexit --seed 1");
+        let settings =
+            TraceConnectSettings { protocol: "udp".into(), tier: "auto".into(), ..settings };
+        assert_eq!(details(&settings), ["every UDP connect() of this host"]);
+        assert_eq!(command_line(&settings), "fourtuple trace connect --protocol udp --seed 1");
+        let settings = TraceConnectSettings { process: Some(7), ..settings };
+        assert_eq!(details(&settings), ["UDP", "process 7"]);
     }
 }

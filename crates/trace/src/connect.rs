@@ -1,10 +1,11 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::connect_search::{Event, Totals, Tuple, Wanted};
+use fourtuple_bpf::connect_search::{Event, Totals, Tuple, UDP_TIER, Wanted};
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{ConnectSearch, Tier};
@@ -14,6 +15,7 @@ use fourtuple_record::{
 };
 
 use crate::TraceError;
+use crate::cgroup;
 use crate::fill::{self, Fill, Question};
 use crate::flame::{Folded, Sampling};
 use crate::heat::Heat;
@@ -33,9 +35,31 @@ const SAMPLES: usize = 10_000;
 /// Pairs of process and destination whose ports are counted: each is a walk through all sockets of a namespace.
 const FILLS: usize = 8;
 
+/// Whose connect().
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP: there is no handshake, and the tier is always `cgroup+tp_btf`.
+    Udp,
+}
+
+impl Protocol {
+    /// As records have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        }
+    }
+}
+
 /// What connect() does: the search for a source port apart from the handshake, of programs that know nothing of it.
 #[derive(Clone, Debug, Default)]
 pub struct Connect {
+    /// Protocol.
+    pub protocol: Protocol,
     /// Process, as this process's PID namespace numbers it.
     pub process: Option<u32>,
     /// Name of the thread that connects (comm), 15 bytes at most.
@@ -50,7 +74,7 @@ pub struct Connect {
     pub time: Option<Duration>,
     /// Of the choice of samples.
     pub seed: u64,
-    /// Instrument; absent: the first of [`Tier::ALL`] that this kernel can do.
+    /// Instrument; absent: the first of [`Tier::ALL`] that this kernel can do. UDP has but one, whatever this says.
     pub tier: Option<Tier>,
     /// Whether to sample what the traced programs do with the processors, for a flame graph: all that `process`, `name`
     /// and `cgroup` let pass; without one of these, processes that connected.
@@ -96,7 +120,8 @@ impl Connect {
     ///
     /// # Errors
     ///
-    /// [`TraceError::Bpf`], [`TraceError::Tier`] and [`TraceError::NoTier`] where the programs cannot be attached; with
+    /// [`TraceError::Bpf`], [`TraceError::Tier`], [`TraceError::NoTier`] and, of UDP, [`TraceError::NoCgroup`] where the
+    /// programs cannot be attached; with
     /// `flame` also [`TraceError::Flame`], [`TraceError::Symbols`] and [`TraceError::HiddenSymbols`].
     pub fn run(
         &self,
@@ -105,8 +130,7 @@ impl Connect {
         mut news: impl FnMut(&News),
     ) -> Result<Outcome, TraceError> {
         let wanted = self.wanted();
-        let Attached { programs: mut search, tier, reason } =
-            tier::attach(self.tier, |tier| ConnectSearch::attach(&wanted, tier))?;
+        let (mut search, tier, reason) = self.attach(&wanted)?;
         let sampling = self.flame.then(|| Sampling::begin(&self.sampled())).transpose()?;
         let begun = Instant::now();
         attached();
@@ -140,16 +164,31 @@ impl Connect {
         let (flame, folded) = self.sampled_of(sampling, &tuples)?;
         heat.look(elapsed, &both(&totals));
         let results = TraceConnectResults {
-            tier: tier.name().to_owned(),
+            tier: tier.to_owned(),
             tier_reason: reason,
             heat: heat.into_record(),
             flame,
-            ..results(&totals, tuples, samples.into_kept(), elapsed)
+            ..results(self.protocol, &totals, tuples, samples.into_kept(), elapsed)
         };
         let early = self.time.is_some_and(|time| elapsed < time);
         let mut validity = validity(&totals, early.then_some(elapsed));
         validity.extend(flame.and_then(thin));
         Ok(Outcome { results, validity, folded })
+    }
+
+    /// With the name of the tier, and why it is not the first.
+    fn attach(&self, wanted: &Wanted) -> Result<(ConnectSearch, &'static str, Option<String>), TraceError> {
+        match self.protocol {
+            Protocol::Tcp => {
+                let Attached { programs, tier, reason } =
+                    tier::attach(self.tier, |tier| ConnectSearch::attach(wanted, tier))?;
+                Ok((programs, tier.name(), reason))
+            }
+            Protocol::Udp => {
+                let root = cgroup::root().map_err(TraceError::NoCgroup)?;
+                Ok((ConnectSearch::attach_udp(wanted, root.as_fd())?, UDP_TIER, None))
+            }
+        }
     }
 
     fn sampled(&self) -> Sampled {
@@ -209,6 +248,7 @@ fn look(totals: &Totals, elapsed: Duration, last: &News) -> News {
 }
 
 fn results(
+    protocol: Protocol,
     totals: &Totals,
     tuples: Vec<Tuple>,
     mut events: Vec<Event>,
@@ -232,7 +272,9 @@ fn results(
     });
     let (even, odd, all) = (times(&totals.even), times(&totals.odd), both(totals));
     let searches = all.count();
-    let questions: Vec<Question> = order.iter().take(FILLS).map(|&place| question(&tuples[place])).collect();
+    // A port of UDP is taken for all destinations alike: to count those towards one would say little.
+    let fills = if protocol == Protocol::Tcp { FILLS } else { 0 };
+    let questions: Vec<Question> = order.iter().take(fills).map(|&place| question(&tuples[place])).collect();
     let mut fills = fill::of(&questions);
     fills.resize(order.len(), None);
     TraceConnectResults {

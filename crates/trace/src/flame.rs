@@ -18,7 +18,8 @@ const CONNECT: [&str; 7] = [
     "tcp_v6_connect",
 ];
 /// Functions in which a source port is looked for.
-const SEARCH: [&str; 3] = ["inet_hash_connect", "inet6_hash_connect", "__inet_hash_connect"];
+const SEARCH: [&str; 4] =
+    ["inet_hash_connect", "inet6_hash_connect", "__inet_hash_connect", "udp_lib_get_port"];
 
 /// A frame where the kernel was not running.
 const IN_PROGRAM: &str = "[user]";

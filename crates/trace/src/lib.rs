@@ -7,6 +7,7 @@
 
 mod accept;
 mod blind_spots;
+mod cgroup;
 mod connect;
 mod fill;
 mod flame;
@@ -22,7 +23,7 @@ mod tier;
 mod times;
 
 pub use accept::{Accept, AcceptNews, AcceptOutcome};
-pub use connect::{Connect, News, Outcome};
+pub use connect::{Connect, News, Outcome, Protocol};
 pub use fourtuple_bpf::Tier;
 pub use locks::{LockNews, Locks, LocksOutcome};
 pub use symbols::Symbols;
@@ -51,6 +52,12 @@ pub enum TraceError {
         /// Each with its error.
         reasons: String,
     },
+    /// connect() of UDP is seen from the root of the cgroups, which is not there.
+    #[error(
+        "cannot trace connect() of UDP: the root of a cgroup2 file system: {0}; it takes one that is mounted \
+         (mount -t cgroup2 none DIRECTORY)"
+    )]
+    NoCgroup(std::io::Error),
     /// What processors do cannot be sampled for a flame graph.
     #[error("cannot sample for a flame graph: {0}")]
     Flame(fourtuple_bpf::BpfError),

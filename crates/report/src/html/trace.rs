@@ -24,10 +24,7 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
             }
             @if let Some(words) = flame(results) { p { (words) } }
             (all_times(results))
-            p.dim {
-                "The search ends where the route is looked up again (IPv4) or the SYN is queued at the device (IPv6); "
-                "the handshake begins there. Interrupts and context switches in between count with it."
-            }
+            p.dim { (where_it_ends(results)) }
             @if !results.samples.is_empty() {
                 h2 { "Single searches" }
                 (chart("trace-scatter", index, "", &html! {
@@ -43,6 +40,19 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
             }
             (steps(results))
             (tuples(results))
+        }
+    }
+}
+
+fn where_it_ends(results: &TraceConnectResults) -> &'static str {
+    match results.tier.as_str() {
+        "cgroup+tp_btf" => {
+            "The search begins where the kernel runs the programs of the cgroup, and ends where the route is looked up. \
+             Interrupts and context switches in between count with it."
+        }
+        _ => {
+            "The search ends where the route is looked up again (IPv4) or the SYN is queued at the device (IPv6); the \
+             handshake begins there. Interrupts and context switches in between count with it."
         }
     }
 }

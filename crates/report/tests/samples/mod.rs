@@ -437,6 +437,7 @@ fn heat() -> TraceHeat {
 
 pub(crate) fn trace_connect() -> TraceConnectRecord {
     let settings = TraceConnectSettings {
+        protocol: "tcp".into(),
         process: None,
         name: Some("it's wrk".into()),
         destination: Some("127.0.0.1".into()),
@@ -528,6 +529,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
 fn empty_trace() -> TraceConnectRecord {
     let mut record = trace_connect();
     record.settings = TraceConnectSettings {
+        protocol: "tcp".into(),
         process: None,
         name: None,
         destination: None,

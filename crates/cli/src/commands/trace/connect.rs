@@ -6,25 +6,28 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
 use fourtuple_report::flame::{COLOURS, Caption};
-use fourtuple_trace::{Connect, News, Tier};
+use fourtuple_trace::{Connect, News, Protocol, Tier};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use super::filter::{AskedTier, address, cgroup_id, name, tier};
+use super::filter::{AskedTier, address, cgroup_id, name, protocol, tier};
 use super::flame;
 use super::line::Line;
 use super::live::Live;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
 
-/// How long connect() of TCP looks for a source port, apart from the handshake
+/// How long connect() of TCP or UDP looks for a source port, apart from the handshake
 ///
 /// By process and destination and by the parity of the port, with the connects that failed and their errno. Seen through
 /// stable tracepoints (tier tp_btf) or the function itself (tier fexit), which needs CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or
 /// --for, and nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct ConnectFlags {
+    /// Of this protocol: tcp, or udp, whose searches are seen from the root of the cgroups (cgroup2 must be mounted)
+    #[arg(long, value_name = "PROTOCOL", value_parser = protocol, default_value = "tcp")]
+    protocol: Protocol,
     /// Of this process only, as numbered where fourtuple runs
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
@@ -55,7 +58,15 @@ pub(super) struct ConnectFlags {
 
 impl ConnectFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
+        if let (Protocol::Udp, Some(tier)) = (self.protocol, self.tier.0) {
+            return Err(UsageError(format!(
+                "invalid value '{}' for '--tier': with --protocol udp expected auto, for it has but one",
+                tier.name()
+            ))
+            .into());
+        }
         let connect = Connect {
+            protocol: self.protocol,
             process: self.pid,
             name: self.comm.clone(),
             address: self.dst,
@@ -104,6 +115,7 @@ impl ConnectFlags {
 
     fn settings(&self) -> TraceConnectSettings {
         TraceConnectSettings {
+            protocol: self.protocol.name().to_owned(),
             process: self.pid,
             name: self.comm.clone(),
             destination: self.dst.map(|address| address.to_string()),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use fourtuple_trace::Tier;
+use fourtuple_trace::{Protocol, Tier};
 
 use crate::exit::UsageError;
 
@@ -21,6 +21,13 @@ pub(super) fn name(text: &str) -> Result<String, String> {
 pub(super) fn address(text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an address: expected one such as 192.0.2.1 or 2001:db8::1"))
+}
+
+pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
+    [Protocol::Tcp, Protocol::Udp]
+        .into_iter()
+        .find(|protocol| protocol.name() == text)
+        .ok_or_else(|| format!("{text:?} is not a protocol: expected tcp or udp"))
 }
 
 /// Absent: the first that this kernel can do.

@@ -1,0 +1,89 @@
+//! connect() of UDP: the same maps, with programs of its own (`connect_search_udp.h`).
+
+use std::mem;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use aya::Pod;
+use aya::maps::{Array, MapData};
+
+use super::{ConnectSearch, Packets, TupleKey, Wanted};
+use crate::error::BpfError;
+
+/// What a program is attached to: a tracepoint, or the root of the cgroups.
+#[derive(Clone, Copy)]
+enum Hook {
+    Tracepoint(&'static str),
+    Cgroup,
+}
+
+/// Which programs in the order of attaching, with the family of the destinations that alone need it.
+const UDP: [(&str, Hook, Option<Family>); 4] = [
+    ("udp_route_lookup_ipv6", Hook::Tracepoint("fib6_table_lookup"), Some(Family::Ipv6)),
+    ("udp_route_lookup", Hook::Tracepoint("fib_table_lookup"), Some(Family::Ipv4)),
+    // An IPv6 socket connects to IPv4 addresses as well, by their v4-mapped names.
+    ("udp_connects_ipv6", Hook::Cgroup, None),
+    ("udp_connects_ipv4", Hook::Cgroup, Some(Family::Ipv4)),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+/// How UDP is seen, as records have it.
+pub const UDP_TIER: &str = "cgroup+tp_btf";
+
+/// A task and its last connect().
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Caller {
+    task: u64,
+    /// 0: in no search.
+    socket: u64,
+    key: TupleKey,
+    tuple: u32,
+    namespace: u32,
+    started_ns: u64,
+    switches: u64,
+}
+
+// As in connect_search.bpf.c.
+const _: () = assert!(mem::size_of::<Caller>() == 64 && mem::offset_of!(Caller, tuple) == 40);
+
+// SAFETY: integers and arrays of them without holes, in the layout of the map's values.
+unsafe impl Pod for Caller {}
+
+/// Place in the table of tuples of each search that has no end.
+pub(super) fn unended(callers: &Array<MapData, Caller>) -> Vec<u32> {
+    callers.iter().flatten().filter(|caller| caller.socket != 0).map(|caller| caller.tuple).collect()
+}
+
+impl ConnectSearch {
+    /// The same for UDP ([`UDP_TIER`]). `root` is the root of the cgroup2 file system: the programs there see what is in it
+    /// and below it, let everything pass, and change nothing.
+    ///
+    /// # Errors
+    ///
+    /// As of [`ConnectSearch::attach`]; programs of cgroups take CAP_NET_ADMIN as well.
+    pub fn attach_udp(wanted: &Wanted, root: BorrowedFd<'_>) -> Result<ConnectSearch, BpfError> {
+        let family = wanted.address.map(|address| match address.to_canonical() {
+            IpAddr::V4(_) => Family::Ipv4,
+            IpAddr::V6(_) => Family::Ipv6,
+        });
+        let mut search = ConnectSearch::load(wanted)?;
+        search.packets = Packets::Never;
+        search.callers = Some(search.programs.map("callers")?);
+        for (program, hook, only) in UDP {
+            if only.is_some() && family.is_some() && only != family {
+                continue;
+            }
+            match hook {
+                Hook::Tracepoint(tracepoint) => search.programs.attach(program, tracepoint)?,
+                Hook::Cgroup => search.programs.attach_cgroup(program, root)?,
+            }
+        }
+        Ok(search)
+    }
+}

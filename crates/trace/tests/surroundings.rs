@@ -1,0 +1,206 @@
+//! What a trace sees by where a program is: its cgroup, its network namespace, a peer that does not answer, IPv6. No time
+//! decides.
+
+mod traced;
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use fourtuple_syscalls::netns;
+use fourtuple_syscalls::socket::{self, Progress, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_trace::Connect;
+use traced::{to, traced, tuple};
+
+/// Long enough for any machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn dial(destination: SocketAddr) -> OwnedFd {
+    let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+    socket::connect(socket.as_fd(), destination).unwrap();
+    socket
+}
+
+/// A cgroup of its own, which this process is in until it is dropped.
+struct Cgroup {
+    before: PathBuf,
+    own: PathBuf,
+}
+
+impl Cgroup {
+    fn make() -> Result<Cgroup, String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let root = mounts.lines().find_map(|line| {
+            let (mount, kind) = line.split_once(" - ")?;
+            let fields: Vec<&str> = mount.split(' ').collect();
+            (kind.starts_with("cgroup2 ") && fields[3] == "/").then(|| PathBuf::from(fields[4]))
+        });
+        let root = root.ok_or("no cgroup2 file system is mounted")?;
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let path = groups.lines().find_map(|line| line.strip_prefix("0::/")).ok_or("no cgroup2")?;
+        let before = root.join(path);
+        let own = before.join(format!("fourtuple-test-{}", process::id()));
+        fs::create_dir(&own).map_err(|error| format!("{}: {error}", own.display()))?;
+        Ok(Cgroup { before, own })
+    }
+
+    fn enter(&self, directory: &Path) -> io::Result<()> {
+        fs::write(directory.join("cgroup.procs"), process::id().to_string())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = self.enter(&self.before);
+        let _ = fs::remove_dir(&self.own);
+    }
+}
+
+#[test]
+fn a_cgroup_is_told_from_what_is_outside() {
+    in_namespace(|| {
+        let test = "a_cgroup_is_told_from_what_is_outside";
+        let cgroup = match Cgroup::make() {
+            Err(reason) => return skip(test, "cgroup", &reason),
+            Ok(cgroup) => cgroup,
+        };
+        let (_listener, destination) = listener("127.0.4.1", 64);
+        let id = fs::metadata(&cgroup.own).unwrap().ino();
+        let connect = Connect { cgroup: Some(id), ..to(destination) };
+        let program = || {
+            let mut sockets: Vec<OwnedFd> = (0..2).map(|_| dial(destination)).collect();
+            if let Err(error) = cgroup.enter(&cgroup.own) {
+                return Err(format!("{}: {error}", cgroup.own.display()));
+            }
+            sockets.extend((0..3).map(|_| dial(destination)));
+            cgroup.enter(&cgroup.before).unwrap();
+            sockets.extend((0..4).map(|_| dial(destination)));
+            Ok(())
+        };
+        let Some((moved, outcome)) = traced(test, &connect, program) else { return };
+        if let Err(reason) = moved {
+            return skip(test, "cgroup", &reason);
+        }
+        let tuple = tuple(&outcome.results, destination);
+        assert_eq!((outcome.results.searches, tuple.searches, tuple.established), (3, 3, 3), "{tuple:?}");
+    });
+}
+
+/// Connections that this namespace's listeners had no room for.
+fn overflows() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let place = names.split(' ').position(|name| name == "ListenOverflows").unwrap();
+    values.split(' ').nth(place).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_syn_that_is_sent_again_is_counted() {
+    in_namespace(|| {
+        // Room for one.
+        let (listener, destination) = listener("127.0.4.2", 0);
+        let program = || {
+            let first = dial(destination);
+            assert!(socket::wait_readable(listener.as_fd(), Some(DEADLINE)).unwrap());
+            let second = socket::open(Transport::Tcp, destination, true).unwrap();
+            socket::connect(second.as_fd(), destination).unwrap();
+            // Only once its SYN has been thrown away is there room: another one has to come.
+            let begun = Instant::now();
+            while overflows() == 0 {
+                assert!(begun.elapsed() < DEADLINE, "the listener had room");
+                thread::sleep(Duration::from_millis(1));
+            }
+            let accepted = socket::accept(listener.as_fd()).unwrap();
+            let progress = socket::wait_connected(second.as_fd(), Some(DEADLINE)).unwrap();
+            assert_eq!(progress, Progress::Connected);
+            drop((first, second, accepted));
+        };
+        let Some(((), outcome)) = traced("a_syn_that_is_sent_again_is_counted", &to(destination), program)
+        else {
+            return;
+        };
+        let tuple = tuple(&outcome.results, destination);
+        assert_eq!((tuple.searches, tuple.established, tuple.failed), (2, 2, 0), "{tuple:?}");
+        assert!(tuple.syn_retries >= 1, "{tuple:?}");
+    });
+}
+
+/// Set in a process that dials in a network namespace of its own.
+const DIALS: &str = "FOURTUPLE_TEST_DIALS";
+
+/// Says whereto on stderr, dials at the first line of stdin, and stays until the second.
+fn dial_when_told() {
+    set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+    let (_listener, destination) = listener("127.0.4.3", 64);
+    let mut lines = io::stdin().lines();
+    writeln!(io::stderr(), "to {destination}").unwrap();
+    lines.next();
+    let _sockets: Vec<OwnedFd> = (0..10).map(|_| dial(destination)).collect();
+    writeln!(io::stderr(), "dialed").unwrap();
+    lines.next();
+}
+
+#[test]
+fn fill_is_read_in_the_programs_own_network_namespace() {
+    if env::var_os(DIALS).is_some() {
+        return dial_when_told();
+    }
+    let test = "fill_is_read_in_the_programs_own_network_namespace";
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(DIALS, "1");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    netns::start_in_new(&mut command);
+    let mut child = match command.spawn() {
+        Err(error) => return skip(test, "netns", &error.to_string()),
+        Ok(child) => child,
+    };
+    // Its end is that of the child: whatever fails here, nobody waits for ever.
+    let mut tell = child.stdin.take().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = said.by_ref().find(|line| line.starts_with("to ")).expect("it has a listener");
+    let destination: SocketAddr = line[3..].parse().unwrap();
+    let connect = Connect { process: Some(child.id()), ..to(destination) };
+    let found = traced(test, &connect, || {
+        writeln!(tell, "now").unwrap();
+        assert!(said.any(|line| line == "dialed"));
+    });
+    drop(tell);
+    assert!(child.wait().unwrap().success());
+    let Some(((), outcome)) = found else { return };
+    let [tuple] = &outcome.results.tuples[..] else { panic!("{:?}", outcome.results) };
+    assert_eq!((tuple.searches, tuple.in_use, tuple.range), (10, Some(10), Some(100)), "{tuple:?}");
+    assert_eq!(tuple.fill, Some(0.1));
+}
+
+#[test]
+fn ipv6_without_a_destination_loses_nothing() {
+    in_namespace(|| {
+        // A port that no other test of this process dials.
+        let destination = SocketAddr::from((Ipv6Addr::LOCALHOST, 4_777));
+        let listener = socket::open(Transport::Tcp, destination, false).unwrap();
+        socket::bind(listener.as_fd(), destination).unwrap();
+        socket::listen(listener.as_fd(), 256).unwrap();
+        let connect = Connect { address: None, ..to(destination) };
+        let program = || {
+            let mut sockets: Vec<OwnedFd> = (0..40).map(|_| dial(destination)).collect();
+            // In the meantime the trace finds out that there is IPv6; where it takes longer, more of them have no time.
+            thread::sleep(Duration::from_millis(300));
+            sockets.extend((0..40).map(|_| dial(destination)));
+        };
+        let Some(((), outcome)) = traced("ipv6_without_a_destination_loses_nothing", &connect, program) else {
+            return;
+        };
+        let results = &outcome.results;
+        assert_eq!(outcome.validity, [], "{results:?}");
+        assert!(results.untimed >= 1, "nobody looked for the end of the first: {results:?}");
+        assert_eq!((results.untimed + results.searches, results.established), (80, 80), "{results:?}");
+        assert_eq!(tuple(results, destination).established, 80);
+    });
+}

@@ -1,0 +1,104 @@
+//! What the trace counts of UDP is what the sockets themselves know. No time decides.
+
+mod traced;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_trace::{Connect, Protocol};
+use traced::{to, traced, tuple};
+
+const PORTS: u64 = 600;
+const EAGAIN: i32 = 11;
+
+fn udp(destination: SocketAddr) -> Connect {
+    Connect { protocol: Protocol::Udp, ..to(destination) }
+}
+
+fn connect(destination: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket::open(Transport::Udp, destination, false).unwrap();
+    socket::connect(socket.as_fd(), destination).map(|_| socket)
+}
+
+fn refused(destination: SocketAddr) {
+    let error = connect(destination).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(EAGAIN), "{error}");
+}
+
+fn ports(sockets: &[OwnedFd]) -> Vec<u16> {
+    sockets.iter().map(|socket| socket::local_address(socket.as_fd()).unwrap().port()).collect()
+}
+
+/// Takes every port, fails three times, and goes on once there is one again.
+fn fill(destination: SocketAddr) -> Vec<u16> {
+    let mut sockets: Vec<OwnedFd> = (0..PORTS).map(|_| connect(destination).unwrap()).collect();
+    let mut known = ports(&sockets);
+    (0..3).for_each(|_| refused(destination));
+    sockets.pop();
+    let last = connect(destination).unwrap();
+    // A socket that has a port looks for none.
+    socket::connect(last.as_fd(), destination).unwrap();
+    known.extend(ports(&[last]));
+    known
+}
+
+fn agrees(test: &str, destination: &str) {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20_000 + PORTS - 1));
+    let destination: SocketAddr = destination.parse().unwrap();
+    let Some((known, outcome)) = traced(test, &udp(destination), || fill(destination)) else { return };
+    let results = outcome.results;
+    assert_eq!(outcome.validity, [], "{results:?}");
+    let tuple = tuple(&results, destination);
+    let even = known.iter().filter(|&port| port % 2 == 0).count() as u64;
+    assert_eq!((tuple.even, tuple.odd), (even, PORTS + 1 - even), "{tuple:?}");
+    assert_eq!((results.searches, results.lost, results.tier.as_str()), (PORTS + 1, 0, "cgroup+tp_btf"));
+    let count = |spread: Option<fourtuple_record::Spread>| spread.map_or(0, |spread| spread.count);
+    assert_eq!((count(results.search_ns.even), count(results.search_ns.odd)), (even, PORTS + 1 - even));
+    assert_eq!(results.histogram.iter().map(|step| step.even + step.odd).sum::<u64>(), PORTS + 1);
+    assert_eq!(results.heat.columns.iter().flatten().sum::<u64>(), PORTS + 1);
+    // Nobody answers, and there is nothing to wait for.
+    assert_eq!((results.handshake_ns, results.established), (None, 0));
+    assert_eq!(results.failed.clone().into_iter().collect::<Vec<_>>(), [("EAGAIN".to_owned(), 3)]);
+    assert_eq!((tuple.failed, tuple.no_port, tuple.retries), (3, 3, 3), "{tuple:?}");
+    assert_eq!((results.given_port, tuple.given_port), (1, 1));
+    assert!(!results.samples.is_empty());
+    for sample in &results.samples {
+        assert!(sample.source_port.is_some_and(|port| known.contains(&port)), "{sample:?}");
+    }
+}
+
+#[test]
+fn udp_over_ipv4_is_counted() {
+    in_namespace(|| agrees("udp_over_ipv4_is_counted", "127.0.0.1:53"));
+}
+
+#[test]
+fn udp_over_ipv6_is_counted() {
+    in_namespace(|| agrees("udp_over_ipv6_is_counted", "[::1]:53"));
+}
+
+#[test]
+fn a_search_without_an_end_is_a_failure() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20001");
+        let destination = SocketAddr::from(([127, 0, 0, 3], 53));
+        let filled = || {
+            let sockets = [connect(destination).unwrap(), connect(destination).unwrap()];
+            refused(destination);
+            ports(&sockets)
+        };
+        let Some((mut known, outcome)) =
+            traced("a_search_without_an_end_is_a_failure", &udp(destination), filled)
+        else {
+            return;
+        };
+        known.sort_unstable();
+        assert_eq!(known, [20_000, 20_001]);
+        let (results, tuple) = (&outcome.results, tuple(&outcome.results, destination));
+        assert_eq!((tuple.even, tuple.odd, tuple.failed, tuple.no_port), (1, 1, 1, 0), "{tuple:?}");
+        assert_eq!(results.failed.clone().into_iter().collect::<Vec<_>>(), [("unknown".to_owned(), 1)]);
+    });
+}

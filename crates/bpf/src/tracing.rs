@@ -10,7 +10,10 @@ use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
-use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::programs::{
+    BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, PerfEvent, Program, ProgramError,
+    RawTracePoint,
+};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
 use crate::error::BpfError;
@@ -174,9 +177,9 @@ impl Programs {
         let (name, found, _) = self.program(program)?;
         let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
         found.load().map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
-        let link = found
-            .attach(cgroup, CgroupAttachMode::AllowMultiple)
-            .map_err(|error| failure(name, ATTACH, &error))?;
+        // A link is always one of several; it takes no flag that says so (cgroup_bpf_link_attach).
+        let link =
+            found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
         self.links.push(link.try_into().map_err(|error| failure(name, ATTACH, &error))?);
         Ok(())

@@ -12,10 +12,8 @@ use fourtuple_syscalls::child;
 use program::fourtuple;
 
 /// Every trace with what it says when it is attached. A new one is a line here.
-const TRACES: &[(&str, &str)] = &[
-    ("trace connect", "tracing connect()"),
-    ("trace connect --protocol udp", "tracing connect()"),
-];
+const TRACES: &[(&str, &str)] =
+    &[("trace connect", "tracing connect()"), ("trace connect --protocol udp", "tracing connect()")];
 
 /// Long enough for any machine: the kernel frees what nobody holds after a grace period.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -51,7 +51,9 @@ pub(crate) fn facts(results: &TraceConnectResults) -> Vec<String> {
     let tier = match results.tier.as_str() {
         "tp_btf" => "tier tp_btf (stable tracepoints, by BTF)".to_owned(),
         "fexit" => "tier fexit (beginning and return of __inet_hash_connect)".to_owned(),
-        "cgroup+tp_btf" => "tier cgroup+tp_btf (programs of the root cgroup, and stable tracepoints by BTF)".to_owned(),
+        "cgroup+tp_btf" => {
+            "tier cgroup+tp_btf (programs of the root cgroup, and stable tracepoints by BTF)".to_owned()
+        }
         other => format!("tier {other}"),
     };
     let mut facts = vec![tier];
@@ -177,8 +179,7 @@ mod tests {
         let settings = TraceConnectSettings { tier: "fexit".into(), ..settings };
         assert_eq!(details(&settings), ["every TCP connect() of this host", "with tier fexit"]);
         assert_eq!(command_line(&settings), "fourtuple trace connect --tier fexit --seed 1");
-        let settings =
-            TraceConnectSettings { protocol: "udp".into(), tier: "auto".into(), ..settings };
+        let settings = TraceConnectSettings { protocol: "udp".into(), tier: "auto".into(), ..settings };
         assert_eq!(details(&settings), ["every UDP connect() of this host"]);
         assert_eq!(command_line(&settings), "fourtuple trace connect --protocol udp --seed 1");
         let settings = TraceConnectSettings { process: Some(7), ..settings };

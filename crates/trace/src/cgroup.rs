@@ -6,7 +6,8 @@ use std::io;
 /// The root of the cgroup2 file system, as far up as this process sees it: in a cgroup namespace that is the namespace's.
 pub(crate) fn root() -> io::Result<File> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let directory = mounts.lines().find_map(directory).ok_or_else(|| io::Error::from_raw_os_error(NOTHING))?;
+    let directory =
+        mounts.lines().find_map(directory).ok_or_else(|| io::Error::from_raw_os_error(NOTHING))?;
     File::open(directory)
 }
 
@@ -28,7 +29,8 @@ mod tests {
     #[test]
     fn only_the_root_of_version_2_is_taken() {
         let at = "/sys/fs/cgroup/unified";
-        let line = |root: &str, kind: &str| format!("37 29 0:32 {root} {at} rw,relatime shared:10 - {kind} none rw");
+        let line =
+            |root: &str, kind: &str| format!("37 29 0:32 {root} {at} rw,relatime shared:10 - {kind} none rw");
         assert_eq!(directory(&line("/", "cgroup2")), Some(at));
         assert_eq!(directory(&line("/web", "cgroup2")), None);
         assert_eq!(directory(&line("/", "cgroup")), None);

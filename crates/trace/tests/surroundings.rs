@@ -194,7 +194,8 @@ fn ipv6_without_a_destination_loses_nothing() {
             thread::sleep(Duration::from_millis(300));
             sockets.extend((0..40).map(|_| dial(destination)));
         };
-        let Some(((), outcome)) = traced("ipv6_without_a_destination_loses_nothing", &connect, program) else {
+        let Some(((), outcome)) = traced("ipv6_without_a_destination_loses_nothing", &connect, program)
+        else {
             return;
         };
         let results = &outcome.results;

@@ -7,6 +7,9 @@ use fourtuple_record::{Spread, TraceConnectResults, TraceConnectSettings, TraceT
 use crate::envelope::{plural, quoted, typed};
 use crate::number::{count, duration, rate, share};
 
+/// The tier of UDP.
+pub(crate) const UDP_TIER: &str = "cgroup+tp_btf";
+
 /// Which connects, in words.
 pub(crate) fn details(settings: &TraceConnectSettings) -> Vec<String> {
     let TraceConnectSettings { protocol, process, name, destination, port, cgroup, for_ns, seed: _, tier } =
@@ -67,8 +70,11 @@ pub(crate) fn figures(results: &TraceConnectResults) -> Vec<(&'static str, Strin
     let mut figures = vec![
         ("searches that found a port", count(results.searches)),
         ("searches per second", rate(results.searches_per_s)),
-        ("connections established", count(results.established)),
     ];
+    // UDP establishes nothing.
+    if results.tier != UDP_TIER {
+        figures.push(("connections established", count(results.established)));
+    }
     if results.given_port > 0 {
         figures.push(("connects from a bound port (no search)", count(results.given_port)));
     }

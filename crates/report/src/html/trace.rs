@@ -3,7 +3,7 @@ use maud::{Markup, html};
 
 use super::{chart, table, words};
 use crate::number::{count, duration, maybe_duration};
-use crate::trace::{facts, failures, figures, fill, flame, histogram, more, times};
+use crate::trace::{UDP_TIER, facts, failures, figures, fill, flame, histogram, more, times};
 
 /// Rows of the table of processes and destinations.
 const ROWS: usize = 200;
@@ -46,7 +46,7 @@ pub(super) fn section(index: usize, settings: &[String], results: &TraceConnectR
 
 fn where_it_ends(results: &TraceConnectResults) -> &'static str {
     match results.tier.as_str() {
-        "cgroup+tp_btf" => {
+        UDP_TIER => {
             "The search begins where the kernel runs the programs of the cgroup, and ends where the route is looked up. \
              Interrupts and context switches in between count with it."
         }

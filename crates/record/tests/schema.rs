@@ -459,7 +459,7 @@ fn trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
 fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     let (settings, results) = trace_connect();
     let settings = TraceConnectSettings {
-        protocol: "tcp".into(),
+        protocol: "udp".into(),
         process: None,
         name: None,
         destination: None,
@@ -479,7 +479,7 @@ fn bare_trace_connect() -> (TraceConnectSettings, TraceConnectResults) {
     let samples = vec![TraceSample { source_port: None, tuple: None, ..results.samples[0] }];
     let search_ns = ByParity::default();
     let results = TraceConnectResults {
-        tier: "tp_btf".into(),
+        tier: "cgroup+tp_btf".into(),
         tier_reason: None,
         search_ns,
         failed_search_ns: None,
@@ -878,10 +878,21 @@ fn every_field_is_required_unless_it_may_be_absent() {
             let Some(Value::Object(object)) = broken.pointer_mut(parent) else { continue };
             object.remove(&field.replace("~1", "/").replace("~0", "~"));
             let of_serve = name == "serve" && parent == "/settings" && OPTIONAL_OF_SERVE.contains(&field);
-            let fine = is_map(parent) || OPTIONAL.contains(&field) || of_serve;
+            // Records of before UDP was traced have none.
+            let of_trace = name.ends_with("trace connect") && place == "/settings/protocol";
+            let fine = is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace;
             assert_eq!(validator.accepts(&broken), fine, "{name} without {place}");
         }
     }
+}
+
+#[test]
+fn a_trace_of_before_udp_is_one_of_tcp() {
+    let (settings, results) = bare_trace_connect();
+    let mut old = record("trace connect", settings, results);
+    old["settings"].as_object_mut().unwrap().remove("protocol");
+    let Saved::TraceConnect(read) = Saved::parse(&old.to_string()).unwrap() else { panic!("{old}") };
+    assert_eq!(read.settings.protocol, "tcp");
 }
 
 #[test]

@@ -140,10 +140,10 @@ fn dial_when_told() {
     set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
     let (_listener, destination) = listener("127.0.4.3", 64);
     let mut lines = io::stdin().lines();
-    writeln!(io::stderr(), "to {destination}").unwrap();
+    eprintln!("to {destination}");
     lines.next();
     let _sockets: Vec<OwnedFd> = (0..10).map(|_| dial(destination)).collect();
-    writeln!(io::stderr(), "dialed").unwrap();
+    eprintln!("dialed");
     lines.next();
 }
 

@@ -1,4 +1,5 @@
-//! bpf(2) by hand, as far as programs that choose sockets need it: aya knows none of this type.
+//! bpf(2) by hand, as far as programs need it that choose sockets, a type that aya does not know, or see packets before the
+//! kernel does (XDP).
 
 use std::ffi::CStr;
 use std::io;
@@ -10,11 +11,20 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
+const LINK_CREATE: libc::c_long = 28;
 
-/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
-const SK_REUSEPORT: u32 = 21;
-/// BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener goes away.
-const SELECT_OR_MIGRATE: u32 = 40;
+/// Type and place of a program (enum bpf_prog_type, enum bpf_attach_type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProgramKind {
+    program: u32,
+    attach: u32,
+}
+
+/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19) as BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener
+/// goes away.
+pub(crate) const CHOOSES_SOCKETS: ProgramKind = ProgramKind { program: 21, attach: 40 };
+/// BPF_PROG_TYPE_XDP.
+pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 37 };
 /// SO_ATTACH_REUSEPORT_EBPF
 const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 
@@ -23,6 +33,8 @@ const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 #[repr(u32)]
 pub(crate) enum MapKind {
     Array = 2,
+    /// BPF_MAP_TYPE_CPUMAP (Linux 4.15): a queue and a thread for each processor that has an entry.
+    Processors = 16,
     /// BPF_MAP_TYPE_REUSEPORT_SOCKARRAY (Linux 4.19): forgets a socket by itself when that is closed.
     Sockets = 20,
 }
@@ -68,6 +80,14 @@ struct ProgramLoad {
     name: [u8; 16],
     device: u32,
     attach: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    device: u32,
+    attach: u32,
+    flags: u32,
 }
 
 /// # Safety
@@ -118,7 +138,11 @@ pub(crate) fn create_map(
 
 /// Puts a socket into a map of sockets, in place of what was there.
 pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let value = socket.as_raw_fd() as u64;
+    put(map, key, socket.as_raw_fd() as u64)
+}
+
+/// Puts a number into a map whose values have 8 bytes, or 4 of which it needs no more.
+pub(crate) fn put(map: BorrowedFd<'_>, key: u32, value: u64) -> io::Result<()> {
     let attribute = MapElement {
         map: map.as_raw_fd() as u32,
         hole: 0,
@@ -145,12 +169,18 @@ pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
 }
 
-/// Loads a program that chooses sockets. A log that is empty is not asked for; else the verifier writes into it, ended by
+/// Loads a program. A log that is empty is not asked for; else the verifier writes into it, ended by
 /// NUL.
-pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
+pub(crate) fn load(
+    kind: ProgramKind,
+    name: &str,
+    license: &CStr,
+    code: &[[u8; 8]],
+    log: &mut [u8],
+) -> io::Result<OwnedFd> {
     let has_log = !log.is_empty();
     let attribute = ProgramLoad {
-        kind: SK_REUSEPORT,
+        kind: kind.program,
         instructions: code.len() as u32,
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
@@ -161,7 +191,7 @@ pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8])
         flags: 0,
         name: object_name(name),
         device: 0,
-        attach: SELECT_OR_MIGRATE,
+        attach: kind.attach,
     };
     let mut tries = 0;
     loop {
@@ -180,4 +210,17 @@ pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8])
 /// SO_ATTACH_REUSEPORT_EBPF: the program is the group's from now on.
 pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     fourtuple_syscalls::option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
+}
+
+/// BPF_LINK_CREATE (Linux 5.9 for XDP): the program sees what comes to the device, until the last descriptor of the link is
+/// closed. `device` is its index, in the namespace of the calling thread.
+pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        device,
+        attach: SEES_PACKETS.attach,
+        flags,
+    };
+    // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
+    unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
 }

@@ -57,6 +57,14 @@ pub enum BpfError {
         /// How many were asked for.
         seats: usize,
     },
+    /// The device has an XDP program already, and can have one.
+    #[error("{call}: {} ({source}): the device has an XDP program already (ip link shows it)", errno_name(source))]
+    Busy {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// An object of this crate is not what it should be, which its tests rule out.
     #[error("the object of {program}: {what}")]
     Object {

@@ -7,16 +7,24 @@
 
 mod call;
 pub mod connect_search;
+mod cpu_map;
 mod error;
+mod group_map;
 mod hand_over;
 mod leaks;
 mod least_busy;
 mod object;
 mod shared;
+mod source_port;
 pub mod tracing;
+mod xdp;
 
 pub use connect_search::ConnectSearch;
+pub use cpu_map::CpuMap;
 pub use error::BpfError;
+pub use group_map::{Chooser, Control, GroupMap};
 pub use hand_over::HandOver;
 pub use leaks::Leaks;
 pub use least_busy::{Counters, LeastBusy, SEATS, Seat};
+pub use source_port::SourcePort;
+pub use xdp::{Counted, Mode, Wish};

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -29,6 +29,17 @@ pub fn try_new() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     // SAFETY: setns() takes no pointers; the descriptor is the network namespace that this thread came from.
     check(unsafe { libc::setns(home.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// The calling thread's network namespace, for [`enter`] and for devices that are to be there.
+pub fn current() -> io::Result<OwnedFd> {
+    Ok(File::open("/proc/thread-self/ns/net")?.into())
+}
+
+/// Moves the calling thread into a network namespace that [`current`] gave.
+pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: setns() takes no pointers.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
 /// Moves this process into a user namespace in which it is root, so that it may make network namespaces.

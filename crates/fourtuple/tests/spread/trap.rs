@@ -1,0 +1,1 @@
+//! What happens when somebody connects a member.

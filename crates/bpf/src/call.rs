@@ -215,12 +215,44 @@ pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Res
 /// BPF_LINK_CREATE (Linux 5.9 for XDP): the program sees what comes to the device, until the last descriptor of the link is
 /// closed. `device` is its index, in the namespace of the calling thread.
 pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
-    let attribute = LinkCreate {
-        program: program.as_raw_fd() as u32,
-        device,
-        attach: SEES_PACKETS.attach,
-        flags,
-    };
+    let attribute =
+        LinkCreate { program: program.as_raw_fd() as u32, device, attach: SEES_PACKETS.attach, flags };
     // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
     unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
+}
+
+/// BPF_PROG_TEST_RUN: what a program that sees packets says to this one, and what it makes of it.
+#[cfg(test)]
+pub(crate) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+    const PROG_TEST_RUN: libc::c_long = 10;
+    #[repr(C)]
+    struct TestRun {
+        program: u32,
+        result: u32,
+        size_in: u32,
+        size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+    }
+    let mut out = vec![0_u8; packet.len()];
+    let mut attribute = TestRun {
+        program: program.as_raw_fd() as u32,
+        result: 0,
+        size_in: packet.len() as u32,
+        size_out: out.len() as u32,
+        data_in: packet.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        repeat: 1,
+        duration: 0,
+    };
+    let size = mem::size_of::<TestRun>() as libc::c_long;
+    // SAFETY: this is what BPF_PROG_TEST_RUN reads and writes; both buffers are as long as it says and outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut attribute, size) };
+    if result == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    out.truncate(attribute.size_out as usize);
+    Ok((attribute.result, out))
 }

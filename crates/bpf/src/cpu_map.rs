@@ -71,34 +71,7 @@ impl CpuMap {
         device: u32,
         wish: Wish,
     ) -> Result<CpuMap, BpfError> {
-        const CREATE: &str = "bpf(BPF_MAP_CREATE)";
-        let program = Program::read("cpu_map", include_bytes!("cpu_map.o"))?;
-        let size = mem::size_of::<State>();
-        let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
-            .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
-        // E2BIG: more than the machine has processors.
-        let map = call::create_map(MapKind::Processors, 4, processors as usize, 0, "processors")
-            .map_err(|source| BpfError::of(CREATE, source))?;
-        for processor in 0..processors {
-            call::put(map.as_fd(), processor, QUEUE)
-                .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
-        }
-        let state = Shared::<State>::map(array.as_fd())
-            .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
-        state.target.set(group);
-        state.processors.store(processors, Ordering::Relaxed);
-        let kind = match by {
-            Chooser::Random => AT_RANDOM,
-            Chooser::Key { offset, width, mask } => {
-                state.offset.store(offset.into(), Ordering::Relaxed);
-                state.width.store(width.into(), Ordering::Relaxed);
-                state.mask.store(mask, Ordering::Relaxed);
-                BY_KEY
-            }
-            Chooser::Hash | Chooser::Processor => IN_TURN,
-        };
-        state.kind.store(kind, Ordering::Relaxed);
-        let program = program.load(&[("state", &array), ("processors", &map)])?;
+        let (program, state, map) = load(group, processors, by)?;
         let attached = xdp::attach(program.as_fd(), device, wish)?;
         Ok(CpuMap { state, attached, _map: map })
     }
@@ -111,5 +84,91 @@ impl CpuMap {
     /// What it did so far.
     pub fn counted(&self) -> Counted {
         xdp::counted(&self.state.counts)
+    }
+}
+
+/// The program, its state, and the map of processors.
+fn load(
+    group: SocketAddr,
+    processors: u32,
+    by: Chooser,
+) -> Result<(OwnedFd, Shared<State>, OwnedFd), BpfError> {
+    const CREATE: &str = "bpf(BPF_MAP_CREATE)";
+    let program = Program::read("cpu_map", include_bytes!("cpu_map.o"))?;
+    let size = mem::size_of::<State>();
+    let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
+        .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
+    // E2BIG: more than the machine has processors.
+    let map = call::create_map(MapKind::Processors, 4, processors as usize, 0, "processors")
+        .map_err(|source| BpfError::of(CREATE, source))?;
+    for processor in 0..processors {
+        call::put(map.as_fd(), processor, QUEUE)
+            .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
+    }
+    let state =
+        Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+    state.target.set(group);
+    state.processors.store(processors, Ordering::Relaxed);
+    let kind = match by {
+        Chooser::Random => AT_RANDOM,
+        Chooser::Key { offset, width, mask } => {
+            state.offset.store(offset.into(), Ordering::Relaxed);
+            state.width.store(width.into(), Ordering::Relaxed);
+            state.mask.store(mask, Ordering::Relaxed);
+            BY_KEY
+        }
+        Chooser::Hash | Chooser::Processor => IN_TURN,
+    };
+    state.kind.store(kind, Ordering::Relaxed);
+    let program = program.load(&[("state", &array), ("processors", &map)])?;
+    Ok((program, state, map))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Net, Packet};
+
+    const REDIRECT: u32 = 4;
+    const PASS: u32 = 2;
+
+    #[test]
+    fn packets_for_the_group_go_to_processors_and_others_pass() {
+        let test = "packets_for_the_group_go_to_processors_and_others_pass";
+        let key = |offset, width| Chooser::Key { offset, width, mask: u32::MAX };
+        let choosers =
+            [Chooser::Hash, Chooser::Random, key(0, 4), key(1, 2), key(3, 1), key(CpuMap::FARTHEST_KEY, 4)];
+        for by in choosers {
+            let (program, state, _map) = match load("[::]:7000".parse().unwrap(), 1, by) {
+                Ok(loaded) => loaded,
+                Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
+                    return fourtuple_testing::skip(test, "bpf", &error.to_string());
+                }
+                Err(error) => panic!("{error}"),
+            };
+            for (packet, expected) in [
+                (Packet::new(Net::V4 { options: 8 }, &[], b"data"), REDIRECT),
+                (Packet::new(Net::V6, &[0x8100], b"data"), REDIRECT),
+                (Packet::new(Net::V6, &[], b""), REDIRECT),
+            ] {
+                let (action, bytes) = call::run(program.as_fd(), &packet.bytes).unwrap();
+                assert_eq!((action, bytes), (expected, packet.bytes), "{by:?}");
+            }
+            let mut fragment = Packet::new(Net::V4 { options: 0 }, &[], b"data");
+            fragment.bytes[20] = 0x20;
+            assert_eq!(call::run(program.as_fd(), &fragment.bytes).unwrap().0, PASS);
+            assert_eq!(xdp::counted(&state.counts), Counted { changed: 3, passed: 1 });
+        }
+    }
+
+    /// What an empty CPUMAP would do to packets if the program did not ask.
+    #[test]
+    fn without_the_processor_a_packet_passes() {
+        let Ok((program, state, _map)) = load("[::]:7000".parse().unwrap(), 1, Chooser::Hash) else { return };
+        state.processors.store(1000, Ordering::Relaxed);
+        state.cursor.store(1, Ordering::Relaxed);
+        let packet = Packet::new(Net::V6, &[], b"data");
+        assert_eq!(call::run(program.as_fd(), &packet.bytes).unwrap().0, PASS);
+        assert_eq!(xdp::counted(&state.counts), Counted { changed: 0, passed: 1 });
     }
 }

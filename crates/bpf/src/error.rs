@@ -58,7 +58,10 @@ pub enum BpfError {
         seats: usize,
     },
     /// The device has an XDP program already, and can have one.
-    #[error("{call}: {} ({source}): the device has an XDP program already (ip link shows it)", errno_name(source))]
+    #[error(
+        "{call}: {} ({source}): the device has an XDP program already (ip link shows it)",
+        errno_name(source)
+    )]
     Busy {
         /// The call, with the command of bpf(2).
         call: &'static str,

@@ -14,6 +14,8 @@ mod hand_over;
 mod leaks;
 mod least_busy;
 mod object;
+#[cfg(test)]
+mod packet;
 mod shared;
 mod source_port;
 pub mod tracing;

@@ -50,8 +50,8 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
         let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
         // IFA_LOCAL where it is there: IFA_ADDRESS is then the other end.
-        let local = netlink::attribute(attributes, IFA_LOCAL)
-            .or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
+        let local =
+            netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
         let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
         let is_it = local == Some(&octets[..])
             || address.is_ipv4() && address.is_loopback() && local == Some(&[127, 0, 0, 1]);

@@ -30,7 +30,8 @@ impl FromStr for Device {
 
     /// As `dev_valid_name` of the kernel has it.
     fn from_str(text: &str) -> Result<Device, DeviceNameError> {
-        let is_odd = |letter: char| letter == '/' || letter == ':' || letter == '\0' || letter.is_whitespace();
+        let is_odd =
+            |letter: char| letter == '/' || letter == ':' || letter == '\0' || letter.is_whitespace();
         if text.is_empty() || text.len() >= ROOM || text == "." || text == ".." || text.contains(is_odd) {
             return Err(DeviceNameError { text: text.to_owned() });
         }

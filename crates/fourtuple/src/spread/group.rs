@@ -145,8 +145,7 @@ impl Group {
     }
 
     fn socket(&self) -> Result<OwnedFd, SpreadError> {
-        let socket =
-            socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))?;
+        let socket = socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))?;
         match option::set_reuse_port(socket.as_fd()).map_err(self.failure("setsockopt(SO_REUSEPORT)"))? {
             Answer::Done => Ok(socket),
             Answer::Absent => Err(SpreadError::Absent { spread: self.spread, what: "SO_REUSEPORT" }),
@@ -198,8 +197,11 @@ impl Group {
     fn device(&self, name: Option<Device>) -> Result<u32, SpreadError> {
         let (spread, address) = (self.spread, self.address);
         if let Some(device) = name {
-            return device::index(device.name())
-                .map_err(|source| SpreadError::NoDevice { spread, device, source });
+            return device::index(device.name()).map_err(|source| SpreadError::NoDevice {
+                spread,
+                device,
+                source,
+            });
         }
         device::with_address(address.ip())
             .map_err(self.failure("RTM_GETADDR"))?

@@ -83,8 +83,7 @@ pub(super) const FARTHEST_KEY: u16 = 0x3fff;
 
 impl Spread {
     /// What can be asked for, for messages.
-    pub const EXPECTED: &str =
-        "hash, random, flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes), cpu, \
+    pub const EXPECTED: &str = "hash, random, flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes), cpu, \
          map or map:RULE (RULE hash, random, cpu or flow:...), xdp:PORTS (1 to 16384) or xdp:PORTS@DEVICE, \
          cpumap, cpumap:CPUS, cpumap:CPUS:ORDER (ORDER random or flow:...), each with @DEVICE or without";
 

@@ -48,7 +48,8 @@ fn without_a_socket_of_its_own_control_drowns_in_data() {
     in_namespace(|| {
         let test = "without_a_socket_of_its_own_control_drowns_in_data";
         for address in ALL {
-            let group = open(test, (address.parse::<std::net::IpAddr>().unwrap(), 0).into(), 2, "random").unwrap();
+            let group =
+                open(test, (address.parse::<std::net::IpAddr>().unwrap(), 0).into(), 2, "random").unwrap();
             let sender = at(address);
             overload(&group, &sender, &sender);
             let (control, data) = waiting(&members(&group));

@@ -168,8 +168,9 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
                 match round % 4 {
                     0 => drop(group.join().unwrap()),
                     1 => {
-                        let weights: Vec<u32> =
-                            (0..3).map(|index| if group.member(index).is_ok() { 1 + index as u32 } else { 0 }).collect();
+                        let weights: Vec<u32> = (0..3)
+                            .map(|index| if group.member(index).is_ok() { 1 + index as u32 } else { 0 })
+                            .collect();
                         group.steer(&weights).unwrap();
                     }
                     2 => group.choose([Rule::Random, Rule::Hash, Rule::Cpu][round / 4 % 3]).unwrap(),

@@ -1,12 +1,16 @@
 //! Every way over a wire on which packets have checksums, that the receiving kernel looks at.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Instant;
 
+use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
-use crate::group::{lengths, open, shares};
+use crate::group::{DEADLINE, lengths, open, shares};
 
 /// Datagrams that this namespace's kernel did not deliver: wrong checksums among others.
 fn errors() -> u64 {
@@ -71,19 +75,36 @@ fn checksums_are_right_by_table_and_where_packets_are_changed() {
     });
 }
 
-/// The counters that the other tests look at do count.
+/// The counters that the other tests look at do count: without a checksum IPv6 takes no datagram, and nobody makes one up.
 #[test]
-fn a_wrong_checksum_is_seen() {
+fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
+    // include/uapi/linux/udp.h, asm-generic/socket.h
+    const UDP_NO_CHECK6_TX: i32 = 101;
+    const SO_NO_CHECK: i32 = 11;
+    const SOL_UDP: i32 = 17;
+    const SOL_SOCKET: i32 = 1;
     in_namespace(|| {
-        let Some(wire) = Wire::open("a_wrong_checksum_is_seen") else { return };
-        let nobody: (IpAddr, u16) = (NEAR_V4, 9);
-        let sender = wire.far_away(|| UdpSocket::bind((FAR_V4, 0)).unwrap());
-        let before = errors();
-        sender.send_to(b"data", nobody).unwrap();
-        let end = std::time::Instant::now() + crate::group::DEADLINE;
-        while errors() == before {
-            assert!(std::time::Instant::now() < end);
-            std::thread::yield_now();
+        let test = "a_checksum_that_is_not_there_is_seen_by_ipv6_alone";
+        let Some(wire) = Wire::open(test) else { return };
+        let spreads = if cfg!(feature = "bpf") { &["random", "map", "xdp:8"][..] } else { &["random"] };
+        for spread in spreads {
+            let Some(group) = open(test, SocketAddr::new(NEAR_V4, 0), 2, spread) else { return };
+            let sender = wire.far_away(|| UdpSocket::bind((FAR_V4, 0)).unwrap());
+            option::set_int(sender.as_fd(), SOL_SOCKET, SO_NO_CHECK, 1).unwrap();
+            let before = errors();
+            shares(&group, &sender, 100);
+            assert_eq!(errors(), before, "{spread}");
+            drop(group);
+
+            let group = open(test, SocketAddr::new(NEAR_V6, 0), 2, spread).unwrap();
+            let sender = wire.far_away(|| UdpSocket::bind((FAR_V6, 0)).unwrap());
+            option::set_int(sender.as_fd(), SOL_UDP, UDP_NO_CHECK6_TX, 1).unwrap();
+            sender.send_to(b"data", group.address()).unwrap();
+            let end = Instant::now() + DEADLINE;
+            while errors() == before {
+                assert!(Instant::now() < end, "{spread}: nobody minds");
+                thread::yield_now();
+            }
         }
     });
 }

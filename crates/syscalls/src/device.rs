@@ -124,9 +124,9 @@ pub fn set_up(name: &str) -> io::Result<()> {
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)
 }
 
-/// What `ethtool -K DEVICE tx off` does: the kernel computes the checksums of what this device sends, where it left them
-/// to the device before. Those of veth leave them to nobody, since nothing can happen to a packet within a host.
-pub fn compute_checksums(name: &str) -> io::Result<()> {
+/// What `ethtool -K DEVICE tx off` does: the kernel computes the checksums of what this device sends, or with `leave` leaves
+/// them to the device. Those of veth leave them to nobody, since nothing can happen to a packet within a host.
+pub fn leave_checksums(name: &str, leave: bool) -> io::Result<()> {
     /// include/uapi/linux/ethtool.h
     const ETHTOOL_STXCSUM: u32 = 0x17;
     #[repr(C)]
@@ -135,7 +135,7 @@ pub fn compute_checksums(name: &str) -> io::Result<()> {
         data: u32,
     }
     const SIOCETHTOOL: libc::c_ulong = 0x8946;
-    let mut value = Value { command: ETHTOOL_STXCSUM, data: 0 };
+    let mut value = Value { command: ETHTOOL_STXCSUM, data: u32::from(leave) };
     let mut request = request(name)?;
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     let control = control_socket()?;

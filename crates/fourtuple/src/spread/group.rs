@@ -252,8 +252,8 @@ impl Group {
         }
     }
 
-    /// The first member that somebody has connected. That sets a mark on the group which stays as long as it has members
-    /// (`reuseport_has_conns`): whatever chooses, all packets that are not the connected peer's then go to one socket.
+    /// The first member that somebody has connected. That sets a mark on the group (`reuseport_has_conns`), and the others'
+    /// shares are then no longer what the selector says, whichever it is.
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
+use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::group::{DEADLINE, lengths, open, shares};
 
@@ -104,6 +104,27 @@ fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
             while errors() == before {
                 assert!(Instant::now() < end, "{spread}: nobody minds");
                 thread::yield_now();
+            }
+        }
+    });
+}
+
+/// A sender on this host whose device leaves checksums to nobody, as veth does unless told otherwise. Native `cpumap` loses
+/// these: docs/spread.md.
+#[cfg(feature = "bpf")]
+#[test]
+fn packets_without_a_checksum_yet_are_received_too() {
+    in_namespace(|| {
+        let test = "packets_without_a_checksum_yet_are_received_too";
+        let Some(wire) = Wire::open(test) else { return };
+        wire.far_away(|| fourtuple_syscalls::device::leave_checksums(FAR, true)).unwrap();
+        for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
+            for spread in ["map", "xdp:8"] {
+                let Some(group) = open(test, SocketAddr::new(near, 0), 2, spread) else { return };
+                let sender = wire.far_away(|| UdpSocket::bind((far, 0)).unwrap());
+                let before = errors();
+                shares(&group, &sender, 500);
+                assert_eq!(errors(), before, "{spread} {near}");
             }
         }
     });

@@ -29,7 +29,9 @@ fn its_rules_are_those_of_the_selectors() {
             let address: SocketAddr = address.parse().unwrap();
             let Some(mut group) = open(test, address, 4, "map:random") else { return };
             let sender = sender(&group);
-            assert_even(&shares(&group, &sender, 20_000));
+            // 5,000 each; 400 are more than six times the standard deviation.
+            let got = shares(&group, &sender, 20_000);
+            assert!(got.iter().all(|got| got.len().abs_diff(5_000) < 400), "{:?}", lengths(&got));
             group.choose(Rule::Hash).unwrap();
             let got = shares(&group, &sender, 1_000);
             assert_eq!(got.iter().filter(|got| !got.is_empty()).count(), 1);
@@ -159,7 +161,7 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
             let mut batch = Batch::new(64, 64);
             let mut got = Vec::new();
             for round in 0..60 {
-                let goal = got.len() + 500;
+                let goal = got.len() + 200;
                 let end = Instant::now() + DEADLINE;
                 while got.len() < goal {
                     read(&group, &sender, &mut batch, &mut got);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
+use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::group::{DEADLINE, lengths, open, shares};
 
@@ -117,7 +117,8 @@ fn packets_without_a_checksum_yet_are_received_too() {
     in_namespace(|| {
         let test = "packets_without_a_checksum_yet_are_received_too";
         let Some(wire) = Wire::open(test) else { return };
-        wire.far_away(|| fourtuple_syscalls::device::leave_checksums(FAR, true)).unwrap();
+        wire.far_away(|| fourtuple_syscalls::device::leave_checksums(fourtuple_testing::wire::FAR, true))
+            .unwrap();
         for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
             for spread in ["map", "xdp:8"] {
                 let Some(group) = open(test, SocketAddr::new(near, 0), 2, spread) else { return };

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{compare, lab, load, plan, report, serve, trace};
+use commands::{compare, forward, lab, load, plan, report, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
     Trace(trace::Trace),
+    Forward(forward::ForwardFlags),
     Compare(compare::Compare),
     Plan(plan::Plan),
     Report(report::Report),
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Load(load) => load.run(),
         Command::Serve(serve) => serve.run(),
         Command::Trace(trace) => trace.run(),
+        Command::Forward(forward) => forward.run(),
     };
     match result {
         Ok(exit) => exit.into(),

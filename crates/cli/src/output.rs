@@ -117,6 +117,7 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
         Saved::Compare(record) => serde_json::to_string(record),
         Saved::Load(record) => serde_json::to_string(record),
         Saved::Serve(record) => serde_json::to_string(record),
+        Saved::Forward(record) => serde_json::to_string(record),
         Saved::TraceConnect(record) => serde_json::to_string(record),
     };
     text.context("cannot write the record as JSON")
@@ -132,6 +133,7 @@ fn validity(saved: &Saved) -> Vec<Remark> {
         Saved::Compare(record) => record.validity.clone(),
         Saved::Load(record) => record.validity.clone(),
         Saved::Serve(record) => record.validity.clone(),
+        Saved::Forward(record) => record.validity.clone(),
         Saved::TraceConnect(record) => record.validity.clone(),
     }
 }

@@ -1,6 +1,7 @@
 //! What a plane counts: by itself, on cache lines of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Why a packet was not sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,6 +91,8 @@ pub(crate) struct Counters {
     clients: AtomicU64,
     /// Messages that UDP_SEGMENT would not take, and that went one by one.
     unsegmented: AtomicU64,
+    /// Processor time of the thread, as it was last.
+    cpu_ns: AtomicU64,
 }
 
 /// What a plane did so far. A message of many datagrams counts as these.
@@ -111,6 +114,8 @@ pub struct PlaneCounts {
     pub clients: u64,
     /// Messages that UDP_SEGMENT would not take, and that went one by one.
     pub unsegmented: u64,
+    /// Processor time of the plane's thread, of all links, as it was within the last second or at its end.
+    pub cpu_ns: u64,
 }
 
 impl PlaneCounts {
@@ -162,6 +167,10 @@ impl Counters {
         add(&self.unsegmented, 1);
     }
 
+    pub(crate) fn cpu(&self, time: Duration) {
+        self.cpu_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn clients(&self, number: usize) {
         self.clients.store(number as u64, Ordering::Relaxed);
     }
@@ -178,6 +187,7 @@ impl Counters {
             dropped: dropped.filter(|(_, number)| *number > 0).collect(),
             clients: get(&self.clients),
             unsegmented: get(&self.unsegmented),
+            cpu_ns: get(&self.cpu_ns),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::datagram::Datagram;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::option;
+use fourtuple_syscalls::{option, resource};
 
 use crate::counters::{Counters, Drop};
 use crate::plane::Plane;
@@ -241,6 +241,7 @@ impl Port {
     fn tick(&mut self) {
         self.path.tick += 1;
         self.path.forget_idle();
+        self.path.counters.cpu(resource::thread_cpu_time());
         if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
             self.path.counters.overflowed(u64::from(dropped));
         }

@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod forward;
 mod host;
 mod lab;
 mod load;
@@ -27,6 +28,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
+pub use forward::{ForwardBfd, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use load::{
@@ -104,6 +106,8 @@ pub enum Saved {
     Load(LoadRecord),
     /// `fourtuple serve`
     Serve(ServeRecord),
+    /// `fourtuple forward`
+    Forward(ForwardRecord),
     /// `fourtuple trace connect`
     TraceConnect(TraceConnectRecord),
 }
@@ -147,6 +151,7 @@ impl Saved {
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),
             "serve" => Saved::Serve(serde_json::from_str(text)?),
+            "forward" => Saved::Forward(serde_json::from_str(text)?),
             "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
             _ => return Err(ReadError::Command(envelope.command)),
         })

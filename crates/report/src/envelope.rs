@@ -6,9 +6,9 @@ use fourtuple_record::{
 };
 
 use crate::accept::{self, Lab};
-use crate::load;
 use crate::number::{count, duration, quantity, share};
 use crate::trace;
+use crate::{forward, load};
 
 /// The envelope of a record, with its settings in words.
 pub(crate) struct Envelope<'a> {
@@ -53,6 +53,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
             of(record, vec![load::details(&record.settings)], load::command_line(&record.settings))
         }
         Saved::Serve(record) => of(record, vec![serve_words(&record.settings)], serve_line(&record.settings)),
+        Saved::Forward(record) => {
+            of(record, vec![forward::details(&record.settings)], forward::command_line(&record.settings))
+        }
         Saved::TraceConnect(record) => {
             of(record, vec![trace::details(&record.settings)], trace::command_line(&record.settings))
         }

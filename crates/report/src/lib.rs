@@ -12,6 +12,7 @@ mod accept;
 mod comparison;
 mod envelope;
 mod figures;
+mod forward;
 mod load;
 mod number;
 mod save;

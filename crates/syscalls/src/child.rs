@@ -78,6 +78,24 @@ pub fn interrupt(process: u32) -> io::Result<()> {
     signal(process, libc::SIGINT)
 }
 
+/// SIGHUP: a daemon is to read its settings anew.
+///
+/// # Errors
+///
+/// ESRCH when it is gone, EPERM when it is somebody else's.
+pub fn hang_up(process: u32) -> io::Result<()> {
+    signal(process, libc::SIGHUP)
+}
+
+/// SIGTERM: it is to end.
+///
+/// # Errors
+///
+/// ESRCH when it is gone, EPERM when it is somebody else's.
+pub fn terminate(process: u32) -> io::Result<()> {
+    signal(process, libc::SIGTERM)
+}
+
 /// Sends SIGKILL to a process, which it cannot refuse.
 ///
 /// # Errors

@@ -22,7 +22,7 @@ pub const SEGMENTS: usize = 64;
 /// The most bytes of one message, over IPv4 and IPv6 alike.
 pub const LONGEST: usize = 65_507;
 
-/// Room for the control messages that are asked for: GRO size, overflow count, address of arrival.
+/// Room for the control messages that are asked for: GRO size, overflow count, address of arrival, hops.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 128]);
@@ -58,6 +58,8 @@ pub struct Datagram<'a> {
     pub overflowed: Option<u32>,
     /// With IP_PKTINFO, or IPV6_RECVPKTINFO: the address that it was sent to.
     pub arrived_at: Option<IpAddr>,
+    /// With IP_RECVTTL, or IPV6_RECVHOPLIMIT: how many hops it had left.
+    pub hops: Option<u8>,
     name: &'a libc::sockaddr_storage,
 }
 
@@ -138,6 +140,7 @@ impl Batch {
             segment: None,
             overflowed: None,
             arrived_at: None,
+            hops: None,
             name: &self.names[index],
         };
         read_control(&header.msg_hdr, &mut datagram);
@@ -173,6 +176,11 @@ fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if length >= size_of::<libc::in6_pktinfo>() => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
                     datagram.arrived_at = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
+                    if length >= 4 =>
+                {
+                    datagram.hops = u8::try_from(data.cast::<i32>().read_unaligned()).ok();
                 }
                 _ => {}
             }
@@ -430,5 +438,24 @@ mod tests {
         let mut batch = Batch::new(1, 60);
         receive(&mut batch, &receiver);
         assert_eq!(batch.get(0).unwrap().arrived_at, Some(Ipv4Addr::new(127, 0, 0, 7).into()));
+    }
+
+    #[test]
+    fn how_many_hops_it_had_left_is_told() {
+        for (to, bind) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("127.0.0.1", "[::]:0")] {
+            // A host without IPv6.
+            let Ok(receiver) = UdpSocket::bind(bind) else { continue };
+            option::set_hops_told(receiver.as_fd(), true).expect("IP_RECVTTL");
+            let target = (to.parse::<IpAddr>().unwrap(), receiver.local_addr().unwrap().port());
+            let mut batch = Batch::new(1, 60);
+            for hops in [255, 64, 1] {
+                let sender =
+                    UdpSocket::bind((if to == "::1" { "::1" } else { "127.0.0.1" }, 0)).expect("bind");
+                option::set_hops(sender.as_fd(), hops).expect("IP_TTL");
+                sender.send_to(b"x", target).expect("send");
+                receive(&mut batch, &receiver);
+                assert_eq!(batch.get(0).unwrap().hops, Some(hops), "{bind}");
+            }
+        }
     }
 }

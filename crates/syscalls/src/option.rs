@@ -181,13 +181,22 @@ pub fn set_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
     set_int(socket, level, name, i32::from(hops))
 }
 
-/// IP_MINTTL, or IPV6_MINHOPCOUNT: packets with fewer hops left are not received (GTSM, RFC 5082).
-pub fn set_least_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
-    /// include/uapi/linux/in.h and in6.h
-    const IP_MINTTL: libc::c_int = 21;
-    const IPV6_MINHOPCOUNT: libc::c_int = 73;
-    let (level, name) = by_family(socket, IP_MINTTL, IPV6_MINHOPCOUNT)?;
-    set_int(socket, level, name, i32::from(hops))
+/// IP_RECVTTL, or IPV6_RECVHOPLIMIT: with each message comes how many hops it had left. UDP has no other way to receive from
+/// the link alone (GTSM, RFC 5082): IP_MINTTL and IPV6_MINHOPCOUNT can be set, but only TCP looks at them.
+pub fn set_hops_told(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_RECVTTL, libc::IPV6_RECVHOPLIMIT)?;
+    if level == libc::IPPROTO_IPV6 {
+        // What comes over IPv4 to a socket of both is told as IPv4 has it.
+        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, i32::from(on))?;
+    }
+    set_int(socket, level, name, i32::from(on))
+}
+
+/// IP_TOS, or IPV6_TCLASS: the traffic class of packets that are sent; DSCP in the upper six bits. Over IPv4 it is their
+/// priority in the queue of the device too (`rt_tos2priority`).
+pub fn set_traffic_class(socket: BorrowedFd<'_>, class: u8) -> io::Result<()> {
+    let (level, name) = by_family(socket, libc::IP_TOS, libc::IPV6_TCLASS)?;
+    set_int(socket, level, name, i32::from(class))
 }
 
 /// Level and name of an option that IPv4 and IPv6 have under different names.

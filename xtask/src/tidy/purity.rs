@@ -7,6 +7,12 @@ use super::{Fault, Tree};
 
 /// Directories, or the file of the same name.
 const PURE: &[&str] = &[
+    "crates/forward/src/bfd/demultiplexer",
+    "crates/forward/src/bfd/discard",
+    "crates/forward/src/bfd/packet",
+    "crates/forward/src/bfd/poll_sequence",
+    "crates/forward/src/bfd/session",
+    "crates/forward/src/bfd/timers",
     "crates/fourtuple/src/ports",
     "crates/fourtuple/src/dial/strategy",
     "crates/fourtuple/src/listen/break_even",

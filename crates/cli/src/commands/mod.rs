@@ -1,6 +1,7 @@
 //! One file per subcommand.
 
 pub(crate) mod compare;
+pub(crate) mod forward;
 pub(crate) mod lab;
 pub(crate) mod load;
 pub(crate) mod plan;

@@ -1,1 +1,31 @@
 //! Bidirectional Forwarding Detection (RFC 5880, over UDP: RFC 5881), asynchronous mode.
+//!
+//! A [`Session`] is a state machine without a clock and without a socket; a [`Demultiplexer`] says which session a packet
+//! is for. [`Link`] is a session that one thread owns: it alone transmits, and data planes hand it what they
+//! receive and read its state.
+
+mod demultiplexer;
+mod discard;
+mod error;
+mod inbox;
+mod link;
+mod packet;
+mod poll_sequence;
+mod port;
+mod session;
+mod sockets;
+mod state;
+mod task;
+mod timers;
+
+pub use demultiplexer::Demultiplexer;
+pub use discard::{Discard, Discards};
+pub use error::LinkError;
+pub use inbox::Inbox;
+pub use link::{Link, LinkSettings, Receive};
+pub use packet::{Diagnostic, LENGTH, Packet, State};
+pub use port::Port;
+pub use session::{Action, Session, Settings};
+pub use sockets::PORT;
+pub use state::{LinkReport, LinkState};
+pub use timers::{Timers, TimersError};

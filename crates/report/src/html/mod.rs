@@ -3,6 +3,7 @@
 mod accept;
 mod accept_timeline;
 mod compare;
+mod forward;
 mod load;
 mod plan;
 mod ports;
@@ -153,6 +154,10 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                 Saved::Serve(record) => {
                     (serve::section(&envelope.settings[0], &record.results))
                 }
+                Saved::Forward(record) => {
+                    (advice(&[&record.results.advice]))
+                    (forward::section(&envelope.settings[0], &record.results))
+                }
                 Saved::TraceConnect(record) => {
                     (trace::section(index, &envelope.settings[0], &record.results))
                 }
@@ -176,6 +181,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
         Saved::Serve(_) => "What each worker of a server did",
+        Saved::Forward(_) => "What each plane of a forwarder did",
         Saved::TraceConnect(_) => "How long connect() looked for a source port",
     }
 }
@@ -271,6 +277,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),
         Saved::Serve(record) => results(record),
+        Saved::Forward(record) => results(record),
         Saved::TraceConnect(record) => results(record),
     };
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }

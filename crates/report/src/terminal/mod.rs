@@ -2,6 +2,7 @@
 
 mod accept;
 mod compare;
+mod forward;
 mod load;
 mod plan;
 mod ports;
@@ -78,6 +79,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         Saved::Serve(record) => {
             serve::body(&mut sheet, &settings[0], &record.results);
             Vec::new()
+        }
+        Saved::Forward(record) => {
+            forward::body(&mut sheet, &settings[0], &record.results);
+            record.results.advice.clone()
         }
         Saved::TraceConnect(record) => {
             trace::body(&mut sheet, &settings[0], &record.results);

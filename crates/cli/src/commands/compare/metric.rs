@@ -96,6 +96,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
         | Saved::Plan(_)
         | Saved::Compare(_)
         | Saved::Serve(_)
+        | Saved::Forward(_)
         | Saved::TraceConnect(_) => {
             let message = "records of load, lab ports or lab time-wait are compared, no others";
             return Err(NoNumber::Usage(message.to_owned()));
@@ -128,6 +129,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Plan(record) => (&record.host, &record.validity),
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),
+        Saved::Forward(record) => (&record.host, &record.validity),
         Saved::TraceConnect(record) => (&record.host, &record.validity),
         Saved::Load(record) => (&record.host, &record.validity),
     }

@@ -1,0 +1,233 @@
+//! Links, of the flags or of a file.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use fourtuple::spread::{Key, Rule as SpreadRule, Spread, SpreadTextError};
+use fourtuple_forward::{Link, Prefix, Routes, Rule};
+use fourtuple_record::ForwardLink;
+use serde::Deserialize;
+
+use crate::exit::UsageError;
+use crate::units;
+
+/// What a file may say. What the command line says as well counts more there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct File {
+    pub(super) planes: Option<u32>,
+    pub(super) plane: Option<String>,
+    pub(super) pin: Option<bool>,
+    #[serde(default, rename = "link")]
+    pub(super) links: Vec<LinkText>,
+}
+
+/// One link in words, as in a file; the flags of the command line make one as well.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct LinkText {
+    pub(super) listen: String,
+    pub(super) to: Option<String>,
+    #[serde(default)]
+    pub(super) routes: Vec<String>,
+    pub(super) key: Option<String>,
+    pub(super) spread: Option<String>,
+    #[serde(default, rename = "return")]
+    pub(super) replies: bool,
+    pub(super) idle: Option<String>,
+    pub(super) clients: Option<u32>,
+    pub(super) bfd: Option<String>,
+}
+
+/// A link as it was understood.
+#[derive(Clone, Debug)]
+pub(super) struct Understood {
+    pub(super) link: Link,
+    pub(super) record: ForwardLink,
+}
+
+pub(super) fn read(path: &Path) -> Result<File, UsageError> {
+    let refuse =
+        |why: String| UsageError(format!("invalid value '{}' for '--config': {why}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let file: File = toml::from_str(&text).map_err(|error| refuse(in_one_line(&text, &error)))?;
+    if file.links.is_empty() {
+        return Err(refuse("no [[link]]".to_owned()));
+    }
+    Ok(file)
+}
+
+/// Where and what, without the picture of the place.
+fn in_one_line(text: &str, error: &toml::de::Error) -> String {
+    let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+    let message = error.message().replace('\n', " ");
+    line.map_or(message.clone(), |line| format!("line {line}: {message}"))
+}
+
+/// `name` says where the value stands: `--to`, or `to of link 2`.
+pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Result<Understood, UsageError> {
+    let refuse = |field: &str, value: &str, why: &str| {
+        UsageError(format!("invalid value '{value}' for '{}': {why}", name(field)))
+    };
+    let address = |field: &str, value: &str| -> Result<SocketAddr, UsageError> {
+        value.parse().map_err(|_| {
+            refuse(field, value, "expected ADDRESS:PORT or [ADDRESS]:PORT, such as 192.0.2.1:4000")
+        })
+    };
+    let listen = address("listen", &text.listen)?;
+    let default = text.to.as_deref().map(|to| address("to", to)).transpose()?;
+    let spread = match &text.spread {
+        None => Spread::Hash,
+        Some(spread) => {
+            spread.parse().map_err(|error: SpreadTextError| refuse("spread", spread, &error.to_string()))?
+        }
+    };
+    let key = match (&text.key, spread) {
+        (Some(key), _) => Some(key_of(key).ok_or_else(|| {
+            refuse("key", key, "expected OFFSET:WIDTH or OFFSET:WIDTH:MASK, WIDTH 1, 2 or 4 bytes")
+        })?),
+        (None, Spread::Key(key) | Spread::Map(SpreadRule::Key(key))) => Some(key),
+        (None, _) => None,
+    };
+    let rules = text
+        .routes
+        .iter()
+        .map(|text| rule(text).map_err(|why| refuse("route", text, &why)))
+        .collect::<Result<Vec<_>, _>>()?;
+    if default.is_none() && rules.is_empty() {
+        return Err(UsageError(format!(
+            "nothing says where packets go: give '{}' or '{}'",
+            name("to"),
+            name("route")
+        )));
+    }
+    let routes = Routes::new(default, &rules, key)
+        .map_err(|error| refuse("route", &text.routes.join(" "), &error.to_string()))?;
+    if let Some(hop) = routes.hops().find(|hop| hop.port() == 0) {
+        return Err(refuse("to", &hop.to_string(), "a next hop has a port from 1 to 65535"));
+    }
+    let idle = match &text.idle {
+        None => Duration::from_secs(60),
+        Some(idle) => units::duration(idle).map_err(|why| refuse("idle", idle, &why))?,
+    };
+    let bfd = text
+        .bfd
+        .as_ref()
+        .map(|peer| {
+            peer.parse::<std::net::IpAddr>()
+                .map_err(|_| refuse("bfd", peer, "expected the address of the peer, such as 192.0.2.1"))
+        })
+        .transpose()?;
+    let link = Link {
+        listen,
+        routes,
+        spread,
+        replies: text.replies,
+        idle,
+        clients: text.clients.unwrap_or(4096) as usize,
+    };
+    let record = ForwardLink {
+        listen: listen.to_string(),
+        to: default.map(|to| to.to_string()),
+        routes: text.routes.clone(),
+        key: key.map(|key| Spread::Key(key).to_string().replacen("flow:", "", 1)),
+        spread: spread.to_string(),
+        replies: text.replies,
+        idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
+        clients: link.clients as u32,
+        bfd: bfd.map(|peer| peer.to_string()),
+    };
+    Ok(Understood { link, record })
+}
+
+fn key_of(text: &str) -> Option<Key> {
+    match format!("flow:{text}").parse() {
+        Ok(Spread::Key(key)) => Some(key),
+        _ => None,
+    }
+}
+
+/// `10.0.0.0/8=192.0.2.1:4000` or `7=192.0.2.1:4000`
+fn rule(text: &str) -> Result<Rule, String> {
+    let expected = || {
+        "expected PREFIX=ADDRESS:PORT, such as 10.0.0.0/8=192.0.2.1:4000, or KEY=ADDRESS:PORT, such as 7=192.0.2.1:4000".to_owned()
+    };
+    let (what, hop) = text.split_once('=').ok_or_else(expected)?;
+    let hop = hop.parse().map_err(|_| expected())?;
+    if what.contains('/') {
+        return Ok(Rule::Destination(what.parse::<Prefix>()?, hop));
+    }
+    let key = match what.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => what.parse(),
+    };
+    Ok(Rule::Key(key.map_err(|_| expected())?, hop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(field: &str) -> String {
+        format!("--{field}")
+    }
+
+    fn text(listen: &str, to: &str) -> LinkText {
+        LinkText {
+            listen: listen.to_owned(),
+            to: Some(to.to_owned()),
+            routes: Vec::new(),
+            key: None,
+            spread: None,
+            replies: false,
+            idle: None,
+            clients: None,
+            bfd: None,
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_and_its_mistakes_are_found() {
+        let whole = "planes = 2\nplane = \"batched\"\npin = true\n[[link]]\nlisten = \"0.0.0.0:1\"\nto = \"127.0.0.1:2\"\nreturn = true\nroutes = [\"7=127.0.0.1:3\"]\nspread = \"flow:4:4\"\nidle = \"5s\"\n";
+        let file: File = toml::from_str(whole).unwrap();
+        let link = understand(&file.links[0], &named).unwrap();
+        assert!(link.link.replies && link.link.routes.are_by_key());
+        assert_eq!(link.record.key.as_deref(), Some("4:4"));
+        assert_eq!(link.record.idle_ns, 5_000_000_000);
+        for (wrong, line) in [("planes = 2\nplan = 3\n", 2), ("[[link]]\nlisten = 3\n", 2), ("x", 1)] {
+            let error = toml::from_str::<File>(wrong).unwrap_err();
+            assert!(in_one_line(wrong, &error).starts_with(&format!("line {line}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_value() {
+        let mistakes = [
+            (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),
+            (text("127.0.0.1:1", "there"), "'there' for '--to'"),
+            (text("127.0.0.1:1", "127.0.0.1:0"), "'127.0.0.1:0' for '--to'"),
+            (
+                LinkText { spread: Some("even".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "'even' for '--spread'",
+            ),
+            (LinkText { key: Some("4".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'4' for '--key'"),
+            (
+                LinkText { routes: vec!["7".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "'7' for '--route'",
+            ),
+            (
+                LinkText { routes: vec!["7=127.0.0.1:3".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "where it is",
+            ),
+            (LinkText { idle: Some("5".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'5' for '--idle'"),
+            (LinkText { bfd: Some("x".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'x' for '--bfd'"),
+            (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
+        ];
+        for (link, expected) in mistakes {
+            let UsageError(message) = understand(&link, &named).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! `fourtuple forward`: what it says, what it sends on, how it reloads and ends, and what it refuses.
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::child;
+use fourtuple_testing::in_namespace;
+use program::{Ended, Room, fourtuple, list, number, require_valid, run};
+
+/// Nothing is decided by it but that a test has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A forwarder that has said that it is ready; killed when the test ends before it.
+struct Forwarder {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    /// What stands between `forwarding ` and ` on `.
+    address: String,
+}
+
+impl Forwarder {
+    fn start(command: &mut Command) -> Forwarder {
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("UTF-8");
+        let words = line.strip_prefix("forwarding ").unwrap_or_else(|| panic!("{line:?}"));
+        let address = words.split(" on ").next().expect("an address").to_owned();
+        Forwarder { child, stderr, address }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stderr.read_line(&mut line).expect("UTF-8");
+        line
+    }
+
+    fn end(mut self) -> Ended {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        self.child.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("UTF-8");
+        self.stderr.read_to_string(&mut stderr).expect("UTF-8");
+        let code = self.child.wait().expect("it is our child").code().expect("an exit code");
+        Ended { code, stdout, stderr }
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        // It may have ended, and that is well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+fn port(socket: &UdpSocket) -> u16 {
+    socket.local_addr().unwrap().port()
+}
+
+#[test]
+fn what_it_forwards_is_in_its_record() {
+    in_namespace(|| {
+        let (client, target) = (socket(), socket());
+        let to = port(&target);
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 3 --spread flow:0:1 --return --json"
+        );
+        let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let mut room = [0; 100];
+        for packet in 0..30_u8 {
+            client.send_to(&[packet; 64], &forwarder.address).unwrap();
+            let (length, from) = target.recv_from(&mut room).unwrap();
+            assert_eq!((length, room[0]), (64, packet));
+            target.send_to(b"back", from).unwrap();
+            assert_eq!(client.recv(&mut room).unwrap(), 4);
+        }
+        child::terminate(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        let planes = list(&record, "/results/planes");
+        assert_eq!(planes.len(), 3);
+        for plane in planes {
+            for (field, expected) in
+                [("received", 10), ("received_bytes", 640), ("sent", 10), ("returned", 10)]
+            {
+                assert_eq!(number(plane, field), expected, "{field} of {plane}");
+            }
+            assert_eq!(plane["dropped"], serde_json::json!({}));
+        }
+        assert_eq!(record["results"]["jain"], 1.0);
+    });
+}
+
+#[test]
+fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
+    in_namespace(|| {
+        let (client, one, other) = (socket(), socket(), socket());
+        let room = Room::new();
+        let file = |to: u16, more: &str| {
+            format!("planes = 1\n[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{to}\"\n{more}")
+        };
+        let path = room.file("links.toml", &file(port(&one), ""));
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --json")));
+        let mut bytes = [0; 10];
+        let mut reload = |content: &str| {
+            room.file("links.toml", content);
+            child::hang_up(forwarder.child.id()).unwrap();
+            forwarder.line()
+        };
+        assert!(reload(&file(port(&other), "")).contains("routes taken over"));
+        let refused = reload(&file(port(&one), "unknown = 1\n"));
+        assert!(refused.contains("line 5") && refused.contains("nothing is changed"), "{refused}");
+        assert!(reload(&file(port(&other), "return = true\n")).contains("only its routes"));
+        assert!(forwarder.line().contains("routes taken over"));
+        client.send_to(b"x", &forwarder.address).unwrap();
+        assert_eq!(other.recv(&mut bytes).unwrap(), 1);
+        child::interrupt(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        require_valid(&ended.json());
+    });
+}
+
+#[test]
+fn prometheus_gets_its_counters() {
+    in_namespace(|| {
+        let (client, target) = (socket(), socket());
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{} --planes 1 --metrics 127.0.0.1:0",
+            port(&target)
+        );
+        let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let line = forwarder.line();
+        let address =
+            line.trim_end().strip_prefix("metrics at http://").and_then(|rest| rest.strip_suffix("/metrics"));
+        let address = address.unwrap_or_else(|| panic!("{line:?}"));
+        client.send_to(b"abc", &forwarder.address).unwrap();
+        let get = |path: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let begun = Instant::now();
+        while !get("/metrics").contains("fourtuple_forward_sent_bytes_total{plane=\"0\"} 3\n") {
+            assert!(begun.elapsed() < DEADLINE, "{}", get("/metrics"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(get("/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
+        assert!(get("/other").starts_with("HTTP/1.1 404 "));
+    });
+}
+
+#[test]
+fn bad_values_are_named_with_their_flag() {
+    let to = "--to 127.0.0.1:1";
+    let mistakes = [
+        ("", "--listen"),
+        ("--listen 127.0.0.1:0", "'--to'"),
+        ("--listen nowhere --to 127.0.0.1:1", "'nowhere' for '--listen'"),
+        (&format!("--listen 127.0.0.1:0 {to} --spread even"), "'--spread'"),
+        (&format!("--listen 127.0.0.1:0 {to} --planes 0"), "--planes"),
+        (&format!("--listen 127.0.0.1:0 {to} --plane fast"), "--plane"),
+        (&format!("--listen 127.0.0.1:0 {to} --idle 5s"), "'--return'"),
+        (&format!("--listen 127.0.0.1:0 {to} --route 10.0.0.1/8=127.0.0.1:1"), "'--route'"),
+        (&format!("--listen 127.0.0.1:0 {to} --config x"), "--config"),
+        ("--config /nonexistent", "'/nonexistent' for '--config'"),
+        ("--listen 127.0.0.1:4000 --to 127.0.0.1:4000", "forward to itself"),
+    ];
+    for (arguments, expected) in mistakes {
+        let ended = run(&mut fourtuple(&format!("forward {arguments}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{arguments}: {ended:?}");
+        assert!(ended.line().contains(expected), "{arguments}: {}", ended.line());
+    }
+}

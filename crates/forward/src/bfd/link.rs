@@ -1,0 +1,219 @@
+//! A session on a link: one thread owns it, everybody reads it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use fourtuple_syscalls::epoll::Epoll;
+use fourtuple_syscalls::route;
+
+use super::demultiplexer::Demultiplexer;
+use super::error::{LinkError, socket_failed, thread_failed};
+use super::inbox::{self, Inbox};
+use super::packet::Diagnostic;
+use super::port::Port;
+use super::session::{Session, Settings};
+use super::sockets::{self, PORT};
+use super::state::{LinkReport, LinkState};
+use super::task::{Command, Task};
+use super::timers::Timers;
+
+/// Where the packets of a session come from.
+#[derive(Clone, Debug)]
+pub enum Receive {
+    /// A socket of its own, at [`LinkSettings::local`], of which there can be one at an address: what else comes there is
+    /// discarded.
+    Own,
+    /// A socket that several sessions share, one for each peer.
+    Shared(Arc<Port>),
+    /// Nobody but those who have the [`Inbox`]: BFD within the data, which has to fit how the peer is configured.
+    Handed,
+}
+
+/// A link that is to be watched.
+#[derive(Clone, Debug)]
+pub struct LinkSettings {
+    /// Where packets are sent from, and with [`Receive::Own`] received at: the port is that of receiving.
+    pub local: SocketAddr,
+    /// Where they are sent to.
+    pub peer: SocketAddr,
+    /// SO_BINDTODEVICE: the interface that the session is bound to (RFC 5881, section 3); `None` leaves it to routing.
+    pub device: Option<String>,
+    /// How often, and what is lost.
+    pub timers: Timers,
+    /// How packets come.
+    pub receive: Receive,
+    /// Of discriminator, source port and jitter: another one for each session of a host.
+    pub seed: u64,
+}
+
+impl LinkSettings {
+    /// A session at its own port 3784, with the timers that are usual, and a seed by chance.
+    pub fn new(local: IpAddr, peer: IpAddr) -> LinkSettings {
+        LinkSettings {
+            local: SocketAddr::new(local, PORT),
+            peer: SocketAddr::new(peer, PORT),
+            device: None,
+            timers: Timers::default(),
+            receive: Receive::Own,
+            seed: fastrand::u64(..),
+        }
+    }
+
+    /// The same, from the address that the kernel would send from.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError::NoRoute`]
+    pub fn towards(peer: IpAddr) -> Result<LinkSettings, LinkError> {
+        let local = route::source_for(peer).map_err(|source| LinkError::NoRoute { peer, source })?;
+        Ok(LinkSettings::new(local, peer))
+    }
+
+    fn check(&self) -> Result<(), LinkError> {
+        let (local, peer) = (self.local.ip(), self.peer.ip());
+        if local.is_ipv4() != peer.is_ipv4() {
+            return Err(LinkError::Families { local, peer });
+        }
+        if self.local == self.peer {
+            return Err(LinkError::Itself(local));
+        }
+        Ok(())
+    }
+}
+
+/// A session at work, on a thread of its own. Dropped, it says once that it is administratively down, and ends.
+#[derive(Debug)]
+pub struct Link {
+    commands: Sender<Command>,
+    inbox: Inbox,
+    state: LinkState,
+    source: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+    /// Where it is to be taken out when it ends.
+    registered: Option<(Arc<Port>, u32, IpAddr)>,
+}
+
+impl Link {
+    /// Opens the sockets and begins to send.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError`]
+    pub fn start(settings: &LinkSettings) -> Result<Link, LinkError> {
+        settings.check()?;
+        let LinkSettings { local, peer, ref device, timers, ref receive, seed } = *settings;
+        let device = device.as_deref();
+        let mut random = Rng::with_seed(seed);
+        let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
+        let sender = sockets::sender(local, device, &mut random)?;
+        let receiver = match receive {
+            Receive::Own => Some(sockets::receiver(local, device)?),
+            Receive::Shared(_) | Receive::Handed => None,
+        };
+        let sender = std::net::UdpSocket::from(sender);
+        let source = sender.local_addr().map_err(socket_failed("getsockname()", local))?;
+        let (inbox, outlet) = inbox::open().map_err(thread_failed("eventfd()"))?;
+        let (commands, orders) = mpsc::channel();
+        let origin = Instant::now();
+        let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
+        let state = LinkState::new(origin, LinkReport::of(&session, Duration::ZERO));
+        let mut peers = Demultiplexer::new();
+        peers.add(local_discriminator.get(), peer.ip(), ());
+        let task = Task {
+            session,
+            origin,
+            state: state.clone(),
+            inbox: inbox.clone(),
+            outlet,
+            commands: orders,
+            sender,
+            peer,
+            receiver,
+            peers,
+            epoll: Epoll::new().map_err(thread_failed("epoll_create1()"))?,
+            unsent: 0,
+            leaving: None,
+        };
+        task.watch()?;
+        let registered = match receive {
+            Receive::Shared(port) => {
+                port.add(local_discriminator.get(), peer.ip(), inbox.clone())?;
+                Some((Arc::clone(port), local_discriminator.get(), peer.ip()))
+            }
+            Receive::Own | Receive::Handed => None,
+        };
+        let mut link = Link { commands, inbox, state, source, thread: None, registered };
+        let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
+        link.thread = Some(thread.map_err(thread_failed("clone()"))?);
+        Ok(link)
+    }
+
+    /// For the planes: where they put what they receive of this session.
+    pub fn inbox(&self) -> Inbox {
+        self.inbox.clone()
+    }
+
+    /// For the planes: what they read.
+    pub fn state(&self) -> LinkState {
+        self.state.clone()
+    }
+
+    /// Where its packets come from: a port that no other session has.
+    pub fn source(&self) -> SocketAddr {
+        self.source
+    }
+
+    /// Holds the session down, or lets it come up again.
+    pub fn set_admin_down(&self, is_down: bool) {
+        self.tell(Command::AdminDown(is_down));
+    }
+
+    /// Changes the timers, also while the session is up: see [`Session::set_timers`].
+    pub fn set_timers(&self, timers: Timers) {
+        self.tell(Command::Timers(timers));
+    }
+
+    /// The data plane began anew: see [`Session::reset_forwarding_plane`].
+    pub fn reset_forwarding_plane(&self) {
+        self.tell(Command::Reset);
+    }
+
+    /// Tells the peer of a path behind this link: see [`Session::signal`].
+    pub fn signal(&self, diagnostic: Diagnostic) {
+        self.tell(Command::Signal(diagnostic));
+    }
+
+    /// Ends the session in order: says that it is administratively down until the peer has heard it, or for the time in which
+    /// the peer finds out by itself (RFC 5880, section 6.8.16). Gives what there is to say of the session.
+    pub fn drain(mut self) -> LinkReport {
+        self.end(Command::Drain);
+        self.state.report()
+    }
+
+    fn tell(&self, command: Command) {
+        // It fails when the thread is gone, which is after this value is.
+        let _ = self.commands.send(command);
+        self.inbox.wake();
+    }
+
+    fn end(&mut self, how: Command) {
+        let Some(thread) = self.thread.take() else { return };
+        self.tell(how);
+        // A thread that has panicked has said so.
+        let _ = thread.join();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.end(Command::End);
+        if let Some((port, discriminator, peer)) = self.registered.take() {
+            port.remove(discriminator, peer);
+        }
+    }
+}

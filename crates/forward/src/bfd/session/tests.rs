@@ -1,0 +1,127 @@
+//! Every clause of section 6.8 that concerns asynchronous mode, on a simulated clock.
+
+mod machine;
+mod peers;
+mod poll;
+mod reception;
+mod transmission;
+
+use std::num::NonZeroU8;
+
+use super::*;
+
+/// The discriminators of the session that is tested, and of its peer.
+const OURS: u32 = 0xaaaa;
+const THEIRS: u32 = 0xbbbb;
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+fn timers(tx_ms: u64, rx_ms: u64, detect_mult: u8) -> Timers {
+    Timers::new(ms(tx_ms), ms(rx_ms), detect_mult).unwrap()
+}
+
+/// What a peer with the same timers (300 ms, 300 ms, 3) sends in this state, to us by number.
+fn from_peer(state: State) -> Packet {
+    Packet {
+        diagnostic: Diagnostic::None,
+        state,
+        poll: false,
+        is_final: false,
+        control_plane_independent: false,
+        authenticated: false,
+        demand: false,
+        detect_mult: NonZeroU8::new(3).unwrap(),
+        my_discriminator: THEIRS,
+        your_discriminator: OURS,
+        desired_min_tx_us: 300_000,
+        required_min_rx_us: 300_000,
+        required_min_echo_rx_us: 50_000,
+    }
+}
+
+/// A session, its clock, and what it has sent when.
+struct Bench {
+    session: Session,
+    now: Duration,
+    sent: Vec<(Duration, Packet)>,
+}
+
+impl Bench {
+    /// At an origin that is not 0, which nothing may depend on.
+    fn new(timers: Timers) -> Bench {
+        let now = ms(1_000_000);
+        let settings = Settings { timers, local_discriminator: NonZeroU32::new(OURS).unwrap() };
+        let mut bench =
+            Bench { session: Session::new(settings, now, Rng::with_seed(7)), now, sent: Vec::new() };
+        bench.act();
+        bench
+    }
+
+    /// Up, with the poll that this takes answered and settled; nothing of it in `sent`.
+    fn up(timers: Timers) -> Bench {
+        let mut bench = Bench::new(timers);
+        bench.hear(from_peer(State::Init));
+        assert_eq!(bench.session.state(), State::Up);
+        bench.run_hearing(ms(1000), from_peer(State::Up));
+        bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
+        bench.hear(from_peer(State::Up));
+        assert!(!bench.session.poll.is_running());
+        bench.sent.clear();
+        bench
+    }
+
+    /// Does what is to be done now.
+    fn act(&mut self) -> Action {
+        loop {
+            match self.session.next_action(self.now) {
+                Action::Transmit(packet) => self.sent.push((self.now, packet)),
+                other => return other,
+            }
+        }
+    }
+
+    /// Lets time go by, doing each thing when it is due.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Action::Wait(until) = self.act()
+            && until <= end
+        {
+            assert!(until > self.now, "a wait that is over before it began");
+            self.now = until;
+        }
+        self.now = end;
+        self.act();
+    }
+
+    /// The same, with a packet heard every 100 ms.
+    fn run_hearing(&mut self, time: Duration, packet: Packet) {
+        let end = self.now + time;
+        while self.now < end {
+            self.run(ms(100).min(end - self.now));
+            self.hear(packet);
+        }
+    }
+
+    fn hear(&mut self, packet: Packet) {
+        self.try_hear(packet).expect("taken");
+    }
+
+    fn try_hear(&mut self, packet: Packet) -> Result<(), Discard> {
+        let taken = self.session.receive(self.now, &packet.encode(), HOPS);
+        self.act();
+        taken
+    }
+
+    fn last(&self) -> Packet {
+        self.sent.last().expect("something was sent").1
+    }
+
+    /// The time between packets that are no answers.
+    fn intervals(&self) -> Vec<Duration> {
+        let times: Vec<_> =
+            self.sent.iter().filter(|(_, packet)| !packet.is_final).map(|(at, _)| *at).collect();
+        times.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+}

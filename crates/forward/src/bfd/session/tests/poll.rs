@@ -1,0 +1,188 @@
+//! Sections 6.5, 6.8.3 and 6.8.10 to 6.8.12: changes of timers, and their confirmation.
+
+use super::*;
+
+const UP: fn() -> Packet = || from_peer(State::Up);
+
+fn confirmed(bench: &mut Bench) {
+    bench.hear(Packet { is_final: true, ..UP() });
+    bench.hear(UP());
+}
+
+/// Going up makes DesiredMinTx less than a second, which the peer has to confirm like any other change.
+#[test]
+fn going_up_begins_a_poll() {
+    let mut bench = Bench::new(Timers::default());
+    assert!(!bench.last().poll);
+    bench.hear(from_peer(State::Init));
+    assert_eq!(bench.last().state, State::Up);
+    assert!(bench.last().poll);
+    assert_eq!(bench.last().desired_min_tx_us, 300_000);
+    // It goes on until it is answered, on the packets that go out anyway.
+    bench.sent.clear();
+    bench.run_hearing(ms(3000), UP());
+    assert!(bench.sent.len() >= 10 && bench.sent.iter().all(|(_, packet)| packet.poll));
+    assert!(bench.intervals().iter().all(|interval| *interval >= ms(225)), "no packets in between");
+    confirmed(&mut bench);
+    bench.sent.clear();
+    bench.run_hearing(ms(3000), UP());
+    assert!(bench.sent.iter().all(|(_, packet)| !packet.poll));
+}
+
+#[test]
+fn a_slow_session_goes_up_without_a_poll() {
+    let mut bench = Bench::new(timers(1000, 300, 3));
+    bench.hear(from_peer(State::Init));
+    assert!(!bench.last().poll, "nothing has changed but the state");
+}
+
+/// The peer must not take us for dead because we slow down before it knows.
+#[test]
+fn a_longer_interval_to_send_waits_for_the_answer() {
+    let mut bench = Bench::up(timers(100, 300, 3));
+    bench.hear(Packet { required_min_rx_us: 50_000, ..UP() });
+    let fast = Packet { required_min_rx_us: 50_000, ..UP() };
+    bench.session.set_timers(timers(2000, 300, 3));
+    bench.run_hearing(ms(3000), fast);
+    assert!(bench.sent.len() >= 29);
+    assert!(bench.intervals().iter().all(|interval| *interval <= ms(100)));
+    let told = bench.sent.iter().filter(|(_, packet)| packet.poll && packet.desired_min_tx_us == 2_000_000);
+    assert!(told.count() >= 28, "but it is told");
+    bench.hear(Packet { is_final: true, ..fast });
+    bench.sent.clear();
+    bench.run_hearing(ms(20_000), fast);
+    assert!((9..=14).contains(&bench.sent.len()), "{}", bench.sent.len());
+    assert_eq!(bench.session.state(), State::Up);
+}
+
+#[test]
+fn a_shorter_interval_to_send_counts_at_once() {
+    let mut bench = Bench::up(timers(3000, 300, 3));
+    bench.run_hearing(ms(3000), UP());
+    bench.sent.clear();
+    bench.session.set_timers(timers(300, 300, 3));
+    bench.run_hearing(ms(300), UP());
+    assert!((1..=2).contains(&bench.sent.len()), "not longer after the one before than the new interval");
+    assert!(bench.last().poll);
+    assert_eq!(bench.session.transmit_interval(), ms(300));
+}
+
+/// The peer sends at the old rate until it has heard.
+#[test]
+fn a_shorter_interval_to_receive_waits_for_the_answer() {
+    let mut bench = Bench::up(timers(300, 1000, 3));
+    assert_eq!(bench.session.detection_time(), ms(3000));
+    bench.session.set_timers(timers(300, 100, 3));
+    bench.run(ms(1));
+    assert_eq!(bench.session.detection_time(), ms(3000));
+    bench.run(ms(2900));
+    assert_eq!(bench.session.state(), State::Up);
+    assert!(bench.last().poll);
+    assert_eq!(bench.last().required_min_rx_us, 100_000);
+    let fast = Packet { desired_min_tx_us: 100_000, ..UP() };
+    bench.hear(fast);
+    assert_eq!(bench.session.detection_time(), ms(3000), "no answer");
+    bench.hear(Packet { is_final: true, ..fast });
+    assert_eq!(bench.session.detection_time(), ms(300));
+}
+
+#[test]
+fn a_longer_interval_to_receive_counts_at_once() {
+    let mut bench = Bench::up(timers(300, 300, 3));
+    assert_eq!(bench.session.detection_time(), ms(900));
+    bench.session.set_timers(timers(300, 1000, 3));
+    assert_eq!(bench.session.detection_time(), ms(3000));
+    bench.run(ms(300));
+    assert!(bench.last().poll);
+    assert_eq!(bench.last().required_min_rx_us, 1_000_000);
+}
+
+/// While it is not up nobody is misled by a change.
+#[test]
+fn what_is_not_up_changes_at_once() {
+    let mut bench = Bench::new(timers(2000, 1000, 3));
+    bench.hear(from_peer(State::Down));
+    assert_eq!(bench.session.detection_time(), ms(3000));
+    bench.session.set_timers(timers(3000, 500, 3));
+    assert_eq!(bench.session.detection_time(), ms(1500));
+    assert_eq!(bench.session.transmit_interval(), ms(3000));
+    bench.hear(from_peer(State::Down));
+    bench.run(ms(0));
+    assert!(bench.session.poll.is_running());
+}
+
+/// Going down ends what the rules for a session that is up hold back.
+#[test]
+fn what_waits_for_an_answer_counts_when_it_goes_down() {
+    let mut bench = Bench::up(timers(100, 1000, 3));
+    bench.session.set_timers(timers(2000, 100, 3));
+    assert_eq!(bench.session.transmit_interval(), ms(300));
+    bench.hear(from_peer(State::Down));
+    assert_eq!(bench.session.state(), State::Down);
+    assert_eq!(bench.session.transmit_interval(), ms(2000));
+    assert_eq!(bench.session.detection_time(), ms(900));
+}
+
+/// Section 6.8.12.
+#[test]
+fn another_multiplier_is_told_with_the_next_packet_without_a_poll() {
+    let mut bench = Bench::up(Timers::default());
+    bench.session.set_timers(timers(300, 300, 7));
+    assert_eq!(bench.act(), bench.act());
+    assert!(bench.sent.is_empty(), "not before it is due");
+    bench.run(ms(300));
+    assert_eq!(bench.last().detect_mult.get(), 7);
+    assert!(!bench.last().poll);
+    assert_eq!(bench.session.detection_time(), ms(900), "which is the peer's multiplier");
+    assert_eq!(bench.session.detection_time_of_peer(), ms(2100));
+}
+
+#[test]
+fn the_same_timers_again_are_no_change() {
+    let mut bench = Bench::up(Timers::default());
+    bench.session.set_timers(Timers::default());
+    bench.run(ms(300));
+    assert!(!bench.last().poll);
+}
+
+/// Section 6.8.3: an answer that may be to what was said before the last change confirms nothing.
+#[test]
+fn two_changes_are_confirmed_one_after_the_other() {
+    let mut bench = Bench::up(timers(100, 300, 3));
+    let fast = Packet { required_min_rx_us: 50_000, ..UP() };
+    bench.hear(fast);
+    bench.session.set_timers(timers(200, 300, 3));
+    bench.run(ms(100));
+    assert!(bench.last().poll);
+    bench.session.set_timers(timers(400, 300, 3));
+    bench.hear(Packet { is_final: true, ..fast });
+    assert_eq!(bench.session.transmit_interval(), ms(100), "the answer may be to 200 ms");
+    bench.run(ms(100));
+    assert!(!bench.last().poll, "a packet without F has to come first");
+    bench.hear(fast);
+    bench.run(ms(100));
+    assert!(bench.last().poll);
+    assert_eq!(bench.last().desired_min_tx_us, 400_000);
+    bench.hear(Packet { is_final: true, ..fast });
+    assert_eq!(bench.session.transmit_interval(), ms(400));
+}
+
+/// Section 6.8.3, at its end: what changed while a poll of the peer is answered goes out with the answer.
+#[test]
+fn an_answer_tells_what_has_changed() {
+    let mut bench = Bench::up(Timers::default());
+    bench.session.set_timers(timers(500, 600, 3));
+    bench.hear(Packet { poll: true, ..UP() });
+    assert!(bench.last().is_final && !bench.last().poll);
+    assert_eq!((bench.last().desired_min_tx_us, bench.last().required_min_rx_us), (500_000, 600_000));
+    bench.run(ms(300));
+    assert!(bench.last().poll && !bench.last().is_final, "and is to be confirmed all the same");
+}
+
+#[test]
+fn an_answer_to_nothing_is_nothing() {
+    let mut bench = Bench::up(timers(100, 300, 3));
+    bench.session.set_timers(timers(2000, 300, 3));
+    bench.hear(Packet { is_final: true, required_min_rx_us: 50_000, ..UP() });
+    assert_eq!(bench.session.transmit_interval(), ms(100), "it was not asked yet");
+}

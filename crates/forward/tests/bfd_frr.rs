@@ -1,0 +1,299 @@
+//! With another implementation at the other end of a veth: FRR's bfdd, in a network namespace of its own.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_forward::bfd::{Diagnostic, Link, LinkSettings, LinkState, State, Timers};
+use fourtuple_testing::{in_namespace, skip};
+use serde_json::Value;
+
+const BFDD: &str = "/usr/lib/frr/bfdd";
+const VTYSH: &str = "/usr/bin/vtysh";
+/// Nothing takes as long on a machine that works.
+const LONG: Duration = Duration::from_secs(90);
+/// Of both sides, with 300 ms: six seconds, which a busy machine may keep somebody waiting.
+const DETECT_MULT: u8 = 20;
+
+fn timers(tx_ms: u64, rx_ms: u64) -> Timers {
+    let ms = Duration::from_millis;
+    Timers::new(ms(tx_ms), ms(rx_ms), DETECT_MULT).unwrap()
+}
+
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+#[track_caller]
+fn wait_until(what: &str, now: impl Fn() -> String, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LONG, "{what} did not come about: {}", now());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// bfdd, in a namespace that ends with it, and the directory of its sockets.
+struct Frr {
+    shell: Child,
+    /// The shell waits for a line, and for the end: it kills bfdd then, also when this process ends otherwise.
+    words: Option<ChildStdin>,
+    directory: PathBuf,
+    peer: IpAddr,
+}
+
+impl Frr {
+    /// Behind a veth whose end here has `here`, and its end there `there`.
+    fn start(name: &str, here: IpAddr, there: IpAddr) -> Frr {
+        let directory = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
+        // Of a process before this one with its number.
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        // bfdd gives up root before it makes its sockets.
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        let path = |file: &str| directory.join(file).to_str().unwrap().to_owned();
+        let config = format!(
+            "bfd\n peer {here}\n  detect-multiplier {DETECT_MULT}\n  receive-interval 300\n  transmit-interval 300\n !\n!\n"
+        );
+        fs::write(path("bfdd.conf"), config).unwrap();
+        // It leaves a directory in /var/tmp, which is not to be the host's.
+        let script = format!(
+            "mount -t tmpfs tmpfs /var/tmp; echo ready; read go
+            {BFDD} -u frr -g frr -P 0 --vty_socket {} -f {} -i {} --bfdctl {} --log stdout < /dev/null > {} 2>&1 &
+            read end; kill -9 $!; wait",
+            directory.display(),
+            path("bfdd.conf"),
+            path("bfdd.pid"),
+            path("bfdd.sock"),
+            path("log"),
+        );
+        let mut shell = Command::new("unshare")
+            .args(["--net", "--mount", "sh", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut ready = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let mut words = shell.stdin.take().unwrap();
+        assert_eq!(ready, "ready\n");
+        let id = shell.id().to_string();
+        let here_ip = |words: &str| run(Command::new("ip").args(words.split(' ')));
+        let there_ip =
+            |words: &str| run(Command::new("nsenter").args(["-t", &id, "-n", "ip"]).args(words.split(' ')));
+        // Without nodad an IPv6 address may be used only after a second.
+        let suffix = |address: IpAddr| if address.is_ipv4() { "/24" } else { "/64 nodad" };
+        here_ip(&format!("link add here type veth peer name there netns {id}"));
+        here_ip(&format!("addr add dev here {here}{}", suffix(here)));
+        there_ip(&format!("addr add dev there {there}{}", suffix(there)));
+        here_ip("link set here up");
+        there_ip("link set lo up");
+        there_ip("link set there up");
+        words.write_all(b"go\n").unwrap();
+        let frr = Frr { shell, words: Some(words), directory, peer: here };
+        frr.wait("bfdd", |_| true);
+        frr
+    }
+
+    fn vtysh(&self, commands: &[&str]) -> Option<String> {
+        let mut vtysh = Command::new(VTYSH);
+        vtysh.arg("--vty_socket").arg(&self.directory);
+        for command in commands {
+            vtysh.args(["-c", command]);
+        }
+        let output = vtysh.output().expect("vtysh");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What bfdd says of its session; nothing while it does not answer.
+    fn peer(&self) -> Value {
+        let said = self.vtysh(&["show bfd peers json"]).unwrap_or_default();
+        serde_json::from_str::<Value>(&said).map_or(Value::Null, |peers| peers[0].clone())
+    }
+
+    #[track_caller]
+    fn wait(&self, what: &str, condition: impl Fn(&Value) -> bool) {
+        let now = || {
+            let log = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
+            format!("{:#} {log}", self.peer())
+        };
+        wait_until(&format!("{what} of bfdd"), now, || {
+            let peer = self.peer();
+            peer.is_object() && condition(&peer)
+        });
+    }
+
+    #[track_caller]
+    fn wait_for(&self, status: &str) {
+        self.wait(status, |peer| peer["status"] == status);
+    }
+
+    /// Changes something of the session.
+    #[track_caller]
+    fn configure(&self, words: &[&str]) {
+        let peer = format!("peer {}", self.peer);
+        let commands = [&["configure terminal", "bfd", &peer], words].concat();
+        assert!(self.vtysh(&commands).is_some(), "{words:?}");
+    }
+
+    /// How often the session went down.
+    fn downs(&self) -> u64 {
+        let said = self.vtysh(&["show bfd peers counters json"]).expect("counters");
+        let peers: Value = serde_json::from_str(&said).unwrap();
+        peers[0]["session-down"].as_u64().expect("a count")
+    }
+
+    /// SIGKILL: it says nothing any more.
+    fn kill(&mut self) {
+        self.words = None;
+        self.shell.wait().unwrap();
+    }
+}
+
+impl Drop for Frr {
+    fn drop(&mut self) {
+        self.words = None;
+        let _ = self.shell.wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+#[track_caller]
+fn wait_for(state: &LinkState, expected: State) {
+    wait_until(&expected.to_string(), || format!("{:?}", state.report()), || state.state() == expected);
+}
+
+#[track_caller]
+fn wait_report(
+    state: &LinkState,
+    what: &str,
+    condition: impl Fn(&fourtuple_forward::bfd::LinkReport) -> bool,
+) {
+    wait_until(what, || format!("{:?}", state.report()), || condition(&state.report()));
+}
+
+/// Whether bfdd can be run; a skip is counted otherwise.
+fn is_there(test: &str) -> bool {
+    // In a user namespace there is no other user that bfdd could become.
+    let is_root = fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.contains("4294967295"));
+    if !Path::new(BFDD).exists() || !Path::new(VTYSH).exists() {
+        skip(test, "frr", "FRR's bfdd is not installed (Debian: frr)");
+        return false;
+    }
+    if !is_root {
+        skip(test, "frr", "bfdd takes root of the initial user namespace");
+        return false;
+    }
+    true
+}
+
+/// The whole life of a session, from up to the death of the peer.
+fn interoperate(name: &str, here: &str, there: &str) {
+    let (here, there): (IpAddr, IpAddr) = (here.parse().unwrap(), there.parse().unwrap());
+    let mut frr = Frr::start(name, here, there);
+    let settings = LinkSettings { timers: timers(300, 300), ..LinkSettings::new(here, there) };
+    let link = Link::start(&settings).unwrap();
+    let state = link.state();
+    let ms = Duration::from_millis;
+
+    // Up, with the timers that both confirm.
+    wait_for(&state, State::Up);
+    frr.wait_for("up");
+    frr.wait("our timers", |peer| {
+        peer["remote-transmit-interval"] == 300
+            && peer["remote-receive-interval"] == 300
+            && peer["remote-detect-multiplier"] == DETECT_MULT
+    });
+    wait_report(&state, "its timers", |report| {
+        report.transmit_interval == ms(300) && report.detection_time == ms(300) * u32::from(DETECT_MULT)
+    });
+    let report = state.report();
+    assert_eq!(frr.peer()["id"], report.remote_discriminator.unwrap());
+    assert_eq!(frr.peer()["remote-id"], report.local_discriminator);
+
+    // Timers change while it is up, first ours, then its.
+    let before = (state.transitions(), frr.downs());
+    link.set_timers(timers(500, 700));
+    frr.wait("our new timers", |peer| {
+        peer["remote-transmit-interval"] == 500 && peer["remote-receive-interval"] == 700
+    });
+    wait_report(&state, "our interval", |report| report.transmit_interval == ms(500));
+    frr.configure(&["receive-interval 600", "transmit-interval 800"]);
+    wait_report(&state, "its new timers", |report| {
+        report.transmit_interval == ms(600) && report.detection_time == ms(800) * u32::from(DETECT_MULT)
+    });
+    link.set_timers(timers(300, 300));
+    frr.wait("our first timers", |peer| {
+        peer["remote-transmit-interval"] == 300 && peer["remote-receive-interval"] == 300
+    });
+    frr.configure(&["receive-interval 300", "transmit-interval 300"]);
+    wait_report(&state, "its first timers", |report| {
+        report.transmit_interval == ms(300) && report.detection_time == ms(300) * u32::from(DETECT_MULT)
+    });
+    assert_eq!((state.transitions(), frr.downs()), before, "it stayed up");
+
+    // Its administrator, then ours.
+    frr.configure(&["shutdown"]);
+    wait_for(&state, State::Down);
+    let report = state.report();
+    assert_eq!(report.diagnostic, Diagnostic::NeighborSignaledDown);
+    assert_eq!(report.remote_state, State::AdminDown);
+    frr.configure(&["no shutdown"]);
+    wait_for(&state, State::Up);
+    frr.wait_for("up");
+    link.set_admin_down(true);
+    frr.wait_for("down");
+    frr.wait("our diagnostic", |peer| peer["remote-diagnostic"] == "administratively down");
+    assert_eq!(state.state(), State::AdminDown);
+    link.set_admin_down(false);
+    wait_for(&state, State::Up);
+    frr.wait_for("up");
+
+    // We end in order, and begin again.
+    let report = link.drain();
+    assert_eq!(
+        report.discards.total(),
+        report.discards.of(fourtuple_forward::bfd::Discard::AdminDown),
+        "{report:?}"
+    );
+    frr.wait("our end", |peer| {
+        peer["status"] == "down" && peer["diagnostic"] == "neighbor signaled session down"
+    });
+    let link = Link::start(&settings).unwrap();
+    let state = link.state();
+    wait_for(&state, State::Up);
+    frr.wait_for("up");
+
+    // It dies.
+    frr.kill();
+    wait_for(&state, State::Down);
+    assert_eq!(state.report().diagnostic, Diagnostic::DetectionTimeExpired);
+    assert_eq!(state.report().remote_discriminator, None);
+}
+
+#[test]
+fn a_session_with_bfdd_over_ipv4() {
+    in_namespace(|| {
+        if is_there("a_session_with_bfdd_over_ipv4") {
+            interoperate("bfd4", "10.11.12.1", "10.11.12.2");
+        }
+    });
+}
+
+#[test]
+fn a_session_with_bfdd_over_ipv6() {
+    in_namespace(|| {
+        if is_there("a_session_with_bfdd_over_ipv6") {
+            interoperate("bfd6", "fd00:11::1", "fd00:11::2");
+        }
+    });
+}

@@ -62,8 +62,7 @@ impl CpuMap {
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN; [`BpfError::Absent`] before Linux 5.9;
-    /// [`BpfError::Busy`]; [`BpfError::Call`] for processors that this machine has not got, and for a device whose packets
-    /// are too long for XDP.
+    /// [`BpfError::Busy`]; [`BpfError::Processors`]; [`BpfError::Call`] for a device whose packets are too long for XDP.
     pub fn attach(
         group: SocketAddr,
         processors: u32,
@@ -98,12 +97,18 @@ fn load(
     let size = mem::size_of::<State>();
     let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
         .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
-    // E2BIG: more than the machine has processors.
+    // More than a machine can have, or than this one has.
+    let refused = |call, source: std::io::Error| match source.raw_os_error() {
+        Some(libc::E2BIG | libc::ENODEV | libc::EINVAL) => {
+            BpfError::Processors { wanted: processors, call, source }
+        }
+        _ => BpfError::of(call, source),
+    };
     let map = call::create_map(MapKind::Processors, 4, processors as usize, 0, "processors")
-        .map_err(|source| BpfError::of(CREATE, source))?;
+        .map_err(|source| refused(CREATE, source))?;
     for processor in 0..processors {
         call::put(map.as_fd(), processor, QUEUE)
-            .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
+            .map_err(|source| refused("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
     }
     let state =
         Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;

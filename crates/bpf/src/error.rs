@@ -68,6 +68,16 @@ pub enum BpfError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// More processors than this machine has.
+    #[error("{call}: {} ({source}): this machine has not got {wanted} processors", errno_name(source))]
+    Processors {
+        /// How many were asked for.
+        wanted: u32,
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// An object of this crate is not what it should be, which its tests rule out.
     #[error("the object of {program}: {what}")]
     Object {

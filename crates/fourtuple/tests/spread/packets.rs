@@ -140,8 +140,11 @@ fn devices_that_cannot_be_are_named() {
         // One program at a time.
         let error = refused("127.0.0.1:0", "xdp:8");
         assert!(matches!(&error, SpreadError::Bpf { source: BpfError::Busy { .. }, .. }), "{error}");
-        let error = refused("127.0.0.1:0", "cpumap:65535@lo");
-        assert!(matches!(&error, SpreadError::Bpf { .. }), "{error}");
+        for spread in ["cpumap:65535@lo", "cpumap:9000@lo"] {
+            let error = refused("127.0.0.1:0", spread);
+            let expected = matches!(&error, SpreadError::Bpf { source: BpfError::Processors { .. }, .. });
+            assert!(expected, "{error}");
+        }
     });
 }
 

@@ -132,13 +132,14 @@ fn load(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Net, Packet};
+    use crate::packet::{self, Net, Packet};
 
     const REDIRECT: u32 = 4;
     const PASS: u32 = 2;
 
     #[test]
     fn packets_for_the_group_go_to_processors_and_others_pass() {
+        let _alone = packet::alone();
         let test = "packets_for_the_group_go_to_processors_and_others_pass";
         let key = |offset, width| Chooser::Key { offset, width, mask: u32::MAX };
         let choosers =
@@ -169,6 +170,7 @@ mod tests {
     /// What an empty CPUMAP would do to packets if the program did not ask.
     #[test]
     fn without_the_processor_a_packet_passes() {
+        let _alone = packet::alone();
         let Ok((program, state, _map)) = load("[::]:7000".parse().unwrap(), 1, Chooser::Hash) else { return };
         state.processors.store(1000, Ordering::Relaxed);
         state.cursor.store(1, Ordering::Relaxed);

@@ -1,5 +1,13 @@
 //! Packets for tests, to 192.0.2.1 or 2001:db8::1, port 7000.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Held by tests that run programs: one at a time, as in crates/fourtuple/tests/spread/group.rs.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The header below UDP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Net {

@@ -84,7 +84,7 @@ fn load(group: SocketAddr, ports: u16) -> Result<(OwnedFd, Shared<State>), BpfEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Net, Packet};
+    use crate::packet::{self, Net, Packet};
 
     const PORTS: u16 = 4;
 
@@ -121,6 +121,7 @@ mod tests {
 
     #[test]
     fn the_port_is_another_and_the_checksum_right() {
+        let _alone = packet::alone();
         let mut ports = Vec::new();
         for (group, packet) in all() {
             assert!(packet.checksum_is_right());
@@ -139,6 +140,7 @@ mod tests {
     /// Every sum there is, so that also the one is met whose checksum would be 0, which means that there is none.
     #[test]
     fn no_checksum_becomes_none() {
+        let _alone = packet::alone();
         let mut packets = 0;
         let Ok((program, _state)) = load("192.0.2.1:7000".parse().unwrap(), 1) else { return };
         for word in 0..=u16::MAX {
@@ -153,6 +155,7 @@ mod tests {
 
     #[test]
     fn without_a_checksum_there_is_none_later() {
+        let _alone = packet::alone();
         let test = "without_a_checksum_there_is_none_later";
         let mut packet = Packet::new(Net::V4 { options: 0 }, &[], b"data");
         packet.set_checksum(0);
@@ -168,6 +171,7 @@ mod tests {
 
     #[test]
     fn what_is_for_others_or_in_pieces_is_left_alone() {
+        let _alone = packet::alone();
         let test = "what_is_for_others_or_in_pieces_is_left_alone";
         let v4 = Packet::new(Net::V4 { options: 0 }, &[], b"data");
         let v6 = Packet::new(Net::V6, &[], b"data");

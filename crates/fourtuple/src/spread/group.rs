@@ -21,7 +21,7 @@ pub(super) const MOST: usize = 1024;
 
 /// UDP sockets bound to one address, among which a [`Spread`] chooses.
 ///
-/// None of them may be connected: one connected socket in a group ends the balancing of all, see [`Group::connected`]. Any
+/// None of them may be connected: that ends the balancing, see [`Group::connected`]. Any
 /// process of the same user that binds to the address with SO_REUSEPORT becomes a member as well; with [`Spread::Map`] it
 /// gets nothing.
 #[derive(Debug)]
@@ -252,8 +252,8 @@ impl Group {
         }
     }
 
-    /// The first member that somebody has connected. That sets a mark on the group (`reuseport_has_conns`), and the others'
-    /// shares are then no longer what the selector says, whichever it is.
+    /// The first member that somebody has connected. All packets of its peer then go to it, whatever the selector says, and
+    /// the others' shares may be uneven (`reuseport_has_conns`).
     ///
     /// # Errors
     ///

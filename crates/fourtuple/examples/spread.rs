@@ -1,6 +1,6 @@
 //! One 4-tuple, a group of sockets with a thread each, and what every selector makes of it: the table of docs/spread.md.
 //!
-//! `cargo run --release -p fourtuple --features bpf --example spread -- [SOCKETS] [PACKETS]`, as root for the selectors that need
+//! `cargo run -p fourtuple --features bpf --example spread -- [SOCKETS] [PACKETS]`, as root for the selectors that need
 //! BPF. Everything happens in two network namespaces of its own, with a wire (veth) between them on which packets have
 //! checksums. Nothing is timed.
 #![forbid(unsafe_code)]

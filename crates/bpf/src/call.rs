@@ -1,4 +1,5 @@
-//! bpf(2) by hand: programs that choose sockets, which aya does not know, and whether something is there.
+//! bpf(2) by hand, as far as programs need it that choose sockets, a type that aya does not know, or see packets before the
+//! kernel does (XDP), and whether something is there.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,12 +14,21 @@ const PROG_LOAD: libc::c_long = 5;
 const PROG_TEST_RUN: libc::c_long = 10;
 const PROG_GET_FD_BY_ID: libc::c_long = 13;
 const MAP_GET_FD_BY_ID: libc::c_long = 14;
+const LINK_CREATE: libc::c_long = 28;
 const LINK_GET_FD_BY_ID: libc::c_long = 30;
 
-/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19).
-const SK_REUSEPORT: u32 = 21;
-/// BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener goes away.
-const SELECT_OR_MIGRATE: u32 = 40;
+/// Type and place of a program (enum bpf_prog_type, enum bpf_attach_type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProgramKind {
+    program: u32,
+    attach: u32,
+}
+
+/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19) as BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener
+/// goes away.
+pub(crate) const CHOOSES_SOCKETS: ProgramKind = ProgramKind { program: 21, attach: 40 };
+/// BPF_PROG_TYPE_XDP.
+pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 37 };
 /// SO_ATTACH_REUSEPORT_EBPF
 const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 
@@ -27,6 +37,8 @@ const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 #[repr(u32)]
 pub(crate) enum MapKind {
     Array = 2,
+    /// BPF_MAP_TYPE_CPUMAP (Linux 4.15): a queue and a thread for each processor that has an entry.
+    Processors = 16,
     /// BPF_MAP_TYPE_REUSEPORT_SOCKARRAY (Linux 4.19): forgets a socket by itself when that is closed.
     Sockets = 20,
 }
@@ -126,6 +138,14 @@ impl ObjectKind {
     }
 }
 
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    device: u32,
+    attach: u32,
+    flags: u32,
+}
+
 /// # Safety
 ///
 /// `A` is the head of union bpf_attr for `command`, without holes, and what its pointers point to is as long as the
@@ -174,7 +194,11 @@ pub(crate) fn create_map(
 
 /// Puts a socket into a map of sockets, in place of what was there.
 pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let value = socket.as_raw_fd() as u64;
+    put(map, key, socket.as_raw_fd() as u64)
+}
+
+/// Puts a number into a map whose values have 8 bytes, or 4 of which it needs no more.
+pub(crate) fn put(map: BorrowedFd<'_>, key: u32, value: u64) -> io::Result<()> {
     let attribute = MapElement {
         map: map.as_raw_fd() as u32,
         hole: 0,
@@ -208,12 +232,18 @@ pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<Owne
     unsafe { bpf(kind.command(), &attribute) }.map(owned)
 }
 
-/// Loads a program that chooses sockets. A log that is empty is not asked for; else the verifier writes into it, ended by
+/// Loads a program. A log that is empty is not asked for; else the verifier writes into it, ended by
 /// NUL.
-pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8]) -> io::Result<OwnedFd> {
+pub(crate) fn load(
+    kind: ProgramKind,
+    name: &str,
+    license: &CStr,
+    code: &[[u8; 8]],
+    log: &mut [u8],
+) -> io::Result<OwnedFd> {
     let has_log = !log.is_empty();
     let attribute = ProgramLoad {
-        kind: SK_REUSEPORT,
+        kind: kind.program,
         instructions: code.len() as u32,
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
@@ -224,7 +254,7 @@ pub(crate) fn load(name: &str, license: &CStr, code: &[[u8; 8]], log: &mut [u8])
         flags: 0,
         name: object_name(name),
         device: 0,
-        attach: SELECT_OR_MIGRATE,
+        attach: kind.attach,
     };
     let mut tries = 0;
     loop {
@@ -270,4 +300,48 @@ pub(crate) fn run(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// BPF_LINK_CREATE (Linux 5.9 for XDP): the program sees what comes to the device, until the last descriptor of the link is
+/// closed. `device` is its index, in the namespace of the calling thread.
+pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
+    let attribute =
+        LinkCreate { program: program.as_raw_fd() as u32, device, attach: SEES_PACKETS.attach, flags };
+    // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
+    unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
+}
+
+/// BPF_PROG_TEST_RUN: what a program that sees packets says to this one, and what it makes of it.
+#[cfg(test)]
+pub(crate) fn run_on_packet(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+    #[repr(C)]
+    struct TestRun {
+        program: u32,
+        result: u32,
+        size_in: u32,
+        size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+    }
+    let mut out = vec![0_u8; packet.len()];
+    let mut attribute = TestRun {
+        program: program.as_raw_fd() as u32,
+        result: 0,
+        size_in: packet.len() as u32,
+        size_out: out.len() as u32,
+        data_in: packet.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        repeat: 1,
+        duration: 0,
+    };
+    let size = mem::size_of::<TestRun>() as libc::c_long;
+    // SAFETY: this is what BPF_PROG_TEST_RUN reads and writes; both buffers are as long as it says and outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut attribute, size) };
+    if result == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    out.truncate(attribute.size_out as usize);
+    Ok((attribute.result, out))
 }

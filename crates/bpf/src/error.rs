@@ -71,6 +71,27 @@ pub enum BpfError {
         /// How many were asked for.
         seats: usize,
     },
+    /// The device has an XDP program already, and can have one.
+    #[error(
+        "{call}: {} ({source}): the device has an XDP program already (ip link shows it)",
+        errno_name(source)
+    )]
+    Busy {
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// More processors than this machine has.
+    #[error("{call}: {} ({source}): this machine has not got {wanted} processors", errno_name(source))]
+    Processors {
+        /// How many were asked for.
+        wanted: u32,
+        /// The call, with the command of bpf(2).
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// An object of this crate is not what it should be, which its tests rule out.
     #[error("the object of {program}: {what}")]
     Object {

@@ -8,24 +8,34 @@
 pub mod accept_wait;
 mod call;
 pub mod connect_search;
+mod cpu_map;
 mod error;
 pub mod flame;
+mod group_map;
 mod hand_over;
 mod leaks;
 mod least_busy;
 pub mod lock_waits;
 mod object;
 mod objects;
+#[cfg(test)]
+mod packet;
 mod shared;
+mod source_port;
 mod tier;
 pub mod tracing;
+mod xdp;
 
 pub use accept_wait::AcceptWait;
 pub use connect_search::ConnectSearch;
+pub use cpu_map::CpuMap;
 pub use error::BpfError;
+pub use group_map::{Chooser, Control, GroupMap};
 pub use hand_over::HandOver;
 pub use leaks::Leaks;
 pub use least_busy::{Counters, LeastBusy, SEATS, Seat};
 pub use lock_waits::LockWaits;
 pub use objects::Objects;
+pub use source_port::SourcePort;
 pub use tier::Tier;
+pub use xdp::{Counted, Mode, Wish};

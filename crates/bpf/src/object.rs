@@ -7,14 +7,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, elf};
 
-use crate::call;
+use crate::call::{self, CHOOSES_SOCKETS, ProgramKind, SEES_PACKETS};
 use crate::error::BpfError;
 
 /// The programs of this crate call nothing that is for GPL programs only.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 const CALL: &str = "bpf(BPF_PROG_LOAD)";
-/// The section that all programs are in, one per object.
-const SECTION: &str = "sk_reuseport/migrate";
+/// The section that a program is in, one per object, what it makes of it, and what it is that a kernel that refuses it
+/// without a word does not know.
+const SECTIONS: [(&str, ProgramKind, &str); 2] = [
+    ("sk_reuseport/migrate", CHOOSES_SOCKETS, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)"),
+    ("xdp", SEES_PACKETS, "BPF_PROG_TYPE_XDP with BPF_XDP as its place (Linux 5.9)"),
+];
 /// Loads 64 bits that stand in this instruction and the next one (BPF_LD | BPF_IMM | BPF_DW).
 const LOAD_64: u8 = 0x18;
 /// In the source register of such a load: the number is a descriptor, make it the map's address.
@@ -24,6 +28,9 @@ const PSEUDO_MAP_FD: u8 = 1;
 #[derive(Debug)]
 pub(crate) struct Program {
     name: &'static str,
+    kind: ProgramKind,
+    /// For the error of a kernel that does not know this kind.
+    absent: &'static str,
     code: Vec<[u8; 8]>,
     /// Index of the instruction, name of the map.
     wants: Vec<(usize, String)>,
@@ -45,7 +52,9 @@ impl Program {
         if file.elf_header().e_machine(endian) != elf::EM_BPF {
             return Err("not for BPF".to_owned());
         }
-        let section = file.section_by_name(SECTION).ok_or_else(|| format!("no section {SECTION}"))?;
+        let known = SECTIONS.iter().find_map(|known| Some((known, file.section_by_name(known.0)?)));
+        let ((place, kind, absent), section) =
+            known.ok_or_else(|| format!("no section {} or {}", SECTIONS[0].0, SECTIONS[1].0))?;
         let bytes = section.data().map_err(|error| error.to_string())?;
         let (code, rest) = bytes.as_chunks::<8>();
         if !rest.is_empty() || code.is_empty() {
@@ -57,7 +66,7 @@ impl Program {
                 && symbol.section_index() == Some(section.index())
         });
         if !starts {
-            return Err(format!("{SECTION} does not begin with {name}"));
+            return Err(format!("{place} does not begin with {name}"));
         }
         let mut wants = Vec::new();
         for (offset, relocation) in section.relocations() {
@@ -74,7 +83,7 @@ impl Program {
             }
             wants.push((at, symbol.name().map_err(|error| error.to_string())?.to_owned()));
         }
-        Ok(Program { name, code: code.to_vec(), wants })
+        Ok(Program { name, kind: *kind, absent, code: code.to_vec(), wants })
     }
 
     /// The instructions with the maps' descriptors in them.
@@ -96,7 +105,7 @@ impl Program {
     pub(crate) fn load(&self, maps: &[(&str, &OwnedFd)]) -> Result<OwnedFd, BpfError> {
         let maps: Vec<_> = maps.iter().map(|(name, map)| (*name, map.as_fd())).collect();
         let code = self.linked(&maps)?;
-        match call::load(self.name, LICENSE, &code, &mut []) {
+        match call::load(self.kind, self.name, LICENSE, &code, &mut []) {
             Ok(program) => Ok(program),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
                 Err(BpfError::of(CALL, error))
@@ -108,12 +117,12 @@ impl Program {
     /// Once more, for the verifier's reasons: EINVAL and EACCES are its answers too, and only the log tells.
     fn load_aloud(&self, code: &[[u8; 8]], error: io::Error) -> Result<OwnedFd, BpfError> {
         let mut log = vec![0; 64 << 10];
-        if let Ok(program) = call::load(self.name, LICENSE, code, &mut log) {
+        if let Ok(program) = call::load(self.kind, self.name, LICENSE, code, &mut log) {
             return Ok(program);
         }
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         if end == 0 {
-            return Err(BpfError::or_absent(CALL, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)", error));
+            return Err(BpfError::or_absent(CALL, self.absent, error));
         }
         let log = String::from_utf8_lossy(&log[end.saturating_sub(600)..end]).trim().to_owned();
         Err(BpfError::Refused { program: self.name, source: error, log })

@@ -103,6 +103,36 @@ fn what_it_forwards_is_in_its_record() {
     });
 }
 
+/// Every packet of one 4-tuple arrives, whichever program says to which plane it goes.
+#[test]
+fn programs_of_bpf_choose_the_plane() {
+    in_namespace(|| {
+        for spread in ["map:random", "map:flow:0:1", "xdp:64", "cpumap:1"] {
+            let (client, target) = (socket(), socket());
+            let to = port(&target);
+            let arguments = format!(
+                "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 2 --spread {spread} --for 1ms --json"
+            );
+            let tried = run(&mut fourtuple(&arguments));
+            if tried.code == 4 && tried.stderr.contains("CAP_BPF") {
+                return fourtuple_testing::skip("programs_of_bpf_choose_the_plane", "bpf", &tried.stderr);
+            }
+            let arguments = arguments.replace(" --for 1ms", "");
+            let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+            let mut room = [0; 100];
+            for packet in 0..100_u8 {
+                client.send_to(&[packet; 64], &forwarder.address).unwrap();
+                assert_eq!((target.recv(&mut room).unwrap(), room[0]), (64, packet), "{spread}");
+            }
+            child::terminate(forwarder.child.id()).unwrap();
+            let record = forwarder.end().json();
+            let planes = list(&record, "/results/planes");
+            let received: u64 = planes.iter().map(|plane| number(plane, "received")).sum();
+            assert_eq!(received, 100, "{spread}");
+        }
+    });
+}
+
 #[test]
 fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
     in_namespace(|| {
@@ -172,6 +202,7 @@ fn bad_values_are_named_with_their_flag() {
         ("--listen 127.0.0.1:0", "'--to'"),
         ("--listen nowhere --to 127.0.0.1:1", "'nowhere' for '--listen'"),
         (&format!("--listen 127.0.0.1:0 {to} --spread even"), "'--spread'"),
+        (&format!("--listen 127.0.0.1:0 {to} --spread xdp:64 --return"), "'--spread'"),
         (&format!("--listen 127.0.0.1:0 {to} --planes 0"), "--planes"),
         (&format!("--listen 127.0.0.1:0 {to} --plane fast"), "--plane"),
         (&format!("--listen 127.0.0.1:0 {to} --idle 5s"), "'--return'"),

@@ -35,7 +35,7 @@ fn command(entry: &Entry) -> Command {
     command
         .args(&entry.arguments)
         .env_clear()
-        .env("FOURTUPLE_REQUIRE", "netns,root,bpf,fexit,io_uring")
+        .env("FOURTUPLE_REQUIRE", "netns,root,bpf,fexit,io_uring,veth")
         .env("HOME", "/tmp")
         .env("PATH", "/bin")
         .env("RUST_BACKTRACE", "1")

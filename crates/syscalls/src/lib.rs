@@ -14,8 +14,10 @@ pub mod bell;
 pub mod boot;
 pub mod child;
 pub mod datagram;
+pub mod device;
 pub mod epoll;
 pub mod fork;
+pub mod membarrier;
 pub mod message;
 mod netlink;
 pub mod netns;
@@ -52,6 +54,10 @@ pub fn errno_name(error: &io::Error) -> String {
         libc::EALREADY => "EALREADY",
         libc::EBADF => "EBADF",
         libc::ECONNABORTED => "ECONNABORTED",
+        libc::EBUSY => "EBUSY",
+        libc::EEXIST => "EEXIST",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
+        libc::E2BIG => "E2BIG",
         libc::ECONNREFUSED => "ECONNREFUSED",
         libc::ECONNRESET => "ECONNRESET",
         libc::EHOSTUNREACH => "EHOSTUNREACH",

@@ -12,6 +12,22 @@ pub(crate) fn ask(
     kind: u16,
     dump: bool,
     body: &[u8],
+    answer: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let flags = if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK };
+    request(protocol, kind, flags, body, answer)
+}
+
+/// The same for something new, which must not be there yet: EEXIST.
+pub(crate) fn make(protocol: libc::c_int, kind: u16, body: &[u8]) -> io::Result<()> {
+    request(protocol, kind, libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL, body, |_| ())
+}
+
+fn request(
+    protocol: libc::c_int,
+    kind: u16,
+    flags: libc::c_int,
+    body: &[u8],
     mut answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     // SAFETY: socket() takes no pointers.
@@ -19,7 +35,7 @@ pub(crate) fn ask(
         check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
     // SAFETY: the call above gave a fresh descriptor that nobody else owns.
     let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
-    let flags = libc::NLM_F_REQUEST | if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK };
+    let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(HEADER + body.len());
     // struct nlmsghdr: length, type, flags, sequence number, port.
     message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
@@ -68,6 +84,14 @@ fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Res
         datagram = &datagram[length.next_multiple_of(4).min(datagram.len())..];
     }
     Ok(false)
+}
+
+/// Adds an attribute to those of a request.
+pub(crate) fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    request.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    request.extend_from_slice(&kind.to_ne_bytes());
+    request.extend_from_slice(value);
+    request.resize(request.len().next_multiple_of(4), 0);
 }
 
 /// The value of the attribute `kind` among those of a netlink message.

@@ -31,7 +31,7 @@ pub fn try_new() -> io::Result<()> {
     check(unsafe { libc::setns(home.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// Moves the calling thread into a network namespace that there is: an open `/proc/PID/ns/net`.
+/// Moves the calling thread into a network namespace that there is: what [`current`] gave, or an open `/proc/PID/ns/net`.
 ///
 /// # Errors
 ///
@@ -39,6 +39,11 @@ pub fn try_new() -> io::Result<()> {
 pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: setns() takes no pointers; it concerns this thread only.
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// The calling thread's network namespace, for [`enter`] and for devices that are to be there.
+pub fn current() -> io::Result<OwnedFd> {
+    Ok(File::open("/proc/thread-self/ns/net")?.into())
 }
 
 /// Moves this process into a user namespace in which it is root, so that it may make network namespaces.

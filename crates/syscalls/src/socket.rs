@@ -191,6 +191,18 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_std()
 }
 
+/// Whether the socket is connected, of UDP: has a peer.
+pub fn has_peer(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut raw = RawAddress::empty();
+    // SAFETY: the pointers describe writable room for the longest address, and its length.
+    let result = check(unsafe { libc::getpeername(socket.as_raw_fd(), raw.as_mut_ptr(), raw.length_mut()) });
+    match result {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Clears or sets O_NONBLOCK with one call.
 pub fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> io::Result<()> {
     let mut flag = libc::c_int::from(nonblocking);

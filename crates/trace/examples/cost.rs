@@ -1,13 +1,13 @@
-//! What tracing costs: CPU time per connection with and without a trace, in trials of a fifth of a second that run A B B A.
+//! What tracing costs: CPU time per connection with and without a trace, in trials of a second that run A B B A.
 //!
 //! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6] [fin|rst] [QUADS] [RATE]`
 //!
 //! One process dials a server of its own over loopback in a network namespace of its own, so many connections a second
-//! (20,000), spread over 128 addresses (IPv6: one), and closes each at once: as a program does (`fin`), or with a RST, which
-//! is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
+//! (20,000), to one destination in each trial (of 128; IPv6: one), and closes each at once: as a program does (`fin`), or with a
+//! RST, which is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
 //! both ends, everything that the kernel does in their name (softirqs, as the kernel has no IRQ_TIME_ACCOUNTING), and the
 //! thread that reads the trace. To attach and to detach is not in it. `any` is a trace without a filter, `dst` one of a
-//! single IPv4 address (1 connection in 128 is wanted), `dst6` one of the IPv6 address that is dialed.
+//! IPv4 address that nobody dials, `dst6` one of the IPv6 address that is dialed.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,7 +24,7 @@ use fourtuple_syscalls::{netns, option, schedule};
 use fourtuple_testing::set_sysctl;
 use fourtuple_trace::Connect;
 
-const TRIAL: Duration = Duration::from_millis(200);
+const TRIAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 4000;
 const ADDRESSES: u32 = 128;
 /// Connections of all trials.
@@ -42,7 +42,7 @@ fn main() {
     let six = words.first().is_some_and(|word| word == "dst6");
     let address = match words.first().map(String::as_str) {
         None | Some("any") => None,
-        Some("dst") => Some(destination(0, six).ip()),
+        Some("dst") => Some(destination(ADDRESSES - 1, six).ip()),
         Some("dst6") => Some(destination(0, six).ip()),
         Some(other) => panic!("{other:?} is none of any, dst, dst6"),
     };
@@ -63,12 +63,14 @@ fn main() {
         }
     };
     trial(false, 0);
+    let mut trials = 0;
     let mut comparison = Comparison::new(0.03);
     let mut both = [Vec::new(), Vec::new()];
     for quad in 0..quads as u32 {
         let order = if quad % 2 == 0 { [false, true, true, false] } else { [true, false, false, true] };
         let costs = order.map(|traced| {
-            let cost = trial(traced, quad);
+            trials += 1;
+            let cost = trial(traced, trials);
             both[usize::from(traced)].push(cost);
             cost
         });
@@ -120,7 +122,7 @@ fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
         }
         let due = (elapsed.as_secs_f64() * rate as f64) as u32;
         while dialed < due {
-            let to = destination(dialed.wrapping_add(round), six);
+            let to = destination(round, six);
             let stream = socket::open(Transport::Tcp, to, false).expect("a socket");
             socket::connect(stream.as_fd(), to).expect("a connection");
             if reset {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use fourtuple::spread::{Key, Spread, SpreadTextError};
+use fourtuple::spread::{Key, Rule as SpreadRule, Spread, SpreadTextError};
 use fourtuple_forward::{Link, Prefix, Routes, Rule};
 use fourtuple_record::ForwardLink;
 use serde::Deserialize;
@@ -84,11 +84,16 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
             spread.parse().map_err(|error: SpreadTextError| refuse("spread", spread, &error.to_string()))?
         }
     };
+    if let (true, Spread::XdpSourcePort { .. }) = (text.replies, spread) {
+        let why = "it gives packets source ports that nobody has, so that what goes back to them does not arrive: take another \
+                   one, or do without return";
+        return Err(refuse("spread", &spread.to_string(), why));
+    }
     let key = match (&text.key, spread) {
         (Some(key), _) => Some(key_of(key).ok_or_else(|| {
             refuse("key", key, "expected OFFSET:WIDTH or OFFSET:WIDTH:MASK, WIDTH 1, 2 or 4 bytes")
         })?),
-        (None, Spread::Key(key)) => Some(key),
+        (None, Spread::Key(key) | Spread::Map(SpreadRule::Key(key))) => Some(key),
         (None, _) => None,
     };
     let rules = text

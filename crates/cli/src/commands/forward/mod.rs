@@ -49,8 +49,8 @@ pub(crate) struct ForwardFlags {
     /// Where the inner key of routes is in the payload [default: that of --spread flow]
     #[arg(long, value_name = "OFFSET:WIDTH", conflicts_with = "config", allow_hyphen_values = true)]
     key: Option<String>,
-    /// Which plane gets a packet: hash (of the 4-tuple), random, flow:OFFSET:WIDTH (a number in the payload), cpu [default:
-    /// hash]
+    /// Which plane gets a packet: hash (of the 4-tuple), random, flow:OFFSET:WIDTH (a number in the payload), cpu; with BPF
+    /// map:RULE, xdp:PORTS@DEVICE, cpumap:CPUS@DEVICE [default: hash]
     #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true)]
     spread: Option<String>,
     /// What next hops answer goes back to whom it is for, by a socket for each client

@@ -1,0 +1,217 @@
+//! Packets of one 4-tuple are given many source ports, before the kernel sees them.
+
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::call::{self, MapKind};
+use crate::error::BpfError;
+use crate::object::Program;
+use crate::shared::{AllAtomic, Shared};
+use crate::xdp::{self, Attached, Counted, Counts, Mode, PROCESSORS, Target, Wish};
+
+/// The first port that packets are given; this one and those above are nobody's by right (RFC 6335, dynamic ports).
+const FIRST: u16 = 49_152;
+
+#[derive(Debug)]
+#[repr(C)]
+struct State {
+    target: Target,
+    first: AtomicU32,
+    ports: AtomicU32,
+    counts: [Counts; PROCESSORS],
+}
+
+// SAFETY: all of it is atomics, or room that is never read.
+unsafe impl AllAtomic for State {}
+
+// As struct state in source_port.bpf.c.
+const _: () = assert!(mem::offset_of!(State, counts) == 32);
+
+/// The program at its device. The receiver sees the ports that it gave, so replies do not reach the sender.
+///
+/// The sum over a packet stays what it was, for the checksum makes up for the port (RFC 1624): also where the network card
+/// has computed it (CHECKSUM_COMPLETE). A packet that has no checksum yet (CHECKSUM_PARTIAL: from a sender on this host whose
+/// device leaves it to the next one) is received, and must not be forwarded.
+#[derive(Debug)]
+pub struct SourcePort {
+    state: Shared<State>,
+    attached: Attached,
+}
+
+impl SourcePort {
+    /// The most ports that can be given.
+    pub const MOST: u16 = u16::MAX - FIRST + 1;
+
+    /// Loads the program and puts it before the device with the index `device`: packets to `group` come from one of `ports`
+    /// ports, 1 to [`SourcePort::MOST`], chosen at random for each.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN; [`BpfError::Absent`] before Linux 5.9;
+    /// [`BpfError::Busy`].
+    pub fn attach(group: SocketAddr, ports: u16, device: u32, wish: Wish) -> Result<SourcePort, BpfError> {
+        let (program, state) = load(group, ports)?;
+        let attached = xdp::attach(program.as_fd(), device, wish)?;
+        Ok(SourcePort { state, attached })
+    }
+
+    /// Where it sees packets.
+    pub fn mode(&self) -> Mode {
+        self.attached.mode
+    }
+
+    /// What it did so far.
+    pub fn counted(&self) -> Counted {
+        xdp::counted(&self.state.counts)
+    }
+}
+
+fn load(group: SocketAddr, ports: u16) -> Result<(OwnedFd, Shared<State>), BpfError> {
+    let program = Program::read("source_port", include_bytes!("source_port.o"))?;
+    let size = mem::size_of::<State>();
+    let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
+        .map_err(|source| BpfError::or_absent("bpf(BPF_MAP_CREATE)", "BPF_F_MMAPABLE (Linux 5.5)", source))?;
+    let state =
+        Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+    state.target.set(group);
+    state.first.store(FIRST.into(), Ordering::Relaxed);
+    state.ports.store(ports.clamp(1, SourcePort::MOST).into(), Ordering::Relaxed);
+    Ok((program.load(&[("state", &array)])?, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{self, Net, Packet};
+
+    const PORTS: u16 = 4;
+
+    /// What becomes of a packet, or `None` where BPF cannot be had; and what was counted.
+    fn run(test: &str, group: &str, packet: &Packet) -> Option<(Packet, Counted)> {
+        let (program, state) = match load(group.parse().unwrap(), PORTS) {
+            Ok(loaded) => loaded,
+            Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
+                fourtuple_testing::skip(test, "bpf", &error.to_string());
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let (action, bytes) = call::run_on_packet(program.as_fd(), &packet.bytes).unwrap();
+        assert_eq!(action, 2, "XDP_PASS");
+        Some((Packet { bytes, ..packet.clone() }, xdp::counted(&state.counts)))
+    }
+
+    const CHANGED: Counted = Counted { changed: 1, passed: 0 };
+    const PASSED: Counted = Counted { changed: 0, passed: 1 };
+
+    fn all() -> Vec<(&'static str, Packet)> {
+        let mut all = Vec::new();
+        for tags in [&[][..], &[0x8100], &[0x88a8, 0x8100]] {
+            for payload in [&b""[..], b"x", b"an odd number", &[0xff; 64]] {
+                for options in [0, 4, 40] {
+                    all.push(("192.0.2.1:7000", Packet::new(Net::V4 { options }, tags, payload)));
+                }
+                all.push(("[2001:db8::1]:7000", Packet::new(Net::V6, tags, payload)));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn the_port_is_another_and_the_checksum_right() {
+        let _alone = packet::alone();
+        let mut ports = Vec::new();
+        for (group, packet) in all() {
+            assert!(packet.checksum_is_right());
+            let test = "the_port_is_another_and_the_checksum_right";
+            let Some((changed, counted)) = run(test, group, &packet) else { return };
+            assert_eq!(counted, CHANGED, "{packet:?}");
+            assert!(changed.checksum_is_right(), "{packet:?} {changed:?}");
+            assert_eq!(changed.without_port_and_checksum(), packet.without_port_and_checksum());
+            ports.push(changed.source_port());
+        }
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports, [49_152, 49_153, 49_154, 49_155]);
+    }
+
+    /// Every sum there is, so that also the one is met whose checksum would be 0, which means that there is none.
+    #[test]
+    fn no_checksum_becomes_none() {
+        let _alone = packet::alone();
+        let mut packets = 0;
+        let Ok((program, _state)) = load("192.0.2.1:7000".parse().unwrap(), 1) else { return };
+        for word in 0..=u16::MAX {
+            let packet = Packet::new(Net::V4 { options: 0 }, &[], &word.to_be_bytes());
+            let (_, bytes) = call::run_on_packet(program.as_fd(), &packet.bytes).unwrap();
+            let changed = Packet { bytes, ..packet };
+            assert!(changed.checksum() != 0 && changed.checksum_is_right(), "{word:#x}");
+            packets += 1;
+        }
+        assert_eq!(packets, 1 << 16);
+    }
+
+    #[test]
+    fn without_a_checksum_there_is_none_later() {
+        let _alone = packet::alone();
+        let test = "without_a_checksum_there_is_none_later";
+        let mut packet = Packet::new(Net::V4 { options: 0 }, &[], b"data");
+        packet.set_checksum(0);
+        let Some((changed, counted)) = run(test, "192.0.2.1:7000", &packet) else { return };
+        assert_eq!((changed.checksum(), counted), (0, CHANGED));
+        assert_ne!(changed.source_port(), packet.source_port());
+        // Over IPv6 it is not legal, and for the kernel to refuse.
+        let mut packet = Packet::new(Net::V6, &[], b"data");
+        packet.set_checksum(0);
+        let (passed, counted) = run(test, "[2001:db8::1]:7000", &packet).unwrap();
+        assert_eq!((passed.bytes, counted), (packet.bytes, PASSED));
+    }
+
+    #[test]
+    fn what_is_for_others_or_in_pieces_is_left_alone() {
+        let _alone = packet::alone();
+        let test = "what_is_for_others_or_in_pieces_is_left_alone";
+        let v4 = Packet::new(Net::V4 { options: 0 }, &[], b"data");
+        let v6 = Packet::new(Net::V6, &[], b"data");
+        let with = |packet: &Packet, at: usize, value: u8| {
+            let mut packet = packet.clone();
+            packet.bytes[at] = value;
+            packet
+        };
+        let cut = |packet: &Packet, length: usize| {
+            let mut packet = packet.clone();
+            packet.bytes.truncate(length);
+            packet
+        };
+        for (group, packet) in [
+            ("192.0.2.1:7001", v4.clone()),
+            ("192.0.2.2:7000", v4.clone()),
+            ("[2001:db8::1]:7000", v4.clone()),
+            ("192.0.2.1:7000", v6.clone()),
+            ("[2001:db8::2]:7000", v6.clone()),
+            ("0.0.0.0:7000", v6.clone()),
+            // More fragments, an offset, TCP, a header that is too short, another version.
+            ("192.0.2.1:7000", with(&v4, 20, 0x20)),
+            ("192.0.2.1:7000", with(&v4, 21, 1)),
+            ("192.0.2.1:7000", with(&v4, 23, 6)),
+            ("192.0.2.1:7000", with(&v4, 14, 0x44)),
+            ("192.0.2.1:7000", with(&v4, 14, 0x55)),
+            // A header between, another version.
+            ("[2001:db8::1]:7000", with(&v6, 20, 44)),
+            ("[2001:db8::1]:7000", with(&v6, 14, 0x40)),
+            // Ended early.
+            ("192.0.2.1:7000", cut(&v4, 41)),
+            ("192.0.2.1:7000", cut(&v4, 33)),
+            ("[2001:db8::1]:7000", cut(&v6, 61)),
+            ("0.0.0.0:7000", cut(&v4, 14)),
+        ] {
+            let Some((passed, counted)) = run(test, group, &packet) else { return };
+            assert_eq!((passed.bytes, counted), (packet.bytes, PASSED), "{group}");
+        }
+        for (group, packet) in [("0.0.0.0:7000", &v4), ("[::]:7000", &v4), ("[::]:7000", &v6)] {
+            assert_eq!(run(test, group, packet).unwrap().1, CHANGED, "{group}");
+        }
+    }
+}

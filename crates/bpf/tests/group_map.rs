@@ -1,0 +1,92 @@
+//! The table of a group of UDP sockets, where sockets are closed without a word.
+#![forbid(unsafe_code)]
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use fourtuple_bpf::{BpfError, Chooser, GroupMap};
+use fourtuple_syscalls::datagram::Batch;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::in_namespace;
+
+fn open(address: SocketAddr) -> OwnedFd {
+    let socket = socket::open(Transport::Udp, address, true).unwrap();
+    assert_eq!(option::set_reuse_port(socket.as_fd()).unwrap(), option::Answer::Done);
+    socket
+}
+
+/// A group with somebody at each seat, or a skip.
+fn group(test: &str, seats: usize, chooser: Chooser) -> Option<(GroupMap, Vec<Option<OwnedFd>>, SocketAddr)> {
+    let map = match GroupMap::load(chooser, None) {
+        Ok(map) => map,
+        Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
+            fourtuple_testing::skip(test, "bpf", &error.to_string());
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let mut address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut sockets = Vec::new();
+    for seat in 0..seats {
+        let socket = open(address);
+        if seat == 0 {
+            map.attach(socket.as_fd()).unwrap();
+        }
+        socket::bind(socket.as_fd(), address).unwrap();
+        address = socket::local_address(socket.as_fd()).unwrap();
+        map.seat(seat, socket.as_fd()).unwrap();
+        sockets.push(Some(socket));
+    }
+    for slot in 0..GroupMap::SLOTS {
+        map.give(slot, slot % seats);
+    }
+    Some((map, sockets, address))
+}
+
+fn received(socket: &OwnedFd) -> usize {
+    let mut batch = Batch::new(64, 64);
+    let mut received = 0;
+    while let Ok(more) = batch.receive(socket.as_fd()) {
+        received += more;
+    }
+    received
+}
+
+#[test]
+fn who_was_closed_is_inherited_by_the_next_and_nothing_is_lost() {
+    in_namespace(|| {
+        let test = "who_was_closed_is_inherited_by_the_next_and_nothing_is_lost";
+        let key = Chooser::Key { offset: 0, width: 4, mask: u32::MAX };
+        let Some((map, mut sockets, address)) = group(test, 4, key) else { return };
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let send = || (0..100_u32).for_each(|packet| drop(sender.send_to(&packet.to_be_bytes(), address)));
+        sockets[1] = None;
+        send();
+        let got: Vec<_> = sockets.iter().map(|socket| socket.as_ref().map_or(0, received)).collect();
+        assert_eq!((got, map.strays()), (vec![25, 0, 50, 25], 0));
+        // A seat that nobody ever had, for all slots: the kernel's hash has the last word.
+        for slot in 0..GroupMap::SLOTS {
+            map.give(slot, 1000);
+        }
+        send();
+        let got: usize = sockets.iter().flatten().map(received).sum();
+        assert_eq!((got, map.strays()), (100, 100));
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    in_namespace(|| {
+        let Some((map, sockets, address)) = group("what_cannot_be_is_refused", 1, Chooser::Random) else {
+            return;
+        };
+        let first = sockets[0].as_ref().unwrap();
+        assert!(matches!(map.seat(GroupMap::SEATS, first.as_fd()), Err(BpfError::NoSuchSeat { .. })));
+        assert!(map.seat(1, first.as_fd()).is_err(), "two seats for one socket");
+        let unbound = open(address);
+        assert!(map.seat(1, unbound.as_fd()).unwrap_err().to_string().contains("EINVAL"));
+        map.leave(5).unwrap();
+        map.give(GroupMap::SLOTS, 0);
+    });
+}

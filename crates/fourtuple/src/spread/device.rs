@@ -1,0 +1,69 @@
+//! Names of network devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Room for a name, with its end (IFNAMSIZ).
+const ROOM: usize = 16;
+
+/// The name of a network device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device([u8; ROOM]);
+
+/// Why a text names no device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no name of a network device: expected 1 to {} bytes without / and blanks", ROOM - 1)]
+pub struct DeviceNameError {
+    text: String,
+}
+
+impl Device {
+    /// The name.
+    pub fn name(&self) -> &str {
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
+        std::str::from_utf8(&self.0[..end]).unwrap_or_default()
+    }
+}
+
+impl FromStr for Device {
+    type Err = DeviceNameError;
+
+    /// As `dev_valid_name` of the kernel has it.
+    fn from_str(text: &str) -> Result<Device, DeviceNameError> {
+        let is_odd =
+            |letter: char| letter == '/' || letter == ':' || letter == '\0' || letter.is_whitespace();
+        if text.is_empty() || text.len() >= ROOM || text == "." || text == ".." || text.contains(is_odd) {
+            return Err(DeviceNameError { text: text.to_owned() });
+        }
+        let mut name = [0; ROOM];
+        name[..text.len()].copy_from_slice(text.as_bytes());
+        Ok(Device(name))
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Device({:?})", self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_kernel() {
+        for name in ["lo", "veth0", "a.b-c_d", "fifteen-bytes--"] {
+            assert_eq!(name.parse::<Device>().unwrap().name(), name);
+        }
+        for name in ["", ".", "..", "a b", "a/b", "eth0:1", "sixteen-bytes---"] {
+            assert!(name.parse::<Device>().is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Who has which slots: arithmetic without a kernel.
+
+/// Odd, so that going on by so much meets every slot of a power of two, and far from the last ones each time.
+const STRIDE: usize = 2531;
+
+/// The seat of every slot.
+#[derive(Debug)]
+pub(super) struct Table {
+    owner: Vec<usize>,
+}
+
+impl Table {
+    /// In turn: as even as can be also for the few flows that have small numbers.
+    pub(super) fn even(slots: usize, seats: usize) -> Table {
+        Table { owner: (0..slots).map(|slot| slot % seats).collect() }
+    }
+
+    /// Slot and seat.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.owner.iter().copied().enumerate()
+    }
+
+    /// Gives each seat its share, and moves no slot that need not. Which slots were moved, and to whom. The sum of the weights
+    /// is not 0.
+    pub(super) fn steer(&mut self, weights: &[u32]) -> Vec<(usize, usize)> {
+        let quotas = quotas(self.owner.len(), weights);
+        let mut has = vec![0_usize; weights.len()];
+        for owner in &self.owner {
+            if let Some(has) = has.get_mut(*owner) {
+                *has += 1;
+            }
+        }
+        let mut moved = Vec::new();
+        let mut slot = 0;
+        for _ in 0..self.owner.len() {
+            slot = (slot + STRIDE) % self.owner.len();
+            let from = self.owner[slot];
+            if has.get(from).is_some_and(|has| *has <= quotas[from]) {
+                continue;
+            }
+            // Whoever lacks most; there is somebody as long as another one has too much.
+            let lacks = |seat: &usize| quotas[*seat].saturating_sub(has[*seat]);
+            let Some(to) = (0..weights.len()).rev().max_by_key(lacks).filter(|seat| lacks(seat) > 0) else {
+                break;
+            };
+            if let Some(has) = has.get_mut(from) {
+                *has -= 1;
+            }
+            has[to] += 1;
+            self.owner[slot] = to;
+            moved.push((slot, to));
+        }
+        moved
+    }
+}
+
+/// Whole slots by weight; those left over go to the largest remainders.
+fn quotas(slots: usize, weights: &[u32]) -> Vec<usize> {
+    let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
+    let exact = |weight: u32| slots as u128 * u128::from(weight);
+    let mut quotas: Vec<usize> = weights.iter().map(|weight| (exact(*weight) / sum) as usize).collect();
+    let mut by_rest: Vec<usize> = (0..weights.len()).collect();
+    by_rest.sort_by_key(|seat| std::cmp::Reverse(exact(weights[*seat]) % sum));
+    let left = slots - quotas.iter().sum::<usize>().min(slots);
+    for seat in by_rest.into_iter().take(left) {
+        quotas[seat] += 1;
+    }
+    quotas
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held(table: &Table, seats: usize) -> Vec<usize> {
+        (0..seats).map(|seat| table.iter().filter(|(_, owner)| *owner == seat).count()).collect()
+    }
+
+    #[test]
+    fn a_member_that_comes_takes_a_share_of_each() {
+        let mut table = Table::even(4096, 3);
+        let moved = table.steer(&[1, 1, 1, 1]);
+        assert_eq!(moved.len(), 1024);
+        assert!(moved.iter().all(|(_, to)| *to == 3));
+        assert_eq!(held(&table, 4), [1024; 4]);
+        // Also of the slots with small numbers, which is where few flows are.
+        let low = table.iter().take(64).filter(|(_, owner)| *owner == 3).count();
+        assert!((8..=24).contains(&low), "{low}");
+    }
+
+    #[test]
+    fn a_member_that_leaves_is_inherited_by_all() {
+        let mut table = Table::even(4096, 4);
+        let moved = table.steer(&[1, 0, 1, 1]);
+        assert_eq!(moved.len(), 1024);
+        assert_eq!(held(&table, 4), [1366, 0, 1365, 1365]);
+    }
+
+    #[test]
+    fn weights_are_slots() {
+        let mut table = Table::even(4096, 3);
+        table.steer(&[1, 2, 5]);
+        assert_eq!(held(&table, 3), [512, 1024, 2560]);
+        table.steer(&[0, 0, 7]);
+        assert_eq!(held(&table, 3), [0, 0, 4096]);
+    }
+
+    proptest! {
+        #[test]
+        fn everything_is_given_away_as_the_weights_say(
+            before in prop::collection::vec(0..=u32::MAX, 1..40),
+            after in prop::collection::vec(0..=u32::MAX, 1..40),
+        ) {
+            prop_assume!(before.iter().any(|weight| *weight > 0) && after.iter().any(|weight| *weight > 0));
+            let mut table = Table::even(4096, before.len());
+            table.steer(&before);
+            // Seats only ever become more.
+            let mut after = after;
+            after.resize(after.len().max(before.len()), 0);
+            let old = held(&table, after.len());
+            let moved = table.steer(&after);
+            let new = held(&table, after.len());
+            prop_assert_eq!(new.iter().sum::<usize>(), 4096);
+            let sum: f64 = after.iter().map(|weight| f64::from(*weight)).sum();
+            for (weight, slots) in after.iter().zip(&new) {
+                prop_assert!((f64::from(*weight) / sum * 4096.0 - *slots as f64).abs() <= 1.0);
+            }
+            let least: usize = new.iter().zip(&old).map(|(new, old)| new.saturating_sub(*old)).sum();
+            prop_assert_eq!(moved.len(), least);
+        }
+    }
+}

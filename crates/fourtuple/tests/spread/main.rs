@@ -1,0 +1,15 @@
+//! Which socket of a group gets a packet, asked of the kernel.
+#![forbid(unsafe_code)]
+
+mod classic;
+mod control;
+mod group;
+#[cfg(feature = "bpf")]
+mod map;
+#[cfg(not(feature = "bpf"))]
+mod not_built;
+#[cfg(feature = "bpf")]
+mod packets;
+#[cfg(feature = "bpf")]
+mod trap;
+mod wire;

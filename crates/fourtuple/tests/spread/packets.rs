@@ -1,0 +1,196 @@
+//! Packets that are changed, or given to another processor, before the kernel sees them. Over loopback, whose driver knows no
+//! XDP: the generic mode.
+
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use fourtuple::spread::{Group, Spread, SpreadError};
+use fourtuple_bpf::BpfError;
+use fourtuple_syscalls::datagram::Batch;
+use fourtuple_syscalls::device;
+use fourtuple_testing::in_namespace;
+
+use crate::group::{DEADLINE, alone, assert_even, lengths, open, sender, shares};
+
+#[test]
+fn source_ports_spread_one_tuple_and_more_of_them_spread_it_better() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "source_ports_spread_one_tuple_and_more_of_them_spread_it_better";
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Some(group) = open(test, address.parse().unwrap(), 4, "xdp:1024") else { return };
+            let got = shares(&group, &sender(&group), 4_000);
+            // 256 ports each, give or take 14; 1,000 packets, give or take 27 and what the ports give or take.
+            assert!(got.iter().all(|got| got.len().abs_diff(1_000) < 500), "{:?}", lengths(&got));
+            let at = group.at_device().unwrap();
+            assert_eq!((at.changed, at.native), (4_000, false));
+        }
+        // The hash has another secret in each run of the kernel, not in each group: other ports make other throws.
+        let busy = |ports: u32| -> usize {
+            let group = open(test, "127.0.0.1:0".parse().unwrap(), 10, &format!("xdp:{ports}")).unwrap();
+            let got = shares(&group, &sender(&group), 20 * ports.max(100));
+            got.iter().filter(|got| !got.is_empty()).count()
+        };
+        // 10 balls in 10 cells leave 3.5 empty: 6.5 busy, give or take 1; of 12 groups 78, give or take 3.5.
+        let seeds: usize = (0..12).map(|_| busy(10)).sum();
+        assert!((60..=96).contains(&seeds), "{seeds} of 120");
+        // 10 empty cells of 256 balls: 2e-11.
+        assert_eq!(busy(256), 10);
+    });
+}
+
+#[test]
+fn the_receiver_sees_so_many_peers_and_others_are_left_alone() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "the_receiver_sees_so_many_peers_and_others_are_left_alone";
+        let Some(group) = open(test, "127.0.0.1:0".parse().unwrap(), 1, "xdp:8@lo") else { return };
+        let sender = sender(&group);
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut batch = Batch::new(64, 64);
+        let mut peers = Vec::new();
+        let end = Instant::now() + DEADLINE;
+        for _ in 0..200 {
+            sender.send_to(b"data", group.address()).unwrap();
+            while batch.receive(group.member(0).unwrap().as_fd()).is_err() {
+                assert!(Instant::now() < end);
+                thread::yield_now();
+            }
+            peers.extend(batch.iter().map(|datagram| datagram.from().unwrap().port()));
+        }
+        peers.sort_unstable();
+        peers.dedup();
+        assert_eq!(peers, (49_152..49_160).collect::<Vec<_>>());
+        sender.send_to(b"data", other.local_addr().unwrap()).unwrap();
+        assert_eq!(other.recv_from(&mut [0; 8]).unwrap().1, sender.local_addr().unwrap());
+        let at = group.at_device().unwrap();
+        assert_eq!(at.changed, 200);
+        assert!(at.passed >= 1);
+        // It goes with the group.
+        let address = group.address();
+        drop(group);
+        let plain = UdpSocket::bind(address).unwrap();
+        sender.send_to(b"data", address).unwrap();
+        assert_eq!(plain.recv_from(&mut [0; 8]).unwrap().1, sender.local_addr().unwrap());
+    });
+}
+
+#[test]
+fn all_addresses_are_one_group() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "all_addresses_are_one_group";
+        for (listen, to) in [
+            ("0.0.0.0:0", &["127.0.0.1", "127.0.0.2"][..]),
+            ("[::]:0", &["127.0.0.1", "::1"]),
+            ("127.0.0.3:0", &["127.0.0.3"]),
+        ] {
+            let Some(group) = open(test, listen.parse().unwrap(), 1, "xdp:8@lo") else { return };
+            for to in to {
+                let to: std::net::IpAddr = to.parse().unwrap();
+                UdpSocket::bind((to, 0)).unwrap().send_to(b"data", (to, group.address().port())).unwrap();
+            }
+            let end = Instant::now() + DEADLINE;
+            while group.at_device().unwrap().changed < to.len() as u64 {
+                assert!(Instant::now() < end, "{listen}");
+                thread::yield_now();
+            }
+        }
+    });
+}
+
+#[test]
+fn processors_get_packets_in_turn_and_each_has_its_socket() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "processors_get_packets_in_turn_and_each_has_its_socket";
+        let cpus = thread::available_parallelism().unwrap().get().min(2);
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let open = |spread: &str| open(test, address.parse().unwrap(), cpus, spread);
+            let Some(group) = open(&format!("cpumap:{cpus}")) else { return };
+            assert_even(&shares(&group, &sender(&group), 4_000));
+            let at = group.at_device().unwrap();
+            assert_eq!((at.changed, at.native), (4_000, false));
+            drop(group);
+            let group = open(&format!("cpumap:{cpus}:random@lo")).unwrap();
+            assert!(shares(&group, &sender(&group), 1_000).iter().all(|got| got.len() > 300 / cpus));
+            drop(group);
+            let group = open("cpumap:flow:0:4@lo").unwrap();
+            for (index, got) in shares(&group, &sender(&group), 1_000).iter().enumerate() {
+                assert!(got.iter().all(|packet| *packet as usize % cpus == index), "{address}");
+                assert!(got.is_sorted(), "packets overtook each other");
+            }
+        }
+    });
+}
+
+#[test]
+fn devices_that_cannot_be_are_named() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "devices_that_cannot_be_are_named";
+        let local = "127.0.0.1:0".parse().unwrap();
+        let Some(_first) = open(test, local, 1, "xdp:8") else { return };
+        let refused = |address: &str, spread: &str| {
+            Group::open(address.parse().unwrap(), 1, &spread.parse::<Spread>().unwrap()).unwrap_err()
+        };
+        let error = refused("127.0.0.1:0", "xdp:8@nosuch");
+        assert!(matches!(error, SpreadError::NoDevice { .. }) && error.is_usage());
+        assert!(error.to_string().contains("nosuch: ENODEV"), "{error}");
+        let error = refused("0.0.0.0:0", "cpumap:1");
+        assert!(error.to_string().contains("cpumap:1@DEVICE"), "{error}");
+        // One program at a time.
+        let error = refused("127.0.0.1:0", "xdp:8");
+        assert!(matches!(&error, SpreadError::Bpf { source: BpfError::Busy { .. }, .. }), "{error}");
+        for spread in ["cpumap:65535@lo", "cpumap:9000@lo"] {
+            let error = refused("127.0.0.1:0", spread);
+            let expected = matches!(&error, SpreadError::Bpf { source: BpfError::Processors { .. }, .. });
+            assert!(expected, "{error}");
+        }
+    });
+}
+
+const INSIDE: &str = "FOURTUPLE_TEST_IS_A_CHILD";
+
+/// A link, not a setting of the device: it goes with the process, whichever way that ends.
+#[test]
+fn a_killed_process_leaves_nothing_at_the_device() {
+    if std::env::var_os(INSIDE).is_some() {
+        // In the parent's namespace. It is killed here.
+        let group = Group::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap()).unwrap();
+        println!("attached {}", group.address());
+        thread::sleep(DEADLINE);
+        return;
+    }
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "a_killed_process_leaves_nothing_at_the_device";
+        if open(test, "127.0.0.1:0".parse().unwrap(), 1, "xdp:8").is_none() {
+            return;
+        }
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("packets::{test}"), "--nocapture"])
+            .env(INSIDE, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let end = Instant::now() + DEADLINE;
+        let busy = || {
+            let result = Group::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap());
+            matches!(result, Err(SpreadError::Bpf { source: BpfError::Busy { .. }, .. }))
+        };
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        assert!(lines.any(|line| line.unwrap().contains("attached")));
+        assert!(busy());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while busy() {
+            assert!(Instant::now() < end, "the program is still there");
+            thread::yield_now();
+        }
+        assert!(device::index("lo").is_ok());
+    });
+}

@@ -1,0 +1,135 @@
+//! Every way over a wire on which packets have checksums, that the receiving kernel looks at.
+
+use std::fs;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Instant;
+
+use fourtuple_syscalls::option;
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
+
+use crate::group::{DEADLINE, alone, lengths, open, shares};
+
+/// Datagrams that this namespace's kernel did not deliver: wrong checksums among others.
+fn errors() -> u64 {
+    let old = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut udp = old.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (udp.next().unwrap(), udp.next().unwrap());
+    let v4 = names.split(' ').zip(values.split(' ')).filter(|(name, _)| is_error(name));
+    let new = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let v6 = new.lines().filter_map(|line| line.strip_prefix("Udp6")?.split_once(char::is_whitespace));
+    let v6 = v6.filter(|(name, _)| is_error(name));
+    v4.chain(v6).map(|(_, value)| value.trim().parse::<u64>().unwrap()).sum()
+}
+
+fn is_error(name: &str) -> bool {
+    ["InErrors", "InCsumErrors", "NoPorts", "RcvbufErrors"].contains(&name)
+}
+
+const PACKETS: u32 = 1_000;
+
+fn passes(test: &str, spreads: &[(&str, bool)]) {
+    let Some(wire) = Wire::open(test) else { return };
+    for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
+        for (spread, is_even) in spreads {
+            let Some(group) = open(test, SocketAddr::new(near, 0), 4, spread) else { return };
+            let sender = wire.far_away(|| UdpSocket::bind((far, 0)).unwrap());
+            let before = errors();
+            // None is lost, or this fails.
+            let got = shares(&group, &sender, PACKETS);
+            assert_eq!(errors(), before, "{spread} {near}");
+            let busy = got.iter().filter(|got| !got.is_empty()).count();
+            assert!(!is_even || busy == 4, "{spread} {near}: {:?}", lengths(&got));
+            if let Some(at) = group.at_device() {
+                assert!(at.native, "{spread}");
+                assert_eq!(at.changed, u64::from(PACKETS), "{spread} {near}");
+            }
+        }
+    }
+}
+
+#[test]
+fn checksums_are_right_without_a_privilege() {
+    in_namespace(|| {
+        let spreads = [("hash", false), ("random", true), ("flow:0:4", true), ("cpu", false)];
+        passes("checksums_are_right_without_a_privilege", &spreads);
+    });
+}
+
+#[cfg(feature = "bpf")]
+#[test]
+fn checksums_are_right_by_table_and_where_packets_are_changed() {
+    in_namespace(|| {
+        let _alone = alone();
+        let spreads = [
+            ("map:random", true),
+            ("map:flow:0:4", true),
+            ("xdp:256", true),
+            ("xdp:256@near", true),
+            ("cpumap:1", false),
+            ("cpumap", false),
+            ("cpumap:flow:0:4@near", false),
+        ];
+        passes("checksums_are_right_by_table_and_where_packets_are_changed", &spreads);
+    });
+}
+
+/// The counters that the other tests look at do count: without a checksum IPv6 takes no datagram, and nobody makes one up.
+#[test]
+fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
+    // include/uapi/linux/udp.h, asm-generic/socket.h
+    const UDP_NO_CHECK6_TX: i32 = 101;
+    const SO_NO_CHECK: i32 = 11;
+    const SOL_UDP: i32 = 17;
+    const SOL_SOCKET: i32 = 1;
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "a_checksum_that_is_not_there_is_seen_by_ipv6_alone";
+        let Some(wire) = Wire::open(test) else { return };
+        let spreads = if cfg!(feature = "bpf") { &["random", "map", "xdp:8"][..] } else { &["random"] };
+        for spread in spreads {
+            let Some(group) = open(test, SocketAddr::new(NEAR_V4, 0), 2, spread) else { return };
+            let sender = wire.far_away(|| UdpSocket::bind((FAR_V4, 0)).unwrap());
+            option::set_int(sender.as_fd(), SOL_SOCKET, SO_NO_CHECK, 1).unwrap();
+            let before = errors();
+            shares(&group, &sender, 100);
+            assert_eq!(errors(), before, "{spread}");
+            drop(group);
+
+            let group = open(test, SocketAddr::new(NEAR_V6, 0), 2, spread).unwrap();
+            let sender = wire.far_away(|| UdpSocket::bind((FAR_V6, 0)).unwrap());
+            option::set_int(sender.as_fd(), SOL_UDP, UDP_NO_CHECK6_TX, 1).unwrap();
+            sender.send_to(b"data", group.address()).unwrap();
+            let end = Instant::now() + DEADLINE;
+            while errors() == before {
+                assert!(Instant::now() < end, "{spread}: nobody minds");
+                thread::yield_now();
+            }
+        }
+    });
+}
+
+/// A sender on this host whose device leaves checksums to nobody, as veth does unless told otherwise. Native `cpumap` loses
+/// these: docs/spread.md.
+#[cfg(feature = "bpf")]
+#[test]
+fn packets_without_a_checksum_yet_are_received_too() {
+    in_namespace(|| {
+        let _alone = alone();
+        let test = "packets_without_a_checksum_yet_are_received_too";
+        let Some(wire) = Wire::open(test) else { return };
+        wire.far_away(|| fourtuple_syscalls::device::leave_checksums(fourtuple_testing::wire::FAR, true))
+            .unwrap();
+        for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
+            for spread in ["map", "xdp:8"] {
+                let Some(group) = open(test, SocketAddr::new(near, 0), 2, spread) else { return };
+                let sender = wire.far_away(|| UdpSocket::bind((far, 0)).unwrap());
+                let before = errors();
+                shares(&group, &sender, 500);
+                assert_eq!(errors(), before, "{spread} {near}");
+            }
+        }
+    });
+}

@@ -1,0 +1,177 @@
+//! Network devices (netdevice(7), rtnetlink(7)): by name, by address, and those that tests make.
+
+use std::ffi::CString;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::check;
+use crate::netlink;
+use crate::socket::{self, Transport};
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+// include/uapi/linux/if_link.h, if_addr.h, veth.h
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_NET_NS_FD: u16 = 28;
+const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+const VETH_PEER: u16 = 1;
+const VLAN_ID: u16 = 1;
+const IFLA_LINK: u16 = 5;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// The address is used at once, without looking for others that have it.
+const NO_DUPLICATE_DETECTION: u8 = 2;
+/// struct ifinfomsg, struct ifaddrmsg
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+
+/// The index of a device in the calling thread's network namespace. ENODEV: there is none of this name.
+pub fn index(name: &str) -> io::Result<u32> {
+    let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    // SAFETY: the name is terminated and outlives the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
+/// The index of the device that has this address, in the calling thread's network namespace. `None`: no one has it; of
+/// 127.0.0.0/8 the loopback device has all.
+pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
+    let (family, octets) = octets(address);
+    let mut body = vec![0; ADDRESS_HEADER];
+    body[0] = family;
+    let mut found = None;
+    netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
+        let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
+        // IFA_LOCAL where it is there: IFA_ADDRESS is then the other end.
+        let local =
+            netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
+        let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+        let is_it = local == Some(&octets[..])
+            || address.is_ipv4() && address.is_loopback() && local == Some(&[127, 0, 0, 1]);
+        if header[0] == family && is_it {
+            found = found.or(index);
+        }
+    })?;
+    Ok(found)
+}
+
+fn octets(address: IpAddr) -> (u8, Vec<u8>) {
+    match address {
+        IpAddr::V4(v4) => (libc::AF_INET as u8, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6 as u8, v6.octets().to_vec()),
+    }
+}
+
+/// Makes a pair of devices (veth(4)), `name` in the calling thread's network namespace and `peer` in the other one. Both
+/// are down. They go with their namespaces.
+pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let mut end = vec![0; LINK_HEADER];
+    netlink::put_attribute(&mut end, IFLA_IFNAME, terminated(peer).as_slice());
+    netlink::put_attribute(&mut end, IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
+    let mut data = Vec::new();
+    netlink::put_attribute(&mut data, VETH_PEER, &end);
+    make(name, "veth", &data, None)
+}
+
+/// Makes a device for the packets of `below` with an 802.1Q tag. It is down.
+pub fn make_vlan(name: &str, below: &str, id: u16) -> io::Result<()> {
+    let below = index(below)?;
+    let mut data = Vec::new();
+    netlink::put_attribute(&mut data, VLAN_ID, &id.to_ne_bytes());
+    make(name, "vlan", &data, Some(below))
+}
+
+fn make(name: &str, kind: &str, data: &[u8], below: Option<u32>) -> io::Result<()> {
+    let mut info = Vec::new();
+    netlink::put_attribute(&mut info, INFO_KIND, kind.as_bytes());
+    netlink::put_attribute(&mut info, INFO_DATA, data);
+    let mut body = vec![0; LINK_HEADER];
+    netlink::put_attribute(&mut body, IFLA_IFNAME, terminated(name).as_slice());
+    if let Some(below) = below {
+        netlink::put_attribute(&mut body, IFLA_LINK, &below.to_ne_bytes());
+    }
+    netlink::put_attribute(&mut body, IFLA_LINKINFO, &info);
+    netlink::make(libc::NETLINK_ROUTE, RTM_NEWLINK, &body)
+}
+
+fn terminated(name: &str) -> Vec<u8> {
+    [name.as_bytes(), &[0]].concat()
+}
+
+/// Gives a device an address, which is the host's own from now on, and of the network its first `prefix` bits.
+pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let (family, octets) = octets(address);
+    let mut body = vec![family, prefix, NO_DUPLICATE_DETECTION, 0];
+    body.extend_from_slice(&index(name)?.to_ne_bytes());
+    netlink::put_attribute(&mut body, IFA_LOCAL, &octets);
+    netlink::put_attribute(&mut body, IFA_ADDRESS, &octets);
+    netlink::make(libc::NETLINK_ROUTE, RTM_NEWADDR, &body)
+}
+
+/// Sets a device up.
+pub fn set_up(name: &str) -> io::Result<()> {
+    let mut request = request(name)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    let control = control_socket()?;
+    // SAFETY: SIOCSIFFLAGS reads one ifreq with a terminated name.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)
+}
+
+/// What `ethtool -K DEVICE tx off` does: the kernel computes the checksums of what this device sends, or with `leave` leaves
+/// them to the device. Those of veth leave them to nobody, since nothing can happen to a packet within a host.
+pub fn leave_checksums(name: &str, leave: bool) -> io::Result<()> {
+    /// include/uapi/linux/ethtool.h
+    const ETHTOOL_STXCSUM: u32 = 0x17;
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    let mut value = Value { command: ETHTOOL_STXCSUM, data: u32::from(leave) };
+    let mut request = request(name)?;
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    let control = control_socket()?;
+    // SAFETY: SIOCETHTOOL reads one ifreq with a terminated name, and through its pointer one struct ethtool_value, which
+    // outlives the call.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) }).map(drop)
+}
+
+fn request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: ifreq is plain data for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+fn control_socket() -> io::Result<OwnedFd> {
+    socket::open(Transport::Udp, SocketAddr::from(([0, 0, 0, 0], 0)), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_its_addresses() {
+        let loopback = index("lo").unwrap();
+        for text in ["127.0.0.1", "127.9.9.9"] {
+            assert_eq!(with_address(text.parse().unwrap()).unwrap(), Some(loopback), "{text}");
+        }
+        assert_eq!(with_address("192.0.2.200".parse().unwrap()).unwrap(), None);
+        assert_eq!(index("nosuch").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(index("a name that is too long").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    }
+}

@@ -15,6 +15,7 @@ mod host;
 mod lab;
 mod load;
 mod plan;
+mod planes;
 mod ports;
 mod scatter;
 mod serve;
@@ -35,6 +36,7 @@ pub use load::{
     Held, Latency, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second, Slow,
 };
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
+pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};
 pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
@@ -98,6 +100,8 @@ pub enum Saved {
     LabAccept(AcceptRecord),
     /// `fourtuple lab keepalive`
     LabKeepalive(AcceptRecord),
+    /// `fourtuple lab planes`
+    LabPlanes(PlanesRecord),
     /// `fourtuple plan`
     Plan(PlanRecord),
     /// `fourtuple compare`
@@ -147,6 +151,7 @@ impl Saved {
             "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
             "lab accept" => Saved::LabAccept(serde_json::from_str(text)?),
             "lab keepalive" => Saved::LabKeepalive(serde_json::from_str(text)?),
+            "lab planes" => Saved::LabPlanes(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),

@@ -12,6 +12,21 @@ pub(crate) fn ask(
     kind: u16,
     dump: bool,
     body: &[u8],
+    answer: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    request(protocol, kind, if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK }, body, answer)
+}
+
+/// Sends a request of `kind` that changes something, with `flags` such as NLM_F_CREATE, and waits until it is done.
+pub(crate) fn change(protocol: libc::c_int, kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
+    request(protocol, kind, libc::NLM_F_ACK | flags, body, |_| {})
+}
+
+fn request(
+    protocol: libc::c_int,
+    kind: u16,
+    flags: libc::c_int,
+    body: &[u8],
     mut answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     // SAFETY: socket() takes no pointers.
@@ -19,7 +34,7 @@ pub(crate) fn ask(
         check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
     // SAFETY: the call above gave a fresh descriptor that nobody else owns.
     let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
-    let flags = libc::NLM_F_REQUEST | if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK };
+    let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(HEADER + body.len());
     // struct nlmsghdr: length, type, flags, sequence number, port.
     message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -22,13 +22,23 @@ pub fn enter_new() -> io::Result<()> {
     set_loopback_up()
 }
 
+/// The calling thread's network namespace, for [`enter`]: it stays as long as this is open.
+pub fn current() -> io::Result<OwnedFd> {
+    File::open("/proc/thread-self/ns/net").map(OwnedFd::from)
+}
+
+/// Moves the calling thread into a network namespace that [`current`] gave.
+pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: setns() takes no pointers; CLONE_NEWNET concerns this thread only.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
 /// Finds out whether [`enter_new`] would be allowed, by making a network namespace and going back.
 pub fn try_new() -> io::Result<()> {
-    let home = File::open("/proc/thread-self/ns/net")?;
+    let home = current()?;
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
-    // SAFETY: setns() takes no pointers; the descriptor is the network namespace that this thread came from.
-    check(unsafe { libc::setns(home.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+    enter(home.as_fd())
 }
 
 /// Moves this process into a user namespace in which it is root, so that it may make network namespaces.

@@ -9,6 +9,7 @@ mod calibrate;
 mod error;
 pub mod keepalive;
 mod namespace;
+pub mod planes;
 pub mod pool;
 pub mod ports;
 pub mod time_wait;

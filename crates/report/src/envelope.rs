@@ -8,7 +8,7 @@ use fourtuple_record::{
 use crate::accept::{self, Lab};
 use crate::number::{count, duration, quantity, share};
 use crate::trace;
-use crate::{forward, load};
+use crate::{forward, load, planes};
 
 /// The envelope of a record, with its settings in words.
 pub(crate) struct Envelope<'a> {
@@ -45,6 +45,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
             vec![accept::details(&record.settings)],
             accept::command_line(Lab::Keepalive, &record.settings),
         ),
+        Saved::LabPlanes(record) => {
+            of(record, vec![planes::details(&record.settings)], planes::command_line(&record.settings))
+        }
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {
             of(record, vec![compare_words(&record.settings)], compare_line(&record.settings))

@@ -15,6 +15,7 @@ mod figures;
 mod forward;
 mod load;
 mod number;
+mod planes;
 mod save;
 mod serve;
 mod strategies;

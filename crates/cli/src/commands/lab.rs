@@ -1,5 +1,6 @@
 mod accept;
 mod keepalive;
+mod planes;
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -44,6 +45,7 @@ enum Experiment {
     TimeWait(TimeWaitFlags),
     Accept(accept::AcceptFlags),
     Keepalive(keepalive::KeepaliveFlags),
+    Planes(planes::PlanesFlags),
 }
 
 /// What connect() costs under each port strategy, from an empty table to a full one
@@ -196,6 +198,10 @@ impl Lab {
                 Err("lab accept and lab keepalive compare by themselves: give '--policy' several names, and '--repeats'"
                     .to_owned())
             }
+            Some(Experiment::Planes(_)) => Err(
+                "lab planes compares by itself: give '--plane', '--planes' or '--spread' several names, and '--repeats'"
+                    .to_owned(),
+            ),
             None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
         }
     }
@@ -206,6 +212,7 @@ impl Lab {
             Some(Experiment::TimeWait(flags)) => run_time_wait(&flags),
             Some(Experiment::Accept(flags)) => flags.run(),
             Some(Experiment::Keepalive(flags)) => flags.run(),
+            Some(Experiment::Planes(flags)) => flags.run(),
             None => run_all(self.output),
         }
     }
@@ -271,7 +278,7 @@ fn run_last(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<R
     }
 }
 
-/// All but `lab keepalive`, short: the stall is shown where it begins, and its 60 s are not sat out.
+/// All but `lab keepalive` and `lab planes`, short: the stall is shown where it begins, and its 60 s are not sat out.
 fn run_all(mut output: Output) -> anyhow::Result<Exit> {
     let time_wait = TimeWait {
         range: PortRange::new(49152, 65535).expect("not backwards"),

@@ -5,6 +5,7 @@ mod compare;
 mod forward;
 mod load;
 mod plan;
+mod planes;
 mod ports;
 mod serve;
 mod sheet;
@@ -62,6 +63,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::LabKeepalive(record) => {
             accept::body(&mut sheet, Lab::Keepalive, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+        Saved::LabPlanes(record) => {
+            planes::body(&mut sheet, &settings[0], &record.results);
             record.results.advice.clone()
         }
         Saved::Plan(record) => {

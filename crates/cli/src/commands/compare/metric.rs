@@ -93,6 +93,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
         Saved::Lab(_)
         | Saved::LabAccept(_)
         | Saved::LabKeepalive(_)
+        | Saved::LabPlanes(_)
         | Saved::Plan(_)
         | Saved::Compare(_)
         | Saved::Serve(_)
@@ -126,6 +127,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::Ports(record) => (&record.host, &record.validity),
         Saved::TimeWait(record) => (&record.host, &record.validity),
         Saved::LabAccept(record) | Saved::LabKeepalive(record) => (&record.host, &record.validity),
+        Saved::LabPlanes(record) => (&record.host, &record.validity),
         Saved::Plan(record) => (&record.host, &record.validity),
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),

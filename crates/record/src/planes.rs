@@ -87,9 +87,10 @@ pub struct PlanesCell {
     pub dropped: BTreeMap<String, u64>,
     /// Packets that arrived behind a later one of their inner flow.
     pub reordered: u64,
-    /// Each plane's part of what all of them received, 0 to 1.
+    /// Each plane's part of what all of them received, 0 to 1; of `hash` and `cpu` in the first run, as they choose anew in each.
     pub share: Vec<f64>,
-    /// Processor time of the planes' threads per packet received.
+    /// Processor time of the planes' threads per packet received. Of one plane with a full queue: generator and plane take turns
+    /// on one processor for this; of several abreast.
     pub cpu_ns_per_packet: u64,
     /// Lower end of its 95% interval; `null` with fewer than three runs.
     pub cpu_ns_low: Option<u64>,

@@ -19,8 +19,35 @@ use crate::Watch;
 const BURST: u64 = 64;
 /// The most packets that may be under way. Below net.core.netdev_max_backlog (1000), so that no device drops them.
 const WINDOW: u64 = 512;
-/// How long it waits before it looks again whether there is room for more.
-const PAUSE: Duration = Duration::from_micros(20);
+
+/// Where it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On the last processor, where the fewest planes are.
+    Apart,
+    /// On the first, where in this case all planes are, which give way to it: it fills their queues, then they empty them.
+    Between,
+}
+
+impl Place {
+    /// The processor, of those that this thread may use.
+    pub(super) fn processor(self) -> io::Result<Option<usize>> {
+        let allowed = schedule::allowed_cpus()?;
+        Ok(match self {
+            Place::Apart => allowed.last().copied(),
+            Place::Between => allowed.first().copied(),
+        })
+    }
+
+    /// How long it waits before it looks again whether there is room for more.
+    fn pause(self) -> Duration {
+        match self {
+            Place::Apart => Duration::from_micros(20),
+            Place::Between => Duration::from_micros(200),
+        }
+    }
+}
+
 /// Packets that have not arrived after this long without any other are lost.
 const LOST_AFTER_NS: u64 = 250_000_000;
 
@@ -75,20 +102,21 @@ impl Generator {
         &self,
         packets: u64,
         window: u64,
+        place: Place,
         arrivals: &Arrivals,
         watch: &Watch<'_>,
     ) -> io::Result<Sent> {
         let _ = schedule::sleep_precisely();
         // On one processor, packets of it do not overtake each other before they reach a plane.
-        if let Some(last) = schedule::allowed_cpus()?.last() {
-            schedule::pin_to(*last)?;
+        if let Some(processor) = place.processor()? {
+            schedule::pin_to(processor)?;
         }
         let tuples = self.sockets.len() as u64;
         let each = u64::from(inner_flows(tuples as u32)) / tuples;
         let mut made = vec![0_u64; self.sockets.len()];
         let mut batch = Batch::new(BURST as usize, self.bytes as usize);
         let mut outgoing = Outgoing::new();
-        let mut pace = Pace::new(arrivals);
+        let mut pace = Pace::new(arrivals, place.pause());
         let mut sent = Sent { begun_ns: resource::monotonic_ns(), ..Sent::default() };
         let mut turn = 0;
         while sent.packets < packets {
@@ -138,6 +166,7 @@ impl Generator {
 /// What is known of packets that were sent.
 struct Pace<'a> {
     arrivals: &'a Arrivals,
+    pause: Duration,
     /// What was waited for too long.
     lost: u64,
     seen: u64,
@@ -145,8 +174,8 @@ struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    fn new(arrivals: &'a Arrivals) -> Pace<'a> {
-        Pace { arrivals, lost: 0, seen: 0, seen_ns: resource::monotonic_ns() }
+    fn new(arrivals: &'a Arrivals, pause: Duration) -> Pace<'a> {
+        Pace { arrivals, pause, lost: 0, seen: 0, seen_ns: resource::monotonic_ns() }
     }
 
     fn under_way(&self, sent: u64) -> u64 {
@@ -156,7 +185,7 @@ impl<'a> Pace<'a> {
     /// Sleeps for a moment and gives up what must be lost; how long that took.
     fn wait(&mut self, sent: u64) -> u64 {
         let begun = resource::monotonic_ns();
-        thread::sleep(PAUSE);
+        thread::sleep(self.pause);
         let now = resource::monotonic_ns();
         let arrived = self.arrivals.packets.load(Ordering::Acquire);
         if arrived != self.seen {

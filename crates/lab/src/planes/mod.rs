@@ -205,7 +205,7 @@ impl Planes {
                 };
                 let kept = cells.iter().any(|cell| cell.runs() > 0);
                 match result {
-                    Ok(measured) if !measured.sent.cut => cells[index].add(repeat, &measured),
+                    Ok(passes) if !passes.is_cut() => cells[index].add(repeat, &passes),
                     Ok(_) | Err(LabError::Interrupted) if kept => {
                         let title = spec.title();
                         remarks.push(Remark::new(

@@ -7,7 +7,7 @@ use fourtuple_measure::median_interval;
 use fourtuple_record::{PlanesCell, PlanesRatio, Remark};
 
 use super::generator::inner_flows;
-use super::trial::Measured;
+use super::trial::{Measured, Passes};
 use super::{Spec, SpreadBy};
 
 /// A generator that waits for less than this share of the time sets the pace.
@@ -57,8 +57,10 @@ impl Sums {
         self.runs.len()
     }
 
-    pub(super) fn add(&mut self, repeat: u32, measured: &Measured) {
-        let Measured { sent, arrived, last_ns, planes, sink } = measured;
+    pub(super) fn add(&mut self, repeat: u32, passes: &Passes) {
+        let Measured { sent, arrived, last_ns, planes, sink } = &passes.abreast;
+        // In every namespace the hash is another one: the plane of one run is not that of the next.
+        let is_anew = matches!(self.spec.spread, SpreadBy::Hash | SpreadBy::Cpu);
         self.sent += sent.packets;
         self.arrived += arrived;
         self.reordered += sink.reordered;
@@ -68,7 +70,9 @@ impl Sums {
             *self.dropped.entry("sink".to_owned()).or_default() += sink.dropped;
         }
         for (sum, plane) in self.received.iter_mut().zip(planes) {
-            *sum += plane.received;
+            if self.runs.is_empty() || !is_anew {
+                *sum += plane.received;
+            }
             for (reason, number) in &plane.dropped {
                 *self.dropped.entry(reason.name().to_owned()).or_default() += number;
                 named += number;
@@ -77,8 +81,7 @@ impl Sums {
         if lost > named {
             *self.dropped.entry("elsewhere".to_owned()).or_default() += lost - named;
         }
-        let received: u64 = planes.iter().map(|plane| plane.received).sum();
-        let cpu: u64 = planes.iter().map(|plane| plane.cpu_ns).sum();
+        let (received, cpu) = passes.in_turns.as_ref().unwrap_or(&passes.abreast).moved();
         let elapsed = last_ns.saturating_sub(sent.begun_ns);
         let per = |sum: f64, number: u64| if number == 0 { 0.0 } else { sum / number as f64 };
         let busy = planes.iter().filter(|plane| plane.received > 0 && plane.cpu_ns > 0);

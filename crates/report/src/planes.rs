@@ -117,7 +117,10 @@ pub(crate) fn gbit(cell: &PlanesCell, pps: f64) -> String {
 /// How many planes had something, and the least and the greatest part: `4 of 4, 24.9% to 25.1%`.
 pub(crate) fn shares(cell: &PlanesCell) -> String {
     let busy = cell.share.iter().filter(|share| **share > 0.0).count();
-    let ends = cell.share.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), part| (low.min(*part), high.max(*part)));
+    let ends = cell
+        .share
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(low, high), part| (low.min(*part), high.max(*part)));
     match cell.share.len() {
         0 => NOTHING.to_owned(),
         1 => "all".to_owned(),

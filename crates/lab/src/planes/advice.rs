@@ -36,7 +36,8 @@ fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
             .iter()
             .filter(|two| two.planes == 2 && like(two, sample))
             .filter_map(|two| {
-                let is_one = |one: &&PlanesCell| one.planes == 1 && like(one, two) && one.work_ns == two.work_ns;
+                let is_one =
+                    |one: &&PlanesCell| one.planes == 1 && like(one, two) && one.work_ns == two.work_ns;
                 Some((cells.iter().find(is_one)?, two))
             })
             .collect();
@@ -131,7 +132,8 @@ fn offload(cells: &[PlanesCell]) -> Option<String> {
 
 /// Who is busy when all packets have one 4-tuple.
 fn one_tuple(cells: &[PlanesCell]) -> Option<String> {
-    let most = cells.iter().filter(|cell| cell.flows == 1 && cell.planes > 1).map(|cell| cell.planes).max()?;
+    let most =
+        cells.iter().filter(|cell| cell.flows == 1 && cell.planes > 1).map(|cell| cell.planes).max()?;
     let of = |spread: &'static str| {
         cells.iter().find(move |cell| cell.flows == 1 && cell.planes == most && cell.spread == spread)
     };

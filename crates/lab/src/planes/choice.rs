@@ -41,9 +41,14 @@ impl Planes {
                 for &kind in &kinds {
                     for &spread in &spreads {
                         for &flows in &flows {
-                            cells.extend(
-                                planes.iter().map(|&planes| Spec { kind, planes, bytes, spread, flows, work }),
-                            );
+                            cells.extend(planes.iter().map(|&planes| Spec {
+                                kind,
+                                planes,
+                                bytes,
+                                spread,
+                                flows,
+                                work,
+                            }));
                         }
                     }
                 }
@@ -78,7 +83,9 @@ fn questions(kinds: &[PlaneKind]) -> Vec<Spec> {
     }
     for bytes in FULL {
         let one_by_one = PlaneKind::OneByOne;
-        cells.extend(PLANES.iter().map(|planes| Spec { work: AS_PUBLISHED, ..cell(one_by_one, *planes, bytes) }));
+        cells.extend(
+            PLANES.iter().map(|planes| Spec { work: AS_PUBLISHED, ..cell(one_by_one, *planes, bytes) }),
+        );
     }
     cells
 }

@@ -230,7 +230,8 @@ impl Planes {
     /// Tries every way to move packets: what was named must be there, of the others those that are not are skipped.
     fn kinds_here(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
         let named = !self.kinds.is_empty();
-        let wanted = if named { choice::in_order(self.kinds.iter().copied()) } else { PlaneKind::ALL.to_vec() };
+        let wanted =
+            if named { choice::in_order(self.kinds.iter().copied()) } else { PlaneKind::ALL.to_vec() };
         let (mut here, mut skipped) = (Vec::new(), Vec::new());
         for kind in wanted {
             match choice::try_out(kind) {

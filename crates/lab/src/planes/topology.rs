@@ -3,7 +3,8 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_syscalls::{netns, veth};
 
@@ -19,8 +20,10 @@ const SINK: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 const PORT: u16 = 4000;
 const SINK_PORT: u16 = 4001;
 
-/// How long a device may take until packets go through it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is tried whether packets go through, and for how long each time. Tries are counted, as a machine that was stopped
+/// for a while has not tried.
+const TRIES: u32 = 2000;
+const TRY: Duration = Duration::from_millis(5);
 
 /// Three namespaces in a row, or one that plays all of them. The thread that made it is in the router's.
 pub(super) struct Topology {
@@ -62,11 +65,12 @@ impl Topology {
             to: SocketAddr::from((SINK, SINK_PORT)),
         };
         topology.cable(mtu).map_err(LabError::call("make veth devices"))?;
-        for (from, to, address) in [
-            (&topology.generator, &topology.router, ROUTER),
-            (&topology.router, &topology.sink, SINK),
-        ] {
-            topology.reach(from, to, address).map_err(LabError::call(format!("reach {address} over veth")))?;
+        for (from, to, address) in
+            [(&topology.generator, &topology.router, ROUTER), (&topology.router, &topology.sink, SINK)]
+        {
+            topology
+                .reach(from, to, address)
+                .map_err(LabError::call(format!("reach {address} over veth")))?;
         }
         Ok(topology)
     }
@@ -87,17 +91,19 @@ impl Topology {
     fn reach(&self, from: &OwnedFd, to: &OwnedFd, address: Ipv4Addr) -> io::Result<()> {
         let there = self.within(to, || UdpSocket::bind((address, 0)))?;
         let here = self.within(from, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-        there.set_read_timeout(Some(Duration::from_millis(5)))?;
-        let begun = Instant::now();
-        loop {
-            // What fails now may not fail the next time.
-            let sent = here.send_to(b"?", there.local_addr()?);
-            match there.recv(&mut [0; 8]) {
-                Ok(_) => return Ok(()),
-                Err(error) if begun.elapsed() > PATIENCE => return sent.and(Err(error)),
-                Err(_) => {}
+        there.set_read_timeout(Some(TRY))?;
+        let to = there.local_addr()?;
+        // What fails now may not fail the next time.
+        let mut last = Ok(());
+        for _ in 0..TRIES {
+            last = here.send_to(b"?", to).and_then(|_| there.recv(&mut [0; 8])).map(drop);
+            match &last {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => thread::sleep(TRY),
             }
         }
+        last
     }
 
     /// Opens something in the sink's namespace: sockets stay in the one where they were made.

@@ -39,7 +39,7 @@ pub(crate) struct PlanesFlags {
     #[arg(long, value_name = "TIME,...", value_delimiter = ',', value_parser = units::duration, allow_hyphen_values = true)]
     work: Vec<Duration>,
     /// Packets of one run, 1000 to 100M
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = units::count, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = units::count, allow_hyphen_values = true)]
     packets: u64,
     /// Runs of every cell, interleaved A B B A; from 3 on there are intervals
     #[arg(long, value_name = "N", default_value = "3", value_parser = units::up_to::<100>, allow_hyphen_values = true)]

@@ -16,6 +16,9 @@ const planesKinds = {
       lines.get(line).push(cell);
     }
     const numbers = (lines) => [...new Set([...lines.values()].flat().map(({ planes }) => planes))].sort((a, b) => a - b);
+    for (const lines of views.values()) {
+      for (const [name, cells] of lines) if (cells.length < 2) lines.delete(name);
+    }
     // The view with most lines first: that is the published one.
     const shown = [...views].filter(([, lines]) => numbers(lines).length > 1)
       .sort(([, a], [, b]) => b.size - a.size || numbers(b).length - numbers(a).length);

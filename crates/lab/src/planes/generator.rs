@@ -128,6 +128,10 @@ impl Generator {
             let burst = (packets - sent.packets).min(BURST);
             if room < burst.min(window) {
                 sent.waited_ns += pace.wait(sent.packets);
+                // Between planes it fills their queues again when they are empty, and not a little sooner.
+                while place == Place::Between && pace.under_way(sent.packets) > 0 && !watch.stopped() {
+                    sent.waited_ns += pace.wait(sent.packets);
+                }
                 continue;
             }
             watch.progress.at(sent.packets);

@@ -11,6 +11,7 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, resource, schedule};
 
+use super::generator::Place;
 use super::packet::Order;
 
 /// Bytes that may wait; the kernel gives at most net.core.rmem_max.
@@ -62,9 +63,18 @@ impl Sink {
     }
 
     /// Counts until told that it is over.
-    pub(super) fn run(&self, flows: u32, arrivals: &Arrivals) -> Seen {
+    pub(super) fn run(&self, flows: u32, place: Place, arrivals: &Arrivals) -> Seen {
         // One that oversleeps lets packets wait longer, and no more.
         let _ = schedule::sleep_precisely();
+        let mut pause = PAUSE;
+        if place == Place::Between {
+            // Each time that it was awake there, the scheduler might give the processor to the plane instead of back to the
+            // generator, before the queue is full.
+            if let Ok(Some(last)) = Place::Apart.processor() {
+                let _ = schedule::pin_to(last);
+            }
+            pause *= 4;
+        }
         let mut order = Order::new(flows);
         let mut batch = Batch::new(BATCH, ROOM);
         loop {
@@ -73,7 +83,7 @@ impl Sink {
                 if over {
                     break;
                 }
-                thread::sleep(PAUSE);
+                thread::sleep(pause);
                 continue;
             }
             let mut packets = 0;

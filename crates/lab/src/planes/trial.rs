@@ -76,7 +76,7 @@ impl Spec {
         let window = generator::window(self.bytes, sink.queue);
         let arrivals = Arrivals::default();
         let (sent, planes, seen) = thread::scope(|scope| {
-            let counting = scope.spawn(|| sink.run(generator::inner_flows(self.flows), &arrivals));
+            let counting = scope.spawn(|| sink.run(generator::inner_flows(self.flows), place, &arrivals));
             let sending = scope.spawn(|| generator.run(packets, window, place, &arrivals, watch));
             let sent = join(sending);
             let planes = running.drain();

@@ -194,6 +194,58 @@ fn prometheus_gets_its_counters() {
     });
 }
 
+/// Waits until `answers` says that something holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < DEADLINE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn two_forwarders_watch_each_other_and_one_that_ends_says_so() {
+    in_namespace(|| {
+        let target = socket();
+        let to = port(&target);
+        let start = |here: &str, there: &str| {
+            let arguments = format!(
+                "forward --listen {here}:0 --to {there}:{to} --planes 1 --bfd {there}@{here} --metrics 127.0.0.1:0 --json"
+            );
+            let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+            let line = forwarder.line();
+            let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
+            (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
+        };
+        let (one, metrics) = start("127.0.0.1", "127.0.0.2");
+        let (other, _) = start("127.0.0.2", "127.0.0.1");
+        let get = |what: &str| page(&metrics).contains(what);
+        until("up", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 1\n"));
+        child::terminate(other.child.id()).unwrap();
+        let record = other.end().json();
+        require_valid(&record);
+        let session = &list(&record, "/results/bfd")[0];
+        assert_eq!((session["peer"].as_str(), session["state"].as_str()), (Some("127.0.0.1"), Some("up")));
+        assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
+        until("down", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 0\n"));
+        child::terminate(one.child.id()).unwrap();
+        let record = one.end().json();
+        require_valid(&record);
+        let session = &list(&record, "/results/bfd")[0];
+        assert_eq!(session["state"], "down");
+        assert!(number(session, "downs") >= 1, "{session}");
+    });
+}
+
+/// The metrics.
+fn page(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 #[test]
 fn bad_values_are_named_with_their_flag() {
     let to = "--to 127.0.0.1:1";

@@ -18,6 +18,8 @@ pub enum Drop {
     Refused,
     /// EHOSTUNREACH, ENETUNREACH and the like: the next hop is out of reach.
     Unreachable,
+    /// BFD says that the link to the next hop is down, and the default route is no other one.
+    LinkDown,
     /// No further client had room, or no socket could be had for it.
     NoClient,
     /// Any other error of send().
@@ -28,13 +30,14 @@ pub enum Drop {
 
 impl Drop {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [Drop; 9] = [
+    pub const ALL: [Drop; 10] = [
         Drop::NoRoute,
         Drop::Truncated,
         Drop::QueueFull,
         Drop::TooLong,
         Drop::Refused,
         Drop::Unreachable,
+        Drop::LinkDown,
         Drop::NoClient,
         Drop::Other,
         Drop::Overflow,
@@ -49,6 +52,7 @@ impl Drop {
             Drop::TooLong => "too-long",
             Drop::Refused => "refused",
             Drop::Unreachable => "unreachable",
+            Drop::LinkDown => "link-down",
             Drop::NoClient => "no-client",
             Drop::Other => "other",
             Drop::Overflow => "overflow",
@@ -158,9 +162,9 @@ impl Counters {
         }
     }
 
-    /// The kernel's own count, which goes up by itself.
-    pub(crate) fn overflowed(&self, packets: u64) {
-        self.dropped[Drop::Overflow as usize].store(packets, Ordering::Relaxed);
+    /// What the kernel has counted since it was asked last.
+    pub(crate) fn overflowed(&self, packets: u32) {
+        add(&self.dropped[Drop::Overflow as usize], u64::from(packets));
     }
 
     pub(crate) fn unsegmented(&self) {
@@ -171,8 +175,13 @@ impl Counters {
         self.cpu_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn clients(&self, number: usize) {
-        self.clients.store(number as u64, Ordering::Relaxed);
+    pub(crate) fn cpu_so_far(&self) -> Duration {
+        Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
+    }
+
+    /// One of its sockets has `now` clients, which had `before`.
+    pub(crate) fn clients(&self, before: usize, now: usize) {
+        add(&self.clients, (now as u64).wrapping_sub(before as u64));
     }
 
     pub(crate) fn read(&self) -> PlaneCounts {

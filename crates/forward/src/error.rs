@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use fourtuple::spread::SpreadError;
 use fourtuple_syscalls::errno_name;
 
+use crate::bfd::LinkError;
+
 /// Why nothing is forwarded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -11,6 +13,9 @@ pub enum ForwardError {
     /// The sockets to listen with cannot be had.
     #[error(transparent)]
     Spread(#[from] SpreadError),
+    /// A BFD session cannot be.
+    #[error("BFD: {0}")]
+    Bfd(#[from] LinkError),
     /// Packets would go round for ever.
     #[error("{listen} would forward to itself: {to} is where it listens")]
     Loop {
@@ -25,6 +30,26 @@ pub enum ForwardError {
         /// Links that were asked for.
         links: usize,
         /// Planes that were asked for.
+        planes: usize,
+    },
+    /// A plane has ended though nobody told it to.
+    #[error("plane {plane} has ended: {why}")]
+    Plane {
+        /// Which.
+        plane: usize,
+        /// The call that failed, or that it has panicked.
+        why: String,
+    },
+    /// It cannot leave.
+    #[error("plane {plane} cannot leave: it is not at work, or no other one is")]
+    NoPlane {
+        /// Which.
+        plane: usize,
+    },
+    /// Nobody can join.
+    #[error("{planes} planes have a socket of each link, and no plane has two: no other one can join")]
+    NoSeat {
+        /// How many are at work.
         planes: usize,
     },
     /// A call failed.

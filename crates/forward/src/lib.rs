@@ -7,11 +7,13 @@
 pub mod bfd;
 mod counters;
 mod error;
+mod path;
 mod plane;
 mod route;
 mod running;
 mod settings;
 mod target;
+mod watch;
 mod worker;
 
 pub use counters::{Drop, PlaneCounts};
@@ -20,3 +22,4 @@ pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;
 pub use settings::{Forward, Link};
+pub use watch::{Peer, Watched};

@@ -154,6 +154,11 @@ impl Routes {
         self.default.into_iter().chain(prefixes).chain(self.keys.values().copied())
     }
 
+    /// Where packets go that no rule is for.
+    pub fn default_hop(&self) -> Option<SocketAddr> {
+        self.default
+    }
+
     /// Where this packet goes; `arrived_at` is the address that it was sent to, if known.
     pub fn find(&self, payload: &[u8], arrived_at: Option<IpAddr>) -> Option<SocketAddr> {
         if let Some(key) = &self.key {

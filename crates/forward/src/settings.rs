@@ -6,6 +6,7 @@ use fourtuple::spread::Spread;
 use crate::error::ForwardError;
 use crate::plane::PlaneKind;
 use crate::route::Routes;
+use crate::watch::Peer;
 
 /// An address to listen at, and where its packets go on to.
 #[derive(Clone, Debug)]
@@ -22,6 +23,9 @@ pub struct Link {
     pub idle: Duration,
     /// The most clients of one plane; only with `replies`.
     pub clients: usize,
+    /// Whom BFD is spoken with: when that session goes down, packets for next hops with the peer's address go by the default
+    /// route if that is another one, and are dropped otherwise. Where no next hop has the address, it is for all of them.
+    pub bfd: Option<Peer>,
 }
 
 impl Link {
@@ -34,6 +38,7 @@ impl Link {
             replies: false,
             idle: Duration::from_secs(60),
             clients: 4096,
+            bfd: None,
         }
     }
 

@@ -129,6 +129,11 @@ impl Targets {
         self.slots.get_mut(index)?.as_mut()
     }
 
+    /// The numbers of all that there are.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
+        self.slots.iter().enumerate().filter(|(_, target)| target.is_some()).map(|(number, _)| number)
+    }
+
     /// The target, which has something to send from now on.
     pub(crate) fn touch(&mut self, index: usize) -> Option<&mut Target> {
         let target = self.slots.get_mut(index)?.as_mut()?;

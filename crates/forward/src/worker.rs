@@ -1,21 +1,19 @@
 //! One plane: a thread with an epoll, its sockets and its counters.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::bell::Bell;
-use fourtuple_syscalls::datagram::Datagram;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{option, resource};
 
-use crate::counters::{Counters, Drop};
+use crate::counters::Counters;
+use crate::path::Path;
 use crate::plane::Plane;
-use crate::route::{Routes, View};
-use crate::target::Targets;
 
 const STOP: u64 = u64::MAX;
 /// Idle clients are looked for, and the kernel is asked for what it dropped, about this often.
@@ -28,222 +26,237 @@ const LAST_LOOKS: usize = 2;
 pub(crate) const GO_ON: u8 = 0;
 /// End when nothing waits any more.
 pub(crate) const DRAIN: u8 = 1;
-/// End now.
+/// End now: what waits is another's, or lost.
 pub(crate) const END: u8 = 2;
 
-/// From where one link's packets come to where they go, for one plane.
-pub(crate) struct Path {
-    pub(crate) view: View,
-    pub(crate) targets: Targets,
-    pub(crate) counters: Arc<Counters>,
-    /// Ticks so far.
-    pub(crate) tick: u64,
-    pub(crate) replies: bool,
-    pub(crate) segments: bool,
-    pub(crate) work: Duration,
-    /// Ticks without a packet after which a client goes.
-    pub(crate) idle: u64,
-    /// Targets whose sockets nobody waits for yet.
-    new: Vec<usize>,
-}
-
-impl Path {
-    pub(crate) fn new(
-        view: View,
-        counters: Arc<Counters>,
-        link: &crate::Link,
-        segments: bool,
-        work: Duration,
-    ) -> Path {
-        // One way there are as many targets as next hops, which are few.
-        let most = if link.replies { link.clients } else { usize::MAX };
-        Path {
-            view,
-            targets: Targets::new(most),
-            counters,
-            tick: 0,
-            replies: link.replies,
-            segments,
-            work,
-            idle: link.idle.as_secs().max(1),
-            new: Vec::new(),
-        }
-    }
-
-    /// Puts message `index` of a batch behind its target, or counts why not.
-    pub(crate) fn take(&mut self, index: usize, datagram: &Datagram<'_>) {
-        let segment = datagram.segment.map_or(datagram.bytes.len(), usize::from).max(1);
-        let packets = datagram.bytes.len().div_ceil(segment).max(1);
-        self.counters.received(packets, datagram.bytes.len());
-        work(self.work, packets);
-        if datagram.truncated {
-            self.counters.dropped(Drop::Truncated, packets);
-            return;
-        }
-        let routes = Arc::clone(self.view.routes());
-        let client = if self.replies { datagram.from() } else { None };
-        if packets > 1 && (routes.are_by_key() || !self.segments) {
-            for start in (0..datagram.bytes.len()).step_by(segment) {
-                let range = start..datagram.bytes.len().min(start + segment);
-                match self.target(&routes, &datagram.bytes[range.clone()], datagram, client) {
-                    Ok(target) => {
-                        if let Some(target) = self.targets.touch(target) {
-                            target.push(index, range);
-                        }
-                    }
-                    Err(reason) => self.counters.dropped(reason, 1),
-                }
-            }
-            return;
-        }
-        match self.target(&routes, datagram.bytes, datagram, client) {
-            Ok(target) => {
-                let Some(target) = self.targets.touch(target) else { return };
-                match datagram.segment {
-                    Some(segment) if packets > 1 && target.segments => {
-                        target.push_cut(index, 0..datagram.bytes.len(), segment);
-                    }
-                    _ if packets > 1 => {
-                        for start in (0..datagram.bytes.len()).step_by(segment) {
-                            target.push(index, start..datagram.bytes.len().min(start + segment));
-                        }
-                    }
-                    _ => target.push(index, 0..datagram.bytes.len()),
-                }
-            }
-            Err(reason) => self.counters.dropped(reason, packets),
-        }
-    }
-
-    fn target(
-        &mut self,
-        routes: &Routes,
-        payload: &[u8],
-        datagram: &Datagram<'_>,
-        client: Option<SocketAddr>,
-    ) -> Result<usize, Drop> {
-        let hop = routes.find(payload, datagram.arrived_at).ok_or(Drop::NoRoute)?;
-        let key = (client, hop);
-        let index = match self.targets.find(key) {
-            Some(index) => index,
-            None => self.open(key)?,
-        };
-        if let Some(target) = self.targets.get(index) {
-            target.used_at = self.tick;
-        }
-        Ok(index)
-    }
-
-    fn open(&mut self, key: (Option<SocketAddr>, SocketAddr)) -> Result<usize, Drop> {
-        let index = match self.targets.open(key, self.segments) {
-            Ok(Some(index)) => index,
-            Ok(None) => return Err(Drop::NoClient),
-            Err(error) => {
-                return Err(match Drop::of(&error) {
-                    Drop::Unreachable => Drop::Unreachable,
-                    _ => Drop::NoClient,
-                });
-            }
-        };
-        if self.replies {
-            self.new.push(index);
-        }
-        self.counters.clients(self.targets.len());
-        Ok(index)
-    }
-
-    fn forget_idle(&mut self) {
-        let (tick, idle) = (self.tick, self.idle);
-        if self.replies {
-            self.targets.retain(|target| target.used_at + idle >= tick);
-            self.counters.clients(self.targets.len());
-        }
-    }
-}
-
-/// Keeps the processor busy as long as these packets would.
-fn work(each: Duration, packets: usize) {
-    if each.is_zero() {
-        return;
-    }
-    let end = Instant::now() + each * packets as u32;
-    while Instant::now() < end {
-        std::hint::spin_loop();
-    }
-}
-
-/// One link, as one plane has it.
+/// A socket that listens for one link, and the way of what comes to it. It is one plane's at every moment, and goes from one
+/// to another as a whole: with its clients, so that their answers go with it.
 pub(crate) struct Port {
+    pub(crate) link: usize,
+    /// Which member of the link's group.
+    pub(crate) seat: usize,
     pub(crate) listener: OwnedFd,
     pub(crate) path: Path,
+    /// Of `sk_drops`, what is counted already.
+    overflowed: u32,
+}
+
+/// What a plane is asked for, beside its end.
+pub(crate) enum Order {
+    /// To serve these as well.
+    Take(Vec<Port>),
+    /// To give away what it has of one seat, if it has another one.
+    Give(Sender<Vec<Port>>),
+}
+
+/// How others speak to a plane.
+pub(crate) struct Desk {
+    told: AtomicU8,
+    /// Looked at when the bell was rung: not on the path of a packet.
+    orders: Mutex<Vec<Order>>,
+    bell: Bell,
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Desk").field("told", &self.told()).finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    pub(crate) fn new() -> io::Result<Desk> {
+        Ok(Desk { told: AtomicU8::new(GO_ON), orders: Mutex::default(), bell: Bell::new()? })
+    }
+
+    pub(crate) fn tell(&self, what: u8) {
+        self.told.store(what, Ordering::Release);
+        self.bell.ring();
+    }
+
+    pub(crate) fn order(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.bell.ring();
+    }
+
+    fn told(&self) -> u8 {
+        self.told.load(Ordering::Acquire)
+    }
+
+    fn orders(&self) -> Vec<Order> {
+        std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// What one plane has.
 pub(crate) struct Worker {
-    pub(crate) ports: Vec<Port>,
     pub(crate) plane: Box<dyn Plane>,
-    pub(crate) told: Arc<AtomicU8>,
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) desk: Arc<Desk>,
+    /// One for each link.
+    pub(crate) counters: Vec<Arc<Counters>>,
+    /// By the number that its tokens have.
+    ports: Vec<Option<Port>>,
+    /// Processor time of the threads that had these counters before.
+    cpu_before: Duration,
 }
 
 impl Worker {
-    /// Forwards until told to end.
-    pub(crate) fn run(mut self) -> io::Result<()> {
+    pub(crate) fn new(plane: Box<dyn Plane>, desk: Arc<Desk>, counters: Vec<Arc<Counters>>) -> Worker {
+        let cpu_before = counters.first().map_or(Duration::ZERO, |counters| counters.cpu_so_far());
+        Worker { plane, desk, counters, ports: Vec::new(), cpu_before }
+    }
+
+    /// Forwards until told to end, and gives back what it had then.
+    pub(crate) fn run(mut self, ports: Vec<Port>) -> io::Result<Vec<Port>> {
         let epoll = Epoll::new()?;
-        epoll.add(self.bell.as_fd(), STOP, Interest::READ)?;
-        for (number, port) in self.ports.iter().enumerate() {
-            epoll.add(port.listener.as_fd(), token(number, 0), Interest::READ)?;
-        }
+        epoll.add(self.desk.bell.as_fd(), STOP, Interest::READ)?;
+        self.take(&epoll, ports)?;
         let mut room = [Ready::NONE; 64];
         let mut ticked = Instant::now();
-        while self.told.load(Ordering::Acquire) == GO_ON {
+        while self.desk.told() == GO_ON {
+            let mut is_asked = false;
             for ready in epoll.wait(&mut room, Some(TICK))? {
                 if ready.token() == STOP {
-                    self.bell.silence();
-                    continue;
+                    is_asked = self.desk.bell.silence();
+                } else {
+                    self.serve(&epoll, ready.token())?;
                 }
-                let (number, target) = ((ready.token() >> 32) as usize, ready.token() as u32);
-                let Some(port) = self.ports.get_mut(number) else { continue };
-                match target.checked_sub(1) {
-                    None => {
-                        self.plane.forward(port.listener.as_fd(), &mut port.path);
-                        watch_new(&epoll, number, &mut port.path)?;
-                    }
-                    Some(target) => {
-                        self.plane.give_back(port.listener.as_fd(), target as usize, &mut port.path);
-                    }
-                }
+            }
+            if is_asked {
+                self.obey(&epoll)?;
             }
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
-                self.ports.iter_mut().for_each(Port::tick);
+                self.tick();
             }
         }
-        if self.told.load(Ordering::Acquire) == DRAIN {
+        // What was asked for before the end is not to be lost with its sockets.
+        self.obey(&epoll)?;
+        if self.desk.told() == DRAIN {
             self.drain();
         }
-        self.ports.iter_mut().for_each(Port::tick);
+        self.tick();
+        for number in 0..self.ports.len() {
+            self.release(number);
+        }
+        Ok(self.ports.into_iter().flatten().collect())
+    }
+
+    fn serve(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        let (number, target) = ((token >> 32) as usize, token as u32);
+        let Some(Some(port)) = self.ports.get_mut(number) else { return Ok(()) };
+        match target.checked_sub(1) {
+            None => {
+                self.plane.forward(number, port.listener.as_fd(), &mut port.path);
+                watch_new(epoll, number, &mut port.path)
+            }
+            Some(target) => {
+                self.plane.give_back(port.listener.as_fd(), target as usize, &mut port.path);
+                Ok(())
+            }
+        }
+    }
+
+    fn obey(&mut self, epoll: &Epoll) -> io::Result<()> {
+        for order in self.desk.orders() {
+            match order {
+                Order::Take(ports) => self.take(epoll, ports)?,
+                Order::Give(to) => {
+                    let ports = self.give(epoll)?;
+                    if let Err(refused) = to.send(ports) {
+                        // Whoever asked is gone.
+                        self.take(epoll, refused.0)?;
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
+    fn take(&mut self, epoll: &Epoll, ports: Vec<Port>) -> io::Result<()> {
+        for mut port in ports {
+            if let Some(counters) = self.counters.get(port.link) {
+                port.path.count_with(counters);
+            }
+            let number = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
+            if number == self.ports.len() {
+                self.ports.push(None);
+            }
+            let watched = self.plane.watch(number, port.listener.as_fd())?;
+            epoll.add(watched, token(number, 0), Interest::READ)?;
+            if port.path.replies {
+                port.path.new = port.path.targets.numbers().collect();
+                watch_new(epoll, number, &mut port.path)?;
+            }
+            self.ports[number] = Some(port);
+        }
+        Ok(())
+    }
+
+    /// All that it has of its last seat, unless that is its only one.
+    fn give(&mut self, epoll: &Epoll) -> io::Result<Vec<Port>> {
+        let seats = || self.ports.iter().flatten().map(|port| port.seat);
+        let (Some(first), Some(last)) = (seats().min(), seats().max()) else { return Ok(Vec::new()) };
+        let mut given = Vec::new();
+        if first == last {
+            return Ok(given);
+        }
+        for number in 0..self.ports.len() {
+            if self.ports[number].as_ref().is_none_or(|port| port.seat != last) {
+                continue;
+            }
+            self.release(number);
+            let Some(mut port) = self.ports[number].take() else { continue };
+            epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
+            if port.path.replies {
+                for target in port.path.targets.numbers().collect::<Vec<_>>() {
+                    if let Some(target) = port.path.targets.get(target) {
+                        epoll.remove(target.socket.as_fd())?;
+                    }
+                }
+            }
+            given.push(port);
+        }
+        Ok(given)
+    }
+
+    /// What was received of it and not sent on yet goes.
+    fn release(&mut self, number: usize) {
+        if let Some(Some(port)) = self.ports.get_mut(number) {
+            self.plane.release(number, port.listener.as_fd(), &mut port.path);
+        }
+    }
+
     fn drain(&mut self) {
-        for port in &mut self.ports {
+        for (number, port) in self.ports.iter_mut().enumerate() {
+            let Some(port) = port else { continue };
             let mut empty = 0;
             while empty < LAST_LOOKS {
-                let found = self.plane.forward(port.listener.as_fd(), &mut port.path);
+                let found = self.plane.forward(number, port.listener.as_fd(), &mut port.path);
                 empty = if found { 0 } else { empty + 1 };
             }
         }
     }
+
+    fn tick(&mut self) {
+        self.ports.iter_mut().flatten().for_each(Port::tick);
+        let cpu = self.cpu_before + resource::thread_cpu_time();
+        self.counters.iter().for_each(|counters| counters.cpu(cpu));
+    }
 }
 
 impl Port {
+    pub(crate) fn new(link: usize, seat: usize, listener: OwnedFd, path: Path) -> Port {
+        // What another process has lost with this socket is not ours; a kernel that does not tell begins with 0.
+        let overflowed = option::dropped(listener.as_fd()).unwrap_or(0);
+        Port { link, seat, listener, path, overflowed }
+    }
+
     fn tick(&mut self) {
         self.path.tick += 1;
         self.path.forget_idle();
-        self.path.counters.cpu(resource::thread_cpu_time());
         if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
-            self.path.counters.overflowed(u64::from(dropped));
+            self.path.counters.overflowed(dropped.wrapping_sub(self.overflowed));
+            self.overflowed = dropped;
         }
     }
 }

@@ -3,6 +3,7 @@ use std::io;
 use fourtuple::dial::{BuildError, DialError};
 use fourtuple::listen::ListenError;
 use fourtuple::ports::CostError;
+use fourtuple_forward::ForwardError;
 
 /// Why an experiment could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,9 @@ pub enum LabError {
     /// Workers could not be put behind a listener, or failed there.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Planes could not be started, or failed.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
 }
 
 impl LabError {

@@ -10,6 +10,7 @@ mod error;
 pub mod keepalive;
 pub mod locks;
 mod namespace;
+pub mod planes;
 pub mod pool;
 pub mod ports;
 pub mod time_wait;

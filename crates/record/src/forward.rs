@@ -41,7 +41,7 @@ pub struct ForwardLink {
     pub idle_ns: u64,
     /// The most clients of a plane.
     pub clients: u32,
-    /// The peer of the link's BFD session; `null`: none.
+    /// The peer of the link's BFD session, `192.0.2.1` or `192.0.2.1@LOCAL`; `null`: none.
     pub bfd: Option<String>,
 }
 
@@ -76,7 +76,7 @@ pub struct ForwardPlane {
     /// Packets sent back to clients.
     pub returned: u64,
     /// Packets that were not sent on, by reason: `no-route`, `truncated`, `queue-full`, `too-long`, `refused`, `unreachable`,
-    /// `no-client`, `other`, `overflow` (of the receive queue).
+    /// `link-down` (as BFD says), `no-client`, `other`, `overflow` (of the receive queue).
     pub dropped: BTreeMap<String, u64>,
     /// Clients that it had at the end.
     pub clients: u64,
@@ -93,9 +93,9 @@ pub struct ForwardPlane {
 pub struct ForwardBfd {
     /// The peer's address.
     pub peer: String,
-    /// At the end: `admin-down`, `down`, `init` or `up`.
+    /// Before it was ended: `admin-down`, `down`, `init` or `up`.
     pub state: String,
-    /// Why it was last down: the name of RFC 5880's diagnostic code.
+    /// Why it went down last, `none` when it never did: the name of RFC 5880's diagnostic code.
     pub diagnostic: String,
     /// How often it went up.
     pub ups: u64,
@@ -105,6 +105,7 @@ pub struct ForwardBfd {
     pub sent: u64,
     /// Control packets received and taken.
     pub received: u64,
-    /// Control packets that RFC 5880 6.8.6 discards, by reason.
+    /// Control packets that RFC 5880 6.8.6 discards, by reason, those of a port that several sessions share at the first of
+    /// them; `no-room` are those that a session had no time for, `unsent` those that the kernel did not send.
     pub discarded: BTreeMap<String, u64>,
 }

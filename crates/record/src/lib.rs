@@ -16,6 +16,7 @@ mod lab;
 mod lab_locks;
 mod load;
 mod plan;
+mod planes;
 mod ports;
 mod scatter;
 mod serve;
@@ -41,6 +42,7 @@ pub use load::{
     Held, Latency, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second, Slow,
 };
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
+pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};
 pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
@@ -114,6 +116,8 @@ pub enum Saved {
     LabKeepalive(AcceptRecord),
     /// `fourtuple lab locks`
     LabLocks(LabLocksRecord),
+    /// `fourtuple lab planes`
+    LabPlanes(PlanesRecord),
     /// `fourtuple plan`
     Plan(PlanRecord),
     /// `fourtuple compare`
@@ -168,6 +172,7 @@ impl Saved {
             "lab accept" => Saved::LabAccept(serde_json::from_str(text)?),
             "lab keepalive" => Saved::LabKeepalive(serde_json::from_str(text)?),
             "lab locks" => Saved::LabLocks(serde_json::from_str(text)?),
+            "lab planes" => Saved::LabPlanes(serde_json::from_str(text)?),
             "plan" => Saved::Plan(serde_json::from_str(text)?),
             "compare" => Saved::Compare(serde_json::from_str(text)?),
             "load" => Saved::Load(serde_json::from_str(text)?),

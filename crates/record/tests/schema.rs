@@ -771,6 +771,76 @@ fn bare_forward() -> (ForwardSettings, ForwardResults) {
     (settings, ForwardResults { jain: None, ..results })
 }
 
+fn planes() -> (PlanesSettings, PlanesResults) {
+    let settings = PlanesSettings {
+        every_combination: true,
+        plane: vec!["offload".to_owned()],
+        planes: vec![2],
+        bytes: vec![64],
+        spread: vec!["flow".to_owned()],
+        flows: vec![1],
+        work_ns: vec![6_000],
+        packets: 20_000,
+        repeats: 3,
+        over: "veth".to_owned(),
+        seed: 1,
+    };
+    let ratio = Some(PlanesRatio { ratio: 0.2, low: 0.18, high: 0.22 });
+    let cell = PlanesCell {
+        plane: "offload".to_owned(),
+        planes: 2,
+        spread: "flow".to_owned(),
+        flows: 1,
+        inner_flows: 120,
+        packet_bytes: 64,
+        mtu: 1500,
+        work_ns: 6_000,
+        repeats: 3,
+        packets: 60_000,
+        lost: 1,
+        dropped: BTreeMap::from([("overflow".to_owned(), 1)]),
+        reordered: 2,
+        share: vec![0.5, 0.5],
+        cpu_ns_per_packet: 6_600,
+        cpu_ns_low: Some(6_500),
+        cpu_ns_high: Some(6_700),
+        pps: 200_000.5,
+        pps_low: Some(190_000.0),
+        pps_high: Some(210_000.0),
+        capacity_pps: 303_000.0,
+        generator_waited: 0.4,
+        limited_by: "planes".to_owned(),
+        generator_cpu_ns_per_packet: 900,
+        sink_cpu_ns_per_packet: 100,
+        cpu_to_one_by_one: ratio,
+        capacity_to_one_plane: ratio,
+        pps_to_one_plane: ratio,
+    };
+    let results = PlanesResults {
+        cells: vec![cell],
+        skipped: vec![PlanesSkipped { plane: "uring".to_owned(), why: "ENOSYS".to_owned() }],
+        planes_help_above_ns: Some(2_000),
+        advice: vec!["one".to_owned()],
+    };
+    (settings, results)
+}
+
+/// One run, and nothing to compare it with: everything that may be null is.
+fn bare_planes() -> (PlanesSettings, PlanesResults) {
+    let (settings, results) = planes();
+    let cell = PlanesCell {
+        cpu_ns_low: None,
+        cpu_ns_high: None,
+        pps_low: None,
+        pps_high: None,
+        cpu_to_one_by_one: None,
+        capacity_to_one_plane: None,
+        pps_to_one_plane: None,
+        ..results.cells[0].clone()
+    };
+    (settings, PlanesResults { cells: vec![cell], planes_help_above_ns: None, ..results })
+}
+
 fn samples() -> Vec<(&'static str, Value)> {
     let ((ports_settings, ports_results), (time_wait_settings, time_wait_results)) = (ports(), time_wait());
     let (accept_settings, accept_results) = accept();
@@ -784,6 +854,8 @@ fn samples() -> Vec<(&'static str, Value)> {
     let (bare_lab_settings, bare_lab_results) = bare_lab_locks();
     let (forward_settings, forward_results) = forward();
     let (bare_forward_settings, bare_forward_results) = bare_forward();
+    let (planes_settings, planes_results) = planes();
+    let (bare_planes_settings, bare_planes_results) = bare_planes();
     let (trace_settings, trace_results) = trace_connect();
     let (bare_trace_settings, bare_trace_results) = bare_trace_connect();
     let (trace_accept_settings, trace_accept_results) = trace_accept();
@@ -813,6 +885,8 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("lab keepalive", record("lab keepalive", keepalive_settings, keepalive_results)),
         ("forward", record("forward", forward_settings, forward_results)),
         ("bare forward", record("forward", bare_forward_settings, bare_forward_results)),
+        ("lab planes", record("lab planes", planes_settings, planes_results)),
+        ("bare lab planes", record("lab planes", bare_planes_settings, bare_planes_results)),
         ("trace connect", record("trace connect", trace_settings, trace_results)),
         ("bare trace connect", record("trace connect", bare_trace_settings, bare_trace_results)),
         ("trace accept", record("trace accept", trace_accept_settings, trace_accept_results)),

@@ -1,4 +1,4 @@
-// The charts of a page, from the records that it carries as JSON. plot.js, load.js and accept.js stand before this in the
+// The charts of a page, from the records that it carries as JSON. plot.js, load.js, accept.js and planes.js stand before this in the
 // same function.
 
 // ---- data ---------------------------------------------------------------------------------------------------------
@@ -380,6 +380,7 @@ const kinds = {
 
   ...loadKinds,
   ...acceptKinds,
+  ...planesKinds,
 };
 
 // ---- painting -----------------------------------------------------------------------------------------------------

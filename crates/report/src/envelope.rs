@@ -7,7 +7,7 @@ use fourtuple_record::{
 
 use crate::accept::{self, Lab};
 use crate::number::{count, duration, quantity, share};
-use crate::{forward, lab_locks, load, trace, trace_accept, trace_locks};
+use crate::{forward, lab_locks, load, planes, trace, trace_accept, trace_locks};
 
 /// The envelope of a record, with its settings in words.
 pub(crate) struct Envelope<'a> {
@@ -46,6 +46,9 @@ pub(crate) fn envelope(saved: &Saved) -> Envelope<'_> {
         ),
         Saved::LabLocks(record) => {
             of(record, vec![lab_locks::details(&record.settings)], lab_locks::command_line(&record.settings))
+        }
+        Saved::LabPlanes(record) => {
+            of(record, vec![planes::details(&record.settings)], planes::command_line(&record.settings))
         }
         Saved::Plan(record) => of(record, vec![plan_words(&record.settings)], plan_line(&record.settings)),
         Saved::Compare(record) => {

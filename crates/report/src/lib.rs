@@ -19,6 +19,7 @@ mod heat;
 mod lab_locks;
 mod load;
 mod number;
+mod planes;
 mod save;
 mod serve;
 mod strategies;

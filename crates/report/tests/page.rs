@@ -289,3 +289,31 @@ fn locks_have_bars_with_intervals() {
 fn page_of_hostile() -> String {
     page(&[Saved::LabLocks(samples::hostile_lab_locks())])
 }
+
+#[test]
+fn planes_have_the_published_figure_and_a_bar_for_each_way() {
+    let html = page(&[Saved::LabPlanes(samples::planes())]);
+    assert_eq!(html.matches("data-chart=\"planes-throughput\"").count(), 1);
+    let (_, bars) = html.split_once("<svg class=\"costs\"").unwrap();
+    let (bars, _) = bars.split_once("</svg>").unwrap();
+    assert_eq!(bars.matches("<rect").count(), 3, "one plane without work: {bars}");
+    for text in [
+        "2,972 B, MTU 3,000, 6.00us of work a packet",
+        "1 of 4 busy, 0% to 100%",
+        "8,412 (14.02%)",
+        "12 (0.02%): overflow 12",
+        "0.20x",
+        "the generator's pace",
+        "io_uring_setup(): EPERM",
+        "fourtuple lab planes --packets 20000 --repeats 3 --over veth --seed 1",
+    ] {
+        assert!(html.replace("&#39;", "'").contains(text), "{text} is missing");
+    }
+    let html = own(&page(&[Saved::LabPlanes(samples::no_planes())]));
+    assert!(!html.contains("data-chart=\"planes-throughput\"") && !html.contains("<script>alert"));
+    assert!(
+        html.contains(
+            "--planes 1,4,2 --bytes 64,1472,2972 --spread flow,hash,random --flows 1 --work 0s,6us"
+        )
+    );
+}

@@ -289,3 +289,13 @@ Searches over time
         ░ 1  ▒ 5  ▓ 18  █ 71  searches or more in 200ms";
     assert_eq!(map.join("\n"), expected, "\n{}", map.join("\n"));
 }
+
+#[test]
+fn planes_have_their_cost_and_their_gain() {
+    let text = render(&Saved::LabPlanes(samples::planes()), 160, false);
+    assert_eq!(&row(&text, "offload")[..5], ["1", "flow", "1", "572", "ns"], "{text}");
+    assert!(text.contains("0.20x") && text.contains("8,412 (14.02%)"), "{text}");
+    assert!(text.contains("batched x4, random, one 4-tuple: lost 12 (0.02%): overflow 12"), "{text}");
+    let narrow = render(&Saved::LabPlanes(samples::planes()), 60, false);
+    assert!(narrow.contains("2,927 ns"), "{narrow}");
+}

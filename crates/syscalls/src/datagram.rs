@@ -120,6 +120,12 @@ impl Batch {
         Ok(self.received)
     }
 
+    /// The room of message `index`, for those who send what they have made themselves; empty beyond the last.
+    pub fn room_mut(&mut self, index: usize) -> &mut [u8] {
+        let start = index.saturating_mul(self.room);
+        self.bytes.get_mut(start..start.saturating_add(self.room)).unwrap_or_default()
+    }
+
     /// How many messages the last [`Batch::receive`] brought.
     pub fn len(&self) -> usize {
         self.received

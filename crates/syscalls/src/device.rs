@@ -98,7 +98,7 @@ fn make(name: &str, kind: &str, data: &[u8], below: Option<u32>) -> io::Result<(
         netlink::put_attribute(&mut body, IFLA_LINK, &below.to_ne_bytes());
     }
     netlink::put_attribute(&mut body, IFLA_LINKINFO, &info);
-    netlink::make(libc::NETLINK_ROUTE, RTM_NEWLINK, &body)
+    netlink::change(libc::NETLINK_ROUTE, RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
 
 fn terminated(name: &str) -> Vec<u8> {
@@ -112,7 +112,7 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
     body.extend_from_slice(&index(name)?.to_ne_bytes());
     netlink::put_attribute(&mut body, IFA_LOCAL, &octets);
     netlink::put_attribute(&mut body, IFA_ADDRESS, &octets);
-    netlink::make(libc::NETLINK_ROUTE, RTM_NEWADDR, &body)
+    netlink::change(libc::NETLINK_ROUTE, RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
 
 /// Sets a device up.

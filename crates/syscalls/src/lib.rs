@@ -32,6 +32,7 @@ pub mod shared;
 pub mod sock_diag;
 pub mod socket;
 pub mod unix_diag;
+pub mod veth;
 
 pub use address::Endpoint;
 

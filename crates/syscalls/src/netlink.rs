@@ -14,13 +14,12 @@ pub(crate) fn ask(
     body: &[u8],
     answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    let flags = if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK };
-    request(protocol, kind, flags, body, answer)
+    request(protocol, kind, if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK }, body, answer)
 }
 
-/// The same for something new, which must not be there yet: EEXIST.
-pub(crate) fn make(protocol: libc::c_int, kind: u16, body: &[u8]) -> io::Result<()> {
-    request(protocol, kind, libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL, body, |_| ())
+/// Sends a request of `kind` that changes something, with `flags` such as NLM_F_CREATE, and waits until it is done.
+pub(crate) fn change(protocol: libc::c_int, kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
+    request(protocol, kind, libc::NLM_F_ACK | flags, body, |_| {})
 }
 
 fn request(

@@ -24,11 +24,10 @@ pub fn enter_new() -> io::Result<()> {
 
 /// Finds out whether [`enter_new`] would be allowed, by making a network namespace and going back.
 pub fn try_new() -> io::Result<()> {
-    let home = File::open("/proc/thread-self/ns/net")?;
+    let home = current()?;
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
-    // SAFETY: setns() takes no pointers; the descriptor is the network namespace that this thread came from.
-    check(unsafe { libc::setns(home.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+    enter(home.as_fd())
 }
 
 /// Moves the calling thread into a network namespace that there is: what [`current`] gave, or an open `/proc/PID/ns/net`.
@@ -41,7 +40,7 @@ pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// The calling thread's network namespace, for [`enter`] and for devices that are to be there.
+/// The calling thread's network namespace, for [`enter`] and for devices that are to be there. It stays as long as this is open.
 pub fn current() -> io::Result<OwnedFd> {
     Ok(File::open("/proc/thread-self/ns/net")?.into())
 }

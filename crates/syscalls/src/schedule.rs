@@ -43,6 +43,15 @@ pub fn pin_among(cpus: &[usize]) -> io::Result<()> {
     check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) }).map(drop)
 }
 
+/// SCHED_BATCH: the calling thread, and threads that it starts, let others of their processor go on when they are woken. No
+/// privilege is needed.
+pub fn give_way() -> io::Result<()> {
+    // SAFETY: sched_param is plain data for which zero is a value, the only one that SCHED_BATCH takes.
+    let parameters: libc::sched_param = unsafe { mem::zeroed() };
+    // SAFETY: the call reads one sched_param; 0 is the calling thread.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) }).map(drop)
+}
+
 /// PR_SET_TIMERSLACK of 1 ns: the calling thread's sleeps end when they should, and not up to 50 us later.
 pub fn sleep_precisely() -> io::Result<()> {
     let slack: libc::c_ulong = 1;

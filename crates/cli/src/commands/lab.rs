@@ -1,6 +1,7 @@
 mod accept;
 mod keepalive;
 mod locks;
+mod planes;
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -46,6 +47,7 @@ enum Experiment {
     Accept(accept::AcceptFlags),
     Keepalive(keepalive::KeepaliveFlags),
     Locks(locks::LocksFlags),
+    Planes(planes::PlanesFlags),
 }
 
 /// What connect() costs under each port strategy, from an empty table to a full one
@@ -201,6 +203,10 @@ impl Lab {
             Some(Experiment::Locks(_)) => Err(
                 "lab locks compares by itself, before against after; '--change' says what, '--repeats' how often".to_owned(),
             ),
+            Some(Experiment::Planes(_)) => Err(
+                "lab planes compares by itself: give '--plane', '--planes' or '--spread' several names, and '--repeats'"
+                    .to_owned(),
+            ),
             None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
         }
     }
@@ -212,6 +218,7 @@ impl Lab {
             Some(Experiment::Accept(flags)) => flags.run(),
             Some(Experiment::Keepalive(flags)) => flags.run(),
             Some(Experiment::Locks(flags)) => flags.run(),
+            Some(Experiment::Planes(flags)) => flags.run(),
             None => run_all(self.output),
         }
     }
@@ -277,7 +284,7 @@ fn run_last(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<R
     }
 }
 
-/// All but `lab keepalive` and `lab locks`, short: the stall is shown where it begins, and its 60 s are not sat out.
+/// All but `lab keepalive`, `lab locks` and `lab planes`, short: the stall is shown where it begins, and its 60 s are not sat out.
 fn run_all(mut output: Output) -> anyhow::Result<Exit> {
     let time_wait = TimeWait {
         range: PortRange::new(49152, 65535).expect("not backwards"),

@@ -1,7 +1,7 @@
 //! What others read of a session while one thread owns it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ struct Published {
     state: AtomicU8,
     since_ns: AtomicU64,
     transitions: AtomicU64,
+    failed: AtomicBool,
     report: Mutex<LinkReport>,
 }
 
@@ -100,6 +101,7 @@ impl LinkState {
             state: AtomicU8::new(report.state as u8),
             since_ns: AtomicU64::new(0),
             transitions: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
             report: Mutex::new(report.clone()),
         }));
         state.publish(Duration::ZERO, report);
@@ -110,6 +112,12 @@ impl LinkState {
         let published = &self.0;
         published.since_ns.store(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         published.transitions.store(report.transitions, Ordering::Relaxed);
+        let is_meant = State::AdminDown == report.state || State::AdminDown == report.remote_state;
+        if report.state == State::Up || is_meant {
+            published.failed.store(false, Ordering::Relaxed);
+        } else if self.state() == State::Up {
+            published.failed.store(true, Ordering::Relaxed);
+        }
         // Last: who reads this one first has the others of this change, or of a later one.
         published.state.store(report.state as u8, Ordering::Release);
         *published.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
@@ -123,6 +131,13 @@ impl LinkState {
     /// Whether packets arrive at the other end, as far as both ends know.
     pub fn is_up(&self) -> bool {
         self.state() == State::Up
+    }
+
+    /// Whether packets do not arrive at the other end as far as BFD knows: the session was up, went down, and is not up again.
+    /// What was never up may be a peer without BFD, and what an administrator holds down, here or there, is no failure (RFC
+    /// 5882, sections 3.2 and 4.1). One load.
+    pub fn has_failed(&self) -> bool {
+        self.0.failed.load(Ordering::Relaxed)
     }
 
     /// When the state became what it is.

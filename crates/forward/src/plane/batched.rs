@@ -2,9 +2,9 @@ use std::os::fd::BorrowedFd;
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
+use crate::path::Path;
 use crate::plane::Plane;
 use crate::plane::sending::{give_back, send_all};
-use crate::worker::Path;
 
 /// Packets with one call.
 const BATCH: usize = 64;
@@ -25,7 +25,7 @@ impl Batched {
 }
 
 impl Plane for Batched {
-    fn forward(&mut self, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
         if self.batch.receive(listener).is_err() {
             return false;
         }

@@ -6,10 +6,11 @@ mod one_by_one;
 mod sending;
 
 use std::fmt;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
-use crate::worker::Path;
+use crate::path::Path;
 
 /// The ways to move packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +35,11 @@ impl PlaneKind {
             PlaneKind::Batched => "batched",
             PlaneKind::Offload => "offload",
         }
+    }
+
+    /// Whether it wants datagrams of one sender put together when they are received (UDP_GRO), and cut when they are sent.
+    pub(crate) fn offloads(self) -> bool {
+        self == PlaneKind::Offload
     }
 
     pub(crate) fn plane(self) -> Box<dyn Plane> {
@@ -65,13 +71,19 @@ impl FromStr for PlaneKind {
 
 /// Moves packets; belongs to one thread.
 pub(crate) trait Plane: Send {
-    /// Whether it wants datagrams of one sender put together when they are received (UDP_GRO), and cut when they are sent.
-    fn offloads(&self) -> bool {
-        false
+    /// What is readable when there is something to forward of port `number`, whose socket this is from now on.
+    fn watch<'a>(&'a mut self, number: usize, listener: BorrowedFd<'a>) -> io::Result<BorrowedFd<'a>> {
+        let _ = number;
+        Ok(listener)
     }
 
     /// Sends on what waits at `listener`, up to a batch. False when nothing was there.
-    fn forward(&mut self, listener: BorrowedFd<'_>, path: &mut Path) -> bool;
+    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool;
+
+    /// Sends on what it has received from port `number` and still keeps, since the socket is to be another's.
+    fn release(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) {
+        let _ = (number, listener, path);
+    }
 
     /// Sends what came back from target `index` to its client, up to a batch.
     fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path);

@@ -2,9 +2,9 @@ use std::os::fd::BorrowedFd;
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
+use crate::path::Path;
 use crate::plane::Plane;
 use crate::plane::sending::{give_back, send_all};
-use crate::worker::Path;
 
 /// Messages with one call.
 const BATCH: usize = 64;
@@ -24,11 +24,7 @@ impl Offload {
 }
 
 impl Plane for Offload {
-    fn offloads(&self) -> bool {
-        true
-    }
-
-    fn forward(&mut self, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
         if self.batch.receive(listener).is_err() {
             return false;
         }

@@ -2,9 +2,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
+use crate::path::Path;
 use crate::plane::Plane;
 use crate::plane::sending::{give_back, send_all};
-use crate::worker::Path;
 
 /// No datagram is longer.
 const ROOM: usize = 65_536;
@@ -22,7 +22,7 @@ impl OneByOne {
 }
 
 impl Plane for OneByOne {
-    fn forward(&mut self, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
         if self.batch.receive(listener).is_err() {
             return false;
         }

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
 use crate::counters::{Counters, Drop};
+use crate::path::Path;
 use crate::target::Target;
-use crate::worker::Path;
 
 /// Sends what [`Path::take`] has put behind each target.
 pub(super) fn send_all(path: &mut Path, batch: &Batch) {

@@ -7,6 +7,7 @@ mod forward;
 mod lab_locks;
 mod load;
 mod plan;
+mod planes;
 mod ports;
 mod serve;
 mod time_wait;
@@ -27,6 +28,7 @@ const PLOT_JS: &str = include_str!("../../assets/plot.js");
 const CHARTS_JS: &str = include_str!("../../assets/charts.js");
 const ACCEPT_JS: &str = include_str!("../../assets/accept.js");
 const LOAD_JS: &str = include_str!("../../assets/load.js");
+const PLANES_JS: &str = include_str!("../../assets/planes.js");
 /// Its notice has to be in every copy, and every page is one.
 const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
@@ -77,7 +79,8 @@ pub fn page(records: &[Saved]) -> String {
                 script { (PreEscaped(UPLOT_JS)) }
                 script {
                     (PreEscaped("(() => {\n\"use strict\";\n"))
-                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(ACCEPT_JS)) (PreEscaped(CHARTS_JS))
+                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(ACCEPT_JS)) (PreEscaped(PLANES_JS))
+                    (PreEscaped(CHARTS_JS))
                     (PreEscaped("})();"))
                 }
             }
@@ -147,6 +150,10 @@ fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
                     (advice(&[&record.results.advice]))
                     (lab_locks::section(&envelope.settings[0], &record.results))
                 }
+                Saved::LabPlanes(record) => {
+                    (advice(&[&record.results.advice]))
+                    (planes::section(index, &envelope.settings[0], &record.results))
+                }
                 Saved::Plan(record) => {
                     (advice(&[&record.results.advice]))
                     (plan::section(index, &envelope.settings[0], &record.results))
@@ -191,6 +198,7 @@ fn heading(saved: &Saved) -> &'static str {
         Saved::LabAccept(_) => Lab::Accept.question(),
         Saved::LabKeepalive(_) => Lab::Keepalive.question(),
         Saved::LabLocks(_) => "What short-lived connections gain where fewer of them meet at a lock",
+        Saved::LabPlanes(_) => crate::planes::QUESTION,
         Saved::Plan(_) => "How many connections fit, and what they cost",
         Saved::Compare(_) => "Is B faster than A?",
         Saved::Load(_) => "What came back under this load, and how fast",
@@ -290,6 +298,7 @@ fn data(index: usize, saved: &Saved) -> Markup {
         Saved::TimeWait(record) => results(record),
         Saved::LabAccept(record) | Saved::LabKeepalive(record) => results(record),
         Saved::LabLocks(record) => results(record),
+        Saved::LabPlanes(record) => results(record),
         Saved::Plan(record) => results(record),
         Saved::Compare(record) => results(record),
         Saved::Load(record) => results(record),

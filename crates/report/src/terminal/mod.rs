@@ -7,6 +7,7 @@ mod heat;
 mod lab_locks;
 mod load;
 mod plan;
+mod planes;
 mod ports;
 mod serve;
 mod sheet;
@@ -70,6 +71,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         }
         Saved::LabLocks(record) => {
             lab_locks::body(&mut sheet, &settings[0], &record.results);
+            record.results.advice.clone()
+        }
+        Saved::LabPlanes(record) => {
+            planes::body(&mut sheet, &settings[0], &record.results);
             record.results.advice.clone()
         }
         Saved::Plan(record) => {

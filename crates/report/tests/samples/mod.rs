@@ -4,6 +4,7 @@
 mod accept;
 mod lab_locks;
 mod load;
+mod planes;
 
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ use fourtuple_record::*;
 pub(crate) use accept::{accept, hostile_keepalive, keepalive, refused};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{hold, hostile_load, stalled, steady};
+pub(crate) use planes::{no_planes, planes};
 
 pub(crate) const LOW: u16 = 9024;
 pub(crate) const HIGH: u16 = 65535;
@@ -738,6 +740,8 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("empty load", Saved::Load(load::empty())),
         ("lab accept", Saved::LabAccept(accept())),
         ("lab keepalive", Saved::LabKeepalive(keepalive())),
+        ("lab planes", Saved::LabPlanes(planes())),
+        ("no planes", Saved::LabPlanes(no_planes())),
         ("refused accept", Saved::LabAccept(refused())),
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("lab locks", Saved::LabLocks(lab_locks())),

@@ -94,6 +94,7 @@ pub(super) fn numbers(saved: &Saved, metric: Metric) -> Result<Vec<f64>, NoNumbe
         | Saved::LabAccept(_)
         | Saved::LabKeepalive(_)
         | Saved::LabLocks(_)
+        | Saved::LabPlanes(_)
         | Saved::Plan(_)
         | Saved::Compare(_)
         | Saved::Serve(_)
@@ -130,6 +131,7 @@ pub(super) fn envelope(saved: &Saved) -> (&Host, &[Remark]) {
         Saved::TimeWait(record) => (&record.host, &record.validity),
         Saved::LabAccept(record) | Saved::LabKeepalive(record) => (&record.host, &record.validity),
         Saved::LabLocks(record) => (&record.host, &record.validity),
+        Saved::LabPlanes(record) => (&record.host, &record.validity),
         Saved::Plan(record) => (&record.host, &record.validity),
         Saved::Compare(record) => (&record.host, &record.validity),
         Saved::Serve(record) => (&record.host, &record.validity),

@@ -1,12 +1,12 @@
 //! Links, of the flags or of a file.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use fourtuple::spread::{Key, Rule as SpreadRule, Spread, SpreadTextError};
-use fourtuple_forward::{Link, Prefix, Routes, Rule};
+use fourtuple_forward::{Link, Peer, Prefix, Routes, Rule};
 use fourtuple_record::ForwardLink;
 use serde::Deserialize;
 
@@ -117,14 +117,8 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         None => Duration::from_secs(60),
         Some(idle) => units::duration(idle).map_err(|why| refuse("idle", idle, &why))?,
     };
-    let bfd = text
-        .bfd
-        .as_ref()
-        .map(|peer| {
-            peer.parse::<std::net::IpAddr>()
-                .map_err(|_| refuse("bfd", peer, "expected the address of the peer, such as 192.0.2.1"))
-        })
-        .transpose()?;
+    let bfd =
+        text.bfd.as_deref().map(|text| peer(text).map_err(|why| refuse("bfd", text, &why))).transpose()?;
     let link = Link {
         listen,
         routes,
@@ -132,6 +126,7 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         replies: text.replies,
         idle,
         clients: text.clients.unwrap_or(4096) as usize,
+        bfd,
     };
     let record = ForwardLink {
         listen: listen.to_string(),
@@ -142,9 +137,29 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         replies: text.replies,
         idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
         clients: link.clients as u32,
-        bfd: bfd.map(|peer| peer.to_string()),
+        bfd: text.bfd.clone(),
     };
     Ok(Understood { link, record })
+}
+
+/// `192.0.2.1`, or `192.0.2.1@192.0.2.2` from an address of this host
+fn peer(text: &str) -> Result<Peer, String> {
+    let expected = || {
+        "expected the address of the peer, such as 192.0.2.1, or PEER@LOCAL with the address here".to_owned()
+    };
+    let (peer, local) = match text.split_once('@') {
+        Some((peer, local)) => (peer, Some(local)),
+        None => (text, None),
+    };
+    let address: IpAddr = peer.parse().map_err(|_| expected())?;
+    let local: Option<IpAddr> = local.map(str::parse).transpose().map_err(|_| expected())?;
+    if local == Some(address) {
+        return Err("both ends have the same address".to_owned());
+    }
+    if local.is_some_and(|local| local.is_ipv4() != address.is_ipv4()) {
+        return Err("one end is IPv4, the other IPv6".to_owned());
+    }
+    Ok(Peer { local, ..Peer::new(address) })
 }
 
 fn key_of(text: &str) -> Option<Key> {
@@ -228,6 +243,10 @@ mod tests {
             ),
             (LinkText { idle: Some("5".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'5' for '--idle'"),
             (LinkText { bfd: Some("x".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'x' for '--bfd'"),
+            (
+                LinkText { bfd: Some("::1@127.0.0.1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "one end is IPv4",
+            ),
             (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
         ];
         for (link, expected) in mistakes {

@@ -1,7 +1,7 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use fourtuple_record::ForwardPlane;
+use fourtuple_record::{ForwardBfd, ForwardPlane};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Planes that have a line; of more the sum says enough on a terminal.
@@ -25,10 +25,10 @@ impl Table {
         Table { bar, last: (Duration::ZERO, Vec::new()) }
     }
 
-    pub(super) fn tell(&mut self, elapsed: Duration, planes: &[ForwardPlane]) {
+    pub(super) fn tell(&mut self, elapsed: Duration, planes: &[ForwardPlane], bfd: &[ForwardBfd]) {
         if let Some(bar) = &self.bar {
             let since = elapsed.saturating_sub(self.last.0);
-            bar.set_message(text(elapsed, since, planes, &self.last.1));
+            bar.set_message(text(elapsed, since, planes, &self.last.1, bfd));
             bar.tick();
         }
         self.last = (elapsed, planes.to_vec());
@@ -42,7 +42,13 @@ impl Table {
 }
 
 /// Rates since the last time, drops since the start.
-fn text(elapsed: Duration, since: Duration, planes: &[ForwardPlane], last: &[ForwardPlane]) -> String {
+fn text(
+    elapsed: Duration,
+    since: Duration,
+    planes: &[ForwardPlane],
+    last: &[ForwardPlane],
+    bfd: &[ForwardBfd],
+) -> String {
     let seconds = since.as_secs_f64().max(1e-3);
     let none = ForwardPlane::default();
     let mut lines = vec![format!("{:>6.1} s      kpps   Gbit/s  share  dropped", elapsed.as_secs_f64())];
@@ -70,6 +76,10 @@ fn text(elapsed: Duration, since: Duration, planes: &[ForwardPlane], last: &[For
     let bytes = rates.iter().map(|(_, bytes)| bytes).sum();
     let dropped: u64 = planes.iter().flat_map(|plane| plane.dropped.values()).sum();
     lines.push(line("all", (packets, bytes), if packets == 0 { 0.0 } else { 1.0 }, dropped.to_string()));
+    for session in bfd.iter().take(LINES) {
+        let ForwardBfd { peer, state, ups, downs, .. } = session;
+        lines.push(format!("bfd {peer} {state}, {ups} times up, {downs} down"));
+    }
     lines.join("\n")
 }
 
@@ -81,10 +91,21 @@ mod tests {
     fn rates_are_those_since_the_last_time() {
         let plane = |received, bytes| ForwardPlane { received, sent_bytes: bytes, ..ForwardPlane::default() };
         let (last, now) = ([plane(1_000, 0), plane(0, 0)], [plane(4_000, 125_000_000), plane(1_000, 0)]);
-        let text = text(Duration::from_secs(2), Duration::from_secs(1), &now, &last);
+        let bfd = ForwardBfd {
+            peer: "192.0.2.1".into(),
+            state: "up".into(),
+            diagnostic: "none".into(),
+            ups: 1,
+            downs: 0,
+            sent: 9,
+            received: 9,
+            discarded: std::collections::BTreeMap::new(),
+        };
+        let text = text(Duration::from_secs(2), Duration::from_secs(1), &now, &last, &[bfd]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[1], "plane 0        3.0    1.000  75.0%  ");
         assert_eq!(lines[3], "all            4.0    1.000 100.0%  0");
+        assert_eq!(lines[4], "bfd 192.0.2.1 up, 1 times up, 0 down");
         assert!(lines.iter().all(|line| line.len() < 60));
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use fourtuple_record::ForwardPlane;
+use fourtuple_record::{ForwardBfd, ForwardPlane};
 
 /// Whoever asks more slowly is not answered.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub(super) fn serve(address: SocketAddr) -> anyhow::Result<Metrics> {
         TcpListener::bind(address).with_context(|| format!("cannot listen at {address} for --metrics"))?;
     let address =
         listener.local_addr().with_context(|| format!("cannot listen at {address} for --metrics"))?;
-    let page = Arc::new(Mutex::new(page(&[])));
+    let page = Arc::new(Mutex::new(page(&[], &[])));
     let shown = Arc::clone(&page);
     thread::Builder::new()
         .name("metrics".to_owned())
@@ -47,8 +47,8 @@ impl Metrics {
         self.address
     }
 
-    pub(super) fn update(&self, planes: &[ForwardPlane]) {
-        *self.page.lock().unwrap_or_else(PoisonError::into_inner) = page(planes);
+    pub(super) fn update(&self, planes: &[ForwardPlane], bfd: &[ForwardBfd]) {
+        *self.page.lock().unwrap_or_else(PoisonError::into_inner) = page(planes, bfd);
     }
 }
 
@@ -75,7 +75,7 @@ fn answer(mut connection: &TcpStream, page: &Mutex<String>) -> std::io::Result<(
 }
 
 /// The text format: names end in their unit, counters in `_total`.
-fn page(planes: &[ForwardPlane]) -> String {
+fn page(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> String {
     type Get = fn(&ForwardPlane) -> f64;
     let counters: [(&str, &str, Get); 7] = [
         ("received_packets", "Packets that came to be sent on", |plane| plane.received as f64),
@@ -107,6 +107,28 @@ fn page(planes: &[ForwardPlane]) -> String {
     head(&mut text, "clients", "Clients that have a socket", "gauge", "");
     for (number, plane) in planes.iter().enumerate() {
         let _ = writeln!(text, "fourtuple_forward_clients{{plane=\"{number}\"}} {}", plane.clients);
+    }
+    if bfd.is_empty() {
+        return text;
+    }
+    head(&mut text, "bfd_up", "Whether the BFD session is up", "gauge", "");
+    for session in bfd {
+        let up = u8::from(session.state == "up");
+        let _ = writeln!(text, "fourtuple_forward_bfd_up{{peer=\"{}\"}} {up}", session.peer);
+    }
+    type Number = fn(&ForwardBfd) -> u64;
+    let counters: [(&str, &str, Number); 4] = [
+        ("bfd_ups", "How often the BFD session went up", |session| session.ups),
+        ("bfd_downs", "How often it went down from up", |session| session.downs),
+        ("bfd_sent_packets", "Control packets sent", |session| session.sent),
+        ("bfd_received_packets", "Control packets taken", |session| session.received),
+    ];
+    for (name, help, get) in counters {
+        head(&mut text, name, help, "counter", "_total");
+        for session in bfd {
+            let peer = &session.peer;
+            let _ = writeln!(text, "fourtuple_forward_{name}_total{{peer=\"{peer}\"}} {}", get(session));
+        }
     }
     text
 }

@@ -2,6 +2,7 @@ mod config;
 mod live;
 mod metrics;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_forward::{Forward, PlaneCounts, PlaneKind, Running};
+use fourtuple_forward::{Forward, PlaneCounts, PlaneKind, Running, Watched};
 use fourtuple_measure::balance;
-use fourtuple_record::{ForwardPlane, ForwardResults, ForwardSettings, Saved};
+use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Saved};
 use fourtuple_syscalls::{resource, schedule};
 use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
@@ -62,8 +63,8 @@ pub(crate) struct ForwardFlags {
     /// With --return: the most clients of a plane [default: 4096]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
-    /// Watch the link to this address with BFD (RFC 5880, 5881)
-    #[arg(long, value_name = "PEER", conflicts_with = "config", allow_hyphen_values = true)]
+    /// Watch the link to this address with BFD (RFC 5880, 5881), from an address of this host if one is named
+    #[arg(long, value_name = "PEER[@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
     bfd: Option<String>,
     /// A TOML file with [[link]]s, instead of the flags above
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
@@ -116,7 +117,7 @@ impl ForwardFlags {
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let running = forward.start()?;
+        let mut running = forward.start()?;
         let begun = Instant::now();
         let metrics = self.metrics.map(metrics::serve).transpose()?;
         if !self.output.quiet {
@@ -135,15 +136,17 @@ impl ForwardFlags {
             if left.is_zero() {
                 break;
             }
+            running.check()?;
             if reload.swap(false, Ordering::Relaxed) {
                 self.reload(&running, &links);
             }
             if told.elapsed() >= TELL {
                 told = Instant::now();
                 let planes = planes_of(&running, links.len());
-                table.tell(begun.elapsed(), &planes);
+                let bfd = sessions(running.bfd());
+                table.tell(begun.elapsed(), &planes, &bfd);
                 if let Some(metrics) = &metrics {
-                    metrics.update(&planes);
+                    metrics.update(&planes, &bfd);
                 }
             }
             thread::sleep(left.min(LOOK));
@@ -153,8 +156,9 @@ impl ForwardFlags {
         let listen =
             (0..links.len()).filter_map(|link| running.address(link)).map(|address| address.to_string());
         let listen = listen.collect();
+        let bfd = sessions(running.end_bfd());
         let planes = sum(&running.drain()?);
-        let results = results(elapsed, listen, &planes);
+        let results = results(elapsed, listen, &planes, bfd);
         let host =
             output::host(&["net.core.rmem_max", "net.core.rmem_default", "net.core.wmem_default"], &[]);
         let settings = ForwardSettings {
@@ -237,15 +241,23 @@ impl ForwardFlags {
             Err(UsageError(message)) => return tell(format!("SIGHUP: {message}; nothing is changed")),
         };
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
-            let same = |link: &Understood| {
-                let mut record = link.record.clone();
-                (record.to, record.routes, record.key) = (None, Vec::new(), None);
-                record
-            };
-            if same(new) != same(old) {
+            let (is, was) = (&new.record, &old.record);
+            let changed: Vec<&str> = [
+                ("listen", is.listen != was.listen),
+                ("spread", is.spread != was.spread),
+                ("return", is.replies != was.replies),
+                ("idle", is.idle_ns != was.idle_ns),
+                ("clients", is.clients != was.clients),
+                ("bfd", is.bfd != was.bfd),
+            ]
+            .into_iter()
+            .filter_map(|(name, has_changed)| has_changed.then_some(name))
+            .collect();
+            if !changed.is_empty() {
                 tell(format!(
-                    "SIGHUP: link {}: only its routes are taken over, the rest needs a new start",
-                    number + 1
+                    "SIGHUP: link {}: only its routes are taken over; {} needs a new start",
+                    number + 1,
+                    changed.join(", ")
                 ));
             }
             match running.set_routes(number, new.link.routes.clone()) {
@@ -301,20 +313,50 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
     planes
 }
 
-fn results(elapsed: Duration, listen: Vec<String>, planes: &[ForwardPlane]) -> ForwardResults {
+/// Sessions as records have them.
+fn sessions(watched: Vec<Watched>) -> Vec<ForwardBfd> {
+    let session = |watched: Watched| {
+        let Watched { peer, report, discarded_by_port } = watched;
+        let mut discarded: BTreeMap<String, u64> = BTreeMap::new();
+        let reasons = report.discards.iter().chain(discarded_by_port.iter());
+        let reasons = reasons.map(|(why, number)| (why.name(), number));
+        let full = [("unsent", report.unsent), ("no-room", report.handed_dropped)];
+        for (why, number) in reasons.chain(full).filter(|(_, number)| *number > 0) {
+            *discarded.entry(why.to_owned()).or_default() += number;
+        }
+        ForwardBfd {
+            peer: peer.to_string(),
+            state: report.state.name().to_owned(),
+            diagnostic: report.last_failure.name().to_owned(),
+            ups: report.ups,
+            downs: report.downs,
+            sent: report.transmitted,
+            received: report.received,
+            discarded,
+        }
+    };
+    watched.into_iter().map(session).collect()
+}
+
+fn results(
+    elapsed: Duration,
+    listen: Vec<String>,
+    planes: &[ForwardPlane],
+    bfd: Vec<ForwardBfd>,
+) -> ForwardResults {
     let received: Vec<u64> = planes.iter().map(|plane| plane.received).collect();
     ForwardResults {
         elapsed_ns: elapsed.as_nanos() as u64,
         listen,
         planes: planes.to_vec(),
         jain: balance::jain(&received),
-        bfd: Vec::new(),
-        advice: advice(planes),
+        advice: advice(planes, &bfd),
+        bfd,
     }
 }
 
 /// What the counts say to do.
-fn advice(planes: &[ForwardPlane]) -> Vec<String> {
+fn advice(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> Vec<String> {
     let mut lines = Vec::new();
     let received: u64 = planes.iter().map(|plane| plane.received).sum();
     let busy = planes.iter().filter(|plane| plane.received > 0).count();
@@ -338,6 +380,13 @@ fn advice(planes: &[ForwardPlane]) -> Vec<String> {
         lines.push(format!(
             "{uncut} messages could not be cut by the kernel (UDP_SEGMENT) and went one by one: packets longer than the \
              path's MTU, or a device without checksums."
+        ));
+    }
+    for session in bfd.iter().filter(|session| session.ups == 0) {
+        lines.push(format!(
+            "BFD with {} never came up: {}.",
+            session.peer,
+            if session.received == 0 { "nothing was heard of it" } else { "it does not hear what is sent" },
         ));
     }
     lines

@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use clap::Args;
+use fourtuple_forward::PlaneKind;
+use fourtuple_lab::planes::{Over, Planes, SpreadBy};
+use fourtuple_record::Saved;
+use time::OffsetDateTime;
+
+use super::with_watch;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::units;
+
+/// What more data planes give, and what it costs to move a packet, also when all packets have one 4-tuple
+///
+/// Published: "Performance Optimisation using SO_REUSEPORT" (2022), whose figure it repeats on this kernel: throughput against
+/// the number of planes, for two MTUs. A generator, a router with the planes of `fourtuple forward`, and a sink, each in a
+/// network namespace of its own. The default takes about half a minute. With any of --plane, --planes, --bytes, --spread, --flows
+/// and --work every combination of these is run.
+#[derive(Debug, Args)]
+pub(crate) struct PlanesFlags {
+    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring [default: those that this host
+    /// has]
+    #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind)]
+    plane: Vec<PlaneKind>,
+    /// How many planes, 1 to 64, each pinned to a processor [default: 1,2,4]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<64>, allow_hyphen_values = true)]
+    planes: Vec<u32>,
+    /// Payloads of packets, 16 to 9000 [default: 64]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<9000>, allow_hyphen_values = true)]
+    bytes: Vec<u32>,
+    /// Which plane gets a packet: hash (of the 4-tuple), random, flow (within the 4-tuple), cpu [default: flow]
+    #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = spread)]
+    spread: Vec<SpreadBy>,
+    /// How many 4-tuples the packets have, 1 to 256 [default: 1]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<256>, allow_hyphen_values = true)]
+    flows: Vec<u32>,
+    /// What a packet costs a plane beyond being moved, up to 1ms [default: 0us]
+    #[arg(long, value_name = "TIME,...", value_delimiter = ',', value_parser = units::duration, allow_hyphen_values = true)]
+    work: Vec<Duration>,
+    /// Packets of one run, 1000 to 100M
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = units::count, allow_hyphen_values = true)]
+    packets: u64,
+    /// Runs of every cell, interleaved A B B A; from 3 on there are intervals
+    #[arg(long, value_name = "N", default_value = "3", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
+    repeats: u32,
+    /// What is between generator, planes and sink: veth, or loopback where veth is not to be had
+    #[arg(long, value_name = "HOW", default_value = "veth", value_parser = over)]
+    over: Over,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn kind(text: &str) -> Result<PlaneKind, String> {
+    text.parse()
+}
+
+fn spread(text: &str) -> Result<SpreadBy, String> {
+    let found = SpreadBy::ALL.into_iter().find(|spread| spread.name() == text);
+    found.ok_or_else(|| {
+        format!("{text:?} is not a way to spread packets here: expected hash, random, flow or cpu")
+    })
+}
+
+fn over(text: &str) -> Result<Over, String> {
+    let found = Over::ALL.into_iter().find(|over| over.name() == text);
+    found.ok_or_else(|| format!("{text:?} is not accepted: expected veth or loopback"))
+}
+
+impl PlanesFlags {
+    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+        let settings = Planes {
+            kinds: self.plane.clone(),
+            planes: self.planes.clone(),
+            bytes: self.bytes.clone(),
+            spreads: self.spread.clone(),
+            flows: self.flows.clone(),
+            work: self.work.clone(),
+            packets: self.packets,
+            repeats: self.repeats,
+            over: self.over,
+            seed: self.output.seed,
+        };
+        settings.check()?;
+        let started = OffsetDateTime::now_utc();
+        let (result, host) = with_watch(&self.output, |watch, _| settings.run(watch))?;
+        let (results, validity) = result;
+        let record = output::record("lab planes", started, host, settings.settings(), validity, results);
+        self.output.finish(&Saved::LabPlanes(record))
+    }
+}

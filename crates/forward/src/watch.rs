@@ -1,0 +1,149 @@
+//! BFD for the next hops of links: which sessions there are, and what a plane does with their state.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::bfd::{self, LinkError, LinkReport, LinkSettings, LinkState, PORT, Port, Receive, Timers};
+use crate::route::Routes;
+
+/// Whom a link has a BFD session with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Where control packets go to.
+    pub address: IpAddr,
+    /// Where they are sent from and received at; `None`: the address that the kernel would send from.
+    pub local: Option<IpAddr>,
+    /// How often, and how many may be lost.
+    pub timers: Timers,
+}
+
+impl Peer {
+    /// With the timers that are usual: 300 ms, 3 lost.
+    pub fn new(address: IpAddr) -> Peer {
+        Peer { address, local: None, timers: Timers::default() }
+    }
+
+    fn settings(&self) -> Result<LinkSettings, LinkError> {
+        let settings = match self.local {
+            Some(local) => LinkSettings::new(local, self.address),
+            None => LinkSettings::towards(self.address)?,
+        };
+        Ok(LinkSettings { timers: self.timers, ..settings })
+    }
+}
+
+/// What became of one session.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// With whom.
+    pub peer: IpAddr,
+    /// The session, as it is, or was before it was ended.
+    pub report: LinkReport,
+    /// What the port that it shares with others has discarded because it was for no session, by reason; told of the first
+    /// session of a port alone.
+    pub discarded_by_port: bfd::Discards,
+}
+
+/// A session and what it was asked with.
+#[derive(Debug)]
+struct Session {
+    peer: Peer,
+    link: bfd::Link,
+    /// The first session of a port tells what that discards.
+    port: Option<Arc<Port>>,
+}
+
+/// All sessions of a forwarder: one for each peer, however many links it is for.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions(Vec<Session>);
+
+impl Sessions {
+    pub(crate) fn start(peers: impl Iterator<Item = Peer>) -> Result<Sessions, LinkError> {
+        let mut sessions: Vec<Session> = Vec::new();
+        let mut ports: Vec<Arc<Port>> = Vec::new();
+        for peer in peers {
+            if sessions.iter().any(|session| session.peer == peer) {
+                continue;
+            }
+            let settings = peer.settings()?;
+            let local = SocketAddr::new(settings.local.ip(), PORT);
+            let known = ports.iter().find(|port| port.address() == local).cloned();
+            let is_first = known.is_none();
+            let port = match known {
+                Some(port) => port,
+                None => {
+                    let port = Port::open(local, None)?;
+                    ports.push(Arc::clone(&port));
+                    port
+                }
+            };
+            let receive = Receive::Shared(Arc::clone(&port));
+            let link = bfd::Link::start(&LinkSettings { receive, ..settings })?;
+            sessions.push(Session { peer, link, port: is_first.then_some(port) });
+        }
+        Ok(Sessions(sessions))
+    }
+
+    fn state(&self, peer: &Peer) -> Option<LinkState> {
+        self.0.iter().find(|session| session.peer == *peer).map(|session| session.link.state())
+    }
+
+    pub(crate) fn read(&self) -> Vec<Watched> {
+        self.0.iter().map(|session| session.watched(session.link.state().report())).collect()
+    }
+
+    /// All say together that they end, and go when their peers have heard it.
+    pub(crate) fn drain(&mut self) -> Vec<Watched> {
+        let before = self.read();
+        self.0.iter().for_each(|session| session.link.set_admin_down(true));
+        let ended = self.0.drain(..).zip(before).map(|(session, before)| {
+            let Watched { report: LinkReport { state, diagnostic, ups, downs, .. }, .. } = before;
+            let port = session.port.clone();
+            let report = LinkReport { state, diagnostic, ups, downs, ..session.link.drain() };
+            let discarded_by_port = port.map(|port| port.discards()).unwrap_or_default();
+            Watched { report, discarded_by_port, ..before }
+        });
+        ended.collect()
+    }
+}
+
+impl Session {
+    fn watched(&self, report: LinkReport) -> Watched {
+        let discarded_by_port = self.port.as_ref().map(|port| port.discards()).unwrap_or_default();
+        Watched { peer: self.peer.address, report, discarded_by_port }
+    }
+}
+
+/// What a plane sees of a link's session.
+#[derive(Clone, Debug)]
+pub(crate) struct Watch {
+    peer: IpAddr,
+    state: LinkState,
+    /// None of the next hops has the address of the peer: it is a router on the way to all of them.
+    is_for_all: Arc<AtomicBool>,
+}
+
+impl Watch {
+    pub(crate) fn new(sessions: &Sessions, peer: Option<&Peer>, routes: &Routes) -> Option<Watch> {
+        let peer = peer?;
+        let watch = Watch {
+            peer: peer.address,
+            state: sessions.state(peer)?,
+            is_for_all: Arc::new(AtomicBool::new(false)),
+        };
+        watch.look_at(routes);
+        Some(watch)
+    }
+
+    /// The routes were exchanged for these.
+    pub(crate) fn look_at(&self, routes: &Routes) {
+        let is_for_all = !routes.hops().any(|hop| hop.ip() == self.peer);
+        self.is_for_all.store(is_for_all, Ordering::Relaxed);
+    }
+
+    /// Whether packets for this hop would be lost: one load as long as the link is up.
+    pub(crate) fn is_down(&self, hop: SocketAddr) -> bool {
+        self.state.has_failed() && (hop.ip() == self.peer || self.is_for_all.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,162 @@
+use fourtuple_record::{PlanesCell, PlanesResults};
+
+/// From this many times the packets of one plane on, two planes help.
+const HELPS: f64 = 1.1;
+
+/// What the cells say, in plain words.
+pub fn advice(results: &PlanesResults) -> Vec<String> {
+    let cells = &results.cells;
+    let mut lines = Vec::new();
+    lines.extend(planes(results));
+    lines.extend(offload(cells));
+    lines.extend(one_tuple(cells));
+    let paced = cells.iter().filter(|cell| cell.limited_by == "generator").count();
+    if paced > 0 {
+        lines.push(format!(
+            "In {paced} of {} cells the generator set the pace: their packets per second are its own. CPU per packet and the \
+             capacity counted from it are the planes'.",
+            cells.len()
+        ));
+    }
+    for skipped in &results.skipped {
+        lines.push(format!("{} was not run: {}.", skipped.plane, skipped.why));
+    }
+    lines
+}
+
+/// One plane and two, all else the same, by the work for a packet, the least first. Batched where there is more than one kind:
+/// the way of one-by-one hides much of what planes cost, and that of offload most of what they could gain.
+fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
+    let like = |cell: &PlanesCell, other: &PlanesCell| {
+        (&cell.plane, cell.flows, cell.packet_bytes, &cell.spread)
+            == (&other.plane, other.flows, other.packet_bytes, &other.spread)
+    };
+    let pairs_like = |sample: &PlanesCell| {
+        let mut pairs: Vec<_> = cells
+            .iter()
+            .filter(|two| two.planes == 2 && like(two, sample))
+            .filter_map(|two| {
+                let is_one =
+                    |one: &&PlanesCell| one.planes == 1 && like(one, two) && one.work_ns == two.work_ns;
+                Some((cells.iter().find(is_one)?, two))
+            })
+            .collect();
+        pairs.sort_by_key(|(_, two)| two.work_ns);
+        pairs
+    };
+    let spread = |cell: &&PlanesCell| cell.planes == 2 && cell.spread != "hash";
+    let found = cells.iter().filter(spread).map(pairs_like);
+    // Of those with the most works, the first batched one, else the first.
+    found
+        .reduce(|best, other| {
+            let rank = |pairs: &Vec<(&PlanesCell, &PlanesCell)>| {
+                (pairs.len(), pairs.first().is_some_and(|(_, two)| two.plane == "batched"))
+            };
+            if rank(&other) > rank(&best) { other } else { best }
+        })
+        .unwrap_or_default()
+}
+
+fn gain(two: &PlanesCell) -> f64 {
+    two.pps_to_one_plane.map_or(0.0, |ratio| ratio.ratio)
+}
+
+/// Work per packet from which on two planes help, straight between the works that were measured.
+pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
+    let mut last: Option<(u64, f64)> = None;
+    for (_, two) in pairs(cells) {
+        let (work, gain) = (two.work_ns, gain(two));
+        if gain >= HELPS {
+            return Some(match last {
+                Some((before, less)) => {
+                    let part = (HELPS - less) / (gain - less);
+                    before + ((work - before) as f64 * part).round() as u64
+                }
+                None => work,
+            });
+        }
+        last = Some((work, gain));
+    }
+    None
+}
+
+fn planes(results: &PlanesResults) -> Option<String> {
+    let pairs = pairs(&results.cells);
+    let (_, longest) = pairs.last()?;
+    let measured: Vec<String> = pairs
+        .iter()
+        .map(|(_, two)| {
+            let counted = two.capacity_to_one_plane.map_or(0.0, |ratio| ratio.ratio);
+            format!("{:.2} times with {} (counted by CPU time: {counted:.2})", gain(two), work(two.work_ns))
+        })
+        .collect();
+    let verdict = match results.planes_help_above_ns {
+        Some(0) => "Planes help here with any work for a packet".to_owned(),
+        Some(above) => format!("Planes help above {} a packet here", micros(above)),
+        None => format!("Planes did not help here with up to {} a packet", micros(longest.work_ns)),
+    };
+    Some(format!(
+        "{verdict}: two {} planes forwarded as many {} B packets as one {}. Generator and sink share the processors with them.",
+        longest.plane,
+        longest.packet_bytes,
+        measured.join(", "),
+    ))
+}
+
+fn offload(cells: &[PlanesCell]) -> Option<String> {
+    let of = |kind: &'static str| {
+        cells.iter().filter(move |cell| cell.plane == kind && cell.work_ns == 0 && cell.planes == 1)
+    };
+    let offload: Vec<&PlanesCell> = of("offload").collect();
+    let words: Vec<String> = offload
+        .iter()
+        .filter_map(|cell| {
+            let ratio = cell.cpu_to_one_by_one?.ratio;
+            let slow = of("one-by-one").find(|slow| slow.packet_bytes == cell.packet_bytes)?;
+            Some(format!(
+                "{} instead of {} ns a packet of {} B, {:.0}%",
+                cell.cpu_ns_per_packet,
+                slow.cpu_ns_per_packet,
+                cell.packet_bytes,
+                ratio * 100.0
+            ))
+        })
+        .collect();
+    (!words.is_empty()).then(|| {
+        format!(
+            "Offload first (--plane offload): moving packets takes it {} of the processor time of one by one.",
+            words.join("; ")
+        )
+    })
+}
+
+/// Who is busy when all packets have one 4-tuple.
+fn one_tuple(cells: &[PlanesCell]) -> Option<String> {
+    let most =
+        cells.iter().filter(|cell| cell.flows == 1 && cell.planes > 1).map(|cell| cell.planes).max()?;
+    let of = |spread: &'static str| {
+        cells.iter().find(move |cell| cell.flows == 1 && cell.planes == most && cell.spread == spread)
+    };
+    let words = |cell: &PlanesCell| {
+        let busy = cell.share.iter().filter(|share| **share > 0.0).count();
+        let of_all = if cell.packets == 0 { 0.0 } else { cell.reordered as f64 / cell.packets as f64 };
+        let order = if cell.reordered == 0 {
+            "all in order".to_owned()
+        } else {
+            format!("{:.1}% reordered", of_all * 100.0)
+        };
+        format!("{} keeps {busy} of {} planes busy, {order}", cell.spread, cell.planes)
+    };
+    let known: Vec<String> =
+        ["hash", "random", "flow", "cpu"].into_iter().filter_map(of).map(words).collect();
+    (known.len() > 1).then(|| format!("With one 4-tuple {}.", known.join("; ")))
+}
+
+fn work(ns: u64) -> String {
+    if ns == 0 { "no work".to_owned() } else { format!("{} of work", micros(ns)) }
+}
+
+fn micros(ns: u64) -> String {
+    let text = format!("{:.1}", ns as f64 / 1e3);
+    format!("{} us", text.strip_suffix(".0").unwrap_or(&text))
+}

@@ -1,0 +1,166 @@
+//! Which cells are run.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use fourtuple_forward::{Forward, Link, PlaneKind};
+
+use super::{Planes, Spec, SpreadBy};
+use crate::{LabError, Namespace};
+
+/// Payloads that fill the MTUs of seed 003: 1500 and 3000.
+const FULL: [u32; 2] = [1472, 2972];
+/// About what the router of seed 003 took for a packet beyond moving it: 1.3 Gbit/s of 1500 bytes on one plane.
+const AS_PUBLISHED: Duration = Duration::from_micros(6);
+/// From nothing to what is done for a packet with a look-up and a signature.
+const WORKS: [Duration; 3] = [Duration::ZERO, AS_PUBLISHED, Duration::from_micros(20)];
+const PLANES: [u32; 3] = [1, 2, 4];
+
+impl Planes {
+    /// Whether any list was given.
+    pub(super) fn asks_for_some(&self) -> bool {
+        let Planes { kinds, planes, bytes, spreads, flows, work, .. } = self;
+        [kinds.len(), planes.len(), bytes.len(), spreads.len(), flows.len(), work.len()] != [0; 6]
+    }
+
+    /// The cells with these ways to move packets, each once.
+    pub(super) fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
+        let cells = if self.asks_for_some() { self.every_combination(kinds) } else { questions(kinds) };
+        in_order(cells.into_iter())
+    }
+
+    fn every_combination(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
+        let kinds = if self.kinds.is_empty() { kinds.to_vec() } else { self.kinds.clone() };
+        let (planes, bytes) = (or(&self.planes, &PLANES), or(&self.bytes, &[64]));
+        let (spreads, flows) = (or(&self.spreads, &[SpreadBy::Flow]), or(&self.flows, &[1]));
+        let works = or(&self.work, &[Duration::ZERO]);
+        let mut cells = Vec::new();
+        // What is compared most often stands together: packets of one length and work.
+        for &bytes in &bytes {
+            for &work in &works {
+                for &kind in &kinds {
+                    for &spread in &spreads {
+                        for &flows in &flows {
+                            cells.extend(planes.iter().map(|&planes| Spec {
+                                kind,
+                                planes,
+                                bytes,
+                                spread,
+                                flows,
+                                work,
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// What it costs to move a packet, in which way; who gets it; what planes are good for; and the figure of seed 003.
+fn questions(kinds: &[PlaneKind]) -> Vec<Spec> {
+    let mut cells = Vec::new();
+    let cell = |kind, planes, bytes| Spec {
+        kind,
+        planes,
+        bytes,
+        spread: SpreadBy::Flow,
+        flows: 1,
+        work: Duration::ZERO,
+    };
+    for bytes in [64, 1400] {
+        cells.extend(kinds.iter().map(|kind| cell(*kind, 1, bytes)));
+    }
+    let batched = PlaneKind::Batched;
+    for flows in [1, 64] {
+        for spread in [SpreadBy::Hash, SpreadBy::Random, SpreadBy::Flow] {
+            cells.push(Spec { spread, flows, ..cell(batched, 4, 64) });
+        }
+    }
+    for work in WORKS {
+        cells.extend(PLANES.iter().map(|planes| Spec { work, ..cell(batched, *planes, 64) }));
+    }
+    for bytes in FULL {
+        let one_by_one = PlaneKind::OneByOne;
+        cells.extend(
+            PLANES.iter().map(|planes| Spec { work: AS_PUBLISHED, ..cell(one_by_one, *planes, bytes) }),
+        );
+    }
+    cells
+}
+
+fn or<T: Copy>(given: &[T], others: &[T]) -> Vec<T> {
+    if given.is_empty() { others.to_vec() } else { given.to_vec() }
+}
+
+/// Each of them where it is first.
+pub(super) fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut left = Vec::new();
+    for value in values {
+        if !left.contains(&value) {
+            left.push(value);
+        }
+    }
+    left
+}
+
+/// Starts a forwarder of this kind, and ends it: asking is the only test that holds.
+pub(super) fn try_out(kind: PlaneKind) -> Result<(), LabError> {
+    Namespace::run(|_| {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let link = Link::new(any, SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        Forward { kind, ..Forward::new(link, 1) }.start()?.drain()?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planes::Over;
+
+    fn nothing_given() -> Planes {
+        Planes {
+            kinds: Vec::new(),
+            planes: Vec::new(),
+            bytes: Vec::new(),
+            spreads: Vec::new(),
+            flows: Vec::new(),
+            work: Vec::new(),
+            packets: 1000,
+            repeats: 1,
+            over: Over::Veth,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn the_questions_have_what_they_compare() {
+        let cells = nothing_given().cells(&PlaneKind::ALL);
+        assert_eq!(cells.len(), in_order(cells.iter().copied()).len(), "none of them twice");
+        for spec in &cells {
+            let of_one = Spec { planes: 1, ..*spec };
+            assert!(cells.contains(&of_one) || spec.spread != SpreadBy::Flow || spec.flows > 1, "{spec:?}");
+        }
+        for mtu in [1500, 3000] {
+            assert!(cells.iter().any(|spec| spec.mtu() == mtu && spec.bytes + 28 == mtu));
+        }
+    }
+
+    #[test]
+    fn lists_are_combined() {
+        let some = Planes { bytes: vec![64, 9000, 64], spreads: SpreadBy::ALL.to_vec(), ..nothing_given() };
+        let kinds = [PlaneKind::Batched, PlaneKind::Offload];
+        assert_eq!(some.cells(&kinds).len(), 2 * 4 * 2 * 3);
+        let one = Planes {
+            kinds: vec![PlaneKind::Offload],
+            planes: vec![10],
+            work: vec![Duration::from_micros(6)],
+            ..nothing_given()
+        };
+        let [cell] = one.cells(&kinds)[..] else { panic!("one combination") };
+        assert_eq!((cell.kind, cell.planes, cell.bytes, cell.mtu()), (PlaneKind::Offload, 10, 64, 1500));
+        assert_eq!(Spec { bytes: 9000, ..cell }.mtu(), 9028);
+    }
+}

@@ -1,0 +1,59 @@
+// The chart of lab planes. plot.js, load.js and accept.js stand before this in the same function, charts.js after it.
+
+const planesKinds = {
+  // As in seed 003: throughput against the number of planes, a line for each length of packets.
+  "planes-throughput"(figure) {
+    const gbit = ({ packet_bytes }, pps) => (pps * packet_bytes * 8) / 1e9;
+    const views = new Map();
+    for (const cell of recordOf(figure).results.cells) {
+      if (cell.flows !== 1 || cell.spread === "hash") continue;
+      const work = cell.work_ns ? duration(cell.work_ns) + " of work" : "no work";
+      const name = [cell.plane, work, ...(cell.spread === "flow" ? [] : [cell.spread])].join(", ");
+      if (!views.has(name)) views.set(name, new Map());
+      const lines = views.get(name);
+      const line = `${count(cell.packet_bytes)} B (MTU ${cell.mtu})`;
+      if (!lines.has(line)) lines.set(line, []);
+      lines.get(line).push(cell);
+    }
+    const numbers = (lines) => [...new Set([...lines.values()].flat().map(({ planes }) => planes))].sort((a, b) => a - b);
+    for (const lines of views.values()) {
+      for (const [name, cells] of lines) if (cells.length < 2) lines.delete(name);
+    }
+    // The view with most lines first: that is the published one.
+    const shown = [...views].filter(([, lines]) => numbers(lines).length > 1)
+      .sort(([, a], [, b]) => b.size - a.size || numbers(b).length - numbers(a).length);
+    const draw = ([, lines]) => {
+      const x = numbers(lines);
+      const column = (cells, field) => x.map((planes) => {
+        const cell = cells.find((cell) => cell.planes === planes);
+        return cell ? gbit(cell, cell[field]) : null;
+      });
+      const columns = [...lines.values()].flatMap((cells) => [column(cells, "pps"), column(cells, "capacity_pps")]);
+      const top = columns.flat().reduce((a, b) => Math.max(a, b ?? 0), 0) || 1;
+      const full = { x: [0, x[x.length - 1] * 1.05], y: [0, top * 1.08] };
+      const rates = (value) => digits(value) + " Gbit/s";
+      const names = [...lines.keys()];
+      const at = { spanGaps: true, value: or(rates), points: { show: true, size: 7 } };
+      return plot(figure, full, [x, ...columns], {
+        scales: { x: horizontal(full.x), y: vertical(full.y) },
+        series: [
+          { label: "planes", value: or(count) },
+          ...names.flatMap((name, index) => [
+            line(name, index, at),
+            line(name + ", counted", index, { ...at, dash: [4, 4], width: 1.5 }),
+          ]),
+        ],
+        axes: [axis("planes", count, { splits: () => x }), upright("Gbit/s", (value) => +value.toPrecision(3))],
+        cursor: { focus: { prox: 30 } },
+      });
+    };
+    figure.chosen ??= 0;
+    let u;
+    tabs(figure, shown.map(([name]) => name), (index) => {
+      u?.destroy();
+      plots.set(figure, u = draw(shown[index]));
+      return "";
+    }, "Way and work");
+    return u;
+  },
+};

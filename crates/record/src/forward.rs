@@ -14,7 +14,7 @@ pub struct ForwardSettings {
     pub links: Vec<ForwardLink>,
     /// Threads that forward.
     pub planes: u32,
-    /// How they move packets: `one-by-one`, `batched`, `offload` or `uring`.
+    /// How they move packets: `one-by-one`, `batched` or `offload`.
     pub plane: String,
     /// Every plane on a processor of its own.
     pub pin: bool,

@@ -104,7 +104,8 @@ fn a_server_killed_in_the_middle() {
                     "{ran:#?}"
                 );
                 assert!(ran.error("ECONNREFUSED") > 0, "{ran:#?}");
-                let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early"];
+                // A SYN that meets the listener while it is being closed is dropped, and comes again in a second: too late.
+                let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early", "timeout"];
                 assert!(ran.errors().iter().all(|name| known.contains(name)), "{ran:#?}");
                 assert!(ran.results.elapsed_ns >= 600_000_000, "it goes to its end, and the rate says so");
             }

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How often the table on the terminal changes.
 const TELL: Duration = Duration::from_millis(500);
 
-/// Forwards UDP on all cores, also when every packet has the same 4-tuple
+/// Forward UDP on all cores, also when every packet has the same 4-tuple
 ///
 /// Data planes share nothing: each has a socket of a SO_REUSEPORT group, and --spread says which of them gets a packet. It
 /// ends with Ctrl-C, SIGTERM or --for when nothing waits any more; SIGHUP reads the routes of --config anew. When it is ready

@@ -207,6 +207,14 @@ fn policy(test: &str, policy: Policy, address: &str) -> Option<(Vec<SeatStats>, 
     };
     let (stats, outcome) = traced(test, &at(address), run)?;
     let results = outcome.results;
+    if let ([remark], true) = (&outcome.validity[..], policy == Policy::UringOneshot)
+        && remark.id == "accepts-unseen"
+    {
+        // Before io_uring_complete had the completion itself among its arguments (6.12 has not). That it is said is what counts.
+        assert_eq!(results.accepts, 0, "{results:?}");
+        skip(test, "io_uring_complete", &remark.message);
+        return None;
+    }
     assert_eq!(outcome.validity, [], "{results:?}");
     assert_eq!((results.accepts, results.lost, results.overflows), (CONNECTIONS, 0, 0), "{results:?}");
     assert_eq!(count(results.wait_ns), CONNECTIONS);

@@ -90,7 +90,8 @@ struct connection {
 	u32 reads;		  /* before it was accepted */
 	u8 stage;
 	u8 is_open;
-	u16 hole;
+	u8 is_taken; /* out of the queue, and nobody has told of the accept yet */
+	u8 hole;
 };
 
 /* The connection that has just been established on this processor. */

@@ -43,16 +43,9 @@ INLINE void put_own_address(u8 *address, const struct sock *socket)
 
 INLINE int is_wanted_task(const struct wanted *wanted, u32 process)
 {
-	u8 name[16];
 	if (wanted->flags & HAS_PROCESS && wanted->process != process)
 		return 0;
-	if (wanted->flags & HAS_NAME) {
-		__builtin_memset(name, 0, sizeof(name));
-		current_name(name, sizeof(name));
-		if (!same_16(wanted->name, name))
-			return 0;
-	}
-	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
 /* In the task that it is about, so that the name is its own. */

@@ -4,7 +4,6 @@
 
 /* The same numbers and structs are in accept_wait.rs. */
 enum { SOCKETS = 131072, LISTENERS = 512, WORKERS = 2048, TASKS = 16384 };
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
 enum { EAGAIN = 11 };
 /* How long the kernel says the handshake took is in eighths of a microsecond. */
 enum { SRTT_SHIFT = 3 };

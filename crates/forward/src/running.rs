@@ -12,6 +12,7 @@ use fourtuple_syscalls::{option, schedule};
 
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
+use crate::in_band::Listening;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
 use crate::settings::{Forward, Link};
@@ -56,19 +57,20 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        let mut groups = Vec::new();
+        let mut listening = Vec::new();
         for link in &self.links {
-            let group = Group::open(link.listen, self.planes, &link.spread)?;
-            link.check(group.address())?;
-            groups.push(group);
+            let open = link.open(self.planes)?;
+            link.check(open.group.address())?;
+            listening.push(open);
         }
-        let sessions = Sessions::start(self.links.iter().filter_map(|link| link.bfd))?;
-        let open = |(group, link): (Group, &Link)| Open {
+        let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
+        let sessions = Sessions::start(peers)?;
+        let open = |(Listening { group, .. }, link): (Listening, &Link)| Open {
+            watch: Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes),
             group,
-            watch: Watch::new(&sessions, link.bfd.as_ref(), &link.routes),
             routes: Arc::new(Shared::new(link.routes.clone())),
         };
-        let links = groups.into_iter().zip(&self.links).map(open).collect();
+        let links = listening.into_iter().zip(&self.links).map(open).collect();
         let mut running = Running { forward: self.clone(), links, planes: Vec::new(), sessions };
         for seat in 0..self.planes {
             let mut ports = Vec::new();
@@ -97,6 +99,9 @@ impl Running {
         }
         if settings.routes.are_by_destination() {
             option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
+        }
+        if open.watch.as_ref().is_some_and(Watch::hands_over) {
+            option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
         }
         if let Some(bytes) = self.forward.receive_buffer {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;

@@ -24,6 +24,12 @@ pub enum ForwardError {
         /// The next hop.
         to: SocketAddr,
     },
+    /// Packets would go round for ever, by way of other links.
+    #[error("packets would go round: {}, and {} again", in_words(listens), in_words(&listens[..1]))]
+    Round {
+        /// Where the links listen that they would come by, two at least.
+        listens: Vec<SocketAddr>,
+    },
     /// Nothing to forward, or nobody to do it.
     #[error("{links} links and {planes} planes: there must be one of each at least")]
     Nothing {
@@ -60,4 +66,19 @@ pub enum ForwardError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl ForwardError {
+    /// Whether other settings would have helped.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            ForwardError::Loop { .. } | ForwardError::Round { .. } => true,
+            ForwardError::Spread(error) => error.is_usage(),
+            _ => false,
+        }
+    }
+}
+
+fn in_words(listens: &[SocketAddr]) -> String {
+    listens.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
 }

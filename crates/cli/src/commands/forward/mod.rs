@@ -240,6 +240,10 @@ impl ForwardFlags {
             Ok(_) => return tell("SIGHUP: another number of links needs a new start".to_owned()),
             Err(UsageError(message)) => return tell(format!("SIGHUP: {message}; nothing is changed")),
         };
+        let routes = new.iter().map(|new| new.link.routes.clone()).collect();
+        if let Err(error) = running.set_all_routes(routes) {
+            return tell(format!("SIGHUP: {error}; nothing is changed"));
+        }
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
             let (is, was) = (&new.record, &old.record);
             let changed: Vec<&str> = [
@@ -260,10 +264,7 @@ impl ForwardFlags {
                     changed.join(", ")
                 ));
             }
-            match running.set_routes(number, new.link.routes.clone()) {
-                Ok(()) => tell(format!("SIGHUP: link {}: routes taken over", number + 1)),
-                Err(error) => tell(format!("SIGHUP: link {}: {error}; nothing is changed", number + 1)),
-            }
+            tell(format!("SIGHUP: link {}: routes taken over", number + 1));
         }
     }
 }

@@ -30,6 +30,12 @@ pub enum ForwardError {
         /// Where the links listen that they would come by, two at least.
         listens: Vec<SocketAddr>,
     },
+    /// The kernel would spread packets over both.
+    #[error("two links listen at {listen}")]
+    Twice {
+        /// Where.
+        listen: SocketAddr,
+    },
     /// Nothing to forward, or nobody to do it.
     #[error("{links} links and {planes} planes: there must be one of each at least")]
     Nothing {
@@ -72,7 +78,7 @@ impl ForwardError {
     /// Whether other settings would have helped.
     pub fn is_usage(&self) -> bool {
         match self {
-            ForwardError::Loop { .. } | ForwardError::Round { .. } => true,
+            ForwardError::Loop { .. } | ForwardError::Round { .. } | ForwardError::Twice { .. } => true,
             ForwardError::Spread(error) => error.is_usage(),
             _ => false,
         }

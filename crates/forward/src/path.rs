@@ -152,7 +152,7 @@ impl Path {
     pub(crate) fn forget_idle(&mut self) {
         let (tick, idle) = (self.tick, self.idle);
         if self.replies {
-            self.targets.retain(|target| target.used_at + idle >= tick);
+            self.targets.retain(|target| target.used_at.saturating_add(idle) >= tick);
             self.count_clients(self.targets.len());
         }
     }

@@ -57,8 +57,12 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        let mut groups = Vec::new();
+        let mut groups: Vec<Group> = Vec::new();
         for link in &self.links {
+            // Sockets of one user may share an address, and would share what comes there.
+            if groups.iter().any(|other| other.address() == link.listen) {
+                return Err(ForwardError::Twice { listen: link.listen });
+            }
             groups.push(Group::open(link.listen, self.planes, &link.spread)?);
         }
         let listens: Vec<_> = groups.iter().map(Group::address).collect();

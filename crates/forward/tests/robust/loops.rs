@@ -40,6 +40,15 @@ fn an_address_of_this_host_is_no_next_hop_where_it_listens() {
 }
 
 #[test]
+fn two_links_do_not_share_an_address() {
+    in_namespace(|| {
+        let listen = "127.0.0.1:4000";
+        let twice = forward(vec![link(listen, "127.0.0.1:1"), link(listen, "127.0.0.1:2")]).start();
+        assert!(matches!(twice, Err(ForwardError::Twice { .. })), "{twice:?}");
+    });
+}
+
+#[test]
 fn an_exchange_of_routes_makes_no_loop_either() {
     in_namespace(|| {
         let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));

@@ -61,7 +61,7 @@ pub(crate) struct ForwardFlags {
     #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
     idle: Option<String>,
     /// With --return: the most clients of a plane [default: 4096]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, conflicts_with = "config", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
     /// Watch the link to this address with BFD (RFC 5880, 5881), from an address of this host if one is named
     #[arg(long, value_name = "PEER[@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]

@@ -56,6 +56,7 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
+        self.kind.try_out()?;
         let mut groups = Vec::new();
         for link in &self.links {
             let group = Group::open(link.listen, self.planes, &link.spread)?;

@@ -1,29 +1,29 @@
-//! What planes that receive into a [`Batch`] have in common: sending from there, and what to do when the kernel will not.
+//! What all planes have in common: sending from where they have received, and what to do when the kernel will not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use fourtuple_syscalls::datagram::{Batch, Outgoing};
+use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::target::Target;
 
 /// Sends what [`Path::take`] has put behind each target.
-pub(super) fn send_all(path: &mut Path, batch: &Batch) {
+pub(super) fn send_all(path: &mut Path, from: &impl Messages) {
     while let Some(index) = path.targets.next_touched() {
         let Some(target) = path.targets.get(index) else { continue };
-        send_to(target, batch, &path.counters);
+        send_to(target, from, &path.counters);
         target.clear();
     }
 }
 
-fn send_to(target: &mut Target, batch: &Batch, counters: &Counters) {
+fn send_to(target: &mut Target, from: &impl Messages, counters: &Counters) {
     let mut first = 0;
     // The error of a connected socket may be that of an earlier packet (ICMP): it is given once, and this one was not tried.
     let mut tried_again = false;
     while first < target.outgoing.len() {
-        match target.outgoing.send(target.socket.as_fd(), batch, first) {
+        match target.outgoing.send(target.socket.as_fd(), from, first) {
             Ok(sent) => {
                 for message in first..first + sent {
                     let (datagrams, bytes) = target.outgoing.size(message);
@@ -39,7 +39,7 @@ fn send_to(target: &mut Target, batch: &Batch, counters: &Counters) {
             Err(error) if will_not_cut(&error) && target.outgoing.segment(first).is_some() => {
                 target.segments = false;
                 counters.unsegmented();
-                send_uncut(target, batch, first, counters);
+                send_uncut(target, from, first, counters);
                 first += 1;
             }
             Err(error) => {
@@ -60,7 +60,7 @@ fn will_not_cut(error: &io::Error) -> bool {
 }
 
 /// The datagrams of one message, each by itself.
-fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counters) {
+fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
     let Some(segment) = target.outgoing.segment(message).map(usize::from) else { return };
     let mut alone = Outgoing::new();
     for (index, range) in target.outgoing.parts(message) {
@@ -71,7 +71,7 @@ fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counter
     }
     let mut first = 0;
     while first < alone.len() {
-        match alone.send(target.socket.as_fd(), batch, first) {
+        match alone.send(target.socket.as_fd(), from, first) {
             Ok(sent) => {
                 for message in first..first + sent {
                     counters.sent(1, alone.size(message).1);

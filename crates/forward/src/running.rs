@@ -57,6 +57,7 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
+        self.kind.try_out()?;
         let mut groups: Vec<Group> = Vec::new();
         for link in &self.links {
             // Sockets of one user may share an address, and would share what comes there.

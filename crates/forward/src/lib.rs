@@ -7,6 +7,7 @@
 pub mod bfd;
 mod counters;
 mod error;
+mod loops;
 mod path;
 mod plane;
 mod route;

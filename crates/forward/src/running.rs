@@ -12,6 +12,7 @@ use fourtuple_syscalls::{option, schedule};
 
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
+use crate::in_band::Listening;
 use crate::loops;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
@@ -58,24 +59,25 @@ impl Forward {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
         self.kind.try_out()?;
-        let mut groups: Vec<Group> = Vec::new();
+        let mut listening: Vec<Listening> = Vec::new();
         for link in &self.links {
             // Sockets of one user may share an address, and would share what comes there.
-            if groups.iter().any(|other| other.address() == link.listen) {
+            if listening.iter().any(|other| other.group.address() == link.listen) {
                 return Err(ForwardError::Twice { listen: link.listen });
             }
-            groups.push(Group::open(link.listen, self.planes, &link.spread)?);
+            listening.push(link.open(self.planes)?);
         }
-        let listens: Vec<_> = groups.iter().map(Group::address).collect();
+        let listens: Vec<_> = listening.iter().map(|open| open.group.address()).collect();
         let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
         loops::refuse(&listens, &hops)?;
-        let sessions = Sessions::start(self.links.iter().filter_map(|link| link.bfd))?;
-        let open = |(group, link): (Group, &Link)| Open {
+        let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
+        let sessions = Sessions::start(peers)?;
+        let open = |(Listening { group, .. }, link): (Listening, &Link)| Open {
+            watch: Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes),
             group,
-            watch: Watch::new(&sessions, link.bfd.as_ref(), &link.routes),
             routes: Arc::new(Shared::new(link.routes.clone())),
         };
-        let links = groups.into_iter().zip(&self.links).map(open).collect();
+        let links = listening.into_iter().zip(&self.links).map(open).collect();
         let mut running = Running { forward: self.clone(), links, planes: Vec::new(), sessions };
         for seat in 0..self.planes {
             let mut ports = Vec::new();
@@ -104,6 +106,9 @@ impl Running {
         }
         if settings.needs_destination() {
             option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
+        }
+        if open.watch.as_ref().is_some_and(Watch::hands_over) {
+            option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
         }
         if let Some(bytes) = self.forward.receive_buffer {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;

@@ -8,6 +8,7 @@ pub mod bfd;
 mod counters;
 mod error;
 mod in_band;
+mod loops;
 mod path;
 mod plane;
 mod route;

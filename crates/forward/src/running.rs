@@ -13,6 +13,7 @@ use fourtuple_syscalls::{option, schedule};
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
 use crate::in_band::Listening;
+use crate::loops;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
 use crate::settings::{Forward, Link};
@@ -57,12 +58,18 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        let mut listening = Vec::new();
+        self.kind.try_out()?;
+        let mut listening: Vec<Listening> = Vec::new();
         for link in &self.links {
-            let open = link.open(self.planes)?;
-            link.check(open.group.address())?;
-            listening.push(open);
+            // Sockets of one user may share an address, and would share what comes there.
+            if listening.iter().any(|other| other.group.address() == link.listen) {
+                return Err(ForwardError::Twice { listen: link.listen });
+            }
+            listening.push(link.open(self.planes)?);
         }
+        let listens: Vec<_> = listening.iter().map(|open| open.group.address()).collect();
+        let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
+        loops::refuse(&listens, &hops)?;
         let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
         let sessions = Sessions::start(peers)?;
         let open = |(Listening { group, .. }, link): (Listening, &Link)| Open {
@@ -97,7 +104,7 @@ impl Running {
             // A kernel without it gives each datagram by itself.
             let _ = option::set_udp_gro(listener.as_fd(), true).map_err(failed("setsockopt(UDP_GRO)"))?;
         }
-        if settings.routes.are_by_destination() {
+        if settings.needs_destination() {
             option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
         }
         if open.watch.as_ref().is_some_and(Watch::hands_over) {
@@ -175,17 +182,38 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// [`ForwardError::Loop`]
+    /// [`ForwardError::Loop`], [`ForwardError::Round`]; nothing is changed then.
     pub fn set_routes(&self, link: usize, routes: Routes) -> Result<(), ForwardError> {
-        let (Some(open), Some(settings)) = (self.links.get(link), self.forward.links.get(link)) else {
-            return Ok(());
-        };
-        let settings = Link { routes, ..settings.clone() };
-        settings.check(open.group.address())?;
-        if let Some(watch) = &open.watch {
-            watch.look_at(&settings.routes);
+        self.set_some_routes(vec![(link, routes)])
+    }
+
+    /// The same of all links, in their order; what is wrong with one changes none. Links that change places are no loop on the
+    /// way there.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Running::set_routes`].
+    pub fn set_all_routes(&self, routes: Vec<Routes>) -> Result<(), ForwardError> {
+        self.set_some_routes(routes.into_iter().enumerate().collect())
+    }
+
+    fn set_some_routes(&self, new: Vec<(usize, Routes)>) -> Result<(), ForwardError> {
+        let listens: Vec<_> = self.links.iter().map(|open| open.group.address()).collect();
+        let mut hops: Vec<Vec<_>> =
+            self.links.iter().map(|open| open.routes.current().hops().collect()).collect();
+        for (link, routes) in &new {
+            if let Some(hops) = hops.get_mut(*link) {
+                *hops = routes.hops().collect();
+            }
         }
-        open.routes.exchange(settings.routes);
+        loops::refuse(&listens, &hops)?;
+        for (link, routes) in new {
+            let Some(open) = self.links.get(link) else { continue };
+            if let Some(watch) = &open.watch {
+                watch.look_at(&routes);
+            }
+            open.routes.exchange(routes);
+        }
         Ok(())
     }
 

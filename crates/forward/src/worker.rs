@@ -204,18 +204,19 @@ impl Worker {
             if self.ports[number].as_ref().is_none_or(|port| port.seat != last) {
                 continue;
             }
-            if let Some(port) = &self.ports[number] {
+            if let Some(port) = &mut self.ports[number] {
                 epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
-            }
-            self.release(number);
-            let Some(mut port) = self.ports[number].take() else { continue };
-            if port.path.replies {
-                for target in port.path.targets.numbers().collect::<Vec<_>>() {
-                    if let Some(target) = port.path.targets.get(target) {
-                        epoll.remove(target.socket.as_fd())?;
+                if port.path.replies {
+                    for target in port.path.targets.numbers().collect::<Vec<_>>() {
+                        if let Some(target) = port.path.targets.get(target) {
+                            epoll.remove(target.socket.as_fd())?;
+                        }
                     }
                 }
             }
+            // After that: what is sent on now may open targets, which nobody watches here any more.
+            self.release(number);
+            let Some(port) = self.ports[number].take() else { continue };
             given.push(port);
         }
         Ok(given)

@@ -62,8 +62,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         cause.is::<UsageError>()
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
-            || matches!(cause.downcast_ref(), Some(ForwardError::Loop { .. }))
-            || matches!(cause.downcast_ref(), Some(ForwardError::Spread(error)) if error.is_usage())
+            || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
     });
     let not_valid = error.chain().any(|cause| {

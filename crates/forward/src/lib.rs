@@ -7,6 +7,8 @@
 pub mod bfd;
 mod counters;
 mod error;
+mod in_band;
+mod loops;
 mod path;
 mod plane;
 mod route;
@@ -18,6 +20,7 @@ mod worker;
 
 pub use counters::{Drop, PlaneCounts};
 pub use error::ForwardError;
+pub use in_band::{CONTROL, InBand, Reception};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;

@@ -190,6 +190,7 @@ impl DatagramRing {
             segment: None,
             overflowed: None,
             arrived_at: None,
+            answer_from: None,
             hops: None,
             // SAFETY: as above; the address follows the numbers, 16 bytes behind the beginning, and all of the room for it was
             // zeroed when it was mapped.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple_syscalls::epoll::Epoll;
-use fourtuple_syscalls::route;
+use fourtuple_syscalls::{option, route};
 
 use super::demultiplexer::Demultiplexer;
 use super::error::{LinkError, socket_failed, thread_failed};
@@ -17,7 +18,7 @@ use super::inbox::{self, Inbox};
 use super::packet::Diagnostic;
 use super::port::Port;
 use super::session::{Session, Settings};
-use super::sockets::{self, PORT};
+use super::sockets::{self, PORT, Sender as Outwards};
 use super::state::{LinkReport, LinkState};
 use super::task::{Command, Task};
 use super::timers::Timers;
@@ -32,6 +33,15 @@ pub enum Receive {
     Shared(Arc<Port>),
     /// Nobody but those who have the [`Inbox`]: BFD within the data, which has to fit how the peer is configured.
     Handed,
+    /// The same, and they go out from a socket of whoever has the data, which is bound to [`LinkSettings::local`]: the peer
+    /// sees one 4-tuple. What else this socket sends is not touched.
+    InBand {
+        /// The socket.
+        socket: Arc<OwnedFd>,
+        /// Control packets come to it and nothing else does (`ControlFilter`): the session reads it. Otherwise whoever reads it
+        /// hands over.
+        is_steered: bool,
+    },
 }
 
 /// A link that is to be watched.
@@ -110,13 +120,22 @@ impl Link {
         let device = device.as_deref();
         let mut random = Rng::with_seed(seed);
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
-        let sender = sockets::sender(local, device, &mut random)?;
+        let sender = match receive {
+            Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
+            Receive::Own | Receive::Shared(_) | Receive::Handed => {
+                Outwards(Arc::new(sockets::sender(local, device, &mut random)?))
+            }
+        };
         let receiver = match receive {
             Receive::Own => Some(sockets::receiver(local, device)?),
-            Receive::Shared(_) | Receive::Handed => None,
+            Receive::InBand { socket, is_steered: true } => {
+                option::set_hops_told(socket.as_fd(), true)
+                    .map_err(socket_failed("setsockopt(IP_RECVTTL)", local))?;
+                Some(socket.try_clone().map_err(socket_failed("dup()", local))?)
+            }
+            Receive::Shared(_) | Receive::Handed | Receive::InBand { .. } => None,
         };
-        let sender = std::net::UdpSocket::from(sender);
-        let source = sender.local_addr().map_err(socket_failed("getsockname()", local))?;
+        let source = sender.address().map_err(socket_failed("getsockname()", local))?;
         let (inbox, outlet) = inbox::open().map_err(thread_failed("eventfd()"))?;
         let (commands, orders) = mpsc::channel();
         let origin = Instant::now();
@@ -145,7 +164,7 @@ impl Link {
                 port.add(local_discriminator.get(), peer.ip(), inbox.clone())?;
                 Some((Arc::clone(port), local_discriminator.get(), peer.ip()))
             }
-            Receive::Own | Receive::Handed => None,
+            Receive::Own | Receive::Handed | Receive::InBand { .. } => None,
         };
         let mut link = Link { commands, inbox, state, source, thread: None, registered };
         let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
@@ -163,7 +182,7 @@ impl Link {
         self.state.clone()
     }
 
-    /// Where its packets come from: a port that no other session has.
+    /// Where its packets come from: a port that no other session has, or that of the data.
     pub fn source(&self) -> SocketAddr {
         self.source
     }

@@ -1,6 +1,7 @@
 //! BFD among the data: two forwarders over a wire, whose control packets and data have one port.
 
 mod flood;
+mod kinds;
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,7 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::{neighbour, option, socket};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
+use kinds::kinds;
 
 /// Nothing takes as long on a machine that works.
 const LONG: Duration = Duration::from_secs(60);
@@ -82,7 +84,7 @@ fn through(sender: &UdpSocket, to: SocketAddr, target: &UdpSocket) {
 fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception) {
     let Some(wire) = Wire::open(test) else { return };
     for (here, there) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
-        for kind in PlaneKind::ALL {
+        for kind in kinds(test) {
             let (near, far) = (SocketAddr::new(here, PORT), SocketAddr::new(there, PORT));
             let near_target = socket_at((here, 0));
             let far_target = wire.far_away(|| socket_at((there, 0)));

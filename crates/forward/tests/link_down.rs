@@ -1,5 +1,7 @@
 //! What becomes of packets when the link to their next hop goes down: two wires (veth), and a next hop behind each.
 
+mod kinds;
+
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
@@ -10,6 +12,7 @@ use fourtuple_forward::bfd::{self, Diagnostic, LinkSettings, State, Timers};
 use fourtuple_forward::{Drop, Forward, Link, Peer, PlaneCounts, PlaneKind, Routes, Rule, Running};
 use fourtuple_syscalls::{device, netns, socket};
 use fourtuple_testing::{in_namespace, skip};
+use kinds::kinds;
 
 /// Nothing takes as long on a machine that works.
 const LONG: Duration = Duration::from_secs(60);
@@ -136,7 +139,7 @@ fn packets_go_around_a_link_that_is_down() {
             return;
         };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        for kind in PlaneKind::ALL {
+        for kind in kinds("packets_go_around_a_link_that_is_down") {
             let running = start(kind, &watched, Some(other.address()));
             // Nobody has said anything yet: that is no failure.
             arrives(&running, &sender, &watched);
@@ -172,7 +175,7 @@ fn packets_are_dropped_where_there_is_no_other_way() {
         let test = "packets_are_dropped_where_there_is_no_other_way";
         let Some(watched) = Neighbour::open(test, 1) else { return };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        for kind in PlaneKind::ALL {
+        for kind in kinds("packets_are_dropped_where_there_is_no_other_way") {
             // The default is the same hop, or none.
             for default in [Some(watched.address()), None] {
                 let running = start(kind, &watched, default);

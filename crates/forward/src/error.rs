@@ -5,6 +5,7 @@ use fourtuple::spread::SpreadError;
 use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
+use crate::handover::HandoverError;
 
 /// Why nothing is forwarded.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,9 @@ pub enum ForwardError {
         /// How many are at work.
         planes: usize,
     },
+    /// Another process was to be followed, and could not be.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
     /// A call failed.
     #[error("{call}: {} ({source})", errno_name(source))]
     Call {

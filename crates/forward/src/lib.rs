@@ -7,6 +7,7 @@
 pub mod bfd;
 mod counters;
 mod error;
+mod handover;
 mod path;
 mod plane;
 mod route;
@@ -18,6 +19,7 @@ mod worker;
 
 pub use counters::{Drop, PlaneCounts};
 pub use error::ForwardError;
+pub use handover::{Door, Handed, HandoverError, Predecessor, TakenOver};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;

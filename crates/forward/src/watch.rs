@@ -24,7 +24,7 @@ impl Peer {
         Peer { address, local: None, timers: Timers::default() }
     }
 
-    fn settings(&self) -> Result<LinkSettings, LinkError> {
+    pub(crate) fn settings(&self) -> Result<LinkSettings, LinkError> {
         let settings = match self.local {
             Some(local) => LinkSettings::new(local, self.address),
             None => LinkSettings::towards(self.address)?,
@@ -47,16 +47,16 @@ pub struct Watched {
 
 /// A session and what it was asked with.
 #[derive(Debug)]
-struct Session {
-    peer: Peer,
-    link: bfd::Link,
+pub(crate) struct Session {
+    pub(crate) peer: Peer,
+    pub(crate) link: bfd::Link,
     /// The first session of a port tells what that discards.
-    port: Option<Arc<Port>>,
+    pub(crate) port: Option<Arc<Port>>,
 }
 
 /// All sessions of a forwarder: one for each peer, however many links it is for.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Vec<Session>);
+pub(crate) struct Sessions(pub(crate) Vec<Session>);
 
 impl Sessions {
     pub(crate) fn start(peers: impl Iterator<Item = Peer>) -> Result<Sessions, LinkError> {

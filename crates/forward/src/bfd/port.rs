@@ -1,7 +1,7 @@
 //! One socket at port 3784 for several sessions at the same address.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -33,6 +33,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
+    receiver: OwnedFd,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -44,7 +45,12 @@ impl Port {
     ///
     /// [`LinkError::Socket`], among others when somebody has the port (EADDRINUSE), and [`LinkError::Thread`].
     pub fn open(local: SocketAddr, device: Option<&str>) -> Result<Arc<Port>, LinkError> {
-        let receiver = sockets::receiver(local, device)?;
+        Port::with(local, sockets::receiver(local, device)?)
+    }
+
+    /// With a socket that another process has received at.
+    pub(crate) fn with(local: SocketAddr, receiver: OwnedFd) -> Result<Arc<Port>, LinkError> {
+        let kept = receiver.try_clone().map_err(socket_failed("dup()", local))?;
         let address = fourtuple_syscalls::socket::local_address(receiver.as_fd())
             .map_err(socket_failed("getsockname()", local))?;
         let shared = Arc::new(Shared {
@@ -63,12 +69,17 @@ impl Port {
                 move || receive(&receiver, &epoll, &shared)
             })
             .map_err(thread_failed("clone()"))?;
-        Ok(Arc::new(Port { address, shared, thread: Some(thread) }))
+        Ok(Arc::new(Port { address, receiver: kept, shared, thread: Some(thread) }))
     }
 
     /// Where it receives.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its socket.
+    pub(crate) fn receiver(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
     }
 
     /// What it has discarded itself, because it was for no session; sessions count what they discard.

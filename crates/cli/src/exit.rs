@@ -2,7 +2,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use fourtuple::listen::ListenError;
-use fourtuple_forward::ForwardError;
+use fourtuple_forward::{ForwardError, HandoverError};
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
 use fourtuple_serve::ServeError;
@@ -64,6 +64,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
             || matches!(cause.downcast_ref(), Some(ForwardError::Loop { .. }))
             || matches!(cause.downcast_ref(), Some(ForwardError::Spread(error)) if error.is_usage())
+            || matches!(cause.downcast_ref(), Some(ForwardError::Handover(HandoverError::Differs { .. })))
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
     });
     let not_valid = error.chain().any(|cause| {

@@ -1,8 +1,6 @@
 //! A forwarder that another one takes over from while packets flow: none is lost, none is sent twice. Here both are in one
 //! process; `crates/cli/tests/take_over.rs` has them in two.
 
-mod stream;
-
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -17,7 +15,7 @@ use fourtuple_forward::{
 };
 use fourtuple_syscalls::message;
 use fourtuple_testing::in_namespace;
-use stream::{LONG, socket};
+use fourtuple_testing::stream::{LONG, Stream, socket};
 
 fn restarts() -> usize {
     let number = std::env::var("FOURTUPLE_RESTARTS").ok();
@@ -87,7 +85,7 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
         for kind in PlaneKind::ALL {
             for replies in [false, true] {
                 let room = Room::new("take-over");
-                let mut streams = stream::Stream::new(replies);
+                let mut streams = Stream::new(replies);
                 let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
                 link.spread = Spread::Key(Key::whole(0, 4));
                 link.replies = replies;
@@ -168,7 +166,7 @@ fn one_that_dies_on_the_way_leaves_the_old_one_at_work() {
     in_namespace(|| {
         for dies_when_ready in [false, true] {
             let room = Room::new("dies");
-            let mut streams = stream::Stream::new(true);
+            let mut streams = Stream::new(true);
             let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
             link.spread = Spread::Key(Key::whole(0, 4));
             link.replies = true;

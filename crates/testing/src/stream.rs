@@ -7,34 +7,37 @@ use std::thread;
 use std::time::Duration;
 
 /// Nothing takes as long on a machine that works.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(20);
 /// Packets under way: fewer than any queue has room for.
 const WINDOW: u32 = 64;
 
-pub(crate) fn socket() -> UdpSocket {
+/// At a port of its own.
+pub fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
     socket
 }
 
 /// Where packets come from and where they go. With replies the far end sends everything back, and it is the client that counts.
-pub(crate) struct Stream {
+pub struct Stream {
     client: UdpSocket,
     target: UdpSocket,
     replies: bool,
 }
 
 impl Stream {
-    pub(crate) fn new(replies: bool) -> Stream {
+    /// One way, or with replies.
+    pub fn new(replies: bool) -> Stream {
         Stream { client: socket(), target: socket(), replies }
     }
 
-    pub(crate) fn target(&self) -> SocketAddr {
+    /// Where packets are to go.
+    pub fn target(&self) -> SocketAddr {
         self.target.local_addr().unwrap()
     }
 
     /// Sends to `to` while `body` runs: how many were sent, all of which came out, each of them once.
-    pub(crate) fn run(&mut self, to: SocketAddr, body: impl FnOnce()) -> u64 {
+    pub fn run(&mut self, to: SocketAddr, body: impl FnOnce()) -> u64 {
         let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let (client, target) = (&self.client, &self.target);
         thread::scope(|scope| {

@@ -43,16 +43,9 @@ INLINE void put_own_address(u8 *address, const struct sock *socket)
 
 INLINE int is_wanted_task(const struct wanted *wanted, u32 process)
 {
-	u8 name[16];
 	if (wanted->flags & HAS_PROCESS && wanted->process != process)
 		return 0;
-	if (wanted->flags & HAS_NAME) {
-		__builtin_memset(name, 0, sizeof(name));
-		current_name(name, sizeof(name));
-		if (!same_16(wanted->name, name))
-			return 0;
-	}
-	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
 /* In the task that it is about, so that the name is its own. */
@@ -287,6 +280,13 @@ INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
 	state->has_waited = 0;
 }
 
+/* It has been accepted, and nobody said so. */
+INLINE void unseen(struct totals *totals, struct listener *listener)
+{
+	ADD(listener->unseen, 1);
+	ADD(totals->unseen, 1);
+}
+
 /* The program is done with a connection, or the peer is. */
 INLINE void left(struct totals *totals, const struct sock *socket, int from, int to)
 {
@@ -303,11 +303,14 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 	if (!listener)
 		return;
 	if (connection->stage == QUEUED && socket->sk_socket) {
-		/* It has been accepted, and nobody said so. */
-		ADD(listener->unseen, 1);
-		ADD(totals->unseen, 1);
-		map_delete(&connections, &id);
-		return;
+		/* The peer may be done while accept() is on its way out. Only who has the descriptor closes, and whose accept() was
+		 * told of has come back by then. */
+		if (to == FIN_WAIT1 || to == LAST_ACK) {
+			unseen(totals, listener);
+			map_delete(&connections, &id);
+			return;
+		}
+		connection->is_taken = 1;
 	}
 	if (from == ESTABLISHED && to == CLOSE_WAIT) {
 		ADD(listener->closed_by_peer, 1);
@@ -407,13 +410,19 @@ int destroyed(u64 *context)
 	u64 id = context[0];
 	struct connection *connection = map_lookup(&connections, &id);
 	struct listener *listener;
+	struct totals *totals;
 	u64 cookie;
 	if (!connection)
 		return 0;
 	cookie = connection->worker.listener;
 	listener = connection->stage == QUEUED ? map_lookup(&listeners, &cookie) : NULL;
-	if (listener)
-		ADD(listener->never_accepted, 1);
+	totals = the_totals();
+	if (listener && totals) {
+		if (connection->is_taken)
+			unseen(totals, listener);
+		else
+			ADD(listener->never_accepted, 1);
+	}
 	map_delete(&connections, &id);
 	return 0;
 }

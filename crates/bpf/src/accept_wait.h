@@ -4,7 +4,6 @@
 
 /* The same numbers and structs are in accept_wait.rs. */
 enum { SOCKETS = 131072, LISTENERS = 512, WORKERS = 2048, TASKS = 16384 };
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
 enum { EAGAIN = 11 };
 /* How long the kernel says the handshake took is in eighths of a microsecond. */
 enum { SRTT_SHIFT = 3 };
@@ -90,7 +89,8 @@ struct connection {
 	u32 reads;		  /* before it was accepted */
 	u8 stage;
 	u8 is_open;
-	u16 hole;
+	u8 is_taken; /* out of the queue, and nobody has told of the accept yet */
+	u8 hole;
 };
 
 /* The connection that has just been established on this processor. */

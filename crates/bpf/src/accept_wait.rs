@@ -11,6 +11,7 @@ use aya::{Pod, include_bytes_aligned};
 
 use crate::call;
 use crate::error::BpfError;
+use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_PORT, HAS_PROCESS, flag};
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
 const NAME: &str = "accept_wait";
@@ -61,12 +62,6 @@ struct Settings {
     port: u16,
     hole: [u16; 3],
 }
-
-const HAS_PROCESS: u32 = 1;
-const HAS_NAME: u32 = 2;
-const HAS_ADDRESS: u32 = 4;
-const HAS_PORT: u32 = 8;
-const HAS_CGROUP: u32 = 16;
 
 /// A listening socket to which a connection came.
 #[derive(Clone, Copy, Debug)]
@@ -235,7 +230,6 @@ impl Worker {
 
 impl Wanted {
     fn settings(&self, namespace: (u64, u64)) -> Settings {
-        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         Settings {
             cgroup: self.cgroup.unwrap_or_default(),
             namespace_device: namespace.0,

@@ -22,7 +22,6 @@ enum { SETS = 8192, WAYS = 8, TASKS = 16384, TUPLES = 2048, RING_BYTES = 1 << 20
 enum { WINDOW_BITS = 24 };
 /* Errno of a failure: 0 nobody knows, 255 closed by the program while the handshake went on. */
 enum { ERRNOS = 256, UNKNOWN = 0, CLOSED_EARLY = 255, EADDRNOTAVAIL = 99 };
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
 enum times { EVEN, ODD, HANDSHAKE, FAILED, TIMES };
 /* Of an attempt: its port was bound before; nobody looks for the end of its search. */
 enum { GIVEN_PORT = 1, UNTIMED = 2 };
@@ -296,20 +295,13 @@ INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 na
 
 INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key)
 {
-	u8 name[16];
 	if (wanted->flags & HAS_PROCESS && wanted->process != key->process)
 		return 0;
 	if (wanted->flags & HAS_PORT && wanted->port != key->port)
 		return 0;
 	if (wanted->flags & HAS_ADDRESS && !same_16(wanted->address, key->address))
 		return 0;
-	if (wanted->flags & HAS_NAME) {
-		__builtin_memset(name, 0, sizeof(name));
-		current_name(name, sizeof(name));
-		if (!same_16(wanted->name, name))
-			return 0;
-	}
-	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
 INLINE u64 current_switches(void)

@@ -11,6 +11,7 @@ use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::errno_name;
 
 use crate::error::BpfError;
+use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_PORT, HAS_PROCESS, flag};
 use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
@@ -97,11 +98,6 @@ struct Settings {
     hole: [u16; 3],
 }
 
-const HAS_PROCESS: u32 = 1;
-const HAS_NAME: u32 = 2;
-const HAS_ADDRESS: u32 = 4;
-const HAS_PORT: u32 = 8;
-const HAS_CGROUP: u32 = 16;
 /// Samples are taken in windows of 2^24 ns.
 const WINDOW_NS: u64 = 1 << 24;
 
@@ -274,7 +270,6 @@ impl Tuple {
 
 impl Wanted {
     fn settings(&self, began_ns: u64, namespace: (u64, u64)) -> Settings {
-        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let windows_per_s = 1_000_000_000 / WINDOW_NS;
         let per_window = u64::from(self.samples_per_s).div_ceil(windows_per_s) as u32;
         Settings {

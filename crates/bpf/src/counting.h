@@ -117,6 +117,21 @@ INLINE int is_in_cgroup(u64 cgroup)
 	return 0;
 }
 
+/* Which fields of a program's settings are looked at; the same numbers are in filter.rs. */
+enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
+
+INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)
+{
+	u8 name[16];
+	if (flags & HAS_NAME) {
+		__builtin_memset(name, 0, sizeof(name));
+		current_name(name, sizeof(name));
+		if (!same_16(wanted_name, name))
+			return 0;
+	}
+	return !(flags & HAS_CGROUP) || is_in_cgroup(cgroup);
+}
+
 /* The process as the one who traces calls it; by its number for the whole host if it is of another PID namespace. */
 INLINE u32 current_process(u64 namespace_device, u64 namespace_inode)
 {

@@ -5,7 +5,6 @@
 
 /* The same numbers and structs are in flame.rs. A stack has its place by a hash: many places, so that two rarely want one. */
 enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 4 };
 /* What bpf_get_stackid says when another stack has the place. */
 enum { EEXIST = 17 };
 /* In place of callers: there are none; there was no room for them. */

@@ -13,6 +13,7 @@ use aya::util::online_cpus;
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
+use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_PROCESS, flag};
 use crate::tracing::{self, Programs, thread_name, thread_name_bytes};
 
 const NAME: &str = "flame";
@@ -42,10 +43,6 @@ struct Settings {
     process: u32,
     name: [u8; 16],
 }
-
-const HAS_PROCESS: u32 = 1;
-const HAS_NAME: u32 = 2;
-const HAS_CGROUP: u32 = 4;
 
 /// A thread's name and process, where it was, and the place of its callers in the map of stacks.
 #[derive(Clone, Copy)]
@@ -182,7 +179,6 @@ impl Flame {
 
 impl Sampled {
     fn settings(&self, namespace: (u64, u64)) -> Settings {
-        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         Settings {
             cgroup: self.cgroup.unwrap_or_default(),
             namespace_device: namespace.0,

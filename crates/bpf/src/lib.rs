@@ -10,6 +10,7 @@ mod call;
 pub mod connect_search;
 mod cpu_map;
 mod error;
+mod filter;
 pub mod flame;
 mod group_map;
 mod hand_over;

@@ -13,7 +13,6 @@ enum { LOCKS = 16384, PATHS = 2048, STACKS = 4096, FRAMES = 96, SLEEPERS = 4096 
 enum { NESTED = 4 };
 /* So many frames from sched_switch up to __lock_sock: the tracing itself has some of them. */
 enum { NEAR = 12 };
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_CGROUP = 8 };
 /* include/trace/events/lock.h; a queued spinlock has none. */
 enum contention { SPIN = 1, MUTEX = 32 };
 enum { UNINTERRUPTIBLE = 2 };
@@ -169,17 +168,10 @@ INLINE struct wanted *the_wanted(void)
 
 INLINE int is_wanted(const struct wanted *wanted)
 {
-	u8 name[16];
 	if (wanted->flags & HAS_PROCESS &&
 	    wanted->process != current_process(wanted->namespace_device, wanted->namespace_inode))
 		return 0;
-	if (wanted->flags & HAS_NAME) {
-		__builtin_memset(name, 0, sizeof(name));
-		current_name(name, sizeof(name));
-		if (!same_16(wanted->name, name))
-			return 0;
-	}
-	return !(wanted->flags & HAS_CGROUP) || is_in_cgroup(wanted->cgroup);
+	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
 /* Makes room for a wait of the current task before it is counted; false when there is none. */

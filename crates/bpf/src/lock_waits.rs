@@ -8,12 +8,10 @@ use aya::maps::{Array, HashMap, MapData, MapError, StackTraceMap};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
+use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_PROCESS, flag};
 use crate::tracing::{self, COARSE, Programs, thread_name_bytes};
 
 const NAME: &str = "lock_waits";
-const HAS_PROCESS: u32 = 1;
-const HAS_NAME: u32 = 2;
-const HAS_CGROUP: u32 = 8;
 
 /// Whose waits are looked at: all that match everything that is set. A softirq counts as the task that it interrupts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,7 +142,6 @@ unsafe impl Pod for Totals {}
 
 impl Wanted {
     fn settings(&self, namespace: (u64, u64)) -> Settings {
-        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let (sleep_from, sleep_to) = self.lock_sock.unwrap_or_default();
         Settings {
             cgroup: self.cgroup.unwrap_or_default(),

@@ -1,13 +1,13 @@
 //! What tracing costs: CPU time per connection with and without a trace, in trials of a second that run A B B A.
 //!
-//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6] [fin|rst] [QUADS] [RATE]`
+//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6|accept|locks] [fin|rst] [QUADS] [RATE]`
 //!
 //! One process dials a server of its own over loopback in a network namespace of its own, so many connections a second
 //! (20,000), to one destination in each trial (of 128; IPv6: one), and closes each at once: as a program does (`fin`), or with a
 //! RST, which is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
 //! both ends, everything that the kernel does in their name (softirqs, as the kernel has no IRQ_TIME_ACCOUNTING), and the
-//! thread that reads the trace. To attach and to detach is not in it. `any` is a trace without a filter, `dst` one of a
-//! IPv4 address that nobody dials, `dst6` one of the IPv6 address that is dialed.
+//! thread that reads the trace. To attach and to detach is not in it. `any` is a trace of connect() without a filter, `dst` one
+//! of an IPv4 address that nobody dials, `dst6` one of the IPv6 address that is dialed; `accept` and `locks` trace these.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,7 +22,7 @@ use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option, schedule};
 use fourtuple_testing::set_sysctl;
-use fourtuple_trace::Connect;
+use fourtuple_trace::{Accept, Connect, Locks, TraceError};
 
 const TRIAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 4000;
@@ -40,11 +40,16 @@ fn main() {
     let (quads, rate) = (number(2, 20), number(3, 20_000));
     let reset = words.get(1).is_some_and(|word| word == "rst");
     let six = words.first().is_some_and(|word| word == "dst6");
-    let address = match words.first().map(String::as_str) {
-        None | Some("any") => None,
-        Some("dst") => Some(destination(ADDRESSES - 1, six).ip()),
-        Some("dst6") => Some(destination(0, six).ip()),
-        Some(other) => panic!("{other:?} is none of any, dst, dst6"),
+    let connect_to = |destination: SocketAddr| {
+        Trace::Connect(Connect { address: Some(destination.ip()), ..Connect::default() })
+    };
+    let trace = match words.first().map(String::as_str) {
+        None | Some("any") => Trace::Connect(Connect::default()),
+        Some("dst") => connect_to(destination(ADDRESSES - 1, six)),
+        Some("dst6") => connect_to(destination(0, six)),
+        Some("accept") => Trace::Accept(Accept::default()),
+        Some("locks") => Trace::Locks(Locks::default()),
+        Some(other) => panic!("{other:?} is none of any, dst, dst6, accept, locks"),
     };
     netns::enter_new().expect("a network namespace, which takes root");
     set_sysctl("net.ipv4.ip_local_port_range", "10000 65000");
@@ -55,9 +60,8 @@ fn main() {
     socket::listen(listener.as_fd(), 4096).expect("a listening socket");
     thread::spawn(move || serve(&listener));
     let trial = |traced: bool, round: u32| {
-        let connect = Connect { address, ..Connect::default() };
         if traced {
-            with_trace(&connect, || dial(rate, six, reset, round))
+            with_trace(&trace, || dial(rate, six, reset, round))
         } else {
             dial(rate, six, reset, round)
         }
@@ -138,18 +142,35 @@ fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
     cost
 }
 
-fn with_trace<T>(connect: &Connect, run: impl FnOnce() -> T) -> T {
+/// What is traced.
+enum Trace {
+    Connect(Connect),
+    Accept(Accept),
+    Locks(Locks),
+}
+
+impl Trace {
+    /// What was lost.
+    fn run(&self, stop: &AtomicBool, attached: impl FnOnce()) -> Result<u64, TraceError> {
+        Ok(match self {
+            Trace::Connect(connect) => connect.run(stop, attached, |_| ())?.results.lost,
+            Trace::Accept(accept) => accept.run(stop, attached, |_| ())?.results.lost,
+            Trace::Locks(locks) => locks.run(stop, attached, |_| ())?.results.lost,
+        })
+    }
+}
+
+fn with_trace<T>(trace: &Trace, run: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
-        let tracer =
-            scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("who waits"), |_| ()));
+        let tracer = scope.spawn(|| trace.run(&stop, move || attached.send(()).expect("who waits")));
         ready.recv().expect("a trace, which takes BPF");
         let result = run();
         stop.store(true, Ordering::Relaxed);
-        let outcome = tracer.join().expect("no panic").expect("a trace");
-        if outcome.results.lost > 0 {
-            eprintln!("{} lost: {:?}", outcome.results.lost, outcome.validity);
+        let lost = tracer.join().expect("no panic").expect("a trace");
+        if lost > 0 {
+            eprintln!("{lost} lost");
         }
         result
     })

@@ -1,6 +1,5 @@
 //! Counters for Prometheus: one page, the same for whoever asks.
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +11,8 @@ use fourtuple_record::{ForwardBfd, ForwardPlane};
 
 /// Whoever asks more slowly is not answered.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// What the names of all metrics begin with.
+const PREFIX: &str = "fourtuple_forward_";
 /// No request for metrics is longer.
 const LONGEST_REQUEST: u64 = 8 * 1024;
 
@@ -82,65 +83,65 @@ fn answer(mut connection: &TcpStream, page: &Mutex<String>) -> std::io::Result<(
 
 /// The text format: names end in their unit, counters in `_total`.
 fn page(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> String {
-    type Get = fn(&ForwardPlane) -> f64;
-    let counters: [(&str, &str, Get); 7] = [
-        ("received_packets", "Packets that came to be sent on", |plane| plane.received as f64),
-        ("received_bytes", "Bytes of their payloads", |plane| plane.received_bytes as f64),
-        ("sent_packets", "Packets sent on", |plane| plane.sent as f64),
-        ("sent_bytes", "Bytes of their payloads", |plane| plane.sent_bytes as f64),
-        ("returned_packets", "Packets sent back to clients", |plane| plane.returned as f64),
-        ("unsegmented_messages", "Messages that UDP_SEGMENT would not take", |plane| {
+    type OfPlane = fn(&ForwardPlane) -> f64;
+    let counters: [(&str, &str, OfPlane); 7] = [
+        ("received_packets_total", "Packets that came to be sent on", |plane| plane.received as f64),
+        ("received_bytes_total", "Bytes of their payloads", |plane| plane.received_bytes as f64),
+        ("sent_packets_total", "Packets sent on", |plane| plane.sent as f64),
+        ("sent_bytes_total", "Bytes of their payloads", |plane| plane.sent_bytes as f64),
+        ("returned_packets_total", "Packets sent back to clients", |plane| plane.returned as f64),
+        ("unsegmented_messages_total", "Messages that UDP_SEGMENT would not take", |plane| {
             plane.unsegmented as f64
         }),
-        ("cpu_seconds", "Processor time of the plane's thread", |plane| plane.cpu_ns as f64 / 1e9),
+        ("cpu_seconds_total", "Processor time of the plane's thread", |plane| plane.cpu_ns as f64 / 1e9),
     ];
     let mut text = String::new();
+    let numbered = || planes.iter().enumerate();
     for (name, help, get) in counters {
-        head(&mut text, name, help, "counter", "_total");
-        for (number, plane) in planes.iter().enumerate() {
-            let _ = writeln!(text, "fourtuple_forward_{name}_total{{plane=\"{number}\"}} {}", get(plane));
-        }
+        let samples = numbered().map(|(number, plane)| (format!("plane=\"{number}\""), get(plane)));
+        metric(&mut text, name, "counter", help, samples);
     }
-    head(&mut text, "dropped_packets", "Packets that were not sent on, by reason", "counter", "_total");
-    for (number, plane) in planes.iter().enumerate() {
-        for (reason, packets) in &plane.dropped {
-            let _ = writeln!(
-                text,
-                "fourtuple_forward_dropped_packets_total{{plane=\"{number}\",reason=\"{reason}\"}} {packets}"
-            );
-        }
-    }
-    head(&mut text, "clients", "Clients that have a socket", "gauge", "");
-    for (number, plane) in planes.iter().enumerate() {
-        let _ = writeln!(text, "fourtuple_forward_clients{{plane=\"{number}\"}} {}", plane.clients);
-    }
+    let dropped = numbered().flat_map(|(number, plane)| {
+        let sample = move |(reason, packets): (&String, &u64)| {
+            (format!("plane=\"{number}\",reason=\"{reason}\""), *packets as f64)
+        };
+        plane.dropped.iter().map(sample)
+    });
+    metric(
+        &mut text,
+        "dropped_packets_total",
+        "counter",
+        "Packets that were not sent on, by reason",
+        dropped,
+    );
+    let clients = numbered().map(|(number, plane)| (format!("plane=\"{number}\""), plane.clients as f64));
+    metric(&mut text, "clients", "gauge", "Clients that have a socket", clients);
     if bfd.is_empty() {
         return text;
     }
-    head(&mut text, "bfd_up", "Whether the BFD session is up", "gauge", "");
-    for session in bfd {
-        let up = u8::from(session.state == "up");
-        let _ = writeln!(text, "fourtuple_forward_bfd_up{{peer=\"{}\"}} {up}", session.peer);
-    }
-    type Number = fn(&ForwardBfd) -> u64;
-    let counters: [(&str, &str, Number); 4] = [
-        ("bfd_ups", "How often the BFD session went up", |session| session.ups),
-        ("bfd_downs", "How often it went down from up", |session| session.downs),
-        ("bfd_sent_packets", "Control packets sent", |session| session.sent),
-        ("bfd_received_packets", "Control packets taken", |session| session.received),
+    type OfSession = fn(&ForwardBfd) -> f64;
+    let sessions: [(&str, &str, &str, OfSession); 5] = [
+        ("bfd_up", "gauge", "Whether the BFD session is up", |session| f64::from(session.state == "up")),
+        ("bfd_ups_total", "counter", "How often the BFD session went up", |session| session.ups as f64),
+        ("bfd_downs_total", "counter", "How often it went down from up", |session| session.downs as f64),
+        ("bfd_sent_packets_total", "counter", "Control packets sent", |session| session.sent as f64),
+        ("bfd_received_packets_total", "counter", "Control packets taken", |session| session.received as f64),
     ];
-    for (name, help, get) in counters {
-        head(&mut text, name, help, "counter", "_total");
-        for session in bfd {
-            let peer = &session.peer;
-            let _ = writeln!(text, "fourtuple_forward_{name}_total{{peer=\"{peer}\"}} {}", get(session));
-        }
+    for (name, kind, help, get) in sessions {
+        let samples = bfd.iter().map(|session| (format!("peer=\"{}\"", session.peer), get(session)));
+        metric(&mut text, name, kind, help, samples);
     }
     text
 }
 
-fn head(text: &mut String, name: &str, help: &str, kind: &str, ending: &str) {
-    // Writing to a String does not fail.
-    let _ = writeln!(text, "# HELP fourtuple_forward_{name}{ending} {help}");
-    let _ = writeln!(text, "# TYPE fourtuple_forward_{name}{ending} {kind}");
+/// One metric with its samples: their labels and values.
+fn metric(
+    text: &mut String,
+    name: &str,
+    kind: &str,
+    help: &str,
+    samples: impl Iterator<Item = (String, f64)>,
+) {
+    text.push_str(&format!("# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n"));
+    text.extend(samples.map(|(labels, value)| format!("{PREFIX}{name}{{{labels}}} {value}\n")));
 }

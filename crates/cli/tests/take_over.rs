@@ -220,8 +220,7 @@ fn bfd_stays_up_and_metrics_move() {
             format!("forward --listen {here}:0 --to {there}:{to} {flags}")
         };
         let peer = Forwarder::start(&mut fourtuple(&start("127.0.0.2", "127.0.0.1", "")));
-        let arguments =
-            start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));
+        let arguments = start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));
         let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
         assert!(forwarder.line().starts_with("metrics at "));
         let up = "fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 1\n";

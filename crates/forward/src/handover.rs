@@ -48,6 +48,8 @@ pub enum Handed {
         process: u32,
         /// The BFD sessions, as they were.
         bfd: Vec<Watched>,
+        /// How long no plane was at work: from the word to end until the successor had everything. Packets waited meanwhile.
+        pause: Duration,
     },
 }
 
@@ -84,15 +86,16 @@ impl Running {
             }
         }
         let Some(visitor) = &door.visitor else { return Ok(Handed::Nothing) };
+        let begun = Instant::now();
         let mut ended = self.part()?;
         let bfd = self.sessions.part();
         let given = self.give(&visitor.line, &mut ended);
         match given.and_then(|()| taken(&visitor.line)) {
             Ok(()) => {
-                let process = visitor.line.peer.process;
+                let (process, pause) = (visitor.line.peer.process, begun.elapsed());
                 self.sessions = Sessions::default();
                 door.leave();
-                Ok(Handed::Done { process, bfd })
+                Ok(Handed::Done { process, bfd, pause })
             }
             Err(error) => {
                 // It finds its line cut, and does not begin.

@@ -65,8 +65,9 @@ impl Takeover {
                 tell(format!("not handed over: {error}"));
                 Ok(None)
             }
-            Handed::Done { process, bfd } => {
-                tell(format!("handed over to process {process}"));
+            Handed::Done { process, bfd, pause } => {
+                let pause = pause.as_secs_f64() * 1e3;
+                tell(format!("handed over to process {process}, for which packets waited {pause:.1} ms"));
                 // The successor waits for the end of this process to open what only one can have: the kernel tells it then.
                 if let Some(door) = self.door.take() {
                     Box::leak(Box::new(door));

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::spread::{Key, Spread};
-use fourtuple_forward::bfd::State;
+use fourtuple_forward::bfd::{State, Timers};
 use fourtuple_forward::{
     Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Running,
     TakenOver,
@@ -226,7 +226,10 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let target: SocketAddr = ([127, 0, 0, 2], 4000).into();
         let start = |here: [u8; 4], there: SocketAddr| {
             let mut link = Link::new((here, 0).into(), there);
-            link.bfd = Some(Peer { local: Some(here.into()), ..Peer::new(there.ip()) });
+            // So many may be lost that no machine is too busy for it.
+            let often = Duration::from_millis(100);
+            let timers = Timers::new(often, often, 200).unwrap();
+            link.bfd = Some(Peer { local: Some(here.into()), timers, ..Peer::new(there.ip()) });
             Forward::new(link, 1)
         };
         let one = start([127, 0, 0, 1], target);

@@ -38,15 +38,21 @@ impl GivenSession {
 }
 
 impl Sessions {
-    /// Stops all of them in the middle, and tells how they are.
+    /// Stops all of them in the middle, and tells how they are. What was received they still hear, what comes waits.
     pub(super) fn part(&mut self) -> Vec<Watched> {
+        self.ports().for_each(|port| port.part());
         self.0.iter_mut().for_each(|session| session.link.part());
         self.read()
     }
 
     /// Starts all that have parted.
     pub(super) fn go_on(&mut self) -> Result<(), LinkError> {
-        self.0.iter_mut().try_for_each(|session| session.link.go_on())
+        self.0.iter_mut().try_for_each(|session| session.link.go_on())?;
+        self.ports().try_for_each(|port| port.go_on())
+    }
+
+    fn ports(&self) -> impl Iterator<Item = &Arc<Port>> {
+        self.0.iter().filter_map(|session| session.port.as_ref())
     }
 
     pub(super) fn give(&self, line: &Line) -> Result<(), HandoverError> {
@@ -81,7 +87,7 @@ impl Sessions {
                 None => {
                     let receiver = given.iter().find(|given| given.local == local);
                     let port = match receiver.map(|given| given.receiver.try_clone()) {
-                        Some(Ok(receiver)) => Port::with(at, receiver)?,
+                        Some(Ok(receiver)) => Port::prepare(at, receiver)?,
                         Some(Err(source)) => return Err(LinkError::Thread { call: "dup()", source }),
                         None => Port::open(at, None)?,
                     };

@@ -87,8 +87,9 @@ impl Offer {
             )));
         }
         // What the kernel has put together stays together in the queue, and is told apart only as long as the option is set;
-        // other planes would have no room for it.
-        if self.plane == PlaneKind::Offload.name() && !wanted.kind.offloads() {
+        // other planes would have no room for it. So it may be with planes that are not known here.
+        let is_apart = self.plane.parse().is_ok_and(|kind: PlaneKind| !kind.offloads());
+        if !is_apart && !wanted.kind.offloads() {
             return Err(differs(format!(
                 "its planes are {}, and packets that were put together for them may wait: planes that are {} cannot take them",
                 self.plane, wanted.kind

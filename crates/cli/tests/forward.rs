@@ -101,6 +101,7 @@ fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
         let path = room.file("links.toml", &file(port(&one), ""));
         let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --json")));
         let mut bytes = [0; 10];
+        let here = forwarder.address.rsplit_once(':').expect("a port").1.parse().expect("a number");
         let mut reload = |content: &str| {
             room.file("links.toml", content);
             child::hang_up(forwarder.child.id()).unwrap();
@@ -109,6 +110,8 @@ fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
         assert!(reload(&file(port(&other), "")).contains("routes taken over"));
         let refused = reload(&file(port(&one), "unknown = 1\n"));
         assert!(refused.contains("line 5") && refused.contains("nothing is changed"), "{refused}");
+        let refused = reload(&file(here, ""));
+        assert!(refused.contains("forward to itself") && refused.contains("nothing is changed"), "{refused}");
         assert!(reload(&file(port(&other), "return = true\n")).contains("only its routes"));
         assert!(forwarder.line().contains("routes taken over"));
         client.send_to(b"x", &forwarder.address).unwrap();
@@ -219,6 +222,7 @@ fn bad_values_are_named_with_their_flag() {
         (&format!("--listen 127.0.0.1:0 {to} --config x"), "--config"),
         ("--config /nonexistent", "'/nonexistent' for '--config'"),
         ("--listen 127.0.0.1:4000 --to 127.0.0.1:4000", "forward to itself"),
+        ("--listen 0.0.0.0:4000 --to 127.1.2.3:4000", "forward to itself"),
     ];
     for (arguments, expected) in mistakes {
         let ended = run(&mut fourtuple(&format!("forward {arguments}")));

@@ -25,6 +25,18 @@ pub enum ForwardError {
         /// The next hop.
         to: SocketAddr,
     },
+    /// Packets would go round for ever, by way of other links.
+    #[error("packets would go round: {}, and {} again", in_words(listens), in_words(&listens[..1]))]
+    Round {
+        /// Where the links listen that they would come by, two at least.
+        listens: Vec<SocketAddr>,
+    },
+    /// The kernel would spread packets over both.
+    #[error("two links listen at {listen}")]
+    Twice {
+        /// Where.
+        listen: SocketAddr,
+    },
     /// Nothing to forward, or nobody to do it.
     #[error("{links} links and {planes} planes: there must be one of each at least")]
     Nothing {
@@ -64,4 +76,20 @@ pub enum ForwardError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl ForwardError {
+    /// Whether other settings would have helped.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            ForwardError::Loop { .. } | ForwardError::Round { .. } | ForwardError::Twice { .. } => true,
+            ForwardError::Spread(error) => error.is_usage(),
+            ForwardError::Handover(error) => matches!(error, HandoverError::Differs { .. }),
+            _ => false,
+        }
+    }
+}
+
+fn in_words(listens: &[SocketAddr]) -> String {
+    listens.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -171,11 +171,14 @@ impl Running {
             for some in targets.chunks(message::MOST) {
                 let mut text = Text::of("targets");
                 for target in some {
-                    let (client, hop) = target.key;
+                    let (client, hop, answer_from) = target.key;
                     let age = tick.saturating_sub(target.used_at);
-                    text = match client {
-                        Some(client) => text.with("client", format_args!("{hop} {age} {client}")),
-                        None => text.with("hop", format_args!("{hop} {age}")),
+                    text = match (client, answer_from) {
+                        (Some(client), None) => text.with("client", format_args!("{hop} {age} {client}")),
+                        (Some(client), Some(from)) => {
+                            text.with("client", format_args!("{hop} {age} {client} {from}"))
+                        }
+                        (None, _) => text.with("hop", format_args!("{hop} {age}")),
                     };
                 }
                 let sockets: Vec<_> = some.iter().map(|target| target.socket.as_fd()).collect();
@@ -235,8 +238,9 @@ impl Forward {
         let seats = offer.fits(self)?;
         let (groups, door) = offer.groups(self)?;
         let (mut links, mut places, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
-        for (link, (group, place)) in self.links.iter().zip(groups) {
-            link.check(group.address())?;
+        let (groups, numbers): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
+        self.refuse_loops(&groups)?;
+        for ((link, group), place) in self.links.iter().zip(groups).zip(numbers) {
             let members = (0..seats).map(|seat| group.member(seat)).collect::<Result<_, _>>();
             listeners.push(members.map_err(failed("dup()"))?);
             places.push(place);
@@ -311,7 +315,9 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
             "client" => Some(words.next()?.parse().ok()?),
             _ => None,
         };
-        Some(((client, hop), age))
+        // The address that replies come from, where the listener has several.
+        let answer_from = words.next().map(str::parse).transpose().ok()?;
+        Some(((client, hop, answer_from), age))
     };
     let keys: Option<Vec<_>> = said.lines().map(read).collect();
     match keys {

@@ -8,6 +8,7 @@ pub mod bfd;
 mod counters;
 mod error;
 mod handover;
+mod loops;
 mod path;
 mod plane;
 mod route;

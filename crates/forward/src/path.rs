@@ -111,7 +111,8 @@ impl Path {
     ) -> Result<usize, Drop> {
         let hop = routes.find(payload, datagram.arrived_at).ok_or(Drop::NoRoute)?;
         let hop = self.around(hop, routes)?;
-        let key = (client, hop);
+        // Told only where the listener has many addresses; one way it does not matter.
+        let key = (client, hop, client.and(datagram.answer_from));
         let index = match self.targets.find(key) {
             Some(index) => index,
             None => self.open(key)?,
@@ -131,7 +132,7 @@ impl Path {
         routes.default_hop().filter(|hop| !watch.is_down(*hop)).ok_or(Drop::LinkDown)
     }
 
-    fn open(&mut self, key: (Option<SocketAddr>, SocketAddr)) -> Result<usize, Drop> {
+    fn open(&mut self, key: TargetKey) -> Result<usize, Drop> {
         let index = match self.targets.open(key, self.segments) {
             Ok(Some(index)) => index,
             Ok(None) => return Err(Drop::NoClient),
@@ -164,7 +165,7 @@ impl Path {
     pub(crate) fn forget_idle(&mut self) {
         let (tick, idle) = (self.tick, self.idle);
         if self.replies {
-            self.targets.retain(|target| target.used_at + idle >= tick);
+            self.targets.retain(|target| target.used_at.saturating_add(idle) >= tick);
             self.count_clients(self.targets.len());
         }
     }

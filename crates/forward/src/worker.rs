@@ -254,6 +254,7 @@ impl Port {
     fn tick(&mut self) {
         self.path.tick += 1;
         self.path.forget_idle();
+        self.path.targets.cut_again(self.path.tick);
         if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
             self.path.counters.overflowed(dropped.wrapping_sub(self.overflowed));
             self.overflowed = dropped;

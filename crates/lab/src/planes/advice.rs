@@ -61,10 +61,19 @@ fn gain(two: &PlanesCell) -> f64 {
     two.pps_to_one_plane.map_or(0.0, |ratio| ratio.ratio)
 }
 
-/// Work per packet from which on two planes help, straight between the works that were measured.
+/// Works that can be told apart; of one alone nothing is known but that.
+fn are_compared(pairs: &[(&PlanesCell, &PlanesCell)]) -> bool {
+    pairs.windows(2).any(|works| works[0].1.work_ns != works[1].1.work_ns)
+}
+
+/// Work per packet from which on two planes help, straight between the works that were measured; `None` when that was one.
 pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
+    let pairs = pairs(cells);
+    if !are_compared(&pairs) {
+        return None;
+    }
     let mut last: Option<(u64, f64)> = None;
-    for (_, two) in pairs(cells) {
+    for (_, two) in pairs {
         let (work, gain) = (two.work_ns, gain(two));
         if gain >= HELPS {
             return Some(match last {
@@ -82,6 +91,9 @@ pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
 
 fn planes(results: &PlanesResults) -> Option<String> {
     let pairs = pairs(&results.cells);
+    if !are_compared(&pairs) {
+        return None;
+    }
     let (_, longest) = pairs.last()?;
     let measured: Vec<String> = pairs
         .iter()
@@ -160,3 +172,6 @@ fn micros(ns: u64) -> String {
     let text = format!("{:.1}", ns as f64 / 1e3);
     format!("{} us", text.strip_suffix(".0").unwrap_or(&text))
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,9 @@ use serde::Deserialize;
 use crate::exit::UsageError;
 use crate::units;
 
+/// The most clients of a plane that may be asked for.
+pub(super) const MOST_CLIENTS: u32 = 1_000_000;
+
 /// What a file may say. What the command line says as well counts more there.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -52,9 +55,13 @@ pub(super) fn read(path: &Path) -> Result<File, UsageError> {
     let refuse =
         |why: String| UsageError(format!("invalid value '{}' for '--config': {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    let file: File = toml::from_str(&text).map_err(|error| refuse(in_one_line(&text, &error)))?;
+    parse(&text).map_err(refuse)
+}
+
+fn parse(text: &str) -> Result<File, String> {
+    let file: File = toml::from_str(text).map_err(|error| in_one_line(text, &error))?;
     if file.links.is_empty() {
-        return Err(refuse("no [[link]]".to_owned()));
+        return Err("no [[link]]".to_owned());
     }
     Ok(file)
 }
@@ -69,6 +76,8 @@ fn in_one_line(text: &str, error: &toml::de::Error) -> String {
 /// `name` says where the value stands: `--to`, or `to of link 2`.
 pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Result<Understood, UsageError> {
     let refuse = |field: &str, value: &str, why: &str| {
+        // Strings of a file may have more than one line, what is said of them has not.
+        let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         UsageError(format!("invalid value '{value}' for '{}': {why}", name(field)))
     };
     let address = |field: &str, value: &str| -> Result<SocketAddr, UsageError> {
@@ -111,7 +120,12 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     let routes = Routes::new(default, &rules, key)
         .map_err(|error| refuse("route", &text.routes.join(" "), &error.to_string()))?;
     if let Some(hop) = routes.hops().find(|hop| hop.port() == 0) {
-        return Err(refuse("to", &hop.to_string(), "a next hop has a port from 1 to 65535"));
+        let field = if default == Some(hop) { "to" } else { "route" };
+        return Err(refuse(field, &hop.to_string(), "a next hop has a port from 1 to 65535"));
+    }
+    let clients = text.clients.unwrap_or(4096);
+    if !(1..=MOST_CLIENTS).contains(&clients) {
+        return Err(refuse("clients", &clients.to_string(), &format!("expected 1 to {MOST_CLIENTS}")));
     }
     let idle = match &text.idle {
         None => Duration::from_secs(60),
@@ -119,15 +133,7 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     };
     let bfd =
         text.bfd.as_deref().map(|text| peer(text).map_err(|why| refuse("bfd", text, &why))).transpose()?;
-    let link = Link {
-        listen,
-        routes,
-        spread,
-        replies: text.replies,
-        idle,
-        clients: text.clients.unwrap_or(4096) as usize,
-        bfd,
-    };
+    let link = Link { listen, routes, spread, replies: text.replies, idle, clients: clients as usize, bfd };
     let record = ForwardLink {
         listen: listen.to_string(),
         to: default.map(|to| to.to_string()),
@@ -136,7 +142,7 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         spread: spread.to_string(),
         replies: text.replies,
         idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
-        clients: link.clients as u32,
+        clients,
         bfd: text.bfd.clone(),
     };
     Ok(Understood { link, record })
@@ -187,6 +193,9 @@ fn rule(text: &str) -> Result<Rule, String> {
 }
 
 #[cfg(test)]
+mod noise;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -228,6 +237,15 @@ mod tests {
             (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),
             (text("127.0.0.1:1", "there"), "'there' for '--to'"),
             (text("127.0.0.1:1", "127.0.0.1:0"), "'127.0.0.1:0' for '--to'"),
+            (
+                LinkText {
+                    routes: vec!["1.0.0.0/8=127.0.0.1:0".into()],
+                    ..text("127.0.0.1:1", "127.0.0.1:2")
+                },
+                "'127.0.0.1:0' for '--route'",
+            ),
+            (LinkText { clients: Some(0), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'0' for '--clients'"),
+            (text("a\nb", "127.0.0.1:1"), "'a b' for '--listen'"),
             (
                 LinkText { spread: Some("even".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
                 "'even' for '--spread'",

@@ -63,7 +63,7 @@ pub(crate) struct ForwardFlags {
     #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
     idle: Option<String>,
     /// With --return: the most clients of a plane [default: 4096]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, conflicts_with = "config", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
     /// Watch the link to this address with BFD (RFC 5880, 5881), from an address of this host if one is named
     #[arg(long, value_name = "PEER[@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
@@ -271,6 +271,10 @@ impl ForwardFlags {
             Ok(_) => return tell("SIGHUP: another number of links needs a new start".to_owned()),
             Err(UsageError(message)) => return tell(format!("SIGHUP: {message}; nothing is changed")),
         };
+        let routes = new.iter().map(|new| new.link.routes.clone()).collect();
+        if let Err(error) = running.set_all_routes(routes) {
+            return tell(format!("SIGHUP: {error}; nothing is changed"));
+        }
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
             let (is, was) = (&new.record, &old.record);
             let changed: Vec<&str> = [
@@ -291,10 +295,7 @@ impl ForwardFlags {
                     changed.join(", ")
                 ));
             }
-            match running.set_routes(number, new.link.routes.clone()) {
-                Ok(()) => tell(format!("SIGHUP: link {}: routes taken over", number + 1)),
-                Err(error) => tell(format!("SIGHUP: link {}: {error}; nothing is changed", number + 1)),
-            }
+            tell(format!("SIGHUP: link {}: routes taken over", number + 1));
         }
     }
 }

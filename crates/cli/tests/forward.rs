@@ -166,35 +166,59 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn two_forwarders_watch_each_other_and_one_that_ends_says_so() {
     in_namespace(|| {
-        let target = socket();
-        let to = port(&target);
-        let start = |here: &str, there: &str| {
-            let arguments = format!(
-                "forward --listen {here}:0 --to {there}:{to} --planes 1 --bfd {there}@{here} --metrics 127.0.0.1:0 --json"
-            );
-            let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
-            let line = forwarder.line();
-            let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
-            (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
-        };
-        let (one, metrics) = start("127.0.0.1", "127.0.0.2");
-        let (other, _) = start("127.0.0.2", "127.0.0.1");
-        let get = |what: &str| page(&metrics).contains(what);
-        until("up", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 1\n"));
-        child::terminate(other.child.id()).unwrap();
-        let record = other.end().json();
-        require_valid(&record);
-        let session = &list(&record, "/results/bfd")[0];
-        assert_eq!((session["peer"].as_str(), session["state"].as_str()), (Some("127.0.0.1"), Some("up")));
-        assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
-        until("down", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 0\n"));
-        child::terminate(one.child.id()).unwrap();
-        let record = one.end().json();
-        require_valid(&record);
-        let session = &list(&record, "/results/bfd")[0];
-        assert_eq!(session["state"], "down");
-        assert!(number(session, "downs") >= 1, "{session}");
+        watch_each_other(0, |here, there| format!("--bfd {there}@{here}"), str::to_owned, "port");
     });
+}
+
+#[test]
+fn they_do_so_among_their_data_too() {
+    in_namespace(|| {
+        let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000");
+        watch_each_other(4000, flag, |peer| format!("{peer}:4000"), "filter");
+    });
+}
+
+/// `flag` asks for the session from an address to another one, `named` is what a record calls the peer.
+fn watch_each_other(
+    listen: u16,
+    flag: impl Fn(&str, &str) -> String,
+    named: impl Fn(&str) -> String,
+    reception: &str,
+) {
+    let target = socket();
+    let to = port(&target);
+    let start = |here: &str, there: &str| {
+        let arguments = format!(
+            "forward --listen {here}:{listen} --to {there}:{to} --planes 1 {} --metrics 127.0.0.1:0 --json",
+            flag(here, there),
+        );
+        let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let line = forwarder.line();
+        let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
+        (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
+    };
+    let (one, metrics) = start("127.0.0.1", "127.0.0.2");
+    let (other, _) = start("127.0.0.2", "127.0.0.1");
+    let peer = named("127.0.0.2");
+    let get = |what: &str| page(&metrics).contains(what);
+    until("up", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 1\n")));
+    child::terminate(other.child.id()).unwrap();
+    let record = other.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(
+        (session["peer"].as_str(), session["state"].as_str()),
+        (Some(named("127.0.0.1").as_str()), Some("up"))
+    );
+    assert_eq!(session["reception"], reception);
+    assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
+    until("down", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 0\n")));
+    child::terminate(one.child.id()).unwrap();
+    let record = one.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(session["state"], "down");
+    assert!(number(session, "downs") >= 1, "{session}");
 }
 
 /// The metrics.

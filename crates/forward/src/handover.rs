@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use fourtuple::spread::Group;
 use fourtuple_syscalls::message;
 
 pub use door::{Door, Predecessor};
@@ -119,6 +120,7 @@ impl Running {
         visitor.since = Instant::now();
         match said.kind() {
             HELLO => {
+                refuse_in_band(&self.forward)?;
                 let call = |source| HandoverError::Call { call: "dup()", path: path.clone(), source };
                 let listener = listener.map_err(call)?;
                 self.offer(&visitor.line, listener.as_fd(), &path)?;
@@ -190,6 +192,17 @@ impl Running {
     }
 }
 
+/// Control packets among the data have a socket of their own in the group, and a filter for it that was attached with it.
+fn refuse_in_band(forward: &Forward) -> Result<(), HandoverError> {
+    if forward.links.iter().any(|link| link.bfd.is_some_and(|peer| peer.in_band.is_some())) {
+        let why =
+            "a BFD session among the data cannot go to another process, nor begin in a group that is open"
+                .to_owned();
+        return Err(HandoverError::Differs { why });
+    }
+    Ok(())
+}
+
 fn refuse(line: &Line, why: &dyn std::fmt::Display) {
     // One who is gone need not be told.
     let _ = line.say(&format!("no\n{why}"));
@@ -217,6 +230,7 @@ impl Forward {
             error
         };
         self.check()?;
+        refuse_in_band(self)?;
         line.say(HELLO)?;
         let offer = Offer::hear(&line)?;
         let process = offer.process;
@@ -224,7 +238,7 @@ impl Forward {
         let mut door = Door::with(&path, door);
         line.say("ready")?;
         let given = Given::hear(&line)?;
-        running.sessions = self.sessions(given.sessions).map_err(tell)?;
+        running.sessions = running.follow(given.sessions).map_err(tell)?;
         // From here on the other one does not go on, unless this fails.
         line.say("taken")?;
         running.sessions.go_on()?;
@@ -239,7 +253,7 @@ impl Forward {
         let (groups, door) = offer.groups(self)?;
         let (mut links, mut places, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
         let (groups, numbers): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
-        self.refuse_loops(&groups)?;
+        self.refuse_loops(groups.iter().map(Group::address).collect())?;
         for ((link, group), place) in self.links.iter().zip(groups).zip(numbers) {
             let members = (0..seats).map(|seat| group.member(seat)).collect::<Result<_, _>>();
             listeners.push(members.map_err(failed("dup()"))?);
@@ -252,11 +266,6 @@ impl Forward {
             running.start_plane(None, Vec::new(), its)?;
         }
         Ok(Prepared { running, places, listeners, door })
-    }
-
-    /// The sessions of the one before, and new ones where it had none. They begin to speak when they are told to go on.
-    fn sessions(&self, given: Vec<GivenSession>) -> Result<Sessions, ForwardError> {
-        Ok(Sessions::follow(self.links.iter().filter_map(|link| link.bfd), given)?)
     }
 }
 
@@ -329,6 +338,13 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
 }
 
 impl Running {
+    /// The sessions of the one before, and new ones where it had none. They begin to speak when they are told to go on.
+    fn follow(&self, given: Vec<GivenSession>) -> Result<Sessions, ForwardError> {
+        let links = self.links.iter().zip(&self.forward.links);
+        let peers = links.filter_map(|(open, link)| Some((link.bfd?, open.group.address())));
+        Ok(Sessions::follow(peers, given)?)
+    }
+
     /// Gives the planes, which have nothing yet, what another process had.
     fn adopt(
         &mut self,
@@ -337,7 +353,7 @@ impl Running {
         mut given: Vec<GivenPort>,
     ) -> Result<(), ForwardError> {
         for (open, link) in self.links.iter_mut().zip(&self.forward.links) {
-            open.watch = Watch::new(&self.sessions, link.bfd.as_ref(), &link.routes);
+            open.watch = Watch::new(&self.sessions, link.bfd.as_ref(), open.group.address(), &link.routes);
         }
         let mut shares: Vec<Vec<Port>> = (0..self.planes.len()).map(|_| Vec::new()).collect();
         let planes = shares.len();

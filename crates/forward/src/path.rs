@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::datagram::Datagram;
+use fourtuple_syscalls::neighbour::HOPS;
 
 use crate::counters::{Counters, Drop};
 use crate::route::{Routes, View};
@@ -61,6 +62,9 @@ impl Path {
     pub(crate) fn take(&mut self, index: usize, datagram: &Datagram<'_>) {
         let segment = datagram.segment.map_or(datagram.bytes.len(), usize::from).max(1);
         let packets = datagram.bytes.len().div_ceil(segment).max(1);
+        if datagram.hops == Some(HOPS) && self.watch.as_ref().is_some_and(Watch::hands_over) {
+            return self.take_apart(index, datagram, segment);
+        }
         self.counters.received(packets, datagram.bytes.len());
         work(self.work, packets);
         if datagram.truncated {
@@ -99,6 +103,34 @@ impl Path {
                 }
             }
             Err(reason) => self.counters.dropped(reason, packets),
+        }
+    }
+
+    /// The same, packet by packet, for what comes from a neighbour and may be control: the session's, and not counted here.
+    fn take_apart(&mut self, index: usize, datagram: &Datagram<'_>, segment: usize) {
+        let routes = Arc::clone(self.view.routes());
+        let client = if self.replies { datagram.from() } else { None };
+        let length = datagram.bytes.len();
+        for start in (0..length.max(1)).step_by(segment) {
+            let range = start..length.min(start + segment);
+            let payload = &datagram.bytes[range.clone()];
+            if self.watch.as_ref().is_some_and(|watch| watch.takes(payload, datagram)) {
+                continue;
+            }
+            self.counters.received(1, payload.len());
+            work(self.work, 1);
+            if datagram.truncated {
+                self.counters.dropped(Drop::Truncated, 1);
+                continue;
+            }
+            match self.target(&routes, payload, datagram, client) {
+                Ok(target) => {
+                    if let Some(target) = self.targets.touch(target) {
+                        target.push(index, range);
+                    }
+                }
+                Err(reason) => self.counters.dropped(reason, 1),
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use fourtuple_syscalls::{option, schedule};
 
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
+use crate::in_band::Listening;
 use crate::loops;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
@@ -68,20 +69,22 @@ impl Forward {
     /// [`ForwardError`]
     pub fn start(&self) -> Result<Running, ForwardError> {
         self.check()?;
-        let mut groups: Vec<Group> = Vec::new();
+        let mut listening: Vec<Listening> = Vec::new();
         for link in &self.links {
             // Sockets of one user may share an address, and would share what comes there.
-            if groups.iter().any(|other| other.address() == link.listen) {
+            if listening.iter().any(|other| other.group.address() == link.listen) {
                 return Err(ForwardError::Twice { listen: link.listen });
             }
-            groups.push(Group::open(link.listen, self.planes, &link.spread)?);
+            listening.push(link.open(self.planes)?);
         }
-        self.refuse_loops(&groups)?;
-        let sessions = Sessions::start(self.links.iter().filter_map(|link| link.bfd))?;
-        let open = |(group, link): (Group, &Link)| {
-            Open::new(group, link, Watch::new(&sessions, link.bfd.as_ref(), &link.routes))
+        self.refuse_loops(listening.iter().map(|open| open.group.address()).collect())?;
+        let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
+        let sessions = Sessions::start(peers)?;
+        let open = |(Listening { group, .. }, link): (Listening, &Link)| {
+            let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
+            Open::new(group, link, watch)
         };
-        let links = groups.into_iter().zip(&self.links).map(open).collect();
+        let links = listening.into_iter().zip(&self.links).map(open).collect();
         let mut running = Running::of(self, links, sessions);
         for seat in 0..self.planes {
             let mut ports = Vec::new();
@@ -94,8 +97,8 @@ impl Forward {
         Ok(running)
     }
 
-    pub(crate) fn refuse_loops(&self, groups: &[Group]) -> Result<(), ForwardError> {
-        let listens: Vec<_> = groups.iter().map(Group::address).collect();
+    /// `listens` is where the links really listen.
+    pub(crate) fn refuse_loops(&self, listens: Vec<SocketAddr>) -> Result<(), ForwardError> {
         let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
         loops::refuse(&listens, &hops)
     }
@@ -128,6 +131,9 @@ impl Running {
         }
         if settings.needs_destination() {
             option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
+        }
+        if open.watch.as_ref().is_some_and(Watch::hands_over) {
+            option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
         }
         if let Some(bytes) = self.forward.receive_buffer {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;

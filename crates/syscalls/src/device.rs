@@ -117,8 +117,17 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
 
 /// Sets a device up.
 pub fn set_up(name: &str) -> io::Result<()> {
+    set_flags(name, libc::IFF_UP | libc::IFF_RUNNING)
+}
+
+/// Sets a device down: it loses its IPv6 addresses, and the other end of a veth pair has no carrier.
+pub fn set_down(name: &str) -> io::Result<()> {
+    set_flags(name, 0)
+}
+
+fn set_flags(name: &str, flags: libc::c_int) -> io::Result<()> {
     let mut request = request(name)?;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
     let control = control_socket()?;
     // SAFETY: SIOCSIFFLAGS reads one ifreq with a terminated name.
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)

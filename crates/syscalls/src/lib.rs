@@ -19,6 +19,7 @@ pub mod epoll;
 pub mod fork;
 pub mod membarrier;
 pub mod message;
+pub mod neighbour;
 mod netlink;
 pub mod netns;
 pub mod option;

@@ -42,6 +42,7 @@ pub(super) struct LinkText {
     pub(super) idle: Option<String>,
     pub(super) clients: Option<u32>,
     pub(super) bfd: Option<String>,
+    pub(super) bfd_in_band: Option<String>,
 }
 
 /// A link as it was understood.
@@ -133,7 +134,23 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     };
     let bfd =
         text.bfd.as_deref().map(|text| peer(text).map_err(|why| refuse("bfd", text, &why))).transpose()?;
-    let link = Link { listen, routes, spread, replies: text.replies, idle, clients: clients as usize, bfd };
+    let in_band = text.bfd_in_band.as_deref();
+    let in_band = in_band
+        .map(|text| in_band_peer(text, listen).map_err(|why| refuse("bfd-in-band", text, &why)))
+        .transpose()?;
+    if bfd.is_some() && in_band.is_some() {
+        let message = format!("'{}' and '{}': a link has one session", name("bfd"), name("bfd-in-band"));
+        return Err(UsageError(message));
+    }
+    let link = Link {
+        listen,
+        routes,
+        spread,
+        replies: text.replies,
+        idle,
+        clients: clients as usize,
+        bfd: bfd.or(in_band),
+    };
     let record = ForwardLink {
         listen: listen.to_string(),
         to: default.map(|to| to.to_string()),
@@ -144,6 +161,7 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
         clients,
         bfd: text.bfd.clone(),
+        bfd_in_band: text.bfd_in_band.clone(),
     };
     Ok(Understood { link, record })
 }
@@ -166,6 +184,23 @@ fn peer(text: &str) -> Result<Peer, String> {
         return Err("one end is IPv4, the other IPv6".to_owned());
     }
     Ok(Peer { local, ..Peer::new(address) })
+}
+
+/// `192.0.2.1:4000`
+fn in_band_peer(text: &str, listen: SocketAddr) -> Result<Peer, String> {
+    let peer: SocketAddr = text.parse().map_err(|_| {
+        "expected the peer's address and the port of its data, such as 192.0.2.1:4000".to_owned()
+    })?;
+    if peer.port() == 0 {
+        return Err("a peer has a port from 1 to 65535".to_owned());
+    }
+    if peer == listen {
+        return Err("both ends have the same address".to_owned());
+    }
+    if peer.is_ipv4() != listen.is_ipv4() {
+        return Err("one end is IPv4, the other IPv6".to_owned());
+    }
+    Ok(Peer::in_band(peer))
 }
 
 fn key_of(text: &str) -> Option<Key> {
@@ -214,7 +249,20 @@ mod tests {
             idle: None,
             clients: None,
             bfd: None,
+            bfd_in_band: None,
         }
+    }
+
+    #[test]
+    fn a_session_is_among_the_data_or_apart_from_them() {
+        let whole =
+            "[[link]]\nlisten = \"127.0.0.1:1\"\nto = \"127.0.0.1:2\"\nbfd-in-band = \"127.0.0.2:1\"\n";
+        let file: File = toml::from_str(whole).unwrap();
+        let link = understand(&file.links[0], &named).unwrap();
+        assert_eq!(link.link.bfd, Some(Peer::in_band(([127, 0, 0, 2], 1).into())));
+        assert_eq!(link.record.bfd_in_band.as_deref(), Some("127.0.0.2:1"));
+        let apart = LinkText { bfd: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") };
+        assert_eq!(understand(&apart, &named).unwrap().link.bfd.unwrap().in_band, None);
     }
 
     #[test]
@@ -264,6 +312,26 @@ mod tests {
             (
                 LinkText { bfd: Some("::1@127.0.0.1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
                 "one end is IPv4",
+            ),
+            (
+                LinkText { bfd_in_band: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "'127.0.0.2' for '--bfd-in-band'",
+            ),
+            (
+                LinkText { bfd_in_band: Some("127.0.0.1:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "the same address",
+            ),
+            (
+                LinkText { bfd_in_band: Some("[::1]:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "one end is IPv4",
+            ),
+            (
+                LinkText {
+                    bfd: Some("127.0.0.2".into()),
+                    bfd_in_band: Some("127.0.0.2:1".into()),
+                    ..text("127.0.0.1:1", "127.0.0.1:2")
+                },
+                "one session",
             ),
             (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
         ];

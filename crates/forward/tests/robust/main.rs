@@ -63,9 +63,25 @@ fn burst(sender: &UdpSocket, to: SocketAddr, packets: usize, bytes: usize) {
     assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).unwrap(), 1);
 }
 
-/// Takes `packets` packets of `bytes` bytes at a socket with UDP_GRO, and says whether some came as one message.
+/// A socket that gets packets of one message as one (UDP_GRO).
+fn gathering_socket(address: SocketAddr) -> UdpSocket {
+    let socket = socket(&address.to_string());
+    let _ = option::set_udp_gro(socket.as_fd(), true).unwrap();
+    socket
+}
+
+/// Sends until something arrives: workers of the kernel make devices and addresses usable some time after they were made
+/// (`linkwatch_event`, `addrconf_dad_work`), and what is sent before that is lost.
+fn reach(there: &UdpSocket) {
+    let to = there.local_addr().unwrap();
+    let from = socket(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
+    there.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    // What fails now may not fail the next time.
+    until(|| from.send_to(b"?", to).is_ok() && there.recv(&mut [0; 10]).is_ok());
+}
+
+/// Takes `packets` packets of `bytes` bytes at a [`gathering_socket`], and says whether some came as one message.
 fn take(target: &UdpSocket, packets: usize, bytes: usize) -> bool {
-    let _ = option::set_udp_gro(target.as_fd(), true).unwrap();
     let mut batch = Batch::new(1, 65_536);
     let (mut got, mut is_one) = (0, false);
     while got < packets {

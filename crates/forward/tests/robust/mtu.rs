@@ -8,7 +8,7 @@ use fourtuple_syscalls::device;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR, Wire};
 
-use crate::{LONG, burst, drain, kinds, require_balance, socket, start, take};
+use crate::{LONG, burst, drain, gathering_socket, kinds, reach, require_balance, socket, start, take};
 
 const PACKETS: usize = 10;
 const BYTES: usize = 1400;
@@ -21,10 +21,13 @@ fn what_does_not_fit_any_more_goes_in_fragments() {
         let Some(wire) = Wire::open("mtu::what_does_not_fit_any_more_goes_in_fragments") else { return };
         // Older kernels cut for no device that has not got checksums.
         device::leave_checksums(NEAR, true).unwrap();
+        for far in [FAR_V4, FAR_V6] {
+            reach(&wire.far_away(|| socket(&SocketAddr::new(far, 0).to_string())));
+        }
         for kind in kinds() {
             for far in [FAR_V4, FAR_V6] {
                 let what = format!("{kind} to {far}");
-                let target = wire.far_away(|| socket(&SocketAddr::new(far, 0).to_string()));
+                let target = wire.far_away(|| gathering_socket(SocketAddr::new(far, 0)));
                 let sender = socket("127.0.0.1:0");
                 let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
                 let running = start(link, kind);

@@ -6,7 +6,7 @@ use fourtuple_forward::Link;
 use fourtuple_syscalls::device;
 use fourtuple_testing::in_namespace;
 
-use crate::{burst, drain, kinds, require_balance, socket, start};
+use crate::{burst, drain, kinds, reach, require_balance, socket, start};
 
 /// Sends what comes back to where it came from.
 fn echo(target: &UdpSocket) {
@@ -28,6 +28,9 @@ fn replies_come_from_the_address_that_was_asked() {
         device::add_address("lo", v4[2], 32).unwrap();
         device::add_address("lo", v6[1], 128).unwrap();
         device::add_address("lo", v6[2], 128).unwrap();
+        for ip in v4.iter().chain(&v6) {
+            reach(&socket(&SocketAddr::new(*ip, 0).to_string()));
+        }
         let target = socket("127.0.0.1:0");
         for kind in kinds() {
             for (listen, asked) in [("0.0.0.0:0", &v4), ("[::]:0", &v4), ("[::]:0", &v6)] {

@@ -43,8 +43,7 @@ pub struct ForwardLink {
     pub clients: u32,
     /// The peer of the link's BFD session, `192.0.2.1` or `192.0.2.1@LOCAL`; `null`: none.
     pub bfd: Option<String>,
-    /// The same of a session whose packets are among the data: the peer's address and port.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The same of a session whose packets are among the data: the peer's address and port; `null`: none.
     pub bfd_in_band: Option<String>,
 }
 
@@ -97,8 +96,7 @@ pub struct ForwardBfd {
     /// The peer's address; with its port where control packets are among the data.
     pub peer: String,
     /// How its packets come: at the `port` 3784; among the data, from which a `filter` in the kernel takes them out; or
-    /// `planes` do, behind data that wait. Absent in records of before there was a choice, which are of the port.
-    #[serde(default = "port")]
+    /// `planes` do, behind data that wait.
     pub reception: String,
     /// Before it was ended: `admin-down`, `down`, `init` or `up`.
     pub state: String,
@@ -115,8 +113,4 @@ pub struct ForwardBfd {
     /// Control packets that RFC 5880 6.8.6 discards, by reason, those of a port that several sessions share at the first of
     /// them; `no-room` are those that a session had no time for, `unsent` those that the kernel did not send.
     pub discarded: BTreeMap<String, u64>,
-}
-
-fn port() -> String {
-    "port".to_owned()
 }

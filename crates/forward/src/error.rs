@@ -6,6 +6,7 @@ use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
 use crate::handover::HandoverError;
+use crate::plane::PlaneKind;
 
 /// Why nothing is forwarded.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,28 @@ pub enum ForwardError {
         links: usize,
         /// Planes that were asked for.
         planes: usize,
+    },
+    /// This process may not move packets in this way.
+    #[error("{kind} is not permitted here: {call}: {} ({source}); {needs}", errno_name(source))]
+    NotPermitted {
+        /// The way that was asked for.
+        kind: PlaneKind,
+        /// What was refused.
+        call: &'static str,
+        /// Which permission it takes.
+        needs: &'static str,
+        /// The errno.
+        source: io::Error,
+    },
+    /// This kernel has not got this way to move packets.
+    #[error("{kind} is not possible here: {what}: {} ({source})", errno_name(source))]
+    Absent {
+        /// The way that was asked for.
+        kind: PlaneKind,
+        /// What is missing.
+        what: &'static str,
+        /// The errno.
+        source: io::Error,
     },
     /// A plane has ended though nobody told it to.
     #[error("plane {plane} has ended: {why}")]

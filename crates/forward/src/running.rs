@@ -107,7 +107,7 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        Ok(())
+        self.kind.try_out()
     }
 }
 

@@ -204,9 +204,11 @@ impl Worker {
             if self.ports[number].as_ref().is_none_or(|port| port.seat != last) {
                 continue;
             }
+            if let Some(port) = &self.ports[number] {
+                epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
+            }
             self.release(number);
             let Some(mut port) = self.ports[number].take() else { continue };
-            epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
             if port.path.replies {
                 for target in port.path.targets.numbers().collect::<Vec<_>>() {
                     if let Some(target) = port.path.targets.get(target) {

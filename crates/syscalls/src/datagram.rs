@@ -1,6 +1,6 @@
 //! Many datagrams with one system call: recvmmsg(2), sendmmsg(2), and what lets one message be many (UDP_GRO, UDP_SEGMENT).
 //!
-//! What is sent lies where it was received: [`Outgoing`] names parts of a [`Batch`], so that forwarding copies nothing.
+//! What is sent lies where it was received: [`Outgoing`] names parts of [`Messages`], so that forwarding copies nothing.
 
 use std::io;
 use std::mem;
@@ -62,13 +62,25 @@ pub struct Datagram<'a> {
     pub answer_from: Option<IpAddr>,
     /// With IP_RECVTTL, or IPV6_RECVHOPLIMIT: how many hops it had left.
     pub hops: Option<u8>,
-    name: &'a libc::sockaddr_storage,
+    pub(crate) name: &'a libc::sockaddr_storage,
 }
 
 impl Datagram<'_> {
     /// Who sent it.
     pub fn from(&self) -> Option<SocketAddr> {
         address::to_std(self.name).ok()
+    }
+}
+
+/// What messages that are sent are made of: by number, as they were received.
+pub trait Messages {
+    /// The bytes of message `index`, or of all the room that it is in.
+    fn bytes(&self, index: usize) -> &[u8];
+}
+
+impl Messages for Batch {
+    fn bytes(&self, index: usize) -> &[u8] {
+        &self.bytes[index * self.room..][..self.room]
     }
 }
 
@@ -162,7 +174,7 @@ impl Batch {
     }
 }
 
-fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
+pub(crate) fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
     // SAFETY: the kernel has written the control messages, and msg_controllen says how far they go; of each the data is
     // read only as far as its length says it is there.
     unsafe {
@@ -286,7 +298,7 @@ impl Outgoing {
         self.parts[parts].iter().map(|part| (part.message, part.range.clone()))
     }
 
-    /// Adds bytes to the message that was begun last: those in `range` of message `index` of the batch that will be given to
+    /// Adds bytes to the message that was begun last: those in `range` of message `index` of what will be given to
     /// [`Outgoing::send`].
     ///
     /// # Panics
@@ -322,16 +334,16 @@ impl Outgoing {
     ///
     /// # Panics
     ///
-    /// When a part is not in the batch.
-    pub fn send(&mut self, socket: BorrowedFd<'_>, batch: &Batch, first: usize) -> io::Result<usize> {
+    /// When a part is not in `from`.
+    pub fn send(&mut self, socket: BorrowedFd<'_>, from: &impl Messages, first: usize) -> io::Result<usize> {
         let messages = self.messages.get(first..).unwrap_or_default();
         if messages.is_empty() {
             return Ok(0);
         }
         self.iovecs.clear();
         self.iovecs.extend(self.parts.iter().map(|part| {
-            let from = &batch.bytes[part.message * batch.room..][..batch.room][part.range.clone()];
-            libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() }
+            let bytes = &from.bytes(part.message)[part.range.clone()];
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
         }));
         self.control.resize(self.control.len().max(messages.len()), NO_CONTROL);
         self.headers.clear();
@@ -347,7 +359,7 @@ impl Outgoing {
             put_control(&mut header.msg_hdr, control, message);
             self.headers.push(header);
         }
-        // SAFETY: every header describes memory of this value or of `batch` that outlives the call; the kernel only reads it.
+        // SAFETY: every header describes memory of this value or of `from` that outlives the call; the kernel only reads it.
         let sent = check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),

@@ -14,6 +14,7 @@ pub mod bell;
 pub mod boot;
 pub mod child;
 pub mod datagram;
+pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
 pub mod fork;

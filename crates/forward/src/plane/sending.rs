@@ -1,31 +1,31 @@
-//! What planes that receive into a [`Batch`] have in common: sending from there, and what to do when the kernel will not.
+//! What all planes have in common: sending from where they have received, and what to do when the kernel will not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use fourtuple_syscalls::datagram::{Batch, Outgoing};
+use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::target::Target;
 
 /// Sends what [`Path::take`] has put behind each target.
-pub(super) fn send_all(path: &mut Path, batch: &Batch) {
+pub(super) fn send_all(path: &mut Path, from: &impl Messages) {
     while let Some(index) = path.targets.next_touched() {
         let Some(target) = path.targets.get(index) else { continue };
-        send_to(target, batch, &path.counters, path.tick);
+        send_to(target, from, &path.counters, path.tick);
         target.clear();
     }
 }
 
-fn send_to(target: &mut Target, batch: &Batch, counters: &Counters, tick: u64) {
+fn send_to(target: &mut Target, from: &impl Messages, counters: &Counters, tick: u64) {
     let mut first = 0;
     while let Some(refused) =
-        send_until_refused(target.socket.as_fd(), &mut target.outgoing, batch, first, counters)
+        send_until_refused(target.socket.as_fd(), &mut target.outgoing, from, first, counters)
     {
         target.leave_uncut(tick);
         counters.unsegmented();
-        send_uncut(target, batch, refused, counters);
+        send_uncut(target, from, refused, counters);
         first = refused + 1;
     }
 }
@@ -34,14 +34,14 @@ fn send_to(target: &mut Target, batch: &Batch, counters: &Counters, tick: u64) {
 fn send_until_refused(
     socket: BorrowedFd<'_>,
     outgoing: &mut Outgoing,
-    batch: &Batch,
+    from: &impl Messages,
     mut first: usize,
     counters: &Counters,
 ) -> Option<usize> {
     // The error of a connected socket may be that of an earlier packet (ICMP): it is given once, and this one was not tried.
     let mut earlier: Option<io::Error> = None;
     while first < outgoing.len() {
-        match outgoing.send(socket, batch, first) {
+        match outgoing.send(socket, from, first) {
             Ok(sent) => {
                 if let Some(error) = earlier.take() {
                     counters.failed_later(Drop::of(&error));
@@ -93,7 +93,7 @@ fn will_not_cut(error: &io::Error) -> bool {
 }
 
 /// The datagrams of one message, each by itself.
-fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counters) {
+fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
     let Some(segment) = target.outgoing.segment(message).map(usize::from) else { return };
     let mut alone = Outgoing::new();
     for (index, range) in target.outgoing.parts(message) {
@@ -103,7 +103,7 @@ fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counter
         }
     }
     // None of them is to be cut, so that none is left.
-    let _ = send_until_refused(target.socket.as_fd(), &mut alone, batch, 0, counters);
+    let _ = send_until_refused(target.socket.as_fd(), &mut alone, from, 0, counters);
 }
 
 /// Replies of one target's next hop, to its client, from the address that it has sent to.

@@ -9,6 +9,7 @@ pub fn advice(results: &PlanesResults) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(planes(results));
     lines.extend(offload(cells));
+    lines.extend(uring(cells));
     lines.extend(one_tuple(cells));
     let paced = cells.iter().filter(|cell| cell.limited_by == "generator").count();
     if paced > 0 {
@@ -139,6 +140,23 @@ fn offload(cells: &[PlanesCell]) -> Option<String> {
             "Offload first (--plane offload): moving packets takes it {} of the processor time of one by one.",
             words.join("; ")
         )
+    })
+}
+
+/// What io_uring does to the way that is like it but for receiving.
+fn uring(cells: &[PlanesCell]) -> Option<String> {
+    let of = |kind: &'static str| {
+        cells.iter().filter(move |cell| cell.plane == kind && cell.work_ns == 0 && cell.planes == 1)
+    };
+    let words: Vec<String> = of("uring")
+        .filter_map(|cell| {
+            let like = of("offload").find(|like| like.packet_bytes == cell.packet_bytes)?;
+            let (here, there) = (cell.cpu_ns_per_packet, like.cpu_ns_per_packet);
+            Some(format!("{here} instead of {there} ns a packet of {} B", cell.packet_bytes))
+        })
+        .collect();
+    (!words.is_empty()).then(|| {
+        format!("io_uring receives (--plane uring) where offload calls recvmmsg: {}.", words.join("; "))
     })
 }
 

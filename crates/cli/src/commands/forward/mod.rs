@@ -78,7 +78,8 @@ pub(crate) struct ForwardFlags {
     /// How many planes: a number, or auto for one per CPU [default: auto]
     #[arg(long, value_name = "N", value_parser = planes, allow_hyphen_values = true)]
     planes: Option<Planes>,
-    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT) [default: offload]
+    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
+    /// [default: offload]
     #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true)]
     plane: Option<PlaneKind>,
     /// Plane i stays on CPU i, from the first again when there are more planes

@@ -2,7 +2,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
 use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
 
 use fourtuple::dial::{Dialer, Strategy};
@@ -193,13 +193,9 @@ impl Load {
                 .map(|number| {
                     let share = self.share(number, threads);
                     scope.spawn(move || {
+                        let mut end = End { finished, watcher, stop: shared.stop, failed: true };
                         let result = self.generate(engine, endpoint, shared, share);
-                        if result.is_err() {
-                            // The others would wait for this one.
-                            shared.stop.store(true, Ordering::Relaxed);
-                        }
-                        finished.fetch_add(1, Ordering::Relaxed);
-                        watcher.unpark();
+                        end.failed = result.is_err();
                         result
                     })
                 })
@@ -383,5 +379,23 @@ impl Load {
             Driver::new(engine, shared, share).run()
         };
         result.map_err(LoadError::call("an engine's system call"))
+    }
+}
+
+/// Of a thread, be it by a panic: the others would wait for one that has failed, and `watcher` for each.
+struct End<'a> {
+    finished: &'a AtomicU64,
+    watcher: &'a Thread,
+    stop: &'a AtomicBool,
+    failed: bool,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if self.failed {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.finished.fetch_add(1, Ordering::Relaxed);
+        self.watcher.unpark();
     }
 }

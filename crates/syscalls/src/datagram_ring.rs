@@ -163,20 +163,16 @@ impl DatagramRing {
         self.recycle();
         let begun = Instant::now();
         loop {
+            // Before anything is given to the caller: as long as packets come there is always something to give.
+            if self.is_receiving {
+                self.cancel()?;
+            }
             self.collect();
             if !self.received.is_empty() || !self.is_receiving {
                 return Ok(self.received.len());
             }
             if begun.elapsed() > Duration::from_secs(1) {
                 return Err(io::ErrorKind::TimedOut.into());
-            }
-            let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
-            self.push(&cancel, CANCEL)?;
-            let timeout = Timespec::from(Duration::from_millis(10));
-            match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
-                Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => {}
-                Err(error) => return Err(error),
             }
         }
     }
@@ -214,6 +210,17 @@ impl DatagramRing {
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Datagram<'_>> {
         (0..self.received.len()).filter_map(|index| self.get(index))
+    }
+
+    /// Has the request ended, and waits a little for its last completion.
+    fn cancel(&mut self) -> io::Result<()> {
+        let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
+        self.push(&cancel, CANCEL)?;
+        let timeout = Timespec::from(Duration::from_millis(10));
+        match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     fn recycle(&mut self) {

@@ -251,7 +251,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.publish();
         self.note_busy(false, now);
         if let Some(stalled) = self.stalled.take() {
-            self.tally.stall.length += now - stalled.since;
+            self.tally.stall.length += now.saturating_sub(stalled.since);
         }
         self.tally.syscalls = self.engine.system_calls();
         self.tally.cpu_ns = (resource::thread_cpu_time() - cpu_before).as_nanos() as u64;
@@ -312,7 +312,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             self.active -= 1;
         }
         if let Some(stalled) = self.stalled.take() {
-            self.tally.stall.length += now - stalled.since;
+            self.tally.stall.length += now.saturating_sub(stalled.since);
         }
     }
 

@@ -94,7 +94,7 @@ impl<E: Engine> Driver<'_, E> {
     /// There are ports again.
     pub(super) fn resume(&mut self, now: u64) -> io::Result<()> {
         if let Some(stalled) = self.stalled.take() {
-            self.tally.stall.length += now - stalled.since;
+            self.tally.stall.length += now.saturating_sub(stalled.since);
         }
         while self.stalled.is_none()
             && let Some(number) = self.portless.pop_front()

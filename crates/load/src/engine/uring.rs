@@ -18,7 +18,8 @@ const ROOM: usize = 16 * 1024;
 /// kernel does not say when the search for a port was over.
 const SAMPLE: u64 = 64;
 
-/// io_uring: chains of socket, options, connect, send and receive on direct descriptors, many connections per system call.
+/// io_uring: chains of socket, options, connect, send and receive on direct descriptors, many connections per system call; of
+/// UDP the socket is connected by system calls of its own.
 pub(crate) struct UringEngine {
     ring: Ring,
     transport: Transport,
@@ -75,8 +76,11 @@ impl Engine for UringEngine {
     fn open(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
         self.opened += 1;
         self.sampled[slot as usize] = None;
+        // UDP says EAGAIN when there is no port, which the ring takes for a socket that is not ready: it would try 128 times
+        // (APOLL_MAX_RETRY), once a turn, before it said so.
+        let by_hand = self.transport == Transport::Udp || self.opened % SAMPLE == 1;
         if let Some(destination) = self.destination.inet()
-            && self.opened % SAMPLE == 1
+            && by_hand
         {
             if let Err(error) = self.open_timed(slot, destination, wanted, bytes) {
                 self.failed.push((slot, error));

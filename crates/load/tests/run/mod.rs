@@ -87,6 +87,12 @@ impl Ran {
         self.results.errors.keys().map(String::as_str).collect()
     }
 
+    /// Those that do not tell of a machine that others use as well.
+    pub(crate) fn remarks_but_of_haste(&self) -> Vec<&str> {
+        let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled"];
+        self.remarks().into_iter().filter(|id| !of_haste.contains(id)).collect()
+    }
+
     pub(crate) fn remarks(&self) -> Vec<&str> {
         self.remarks.iter().map(|remark| remark.id.as_str()).collect()
     }

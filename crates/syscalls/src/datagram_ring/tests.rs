@@ -126,6 +126,23 @@ fn what_is_in_buffers_when_it_is_stopped_comes_and_the_rest_stays_in_the_queue()
 }
 
 #[test]
+fn it_stops_also_when_packets_never_stop() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (sender, receiver) = pair();
+    ring.go_on(receiver.as_fd()).unwrap();
+    let mut stops = 0;
+    loop {
+        // The kernel receives it before this call is back, if it still does.
+        sender.send(b"more").unwrap();
+        if ring.stop().unwrap() == 0 {
+            break;
+        }
+        stops += 1;
+        assert!(stops < 10, "it goes on receiving");
+    }
+}
+
+#[test]
 fn what_the_kernel_tells_beside_the_payload_is_read() {
     let Some(mut ring) = ring(8, 60) else { return };
     let receiver = UdpSocket::bind("0.0.0.0:0").unwrap();

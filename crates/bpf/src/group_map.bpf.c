@@ -18,7 +18,7 @@ typedef unsigned short u16;
 #define FROM_NETWORK 1
 
 enum rule { BY_HASH = 0, AT_RANDOM = 1, BY_KEY = 2, BY_PROCESSOR = 3 };
-enum control { NOTHING = 0, BY_BYTES = 1, BY_HOPS = 2, BY_SOURCE_PORT = 3 };
+enum control { NOTHING = 0, BY_BYTES = 1, BY_HOPS = 2, BY_SOURCE_PORT = 3, BY_NEIGHBOUR = 4 };
 
 struct state {
     /* Kind, width, offset and mask of what chooses a slot, and of what is control: one word each, so that nobody sees half
@@ -65,18 +65,26 @@ INLINE u32 width_of(u64 word) { return word >> 8 & 0xff; }
 INLINE u32 offset_of(u64 word) { return word >> 16 & 0xffff; }
 INLINE u32 mask_of(u64 word) { return word >> 32; }
 
+INLINE int hops_are(struct context *context, u32 value)
+{
+    u8 hops = 0;
+    u32 offset = (u16)context->ethernet_protocol == IPV4 ? 8 : 7;
+    return !load_from(context, offset, &hops, 1, FROM_NETWORK) && hops == value;
+}
+
 INLINE int is_control(struct context *context, u64 control, u32 value)
 {
     u32 number = 0;
     switch (control & 0xff) {
+    case BY_NEIGHBOUR:
+        if (!hops_are(context, 255))
+            return 0;
+        /* fall through */
     case BY_BYTES:
         return number_at(context, UDP_HEADER + offset_of(control), width_of(control), &number) &&
                (number & mask_of(control)) == value;
-    case BY_HOPS: {
-        u8 hops = 0;
-        u32 offset = (u16)context->ethernet_protocol == IPV4 ? 8 : 7;
-        return !load_from(context, offset, &hops, 1, FROM_NETWORK) && hops == value;
-    }
+    case BY_HOPS:
+        return hops_are(context, value);
     case BY_SOURCE_PORT:
         return number_at(context, 0, 2, &number) && number == value;
     default:

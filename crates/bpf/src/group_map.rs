@@ -67,6 +67,17 @@ pub enum Control {
     Hops(u8),
     /// Its source port.
     SourcePort(u16),
+    /// A number in the payload as in `Bytes`, of a packet that came with 255 hops to live.
+    Neighbour {
+        /// Where it begins, in bytes.
+        offset: u16,
+        /// Its length: 1, 2 or 4 bytes.
+        width: u8,
+        /// Which of its bits count.
+        mask: u32,
+        /// What they are.
+        value: u32,
+    },
 }
 
 /// Kind, width, offset and mask, as the program takes them apart.
@@ -122,6 +133,7 @@ impl GroupMap {
                 Control::Bytes { offset, width, mask, value } => (word(1, offset, width, mask), value),
                 Control::Hops(hops) => (word(2, 0, 0, 0), hops.into()),
                 Control::SourcePort(port) => (word(3, 0, 0, 0), port.into()),
+                Control::Neighbour { offset, width, mask, value } => (word(4, offset, width, mask), value),
             };
             state.control_value.store(value.into(), Ordering::Release);
             state.control.store(control, Ordering::Release);

@@ -2,7 +2,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use fourtuple::listen::ListenError;
-use fourtuple_forward::{ForwardError, HandoverError};
+use fourtuple_forward::ForwardError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
 use fourtuple_serve::ServeError;
@@ -62,9 +62,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         cause.is::<UsageError>()
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
-            || matches!(cause.downcast_ref(), Some(ForwardError::Loop { .. }))
-            || matches!(cause.downcast_ref(), Some(ForwardError::Spread(error)) if error.is_usage())
-            || matches!(cause.downcast_ref(), Some(ForwardError::Handover(HandoverError::Differs { .. })))
+            || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
     });
     let not_valid = error.chain().any(|cause| {

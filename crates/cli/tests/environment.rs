@@ -227,6 +227,34 @@ fn a_policy_that_is_not_named_and_refused_is_listed() {
 }
 
 #[test]
+fn planes_of_io_uring_where_it_is_refused() {
+    let test = "environment::planes_of_io_uring_where_it_is_refused";
+    for start in [
+        "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --planes 1 --plane uring --for 1ms",
+        "lab planes --plane uring --planes 1 --packets 1000 --repeats 1",
+    ] {
+        let mut command = fourtuple(start);
+        child::refuse(&mut command, Facility::IoUring);
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
+        let line = ended.line();
+        assert!(line.contains("uring is not permitted here: io_uring_setup(): EPERM ("), "{start}: {line}");
+        assert!(line.contains("the sysctl kernel.io_uring_disabled"), "{start}: {line}");
+    }
+    let mut command = fourtuple("lab planes --planes 1 --packets 1000 --repeats 1 --json");
+    child::refuse(&mut command, Facility::IoUring);
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let [skipped] = list(&record, "/results/skipped") else { panic!("uring alone is skipped: {record:#}") };
+    assert_eq!(skipped["plane"], "uring");
+    assert!(skipped["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{skipped:#}");
+    let planes: Vec<_> = list(&record, "/results/cells").iter().map(|cell| &cell["plane"]).collect();
+    assert_eq!(planes, ["one-by-one", "batched", "offload"]);
+}
+
+#[test]
 fn a_kernel_without_the_option_is_measured_with_what_it_has() {
     let test = "a_kernel_without_the_option_is_measured_with_what_it_has";
     let mut command = fourtuple("lab ports --range 20000-20127 --json");

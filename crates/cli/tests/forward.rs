@@ -101,6 +101,7 @@ fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
         let path = room.file("links.toml", &file(port(&one), ""));
         let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --json")));
         let mut bytes = [0; 10];
+        let here = forwarder.address.rsplit_once(':').expect("a port").1.parse().expect("a number");
         let mut reload = |content: &str| {
             room.file("links.toml", content);
             child::hang_up(forwarder.child.id()).unwrap();
@@ -109,6 +110,8 @@ fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
         assert!(reload(&file(port(&other), "")).contains("routes taken over"));
         let refused = reload(&file(port(&one), "unknown = 1\n"));
         assert!(refused.contains("line 5") && refused.contains("nothing is changed"), "{refused}");
+        let refused = reload(&file(here, ""));
+        assert!(refused.contains("forward to itself") && refused.contains("nothing is changed"), "{refused}");
         assert!(reload(&file(port(&other), "return = true\n")).contains("only its routes"));
         assert!(forwarder.line().contains("routes taken over"));
         client.send_to(b"x", &forwarder.address).unwrap();
@@ -163,35 +166,59 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn two_forwarders_watch_each_other_and_one_that_ends_says_so() {
     in_namespace(|| {
-        let target = socket();
-        let to = port(&target);
-        let start = |here: &str, there: &str| {
-            let arguments = format!(
-                "forward --listen {here}:0 --to {there}:{to} --planes 1 --bfd {there}@{here} --metrics 127.0.0.1:0 --json"
-            );
-            let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
-            let line = forwarder.line();
-            let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
-            (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
-        };
-        let (one, metrics) = start("127.0.0.1", "127.0.0.2");
-        let (other, _) = start("127.0.0.2", "127.0.0.1");
-        let get = |what: &str| page(&metrics).contains(what);
-        until("up", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 1\n"));
-        child::terminate(other.child.id()).unwrap();
-        let record = other.end().json();
-        require_valid(&record);
-        let session = &list(&record, "/results/bfd")[0];
-        assert_eq!((session["peer"].as_str(), session["state"].as_str()), (Some("127.0.0.1"), Some("up")));
-        assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
-        until("down", || get("fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 0\n"));
-        child::terminate(one.child.id()).unwrap();
-        let record = one.end().json();
-        require_valid(&record);
-        let session = &list(&record, "/results/bfd")[0];
-        assert_eq!(session["state"], "down");
-        assert!(number(session, "downs") >= 1, "{session}");
+        watch_each_other(0, |here, there| format!("--bfd {there}@{here}"), str::to_owned, "port");
     });
+}
+
+#[test]
+fn they_do_so_among_their_data_too() {
+    in_namespace(|| {
+        let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000");
+        watch_each_other(4000, flag, |peer| format!("{peer}:4000"), "filter");
+    });
+}
+
+/// `flag` asks for the session from an address to another one, `named` is what a record calls the peer.
+fn watch_each_other(
+    listen: u16,
+    flag: impl Fn(&str, &str) -> String,
+    named: impl Fn(&str) -> String,
+    reception: &str,
+) {
+    let target = socket();
+    let to = port(&target);
+    let start = |here: &str, there: &str| {
+        let arguments = format!(
+            "forward --listen {here}:{listen} --to {there}:{to} --planes 1 {} --metrics 127.0.0.1:0 --json",
+            flag(here, there),
+        );
+        let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let line = forwarder.line();
+        let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
+        (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
+    };
+    let (one, metrics) = start("127.0.0.1", "127.0.0.2");
+    let (other, _) = start("127.0.0.2", "127.0.0.1");
+    let peer = named("127.0.0.2");
+    let get = |what: &str| page(&metrics).contains(what);
+    until("up", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 1\n")));
+    child::terminate(other.child.id()).unwrap();
+    let record = other.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(
+        (session["peer"].as_str(), session["state"].as_str()),
+        (Some(named("127.0.0.1").as_str()), Some("up"))
+    );
+    assert_eq!(session["reception"], reception);
+    assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
+    until("down", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 0\n")));
+    child::terminate(one.child.id()).unwrap();
+    let record = one.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(session["state"], "down");
+    assert!(number(session, "downs") >= 1, "{session}");
 }
 
 /// The metrics.
@@ -219,6 +246,7 @@ fn bad_values_are_named_with_their_flag() {
         (&format!("--listen 127.0.0.1:0 {to} --config x"), "--config"),
         ("--config /nonexistent", "'/nonexistent' for '--config'"),
         ("--listen 127.0.0.1:4000 --to 127.0.0.1:4000", "forward to itself"),
+        ("--listen 0.0.0.0:4000 --to 127.1.2.3:4000", "forward to itself"),
     ];
     for (arguments, expected) in mistakes {
         let ended = run(&mut fourtuple(&format!("forward {arguments}")));

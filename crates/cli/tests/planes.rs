@@ -36,6 +36,7 @@ fn one_tuple_is_spread_by_flow_and_by_chance_but_not_by_hash() {
     let Some(record) = planes("planes::one_tuple", flags) else { return };
     let cells = list(&record, "/results/cells");
     assert_eq!(cells.len(), 2 * 2 * 3);
+    assert!(record["results"]["planes_help_above_ns"].is_null(), "of one work nothing is compared");
     for cell in cells {
         require_sums(cell);
         let (shares, lost) = (shares(cell), number(cell, "lost"));
@@ -117,7 +118,7 @@ fn bad_input_names_the_flag() {
         ("--plane teleport", "'--plane"),
         ("--planes 0", "'--planes"),
         ("--planes 65", "from 1 to 64"),
-        ("--bytes 15", "accepted are 16 to 9000"),
+        ("--bytes 10", "'10' for '--bytes': accepted are 16 to 9000"),
         ("--spread alphabet", "hash, random, flow or cpu"),
         ("--flows 257", "from 1 to 256"),
         ("--work 2ms", "up to 1ms"),

@@ -53,6 +53,28 @@ fn nobody_without_bpf_gets_another_policy_in_silence() {
 }
 
 #[test]
+fn anybody_can_measure_planes() {
+    let room = Room::new();
+    let program = program(&room);
+    for over in ["veth", "loopback"] {
+        let flags = "--plane offload --planes 2 --bytes 64 --packets 1000 --repeats 1 --json";
+        let ended = run_as_nobody(&program, &format!("lab planes --over {over} {flags}"));
+        if ended.is_without_namespaces() {
+            return fourtuple_testing::skip(
+                "unprivileged::anybody_can_measure_planes",
+                "userns",
+                ended.line(),
+            );
+        }
+        assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{over}: {ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        let [cell] = list(&record, "/results/cells") else { panic!("one cell: {record:#}") };
+        assert_eq!(number(cell, "packets"), 1000, "{cell:#}");
+    }
+}
+
+#[test]
 fn anybody_can_measure() {
     let room = Room::new();
     let program = program(&room);

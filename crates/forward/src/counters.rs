@@ -153,12 +153,12 @@ impl Counters {
         add(&self.dropped[reason as usize], packets as u64);
     }
 
-    /// A packet that was sent came back as ICMP port unreachable.
-    pub(crate) fn refused_later(&self) {
+    /// A packet that was sent came back as an ICMP error.
+    pub(crate) fn failed_later(&self, reason: Drop) {
         let sent = self.sent.load(Ordering::Relaxed);
         if sent > 0 {
             self.sent.store(sent - 1, Ordering::Relaxed);
-            self.dropped(Drop::Refused, 1);
+            self.dropped(reason, 1);
         }
     }
 

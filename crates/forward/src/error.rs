@@ -6,6 +6,7 @@ use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
 use crate::handover::HandoverError;
+use crate::plane::PlaneKind;
 
 /// Why nothing is forwarded.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,18 @@ pub enum ForwardError {
         /// The next hop.
         to: SocketAddr,
     },
+    /// Packets would go round for ever, by way of other links.
+    #[error("packets would go round: {}, and {} again", in_words(listens), in_words(&listens[..1]))]
+    Round {
+        /// Where the links listen that they would come by, two at least.
+        listens: Vec<SocketAddr>,
+    },
+    /// The kernel would spread packets over both.
+    #[error("two links listen at {listen}")]
+    Twice {
+        /// Where.
+        listen: SocketAddr,
+    },
     /// Nothing to forward, or nobody to do it.
     #[error("{links} links and {planes} planes: there must be one of each at least")]
     Nothing {
@@ -32,6 +45,28 @@ pub enum ForwardError {
         links: usize,
         /// Planes that were asked for.
         planes: usize,
+    },
+    /// This process may not move packets in this way.
+    #[error("{kind} is not permitted here: {call}: {} ({source}); {needs}", errno_name(source))]
+    NotPermitted {
+        /// The way that was asked for.
+        kind: PlaneKind,
+        /// What was refused.
+        call: &'static str,
+        /// Which permission it takes.
+        needs: &'static str,
+        /// The errno.
+        source: io::Error,
+    },
+    /// This kernel has not got this way to move packets.
+    #[error("{kind} is not possible here: {what}: {} ({source})", errno_name(source))]
+    Absent {
+        /// The way that was asked for.
+        kind: PlaneKind,
+        /// What is missing.
+        what: &'static str,
+        /// The errno.
+        source: io::Error,
     },
     /// A plane has ended though nobody told it to.
     #[error("plane {plane} has ended: {why}")]
@@ -64,4 +99,20 @@ pub enum ForwardError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl ForwardError {
+    /// Whether other settings would have helped.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            ForwardError::Loop { .. } | ForwardError::Round { .. } | ForwardError::Twice { .. } => true,
+            ForwardError::Spread(error) => error.is_usage(),
+            ForwardError::Handover(error) => matches!(error, HandoverError::Differs { .. }),
+            _ => false,
+        }
+    }
+}
+
+fn in_words(listens: &[SocketAddr]) -> String {
+    listens.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use fourtuple::spread::Group;
 use fourtuple_syscalls::message;
 
 pub use door::{Door, Predecessor};
@@ -119,6 +120,7 @@ impl Running {
         visitor.since = Instant::now();
         match said.kind() {
             HELLO => {
+                refuse_in_band(&self.forward)?;
                 let call = |source| HandoverError::Call { call: "dup()", path: path.clone(), source };
                 let listener = listener.map_err(call)?;
                 self.offer(&visitor.line, listener.as_fd(), &path)?;
@@ -171,11 +173,14 @@ impl Running {
             for some in targets.chunks(message::MOST) {
                 let mut text = Text::of("targets");
                 for target in some {
-                    let (client, hop) = target.key;
+                    let (client, hop, answer_from) = target.key;
                     let age = tick.saturating_sub(target.used_at);
-                    text = match client {
-                        Some(client) => text.with("client", format_args!("{hop} {age} {client}")),
-                        None => text.with("hop", format_args!("{hop} {age}")),
+                    text = match (client, answer_from) {
+                        (Some(client), None) => text.with("client", format_args!("{hop} {age} {client}")),
+                        (Some(client), Some(from)) => {
+                            text.with("client", format_args!("{hop} {age} {client} {from}"))
+                        }
+                        (None, _) => text.with("hop", format_args!("{hop} {age}")),
                     };
                 }
                 let sockets: Vec<_> = some.iter().map(|target| target.socket.as_fd()).collect();
@@ -185,6 +190,17 @@ impl Running {
         self.sessions.give(line)?;
         line.say("that is all")
     }
+}
+
+/// Control packets among the data have a socket of their own in the group, and a filter for it that was attached with it.
+fn refuse_in_band(forward: &Forward) -> Result<(), HandoverError> {
+    if forward.links.iter().any(|link| link.bfd.is_some_and(|peer| peer.in_band.is_some())) {
+        let why =
+            "a BFD session among the data cannot go to another process, nor begin in a group that is open"
+                .to_owned();
+        return Err(HandoverError::Differs { why });
+    }
+    Ok(())
 }
 
 fn refuse(line: &Line, why: &dyn std::fmt::Display) {
@@ -214,6 +230,7 @@ impl Forward {
             error
         };
         self.check()?;
+        refuse_in_band(self)?;
         line.say(HELLO)?;
         let offer = Offer::hear(&line)?;
         let process = offer.process;
@@ -221,7 +238,7 @@ impl Forward {
         let mut door = Door::with(&path, door);
         line.say("ready")?;
         let given = Given::hear(&line)?;
-        running.sessions = self.sessions(given.sessions).map_err(tell)?;
+        running.sessions = running.follow(given.sessions).map_err(tell)?;
         // From here on the other one does not go on, unless this fails.
         line.say("taken")?;
         running.sessions.go_on()?;
@@ -235,8 +252,9 @@ impl Forward {
         let seats = offer.fits(self)?;
         let (groups, door) = offer.groups(self)?;
         let (mut links, mut places, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
-        for (link, (group, place)) in self.links.iter().zip(groups) {
-            link.check(group.address())?;
+        let (groups, numbers): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
+        self.refuse_loops(groups.iter().map(Group::address).collect())?;
+        for ((link, group), place) in self.links.iter().zip(groups).zip(numbers) {
             let members = (0..seats).map(|seat| group.member(seat)).collect::<Result<_, _>>();
             listeners.push(members.map_err(failed("dup()"))?);
             places.push(place);
@@ -248,11 +266,6 @@ impl Forward {
             running.start_plane(None, Vec::new(), its)?;
         }
         Ok(Prepared { running, places, listeners, door })
-    }
-
-    /// The sessions of the one before, and new ones where it had none. They begin to speak when they are told to go on.
-    fn sessions(&self, given: Vec<GivenSession>) -> Result<Sessions, ForwardError> {
-        Ok(Sessions::follow(self.links.iter().filter_map(|link| link.bfd), given)?)
     }
 }
 
@@ -311,7 +324,9 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
             "client" => Some(words.next()?.parse().ok()?),
             _ => None,
         };
-        Some(((client, hop), age))
+        // The address that replies come from, where the listener has several.
+        let answer_from = words.next().map(str::parse).transpose().ok()?;
+        Some(((client, hop, answer_from), age))
     };
     let keys: Option<Vec<_>> = said.lines().map(read).collect();
     match keys {
@@ -323,6 +338,13 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
 }
 
 impl Running {
+    /// The sessions of the one before, and new ones where it had none. They begin to speak when they are told to go on.
+    fn follow(&self, given: Vec<GivenSession>) -> Result<Sessions, ForwardError> {
+        let links = self.links.iter().zip(&self.forward.links);
+        let peers = links.filter_map(|(open, link)| Some((link.bfd?, open.group.address())));
+        Ok(Sessions::follow(peers, given)?)
+    }
+
     /// Gives the planes, which have nothing yet, what another process had.
     fn adopt(
         &mut self,
@@ -331,7 +353,7 @@ impl Running {
         mut given: Vec<GivenPort>,
     ) -> Result<(), ForwardError> {
         for (open, link) in self.links.iter_mut().zip(&self.forward.links) {
-            open.watch = Watch::new(&self.sessions, link.bfd.as_ref(), &link.routes);
+            open.watch = Watch::new(&self.sessions, link.bfd.as_ref(), open.group.address(), &link.routes);
         }
         let mut shares: Vec<Vec<Port>> = (0..self.planes.len()).map(|_| Vec::new()).collect();
         let planes = shares.len();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::datagram::Datagram;
+use fourtuple_syscalls::neighbour::HOPS;
 
 use crate::counters::{Counters, Drop};
 use crate::route::{Routes, View};
@@ -61,6 +62,9 @@ impl Path {
     pub(crate) fn take(&mut self, index: usize, datagram: &Datagram<'_>) {
         let segment = datagram.segment.map_or(datagram.bytes.len(), usize::from).max(1);
         let packets = datagram.bytes.len().div_ceil(segment).max(1);
+        if datagram.hops == Some(HOPS) && self.watch.as_ref().is_some_and(Watch::hands_over) {
+            return self.take_apart(index, datagram, segment);
+        }
         self.counters.received(packets, datagram.bytes.len());
         work(self.work, packets);
         if datagram.truncated {
@@ -102,6 +106,34 @@ impl Path {
         }
     }
 
+    /// The same, packet by packet, for what comes from a neighbour and may be control: the session's, and not counted here.
+    fn take_apart(&mut self, index: usize, datagram: &Datagram<'_>, segment: usize) {
+        let routes = Arc::clone(self.view.routes());
+        let client = if self.replies { datagram.from() } else { None };
+        let length = datagram.bytes.len();
+        for start in (0..length.max(1)).step_by(segment) {
+            let range = start..length.min(start + segment);
+            let payload = &datagram.bytes[range.clone()];
+            if self.watch.as_ref().is_some_and(|watch| watch.takes(payload, datagram)) {
+                continue;
+            }
+            self.counters.received(1, payload.len());
+            work(self.work, 1);
+            if datagram.truncated {
+                self.counters.dropped(Drop::Truncated, 1);
+                continue;
+            }
+            match self.target(&routes, payload, datagram, client) {
+                Ok(target) => {
+                    if let Some(target) = self.targets.touch(target) {
+                        target.push(index, range);
+                    }
+                }
+                Err(reason) => self.counters.dropped(reason, 1),
+            }
+        }
+    }
+
     fn target(
         &mut self,
         routes: &Routes,
@@ -111,7 +143,8 @@ impl Path {
     ) -> Result<usize, Drop> {
         let hop = routes.find(payload, datagram.arrived_at).ok_or(Drop::NoRoute)?;
         let hop = self.around(hop, routes)?;
-        let key = (client, hop);
+        // Told only where the listener has many addresses; one way it does not matter.
+        let key = (client, hop, client.and(datagram.answer_from));
         let index = match self.targets.find(key) {
             Some(index) => index,
             None => self.open(key)?,
@@ -131,7 +164,7 @@ impl Path {
         routes.default_hop().filter(|hop| !watch.is_down(*hop)).ok_or(Drop::LinkDown)
     }
 
-    fn open(&mut self, key: (Option<SocketAddr>, SocketAddr)) -> Result<usize, Drop> {
+    fn open(&mut self, key: TargetKey) -> Result<usize, Drop> {
         let index = match self.targets.open(key, self.segments) {
             Ok(Some(index)) => index,
             Ok(None) => return Err(Drop::NoClient),
@@ -164,7 +197,7 @@ impl Path {
     pub(crate) fn forget_idle(&mut self) {
         let (tick, idle) = (self.tick, self.idle);
         if self.replies {
-            self.targets.retain(|target| target.used_at + idle >= tick);
+            self.targets.retain(|target| target.used_at.saturating_add(idle) >= tick);
             self.count_clients(self.targets.len());
         }
     }

@@ -192,6 +192,11 @@ impl Shared {
         Shared { version: AtomicU64::new(0), routes: Mutex::new(Arc::new(routes)) }
     }
 
+    /// The table as it is now, for who is not on the path of a packet.
+    pub(crate) fn current(&self) -> Arc<Routes> {
+        Arc::clone(&self.routes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(crate) fn exchange(&self, routes: Routes) {
         *self.routes.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(routes);
         self.version.fetch_add(1, Ordering::Release);
@@ -201,7 +206,7 @@ impl Shared {
 impl View {
     pub(crate) fn new(shared: Arc<Shared>) -> View {
         let version = shared.version.load(Ordering::Acquire);
-        let routes = Arc::clone(&shared.routes.lock().unwrap_or_else(PoisonError::into_inner));
+        let routes = shared.current();
         View { shared, version, routes }
     }
 
@@ -210,7 +215,7 @@ impl View {
         let version = self.shared.version.load(Ordering::Acquire);
         if version != self.version {
             self.version = version;
-            self.routes = Arc::clone(&self.shared.routes.lock().unwrap_or_else(PoisonError::into_inner));
+            self.routes = self.shared.current();
         }
         &self.routes
     }

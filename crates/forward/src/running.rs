@@ -12,6 +12,8 @@ use fourtuple_syscalls::{option, schedule};
 
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
+use crate::in_band::Listening;
+use crate::loops;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
 use crate::settings::{Forward, Link};
@@ -67,17 +69,22 @@ impl Forward {
     /// [`ForwardError`]
     pub fn start(&self) -> Result<Running, ForwardError> {
         self.check()?;
-        let mut groups = Vec::new();
+        let mut listening: Vec<Listening> = Vec::new();
         for link in &self.links {
-            let group = Group::open(link.listen, self.planes, &link.spread)?;
-            link.check(group.address())?;
-            groups.push(group);
+            // Sockets of one user may share an address, and would share what comes there.
+            if listening.iter().any(|other| other.group.address() == link.listen) {
+                return Err(ForwardError::Twice { listen: link.listen });
+            }
+            listening.push(link.open(self.planes)?);
         }
-        let sessions = Sessions::start(self.links.iter().filter_map(|link| link.bfd))?;
-        let open = |(group, link): (Group, &Link)| {
-            Open::new(group, link, Watch::new(&sessions, link.bfd.as_ref(), &link.routes))
+        self.refuse_loops(listening.iter().map(|open| open.group.address()).collect())?;
+        let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
+        let sessions = Sessions::start(peers)?;
+        let open = |(Listening { group, .. }, link): (Listening, &Link)| {
+            let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
+            Open::new(group, link, watch)
         };
-        let links = groups.into_iter().zip(&self.links).map(open).collect();
+        let links = listening.into_iter().zip(&self.links).map(open).collect();
         let mut running = Running::of(self, links, sessions);
         for seat in 0..self.planes {
             let mut ports = Vec::new();
@@ -90,11 +97,17 @@ impl Forward {
         Ok(running)
     }
 
+    /// `listens` is where the links really listen.
+    pub(crate) fn refuse_loops(&self, listens: Vec<SocketAddr>) -> Result<(), ForwardError> {
+        let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
+        loops::refuse(&listens, &hops)
+    }
+
     pub(crate) fn check(&self) -> Result<(), ForwardError> {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        Ok(())
+        self.kind.try_out()
     }
 }
 
@@ -116,8 +129,11 @@ impl Running {
             // A kernel without it gives each datagram by itself.
             let _ = option::set_udp_gro(listener.as_fd(), true).map_err(failed("setsockopt(UDP_GRO)"))?;
         }
-        if settings.routes.are_by_destination() {
+        if settings.needs_destination() {
             option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
+        }
+        if open.watch.as_ref().is_some_and(Watch::hands_over) {
+            option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
         }
         if let Some(bytes) = self.forward.receive_buffer {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;
@@ -191,17 +207,38 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// [`ForwardError::Loop`]
+    /// [`ForwardError::Loop`], [`ForwardError::Round`]; nothing is changed then.
     pub fn set_routes(&self, link: usize, routes: Routes) -> Result<(), ForwardError> {
-        let (Some(open), Some(settings)) = (self.links.get(link), self.forward.links.get(link)) else {
-            return Ok(());
-        };
-        let settings = Link { routes, ..settings.clone() };
-        settings.check(open.group.address())?;
-        if let Some(watch) = &open.watch {
-            watch.look_at(&settings.routes);
+        self.set_some_routes(vec![(link, routes)])
+    }
+
+    /// The same of all links, in their order; what is wrong with one changes none. Links that change places are no loop on the
+    /// way there.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Running::set_routes`].
+    pub fn set_all_routes(&self, routes: Vec<Routes>) -> Result<(), ForwardError> {
+        self.set_some_routes(routes.into_iter().enumerate().collect())
+    }
+
+    fn set_some_routes(&self, new: Vec<(usize, Routes)>) -> Result<(), ForwardError> {
+        let listens: Vec<_> = self.links.iter().map(|open| open.group.address()).collect();
+        let mut hops: Vec<Vec<_>> =
+            self.links.iter().map(|open| open.routes.current().hops().collect()).collect();
+        for (link, routes) in &new {
+            if let Some(hops) = hops.get_mut(*link) {
+                *hops = routes.hops().collect();
+            }
         }
-        open.routes.exchange(settings.routes);
+        loops::refuse(&listens, &hops)?;
+        for (link, routes) in new {
+            let Some(open) = self.links.get(link) else { continue };
+            if let Some(watch) = &open.watch {
+                watch.look_at(&routes);
+            }
+            open.routes.exchange(routes);
+        }
         Ok(())
     }
 

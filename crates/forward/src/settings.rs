@@ -1,9 +1,8 @@
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fourtuple::spread::Spread;
 
-use crate::error::ForwardError;
 use crate::plane::PlaneKind;
 use crate::route::Routes;
 use crate::watch::Peer;
@@ -42,22 +41,11 @@ impl Link {
         }
     }
 
-    /// `listen` is where it really listens.
-    pub(crate) fn check(&self, listen: SocketAddr) -> Result<(), ForwardError> {
-        let is_own = |hop: SocketAddr| {
-            let here = listen.ip().is_unspecified() && is_local(hop.ip()) || hop.ip() == listen.ip();
-            here && hop.port() == listen.port()
-        };
-        match self.routes.hops().find(|hop| is_own(*hop)) {
-            Some(to) => Err(ForwardError::Loop { listen, to }),
-            None => Ok(()),
-        }
+    /// Whether planes have to know which address a packet was sent to: it says where it goes, or where its replies come from.
+    pub(crate) fn needs_destination(&self) -> bool {
+        let has_many = self.listen.ip().to_canonical().is_unspecified();
+        self.routes.are_by_destination() || self.replies && has_many
     }
-}
-
-/// Addresses that are this host's for certain.
-fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || address.is_unspecified()
 }
 
 /// What to forward, and how.

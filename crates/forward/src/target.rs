@@ -2,15 +2,20 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::datagram::{LONGEST, Outgoing, SEGMENTS};
 use fourtuple_syscalls::socket::{self, Transport};
 
-/// What tells targets apart: the client, where replies are to come back to it, and the next hop.
-pub(crate) type TargetKey = (Option<SocketAddr>, SocketAddr);
+/// What tells targets apart: the client, where replies are to come back to it, the next hop, and the address of this host that
+/// the client has sent to, where replies are to come from that and the listener has more than one.
+pub(crate) type TargetKey = (Option<SocketAddr>, SocketAddr, Option<IpAddr>);
+
+/// For so many ticks messages to a target go one by one whose kernel would not cut one. What was in the way may be gone then
+/// (an MTU that was raised); if not, one call in all this time has failed in vain.
+const UNCUT: u64 = 5;
 
 /// A message that may still grow.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +31,10 @@ pub(crate) struct Target {
     /// What is to be sent at the end of this turn.
     pub(crate) outgoing: Outgoing,
     run: Option<Run>,
-    /// Whether the kernel cuts messages for this one: until it refuses.
+    /// Whether the kernel cuts messages for this one: not for a while when it has refused.
     pub(crate) segments: bool,
+    /// When it is tried again, if it has refused.
+    again_at: Option<u64>,
     /// When something went through it, in ticks of the worker.
     pub(crate) used_at: u64,
 }
@@ -41,7 +48,13 @@ impl Target {
 
     /// With a socket that is connected.
     pub(crate) fn new(socket: OwnedFd, key: TargetKey, segments: bool, used_at: u64) -> Target {
-        Target { socket, key, outgoing: Outgoing::new(), run: None, segments, used_at }
+        Target { socket, key, outgoing: Outgoing::new(), run: None, segments, again_at: None, used_at }
+    }
+
+    /// The kernel would not cut a message: it is not asked to for a while.
+    pub(crate) fn leave_uncut(&mut self, tick: u64) {
+        self.segments = false;
+        self.again_at = Some(tick + UNCUT);
     }
 
     /// Puts one datagram behind the others.
@@ -160,6 +173,15 @@ impl Targets {
     /// One of those with something to send, each once.
     pub(crate) fn next_touched(&mut self) -> Option<usize> {
         self.touched.pop()
+    }
+
+    /// Has the kernel tried again that would not cut messages for a target some time ago.
+    pub(crate) fn cut_again(&mut self, tick: u64) {
+        for target in self.slots.iter_mut().flatten() {
+            if target.again_at.take_if(|again_at| *again_at <= tick).is_some() {
+                target.segments = true;
+            }
+        }
     }
 
     /// Closes those for which `stays` says no.

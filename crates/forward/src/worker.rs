@@ -204,9 +204,11 @@ impl Worker {
             if self.ports[number].as_ref().is_none_or(|port| port.seat != last) {
                 continue;
             }
+            if let Some(port) = &self.ports[number] {
+                epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
+            }
             self.release(number);
             let Some(mut port) = self.ports[number].take() else { continue };
-            epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
             if port.path.replies {
                 for target in port.path.targets.numbers().collect::<Vec<_>>() {
                     if let Some(target) = port.path.targets.get(target) {
@@ -254,6 +256,7 @@ impl Port {
     fn tick(&mut self) {
         self.path.tick += 1;
         self.path.forget_idle();
+        self.path.targets.cut_again(self.path.tick);
         if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
             self.path.counters.overflowed(dropped.wrapping_sub(self.overflowed));
             self.overflowed = dropped;

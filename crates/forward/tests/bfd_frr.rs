@@ -1,15 +1,22 @@
 //! With another implementation at the other end of a veth: FRR's bfdd, in a network namespace of its own.
 
-use std::fs;
+mod flood;
+
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flood::Flood;
+use fourtuple::spread::Spread;
 use fourtuple_forward::bfd::{Diagnostic, Link, LinkSettings, LinkState, State, Timers};
+use fourtuple_forward::{Forward, Peer, PlaneCounts};
+use fourtuple_syscalls::netns;
 use fourtuple_testing::{in_namespace, skip};
 use serde_json::Value;
 
@@ -53,7 +60,7 @@ struct Frr {
 
 impl Frr {
     /// Behind a veth whose end here has `here`, and its end there `there`.
-    fn start(name: &str, here: IpAddr, there: IpAddr) -> Frr {
+    fn start(name: &str, here: IpAddr, there: IpAddr, interval_ms: u64, detect_mult: u8) -> Frr {
         let directory = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
         // Of a process before this one with its number.
         let _ = fs::remove_dir_all(&directory);
@@ -62,7 +69,8 @@ impl Frr {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
         let path = |file: &str| directory.join(file).to_str().unwrap().to_owned();
         let config = format!(
-            "bfd\n peer {here}\n  detect-multiplier {DETECT_MULT}\n  receive-interval 300\n  transmit-interval 300\n !\n!\n"
+            "bfd\n peer {here}\n  detect-multiplier {detect_mult}\n  receive-interval {interval_ms}\n  \
+             transmit-interval {interval_ms}\n !\n!\n"
         );
         fs::write(path("bfdd.conf"), config).unwrap();
         // It leaves a directory in /var/tmp, which is not to be the host's.
@@ -152,6 +160,18 @@ impl Frr {
         peers[0]["session-down"].as_u64().expect("a count")
     }
 
+    /// Runs something in its namespace. A socket that is opened there stays there.
+    fn beside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.shell.id())).unwrap();
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                netns::enter(namespace.as_fd()).unwrap();
+                what()
+            });
+            there.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+        })
+    }
+
     /// SIGKILL: it says nothing any more.
     fn kill(&mut self) {
         self.words = None;
@@ -199,7 +219,7 @@ fn is_there(test: &str) -> bool {
 /// The whole life of a session, from up to the death of the peer.
 fn interoperate(name: &str, here: &str, there: &str) {
     let (here, there): (IpAddr, IpAddr) = (here.parse().unwrap(), there.parse().unwrap());
-    let mut frr = Frr::start(name, here, there);
+    let mut frr = Frr::start(name, here, there, 300, DETECT_MULT);
     let settings = LinkSettings { timers: timers(300, 300), ..LinkSettings::new(here, there) };
     let link = Link::start(&settings).unwrap();
     let state = link.state();
@@ -295,5 +315,60 @@ fn a_session_with_bfdd_over_ipv6() {
         if is_there("a_session_with_bfdd_over_ipv6") {
             interoperate("bfd6", "fd00:11::1", "fd00:11::2");
         }
+    });
+}
+
+/// More data at the forwarder's port than its planes take, from the host where bfdd is. `FOURTUPLE_OVERLOAD_SECONDS=60` is the
+/// proof, with timers of 50 ms x 3, for a machine that has nothing else to do; without it there are timers that no busy machine
+/// misses.
+#[test]
+fn a_session_with_bfdd_stays_up_under_overload() {
+    in_namespace(|| {
+        if !is_there("a_session_with_bfdd_stays_up_under_overload") {
+            return;
+        }
+        let seconds = std::env::var("FOURTUPLE_OVERLOAD_SECONDS").ok();
+        let seconds = seconds.map(|seconds| seconds.parse().expect("FOURTUPLE_OVERLOAD_SECONDS is a number"));
+        let ((interval, detect_mult), seconds) = match seconds {
+            Some(seconds) => ((50, 3), seconds),
+            None => ((300, DETECT_MULT), 2),
+        };
+        let (here, there): (IpAddr, IpAddr) = ("10.11.13.1".parse().unwrap(), "10.11.13.2".parse().unwrap());
+        let frr = Frr::start("overload", here, there, interval, detect_mult);
+        let each = Duration::from_millis(interval);
+        let timers = Timers::new(each, each, detect_mult).unwrap();
+        let listen = SocketAddr::new(here, 4000);
+        let link = fourtuple_forward::Link {
+            bfd: Some(Peer { timers, local: Some(here), ..Peer::new(there) }),
+            spread: Spread::Random,
+            ..fourtuple_forward::Link::new(listen, SocketAddr::new(there, 5000))
+        };
+        let work = Duration::from_micros(20);
+        let running = Forward { work, ..Forward::new(link, 2) }.start().unwrap();
+        let report = || running.bfd().remove(0).report;
+        wait_until("up", || format!("{:?}", report()), || report().state == State::Up);
+        frr.wait_for("up");
+        let (_sink, data) =
+            frr.beside(|| (UdpSocket::bind((there, 5000)).unwrap(), UdpSocket::bind((there, 4000)).unwrap()));
+        let before = (report(), frr.downs());
+        let flood = Flood::start(data.into(), listen);
+        thread::sleep(Duration::from_secs(seconds));
+        let (after, downs) = (report(), frr.downs());
+        let offered = flood.end();
+        // Planes look once a second for what the kernel has dropped, and send on what waits.
+        thread::sleep(Duration::from_millis(1500));
+        let counts = running.counts(0);
+        println!(
+            "{seconds} s, {interval} ms x {detect_mult}: down {} times here, {} there; {} sent, {} received; {offered} data, {} \
+             forwarded, {} dropped",
+            after.downs - before.0.downs,
+            downs - before.1,
+            after.transmitted - before.0.transmitted,
+            after.received - before.0.received,
+            counts.iter().map(|plane| plane.sent).sum::<u64>(),
+            counts.iter().map(PlaneCounts::dropped_in_all).sum::<u64>(),
+        );
+        assert!(after.received > before.0.received && after.transmitted > before.0.transmitted);
+        assert_eq!((after.downs, downs), (before.0.downs, before.1));
     });
 }

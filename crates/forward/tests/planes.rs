@@ -1,11 +1,14 @@
 //! Packets through real planes, in a namespace of their own.
 
+mod kinds;
+
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use fourtuple::spread::{Key, Spread};
 use fourtuple_forward::{Drop, Forward, ForwardError, Link, PlaneKind, Routes, Rule, Running};
 use fourtuple_testing::in_namespace;
+use kinds::kinds;
 
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 /// Nothing takes as long on a machine that works.
@@ -56,7 +59,7 @@ fn through(
 #[test]
 fn every_plane_sends_on_what_comes() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds("every_plane_sends_on_what_comes") {
             for address in LOCALHOSTS {
                 let (sender, target) = (socket(address), socket(address));
                 let link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
@@ -77,7 +80,7 @@ fn every_plane_sends_on_what_comes() {
 #[test]
 fn one_tuple_keeps_all_planes_busy() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds("one_tuple_keeps_all_planes_busy") {
             let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
             let mut link = Link::new(any(), target.local_addr().unwrap());
             link.spread = Spread::Key(Key::whole(0, 4));
@@ -94,7 +97,7 @@ fn one_tuple_keeps_all_planes_busy() {
 #[test]
 fn nothing_and_much_are_packets_too() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds("nothing_and_much_are_packets_too") {
             let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
             let running = start(Link::new(any(), target.local_addr().unwrap()), kind, 1);
             let to = running.address(0).unwrap();
@@ -120,7 +123,7 @@ fn nothing_and_much_are_packets_too() {
 #[test]
 fn replies_come_back_to_whom_they_are_for() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds("replies_come_back_to_whom_they_are_for") {
             for address in LOCALHOSTS {
                 let target = socket(address);
                 let mut link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
@@ -154,7 +157,7 @@ fn routes_are_by_key_or_by_destination_and_can_be_exchanged() {
         let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
         let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
         let mut room = [0; 100];
-        for kind in PlaneKind::ALL {
+        for kind in kinds("routes_are_by_key_or_by_destination_and_can_be_exchanged") {
             let sender = socket(LOCALHOSTS[0]);
             let key = Some(Key::whole(0, 1));
             let mut link = Link::new(any(), to_one);
@@ -190,7 +193,7 @@ fn routes_are_by_key_or_by_destination_and_can_be_exchanged() {
 #[test]
 fn a_next_hop_that_is_not_there_is_counted() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds("a_next_hop_that_is_not_there_is_counted") {
             let gone = socket(LOCALHOSTS[0]).local_addr().unwrap();
             let running = start(Link::new(any(), gone), kind, 1);
             let sender = socket(LOCALHOSTS[0]);

@@ -1,6 +1,8 @@
 //! A forwarder that another one takes over from while packets flow: none is lost, none is sent twice. Here both are in one
 //! process; `crates/cli/tests/take_over.rs` has them in two.
 
+mod kinds;
+
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -82,7 +84,7 @@ fn received(running: Running) -> u64 {
 #[test]
 fn no_packet_is_lost_when_a_forwarder_takes_over() {
     in_namespace(|| {
-        for kind in PlaneKind::ALL {
+        for kind in kinds::kinds("no_packet_is_lost_when_a_forwarder_takes_over") {
             for replies in [false, true] {
                 let room = Room::new("take-over");
                 let mut streams = Stream::new(replies);

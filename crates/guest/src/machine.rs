@@ -7,8 +7,14 @@ use std::os::fd::AsFd;
 use fourtuple_syscalls::{boot, netns, resource};
 
 /// File system type and where it goes.
-const MOUNTS: &[(&str, &str)] =
-    &[("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"), ("tmpfs", "/run")];
+const MOUNTS: &[(&str, &str)] = &[
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("cgroup2", "/sys/fs/cgroup"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/tmp"),
+    ("tmpfs", "/run"),
+];
 
 /// PID 1 starts with 1,024 descriptors (4,096 hard); the labs hold a socket or two per port.
 const DESCRIPTORS: u64 = 20_000;

@@ -43,6 +43,8 @@ pub struct ForwardLink {
     pub clients: u32,
     /// The peer of the link's BFD session, `192.0.2.1` or `192.0.2.1@LOCAL`; `null`: none.
     pub bfd: Option<String>,
+    /// The same of a session whose packets are among the data: the peer's address and port; `null`: none.
+    pub bfd_in_band: Option<String>,
 }
 
 /// What was forwarded.
@@ -91,8 +93,11 @@ pub struct ForwardPlane {
 /// What one BFD session saw.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardBfd {
-    /// The peer's address.
+    /// The peer's address; with its port where control packets are among the data.
     pub peer: String,
+    /// How its packets come: at the `port` 3784; among the data, from which a `filter` in the kernel takes them out; or
+    /// `planes` do, behind data that wait.
+    pub reception: String,
     /// Before it was ended: `admin-down`, `down`, `init` or `up`.
     pub state: String,
     /// Why it went down last, `none` when it never did: the name of RFC 5880's diagnostic code.

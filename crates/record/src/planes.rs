@@ -42,7 +42,7 @@ pub struct PlanesResults {
     /// Ways to move packets that this host has not got.
     pub skipped: Vec<PlanesSkipped>,
     /// Work per packet above which two planes forward at least a tenth more than one, between the works that were measured;
-    /// 0: they do without any; `null`: not up to the longest, or not asked.
+    /// 0: they do without any; `null`: not up to the longest, or fewer than two works were measured.
     pub planes_help_above_ns: Option<u64>,
     /// What it means here, in plain words.
     pub advice: Vec<String>,

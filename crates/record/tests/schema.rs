@@ -711,6 +711,7 @@ fn forward() -> (ForwardSettings, ForwardResults) {
         idle_ns: 60_000_000_000,
         clients: 4096,
         bfd: Some("192.0.2.1".to_owned()),
+        bfd_in_band: Some("192.0.2.1:4000".to_owned()),
     };
     let settings = ForwardSettings {
         links: vec![link],
@@ -733,6 +734,7 @@ fn forward() -> (ForwardSettings, ForwardResults) {
     };
     let bfd = ForwardBfd {
         peer: "192.0.2.1".to_owned(),
+        reception: "port".to_owned(),
         state: "up".to_owned(),
         diagnostic: "none".to_owned(),
         ups: 1,
@@ -766,7 +768,7 @@ fn bare_lab_locks() -> (LabLocksSettings, LabLocksResults) {
 /// One way and for ever, where nothing came: everything that may be null is.
 fn bare_forward() -> (ForwardSettings, ForwardResults) {
     let (settings, results) = forward();
-    let link = ForwardLink { to: None, key: None, bfd: None, ..settings.links[0].clone() };
+    let link = ForwardLink { to: None, key: None, bfd: None, bfd_in_band: None, ..settings.links[0].clone() };
     let settings = ForwardSettings { links: vec![link], for_ns: None, ..settings };
     (settings, ForwardResults { jain: None, ..results })
 }

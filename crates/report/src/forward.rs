@@ -33,13 +33,14 @@ pub(crate) fn command_line(settings: &ForwardSettings) -> String {
     let [link] = settings.links.as_slice() else { return "fourtuple forward --config FILE".to_owned() };
     let routes: String = link.routes.iter().map(|route| option("--route", Some(quoted(route)))).collect();
     format!(
-        "fourtuple forward --listen {}{}{routes}{} --spread {}{}{} --planes {} --plane {}{}{}",
+        "fourtuple forward --listen {}{}{routes}{} --spread {}{}{}{} --planes {} --plane {}{}{}",
         link.listen,
         option("--to", link.to.clone()),
         option("--key", link.key.clone()),
         link.spread,
         if link.replies { " --return" } else { "" },
         option("--bfd", link.bfd.clone()),
+        option("--bfd-in-band", link.bfd_in_band.clone()),
         settings.planes,
         settings.plane,
         if settings.pin { " --pin" } else { "" },
@@ -97,12 +98,17 @@ pub(crate) fn reasons(reasons: &BTreeMap<String, u64>) -> String {
 
 /// `up, 1 up 0 down, sent 10 received 9`
 pub(crate) fn session(bfd: &ForwardBfd) -> String {
+    let reception = match bfd.reception.as_str() {
+        "filter" => ", in-band by a filter",
+        "planes" => ", in-band behind data",
+        _ => "",
+    };
     let discarded = match reasons(&bfd.discarded) {
         none if none.is_empty() => none,
         some => format!(", discarded {some}"),
     };
     format!(
-        "{} (diagnostic {}), {} times up and {} times down, {} sent and {} received{discarded}",
+        "{} (diagnostic {}), {} times up and {} times down, {} sent and {} received{discarded}{reception}",
         bfd.state,
         bfd.diagnostic,
         count(bfd.ups),

@@ -1,6 +1,6 @@
 //! Many datagrams with one system call: recvmmsg(2), sendmmsg(2), and what lets one message be many (UDP_GRO, UDP_SEGMENT).
 //!
-//! What is sent lies where it was received: [`Outgoing`] names parts of a [`Batch`], so that forwarding copies nothing.
+//! What is sent lies where it was received: [`Outgoing`] names parts of [`Messages`], so that forwarding copies nothing.
 
 use std::io;
 use std::mem;
@@ -58,15 +58,29 @@ pub struct Datagram<'a> {
     pub overflowed: Option<u32>,
     /// With IP_PKTINFO, or IPV6_RECVPKTINFO: the address that it was sent to.
     pub arrived_at: Option<IpAddr>,
+    /// With the same: an address of this host that an answer can be sent from. That is the one above, unless that is of many.
+    pub answer_from: Option<IpAddr>,
     /// With IP_RECVTTL, or IPV6_RECVHOPLIMIT: how many hops it had left.
     pub hops: Option<u8>,
-    name: &'a libc::sockaddr_storage,
+    pub(crate) name: &'a libc::sockaddr_storage,
 }
 
 impl Datagram<'_> {
     /// Who sent it.
     pub fn from(&self) -> Option<SocketAddr> {
         address::to_std(self.name).ok()
+    }
+}
+
+/// What messages that are sent are made of: by number, as they were received.
+pub trait Messages {
+    /// The bytes of message `index`, or of all the room that it is in.
+    fn bytes(&self, index: usize) -> &[u8];
+}
+
+impl Messages for Batch {
+    fn bytes(&self, index: usize) -> &[u8] {
+        &self.bytes[index * self.room..][..self.room]
     }
 }
 
@@ -146,6 +160,7 @@ impl Batch {
             segment: None,
             overflowed: None,
             arrived_at: None,
+            answer_from: None,
             hops: None,
             name: &self.names[index],
         };
@@ -159,7 +174,7 @@ impl Batch {
     }
 }
 
-fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
+pub(crate) fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
     // SAFETY: the kernel has written the control messages, and msg_controllen says how far they go; of each the data is
     // read only as far as its length says it is there.
     unsafe {
@@ -178,10 +193,15 @@ fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
                     let info = data.cast::<libc::in_pktinfo>().read_unaligned();
                     let address = Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes());
                     datagram.arrived_at = Some(address.into());
+                    // Of a broadcast the address of the device that it came to.
+                    datagram.answer_from =
+                        Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if length >= size_of::<libc::in6_pktinfo>() => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    datagram.arrived_at = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                    let address = Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical();
+                    datagram.arrived_at = Some(address);
+                    datagram.answer_from = (!address.is_multicast()).then_some(address);
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
                     if length >= 4 =>
@@ -205,6 +225,8 @@ struct Part {
 /// A message that is to be sent.
 struct Message {
     name: Option<RawAddress>,
+    /// Of the family of `name`.
+    from: Option<IpAddr>,
     segment: Option<u16>,
     parts: Range<usize>,
 }
@@ -248,7 +270,19 @@ impl Outgoing {
     /// bytes of it (UDP_SEGMENT, Linux 4.18), [`SEGMENTS`] at most, the last of them perhaps shorter.
     pub fn message(&mut self, to: Option<SocketAddr>, segment: Option<u16>) {
         let at = self.parts.len();
-        self.messages.push(Message { name: to.map(RawAddress::from), segment, parts: at..at });
+        self.messages.push(Message { name: to.map(RawAddress::from), from: None, segment, parts: at..at });
+    }
+
+    /// Has the message that was begun last, which is to `to`, sent from this address of the host (IP_PKTINFO, IPV6_PKTINFO), of
+    /// a socket that is bound to all; without a message nothing.
+    pub fn from_last(&mut self, from: IpAddr, to: SocketAddr) {
+        if let Some(message) = self.messages.last_mut() {
+            message.from = match (from, to) {
+                // A socket of both families sends over IPv4 from an address that is written as IPv6.
+                (IpAddr::V4(from), SocketAddr::V6(_)) => Some(from.to_ipv6_mapped().into()),
+                _ => Some(from),
+            };
+        }
     }
 
     /// Changes into how long datagrams the message that was begun last is cut; without a message nothing.
@@ -264,7 +298,7 @@ impl Outgoing {
         self.parts[parts].iter().map(|part| (part.message, part.range.clone()))
     }
 
-    /// Adds bytes to the message that was begun last: those in `range` of message `index` of the batch that will be given to
+    /// Adds bytes to the message that was begun last: those in `range` of message `index` of what will be given to
     /// [`Outgoing::send`].
     ///
     /// # Panics
@@ -300,16 +334,16 @@ impl Outgoing {
     ///
     /// # Panics
     ///
-    /// When a part is not in the batch.
-    pub fn send(&mut self, socket: BorrowedFd<'_>, batch: &Batch, first: usize) -> io::Result<usize> {
+    /// When a part is not in `from`.
+    pub fn send(&mut self, socket: BorrowedFd<'_>, from: &impl Messages, first: usize) -> io::Result<usize> {
         let messages = self.messages.get(first..).unwrap_or_default();
         if messages.is_empty() {
             return Ok(0);
         }
         self.iovecs.clear();
         self.iovecs.extend(self.parts.iter().map(|part| {
-            let from = &batch.bytes[part.message * batch.room..][..batch.room][part.range.clone()];
-            libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() }
+            let bytes = &from.bytes(part.message)[part.range.clone()];
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
         }));
         self.control.resize(self.control.len().max(messages.len()), NO_CONTROL);
         self.headers.clear();
@@ -322,12 +356,10 @@ impl Outgoing {
             }
             header.msg_hdr.msg_iov = self.iovecs[message.parts.clone()].as_mut_ptr();
             header.msg_hdr.msg_iovlen = message.parts.len() as _;
-            if let Some(segment) = message.segment {
-                put_segment(&mut header.msg_hdr, control, segment);
-            }
+            put_control(&mut header.msg_hdr, control, message);
             self.headers.push(header);
         }
-        // SAFETY: every header describes memory of this value or of `batch` that outlives the call; the kernel only reads it.
+        // SAFETY: every header describes memory of this value or of `from` that outlives the call; the kernel only reads it.
         let sent = check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
@@ -340,128 +372,56 @@ impl Outgoing {
     }
 }
 
-fn put_segment(header: &mut libc::msghdr, control: &mut Control, segment: u16) {
-    let length = size_of::<u16>() as libc::c_uint;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE only computes; the header then describes room that is aligned and large enough for one control
-    // message of two bytes.
-    unsafe {
-        header.msg_controllen = libc::CMSG_SPACE(length) as _;
-        let message = libc::CMSG_FIRSTHDR(ptr::from_ref(header));
-        (*message).cmsg_level = libc::SOL_UDP;
-        (*message).cmsg_type = UDP_SEGMENT;
-        (*message).cmsg_len = libc::CMSG_LEN(length) as _;
-        libc::CMSG_DATA(message).cast::<u16>().write_unaligned(segment);
+/// What goes with a message, if anything does.
+fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Message) {
+    let mut used = 0;
+    if let Some(segment) = message.segment {
+        used = put(control, used, libc::SOL_UDP, UDP_SEGMENT, segment);
     }
+    match message.from {
+        Some(IpAddr::V4(from)) => {
+            // The device is the route's business.
+            let address = libc::in_addr { s_addr: u32::from(from).to_be() };
+            let none = libc::in_addr { s_addr: 0 };
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: none };
+            used = put(control, used, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        Some(IpAddr::V6(from)) => {
+            let address = libc::in6_addr { s6_addr: from.octets() };
+            let info = libc::in6_pktinfo { ipi6_addr: address, ipi6_ifindex: 0 };
+            used = put(control, used, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+        None => {}
+    }
+    if used > 0 {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = used as _;
+    }
+}
+
+/// Writes a control message behind the `used` bytes of those before it: how many are used now.
+fn put<T: Copy>(
+    control: &mut Control,
+    used: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: T,
+) -> usize {
+    let length = size_of::<T>() as libc::c_uint;
+    // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
+    let (space, length) = unsafe { (libc::CMSG_SPACE(length) as usize, libc::CMSG_LEN(length)) };
+    let room = &mut control.0[used..used + space];
+    let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
+    // SAFETY: `room` has space for a header and the value behind it, as CMSG_SPACE says, which is checked above; CMSG_SPACE
+    // keeps it aligned, and nothing is read. The value is plain data.
+    unsafe {
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = length as _;
+        libc::CMSG_DATA(message).cast::<T>().write_unaligned(value);
+    }
+    used + space
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::UdpSocket;
-    use std::os::fd::AsFd;
-
-    use super::*;
-    use crate::option;
-
-    fn pair() -> (UdpSocket, UdpSocket) {
-        let one = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        (one, other)
-    }
-
-    fn receive(batch: &mut Batch, socket: &UdpSocket) -> usize {
-        assert!(crate::socket::wait_readable(socket.as_fd(), None).expect("poll"));
-        batch.receive(socket.as_fd()).expect("recvmmsg")
-    }
-
-    #[test]
-    fn what_came_goes_on_without_a_copy() {
-        let (sender, router) = pair();
-        let target = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        for text in ["one", "", "three"] {
-            sender.send_to(text.as_bytes(), router.local_addr().unwrap()).expect("send");
-        }
-        let mut batch = Batch::new(8, 2048);
-        assert_eq!(receive(&mut batch, &router), 3);
-        assert_eq!(batch.get(0).unwrap().from(), Some(sender.local_addr().unwrap()));
-        let mut outgoing = Outgoing::new();
-        for (index, datagram) in batch.iter().enumerate() {
-            outgoing.message(Some(target.local_addr().unwrap()), None);
-            outgoing.part(index, 0..datagram.bytes.len());
-        }
-        assert_eq!(outgoing.send(router.as_fd(), &batch, 0).expect("sendmmsg"), 3);
-        let mut there = Batch::new(8, 2048);
-        assert_eq!(receive(&mut there, &target), 3);
-        let texts: Vec<_> = there.iter().map(|datagram| datagram.bytes.to_vec()).collect();
-        assert_eq!(texts, [&b"one"[..], b"", b"three"]);
-        assert!(there.get(3).is_none());
-    }
-
-    #[test]
-    fn one_message_is_many_datagrams_and_back() {
-        let (sender, receiver) = pair();
-        let (source, _) = pair();
-        let answer = option::set_udp_gro(receiver.as_fd(), true).expect("UDP_GRO");
-        assert_eq!(answer, option::Answer::Done);
-        source.send_to(&[7; 250], sender.local_addr().unwrap()).expect("send");
-        let mut batch = Batch::new(1, 2048);
-        assert_eq!(receive(&mut batch, &sender), 1);
-        let mut outgoing = Outgoing::new();
-        outgoing.message(Some(receiver.local_addr().unwrap()), Some(100));
-        outgoing.part(0, 0..250);
-        assert_eq!(outgoing.size(0), (3, 250));
-        assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).expect("sendmmsg"), 1);
-        let mut there = Batch::new(4, 65_536);
-        let mut bytes = 0;
-        while bytes < 250 {
-            receive(&mut there, &receiver);
-            for datagram in there.iter() {
-                assert!(datagram.segment.is_none_or(|segment| segment == 100), "{datagram:?}");
-                bytes += datagram.bytes.len();
-            }
-        }
-        assert_eq!(bytes, 250);
-    }
-
-    #[test]
-    fn what_is_too_long_is_said() {
-        let (sender, receiver) = pair();
-        sender.send_to(&[1; 100], receiver.local_addr().unwrap()).expect("send");
-        let mut batch = Batch::new(1, 60);
-        receive(&mut batch, &receiver);
-        let datagram = batch.get(0).unwrap();
-        assert!(datagram.truncated);
-        assert_eq!(datagram.bytes.len(), 60);
-    }
-
-    #[test]
-    fn where_it_was_sent_to_is_told() {
-        let (sender, _) = pair();
-        let receiver = UdpSocket::bind("0.0.0.0:0").expect("bind");
-        option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
-        let port = receiver.local_addr().unwrap().port();
-        sender.send_to(b"x", ("127.0.0.7", port)).expect("send");
-        let mut batch = Batch::new(1, 60);
-        receive(&mut batch, &receiver);
-        assert_eq!(batch.get(0).unwrap().arrived_at, Some(Ipv4Addr::new(127, 0, 0, 7).into()));
-    }
-
-    #[test]
-    fn how_many_hops_it_had_left_is_told() {
-        for (to, bind) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("127.0.0.1", "[::]:0")] {
-            // A host without IPv6.
-            let Ok(receiver) = UdpSocket::bind(bind) else { continue };
-            option::set_hops_told(receiver.as_fd(), true).expect("IP_RECVTTL");
-            let target = (to.parse::<IpAddr>().unwrap(), receiver.local_addr().unwrap().port());
-            let mut batch = Batch::new(1, 60);
-            for hops in [255, 64, 1] {
-                let sender =
-                    UdpSocket::bind((if to == "::1" { "::1" } else { "127.0.0.1" }, 0)).expect("bind");
-                option::set_hops(sender.as_fd(), hops).expect("IP_TTL");
-                sender.send_to(b"x", target).expect("send");
-                receive(&mut batch, &receiver);
-                assert_eq!(batch.get(0).unwrap().hops, Some(hops), "{bind}");
-            }
-        }
-    }
-}
+mod tests;

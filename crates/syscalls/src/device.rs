@@ -117,11 +117,35 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
 
 /// Sets a device up.
 pub fn set_up(name: &str) -> io::Result<()> {
+    set_flags(name, libc::IFF_UP | libc::IFF_RUNNING)
+}
+
+/// Sets a device down: it loses its IPv6 addresses, and the other end of a veth pair has no carrier.
+pub fn set_down(name: &str) -> io::Result<()> {
+    set_flags(name, 0)
+}
+
+fn set_flags(name: &str, flags: libc::c_int) -> io::Result<()> {
     let mut request = request(name)?;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
     let control = control_socket()?;
     // SAFETY: SIOCSIFFLAGS reads one ifreq with a terminated name.
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)
+}
+
+/// How many bytes of IP a frame of a device carries from now on. Below 1280 the device loses IPv6 and its addresses of that
+/// (`addrconf_notify`), and does not get them back.
+///
+/// # Errors
+///
+/// EINVAL: the device cannot do so many or so few. EPERM without CAP_NET_ADMIN.
+pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
+    let mut request = request(name)?;
+    request.ifr_ifru.ifru_mtu =
+        libc::c_int::try_from(mtu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let control = control_socket()?;
+    // SAFETY: SIOCSIFMTU reads one ifreq with a terminated name.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFMTU as _, &raw mut request) }).map(drop)
 }
 
 /// What `ethtool -K DEVICE tx off` does: the kernel computes the checksums of what this device sends, or with `leave` leaves

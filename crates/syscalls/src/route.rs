@@ -1,4 +1,4 @@
-//! rtnetlink(7): which address the kernel would send from.
+//! rtnetlink(7): which address the kernel would send from, and which are its own.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,6 +8,9 @@ use crate::netlink;
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const RTA_PREFSRC: u16 = 7;
+/// struct rtmsg, and where in it the type is.
+const HEADER: usize = 12;
+const TYPE: usize = 7;
 
 /// The source address of the route to `destination`.
 ///
@@ -15,20 +18,64 @@ const RTA_PREFSRC: u16 = 7;
 ///
 /// ENETUNREACH: there is no route. ENOENT: the route names no source.
 pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
+    let mut source = None;
+    look_up(destination, |route| {
+        source = source.or_else(|| preferred_source(route.get(HEADER..)?));
+    })?;
+    source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+}
+
+/// Whether what is sent there comes to this host itself, in the calling thread's network namespace: to one of its addresses, to
+/// any of 127.0.0.0/8, or to one that a route of type `local` gives it (ip-route(8)). Unspecified is what connect(2) makes of
+/// it, loopback. False where no route is.
+///
+/// # Errors
+///
+/// No socket for netlink.
+pub fn is_local(destination: IpAddr) -> io::Result<bool> {
+    let destination = destination.to_canonical();
+    if destination.is_unspecified() {
+        return Ok(true);
+    }
+    let mut is_local = false;
+    match look_up(destination, |route| {
+        let is_own = || preferred_source(route.get(HEADER..)?).filter(|source| *source == destination);
+        // A worker of the kernel makes the local route of an IPv6 address some time after it was added (`addrconf_dad_work`);
+        // until then the address is known by being what would be sent from.
+        is_local |= route.get(TYPE) == Some(&libc::RTN_LOCAL) || is_own().is_some();
+    }) {
+        Ok(()) => Ok(is_local),
+        Err(error) if is_no_route(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a look-up says of a destination that nothing leads to; EAFNOSUPPORT and EOPNOTSUPP of a kernel without IPv6.
+fn is_no_route(error: &io::Error) -> bool {
+    let errnos = [
+        libc::ENETUNREACH,
+        libc::EHOSTUNREACH,
+        libc::EACCES,
+        libc::EINVAL,
+        libc::EAFNOSUPPORT,
+        libc::EOPNOTSUPP,
+        libc::ENETDOWN,
+    ];
+    error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
+}
+
+fn look_up(destination: IpAddr, route: impl FnMut(&[u8])) -> io::Result<()> {
     let (family, octets) = match destination {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
     };
-    // struct rtmsg: family, length of the destination prefix, and nothing else that a look-up reads.
-    let mut body = vec![family as u8, (octets.len() * 8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // Family, length of the destination prefix, and nothing else that a look-up reads.
+    let mut body = vec![0; HEADER];
+    body[..2].copy_from_slice(&[family as u8, (octets.len() * 8) as u8]);
     body.extend_from_slice(&((4 + octets.len()) as u16).to_ne_bytes());
     body.extend_from_slice(&RTA_DST.to_ne_bytes());
     body.extend_from_slice(&octets);
-    let mut source = None;
-    netlink::ask(libc::NETLINK_ROUTE, RTM_GETROUTE, false, &body, |answer| {
-        source = source.or_else(|| preferred_source(answer.get(12..)?));
-    })?;
-    source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+    netlink::ask(libc::NETLINK_ROUTE, RTM_GETROUTE, false, &body, route)
 }
 
 /// The RTA_PREFSRC among the attributes of a route.
@@ -44,6 +91,17 @@ fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_of_this_host_is_known() {
+        let is_local = |text: &str| is_local(text.parse().unwrap()).unwrap();
+        for text in ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::ffff:127.0.0.1"] {
+            assert!(is_local(text), "{text}");
+        }
+        for text in ["192.0.2.200", "2001:db8::1", "::ffff:192.0.2.200"] {
+            assert!(!is_local(text), "{text}");
+        }
+    }
 
     #[test]
     fn loopback_is_reached_from_itself() {

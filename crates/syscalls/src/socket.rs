@@ -33,10 +33,17 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
 
 /// A new raw IPv4 socket for TCP segments that the caller makes (raw(7)), close-on-exec. Needs CAP_NET_RAW.
 pub fn open_raw_tcp() -> io::Result<OwnedFd> {
+    open_raw(libc::IPPROTO_TCP)
+}
+
+/// The same for ICMP messages.
+pub fn open_raw_icmp() -> io::Result<OwnedFd> {
+    open_raw(libc::IPPROTO_ICMP)
+}
+
+fn open_raw(protocol: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: socket() takes no pointers.
-    let fd = check(unsafe {
-        libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP)
-    })?;
+    let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
     // SAFETY: the call above gave a fresh descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

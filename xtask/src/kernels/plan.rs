@@ -11,7 +11,7 @@ const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit", "f
 
 /// Tests of theirs that need processors as fast as real ones: locks that are contended, samples of a clock, thousands of
 /// connects. They run on the machine's own kernel.
-const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["accept", "locks", "flame", "truth", "surroundings"];
+const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "flame", "truth", "surroundings"];
 
 /// How long one test program may take. Emulated processors are ten times slower than real ones.
 const TEST_SECONDS: u32 = 240;

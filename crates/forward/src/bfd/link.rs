@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple_syscalls::epoll::Epoll;
-use fourtuple_syscalls::route;
+use fourtuple_syscalls::{option, route};
 
 use super::demultiplexer::Demultiplexer;
 use super::error::{LinkError, socket_failed, thread_failed};
@@ -18,7 +18,7 @@ use super::inbox::{self, Inbox};
 use super::packet::Diagnostic;
 use super::port::Port;
 use super::session::{Past, Session, Settings};
-use super::sockets::{self, PORT};
+use super::sockets::{self, PORT, Sender as Outwards};
 use super::state::{LinkReport, LinkState};
 use super::task::{Command, Task};
 use super::timers::Timers;
@@ -33,6 +33,15 @@ pub enum Receive {
     Shared(Arc<Port>),
     /// Nobody but those who have the [`Inbox`]: BFD within the data, which has to fit how the peer is configured.
     Handed,
+    /// The same, and they go out from a socket of whoever has the data, which is bound to [`LinkSettings::local`]: the peer
+    /// sees one 4-tuple. What else this socket sends is not touched.
+    InBand {
+        /// The socket.
+        socket: Arc<OwnedFd>,
+        /// Control packets come to it and nothing else does (`ControlFilter`): the session reads it. Otherwise whoever reads it
+        /// hands over.
+        is_steered: bool,
+    },
 }
 
 /// A link that is to be watched.
@@ -97,7 +106,7 @@ pub struct Link {
     thread: Option<JoinHandle<Task>>,
     /// What the thread left behind that has stopped in the middle, or is to begin.
     parted: Option<Box<Task>>,
-    sender: OwnedFd,
+    sender: Arc<OwnedFd>,
     /// Where it is to be taken out when it ends.
     registered: Option<(Arc<Port>, u32, IpAddr)>,
 }
@@ -120,7 +129,12 @@ impl Link {
         let LinkSettings { local, ref device, timers, seed, .. } = *settings;
         let mut random = Rng::with_seed(seed);
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
-        let sender = sockets::sender(local, device.as_deref(), &mut random)?;
+        let sender = match &settings.receive {
+            Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
+            Receive::Own | Receive::Shared(_) | Receive::Handed => {
+                Outwards(Arc::new(sockets::sender(local, device.as_deref(), &mut random)?))
+            }
+        };
         let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
         Link::parted(settings, session, sender, Instant::now())
     }
@@ -143,7 +157,7 @@ impl Link {
         if session.timers() != settings.timers {
             session.set_timers(settings.timers);
         }
-        let link = Link::parted(settings, session, sender, origin)?;
+        let link = Link::parted(settings, session, Outwards(Arc::new(sender)), origin)?;
         link.state.set_failed(past.has_failed());
         Ok(Some(link))
     }
@@ -151,7 +165,7 @@ impl Link {
     fn parted(
         settings: &LinkSettings,
         session: Session,
-        sender: OwnedFd,
+        sender: Outwards,
         origin: Instant,
     ) -> Result<Link, LinkError> {
         let LinkSettings { local, peer, ref device, ref receive, .. } = *settings;
@@ -159,11 +173,15 @@ impl Link {
         let local_discriminator = session.local_discriminator();
         let receiver = match receive {
             Receive::Own => Some(sockets::receiver(local, device)?),
-            Receive::Shared(_) | Receive::Handed => None,
+            Receive::InBand { socket, is_steered: true } => {
+                option::set_hops_told(socket.as_fd(), true)
+                    .map_err(socket_failed("setsockopt(IP_RECVTTL)", local))?;
+                Some(socket.try_clone().map_err(socket_failed("dup()", local))?)
+            }
+            Receive::Shared(_) | Receive::Handed | Receive::InBand { .. } => None,
         };
-        let kept = sender.try_clone().map_err(socket_failed("dup()", local))?;
-        let sender = std::net::UdpSocket::from(sender);
-        let source = sender.local_addr().map_err(socket_failed("getsockname()", local))?;
+        let kept = Arc::clone(&sender.0);
+        let source = sender.address().map_err(socket_failed("getsockname()", local))?;
         let (inbox, outlet) = inbox::open().map_err(thread_failed("eventfd()"))?;
         let (commands, orders) = mpsc::channel();
         let state = LinkState::new(origin, LinkReport::of(&session, origin.elapsed()));
@@ -191,7 +209,7 @@ impl Link {
                 port.add(local_discriminator.get(), peer.ip(), inbox.clone())?;
                 Some((Arc::clone(port), local_discriminator.get(), peer.ip()))
             }
-            Receive::Own | Receive::Handed => None,
+            Receive::Own | Receive::Handed | Receive::InBand { .. } => None,
         };
         let parted = Some(Box::new(task));
         Ok(Link { commands, inbox, state, source, thread: None, parted, sender: kept, registered })
@@ -241,7 +259,7 @@ impl Link {
         self.state.clone()
     }
 
-    /// Where its packets come from: a port that no other session has.
+    /// Where its packets come from: a port that no other session has, or that of the data.
     pub fn source(&self) -> SocketAddr {
         self.source
     }

@@ -1,11 +1,13 @@
 //! The sockets of RFC 5881: one to receive at port 3784, one for each session to send from.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use fastrand::Rng;
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{neighbour, option};
 
 use super::error::{LinkError, socket_failed};
 
@@ -36,16 +38,27 @@ pub(super) fn receiver(address: SocketAddr, device: Option<&str>) -> Result<Owne
     Ok(receiver)
 }
 
-/// Sends with 255 hops, from a port that no other session has: only this socket may be bound to it.
+/// What a session sends from: a socket of its own, or one that sends data as well.
+pub(super) struct Sender(pub(super) Arc<OwnedFd>);
+
+impl Sender {
+    /// With 255 hops, and the class of what keeps the network going.
+    pub(super) fn send(&self, packet: &[u8], to: SocketAddr) -> io::Result<()> {
+        neighbour::send(self.0.as_fd(), packet, to, CLASS)
+    }
+
+    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+        socket::local_address(self.0.as_fd())
+    }
+}
+
+/// To send from, at a port that no other session has: only this socket may be bound to it.
 pub(super) fn sender(
     local: SocketAddr,
     device: Option<&str>,
     random: &mut Rng,
 ) -> Result<OwnedFd, LinkError> {
     let sender = open(local, device)?;
-    option::set_hops(sender.as_fd(), super::session::HOPS)
-        .map_err(socket_failed("setsockopt(IP_TTL)", local))?;
-    option::set_traffic_class(sender.as_fd(), CLASS).map_err(socket_failed("setsockopt(IP_TOS)", local))?;
     let guesses: Vec<u16> = std::iter::repeat_with(|| random.u16(SOURCE_PORTS)).take(GUESSES).collect();
     for port in guesses.into_iter().chain(SOURCE_PORTS) {
         let address = with_port(local, port);

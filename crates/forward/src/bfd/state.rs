@@ -64,6 +64,8 @@ pub struct LinkReport {
     pub handed: u64,
     /// Those of them that found no room.
     pub handed_dropped: u64,
+    /// Packets that found no room in the queue of the session's own socket, if it has one (`sk_drops`).
+    pub overflowed: u64,
 }
 
 impl LinkReport {
@@ -90,6 +92,7 @@ impl LinkReport {
             discards: *session.discards(),
             handed: 0,
             handed_dropped: 0,
+            overflowed: 0,
         }
     }
 }

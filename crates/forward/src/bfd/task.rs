@@ -1,12 +1,13 @@
 //! The thread that owns a session: it alone receives for it, sends for it, and changes it.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::option;
 
 use super::demultiplexer::Demultiplexer;
 use super::discard::Discard;
@@ -14,6 +15,7 @@ use super::error::{LinkError, thread_failed};
 use super::inbox::{Inbox, Outlet};
 use super::packet::{Diagnostic, Packet};
 use super::session::{Action, HOPS, Session};
+use super::sockets::Sender;
 use super::state::{LinkReport, LinkState};
 use super::timers::Timers;
 
@@ -46,7 +48,7 @@ pub(super) struct Task {
     pub(super) inbox: Inbox,
     pub(super) outlet: Outlet,
     pub(super) commands: Receiver<Command>,
-    pub(super) sender: UdpSocket,
+    pub(super) sender: Sender,
     pub(super) peer: SocketAddr,
     pub(super) receiver: Option<OwnedFd>,
     pub(super) peers: Demultiplexer<()>,
@@ -165,7 +167,7 @@ impl Task {
             match self.session.next_action(self.now()) {
                 Action::Transmit(packet) => {
                     // A link that is down is no reason to end: it is what the session is there to find out.
-                    if self.sender.send_to(&packet.encode(), self.peer).is_err() {
+                    if self.sender.send(&packet.encode(), self.peer).is_err() {
                         self.unsent += 1;
                     }
                 }
@@ -187,7 +189,15 @@ impl Task {
         let (handed, handed_dropped) = self.inbox.counts();
         let report = LinkReport::of(&self.session, self.now());
         let transmitted = report.transmitted - self.unsent;
-        let report = LinkReport { transmitted, unsent: self.unsent, handed, handed_dropped, ..report };
+        let overflowed = self.receiver.as_ref().and_then(|receiver| option::dropped(receiver.as_fd()).ok());
+        let report = LinkReport {
+            transmitted,
+            unsent: self.unsent,
+            handed,
+            handed_dropped,
+            overflowed: overflowed.unwrap_or(0).into(),
+            ..report
+        };
         self.state.publish(self.session.since(), report);
     }
 

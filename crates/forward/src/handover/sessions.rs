@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::error::HandoverError;
 use super::line::{Line, Said, Text};
 use crate::bfd::{self, LinkError, LinkSettings, PORT, Past, Port, Receive};
+use crate::in_band::Reception;
 use crate::watch::{Peer, Session, Sessions, Watched};
 
 /// A session that another process had.
@@ -69,12 +70,12 @@ impl Sessions {
     /// A session for each peer: that of another process where it is given, else a new one. None has begun yet. One that is
     /// given and for no peer any more ends when its detection time is over at the other end.
     pub(super) fn follow(
-        peers: impl Iterator<Item = Peer>,
+        peers: impl Iterator<Item = (Peer, SocketAddr)>,
         mut given: Vec<GivenSession>,
     ) -> Result<Sessions, LinkError> {
         let mut sessions = Sessions::default();
         let mut ports: Vec<Arc<Port>> = Vec::new();
-        for peer in peers {
+        for (peer, where_it_listens) in peers {
             if sessions.0.iter().any(|session| session.peer == peer) {
                 continue;
             }
@@ -105,7 +106,13 @@ impl Sessions {
                 Some(link) => link,
                 None => bfd::Link::prepare(&settings)?,
             };
-            sessions.0.push(Session { peer, link, port: is_first.then_some(port) });
+            sessions.0.push(Session {
+                peer,
+                at: where_it_listens,
+                reception: Reception::Port,
+                link,
+                port: is_first.then_some(port),
+            });
         }
         Ok(sessions)
     }

@@ -4,12 +4,14 @@ mod batched;
 mod offload;
 mod one_by_one;
 mod sending;
+mod uring;
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
+use crate::error::ForwardError;
 use crate::path::Path;
 
 /// The ways to move packets.
@@ -22,11 +24,15 @@ pub enum PlaneKind {
     /// The same, with UDP_GRO in and UDP_SEGMENT out: packets of one length become one message, which goes through the
     /// network stack once.
     Offload,
+    /// As `Offload`, but io_uring receives: one request for all packets (multishot recvmsg), into buffers that the kernel takes
+    /// from a ring of them.
+    Uring,
 }
 
 impl PlaneKind {
     /// All of them.
-    pub const ALL: [PlaneKind; 3] = [PlaneKind::OneByOne, PlaneKind::Batched, PlaneKind::Offload];
+    pub const ALL: [PlaneKind; 4] =
+        [PlaneKind::OneByOne, PlaneKind::Batched, PlaneKind::Offload, PlaneKind::Uring];
 
     /// As on the command line and in records.
     pub fn name(self) -> &'static str {
@@ -34,12 +40,25 @@ impl PlaneKind {
             PlaneKind::OneByOne => "one-by-one",
             PlaneKind::Batched => "batched",
             PlaneKind::Offload => "offload",
+            PlaneKind::Uring => "uring",
+        }
+    }
+
+    /// Whether it can be had here: found by trying, with no packet.
+    ///
+    /// # Errors
+    ///
+    /// [`ForwardError::NotPermitted`], [`ForwardError::Absent`]: only of those that need io_uring. [`ForwardError::Call`]
+    pub fn try_out(self) -> Result<(), ForwardError> {
+        match self {
+            PlaneKind::OneByOne | PlaneKind::Batched | PlaneKind::Offload => Ok(()),
+            PlaneKind::Uring => uring::try_out(),
         }
     }
 
     /// Whether it wants datagrams of one sender put together when they are received (UDP_GRO), and cut when they are sent.
     pub(crate) fn offloads(self) -> bool {
-        self == PlaneKind::Offload
+        matches!(self, PlaneKind::Offload | PlaneKind::Uring)
     }
 
     pub(crate) fn plane(self) -> Box<dyn Plane> {
@@ -47,6 +66,7 @@ impl PlaneKind {
             PlaneKind::OneByOne => Box::new(one_by_one::OneByOne::new()),
             PlaneKind::Batched => Box::new(batched::Batched::new()),
             PlaneKind::Offload => Box::new(offload::Offload::new()),
+            PlaneKind::Uring => Box::new(uring::Uring::new()),
         }
     }
 }

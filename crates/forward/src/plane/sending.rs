@@ -1,53 +1,86 @@
-//! What planes that receive into a [`Batch`] have in common: sending from there, and what to do when the kernel will not.
+//! What all planes have in common: sending from where they have received, and what to do when the kernel will not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use fourtuple_syscalls::datagram::{Batch, Outgoing};
+use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::target::Target;
 
 /// Sends what [`Path::take`] has put behind each target.
-pub(super) fn send_all(path: &mut Path, batch: &Batch) {
+pub(super) fn send_all(path: &mut Path, from: &impl Messages) {
     while let Some(index) = path.targets.next_touched() {
         let Some(target) = path.targets.get(index) else { continue };
-        send_to(target, batch, &path.counters);
+        send_to(target, from, &path.counters, path.tick);
         target.clear();
     }
 }
 
-fn send_to(target: &mut Target, batch: &Batch, counters: &Counters) {
+fn send_to(target: &mut Target, from: &impl Messages, counters: &Counters, tick: u64) {
     let mut first = 0;
+    while let Some(refused) =
+        send_until_refused(target.socket.as_fd(), &mut target.outgoing, from, first, counters)
+    {
+        target.leave_uncut(tick);
+        counters.unsegmented();
+        send_uncut(target, from, refused, counters);
+        first = refused + 1;
+    }
+}
+
+/// Sends the messages from `first` on, or counts why not, up to one that the kernel will not cut: that one's number.
+fn send_until_refused(
+    socket: BorrowedFd<'_>,
+    outgoing: &mut Outgoing,
+    from: &impl Messages,
+    mut first: usize,
+    counters: &Counters,
+) -> Option<usize> {
     // The error of a connected socket may be that of an earlier packet (ICMP): it is given once, and this one was not tried.
-    let mut tried_again = false;
-    while first < target.outgoing.len() {
-        match target.outgoing.send(target.socket.as_fd(), batch, first) {
+    let mut earlier: Option<io::Error> = None;
+    while first < outgoing.len() {
+        match outgoing.send(socket, from, first) {
             Ok(sent) => {
+                if let Some(error) = earlier.take() {
+                    counters.failed_later(Drop::of(&error));
+                }
                 for message in first..first + sent {
-                    let (datagrams, bytes) = target.outgoing.size(message);
+                    let (datagrams, bytes) = outgoing.size(message);
                     counters.sent(datagrams, bytes);
                 }
                 first += sent;
-                tried_again = false;
             }
-            Err(error) if Drop::of(&error) == Drop::Refused && !tried_again => {
-                counters.refused_later();
-                tried_again = true;
-            }
-            Err(error) if will_not_cut(&error) && target.outgoing.segment(first).is_some() => {
-                target.segments = false;
-                counters.unsegmented();
-                send_uncut(target, batch, first, counters);
-                first += 1;
-            }
+            Err(error) if earlier.is_none() && may_be_earlier(&error) => earlier = Some(error),
             Err(error) => {
-                counters.dropped(Drop::of(&error), target.outgoing.size(first).0);
+                if let Some(before) = earlier.take().filter(|before| was_earlier(before, &error)) {
+                    counters.failed_later(Drop::of(&before));
+                }
+                if will_not_cut(&error) && outgoing.segment(first).is_some() {
+                    return Some(first);
+                }
+                counters.dropped(Drop::of(&error), outgoing.size(first).0);
                 first += 1;
-                tried_again = false;
             }
         }
+    }
+    None
+}
+
+/// Whether the error before this one was that of an earlier packet: one that comes again may be this packet's both times, but
+/// for port unreachable, which is always an answer.
+fn was_earlier(before: &io::Error, now: &io::Error) -> bool {
+    before.raw_os_error() != now.raw_os_error() || Drop::of(before) == Drop::Refused
+}
+
+/// Whether an ICMP error gives it to a connected socket (`icmp_err_convert`, `icmpv6_err_convert`, `__udp4_lib_err`): port
+/// unreachable, a filter on the way, a packet that was too big there. The others say why this packet was not sent.
+fn may_be_earlier(error: &io::Error) -> bool {
+    match Drop::of(error) {
+        Drop::Refused | Drop::Unreachable | Drop::TooLong => true,
+        Drop::Other => !will_not_cut(error),
+        _ => false,
     }
 }
 
@@ -60,7 +93,7 @@ fn will_not_cut(error: &io::Error) -> bool {
 }
 
 /// The datagrams of one message, each by itself.
-fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counters) {
+fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
     let Some(segment) = target.outgoing.segment(message).map(usize::from) else { return };
     let mut alone = Outgoing::new();
     for (index, range) in target.outgoing.parts(message) {
@@ -69,24 +102,11 @@ fn send_uncut(target: &Target, batch: &Batch, message: usize, counters: &Counter
             alone.part(index, start..range.end.min(start + segment));
         }
     }
-    let mut first = 0;
-    while first < alone.len() {
-        match alone.send(target.socket.as_fd(), batch, first) {
-            Ok(sent) => {
-                for message in first..first + sent {
-                    counters.sent(1, alone.size(message).1);
-                }
-                first += sent;
-            }
-            Err(error) => {
-                counters.dropped(Drop::of(&error), 1);
-                first += 1;
-            }
-        }
-    }
+    // None of them is to be cut, so that none is left.
+    let _ = send_until_refused(target.socket.as_fd(), &mut alone, from, 0, counters);
 }
 
-/// Replies of one target's next hop, to its client, from where it sent to.
+/// Replies of one target's next hop, to its client, from the address that it has sent to.
 pub(super) fn give_back(
     batch: &mut Batch,
     back: &mut Outgoing,
@@ -96,12 +116,13 @@ pub(super) fn give_back(
 ) {
     let tick = path.tick;
     let Some(target) = path.targets.get(index) else { return };
-    let Some(client) = target.key.0 else { return };
+    let (Some(client), from) = (target.key.0, target.key.2) else { return };
     target.used_at = tick;
     // An error is that of a packet that was sent to the next hop: taken, so that it is not ready for ever.
     if let Err(error) = batch.receive(target.socket.as_fd()) {
-        if Drop::of(&error) == Drop::Refused {
-            path.counters.refused_later();
+        match Drop::of(&error) {
+            Drop::QueueFull => {}
+            reason => path.counters.failed_later(reason),
         }
         return;
     }
@@ -112,6 +133,9 @@ pub(super) fn give_back(
             continue;
         }
         back.message(Some(client), None);
+        if let Some(from) = from {
+            back.from_last(from, client);
+        }
         back.part(message, 0..datagram.bytes.len());
     }
     let mut first = 0;

@@ -3,7 +3,7 @@
 
 use fourtuple_syscalls::option::Instruction;
 
-use crate::spread::control::ControlFilter;
+use crate::spread::control::{ControlFilter, NEIGHBOUR};
 use crate::spread::key::Key;
 
 // include/uapi/linux/bpf_common.h and filter.h
@@ -62,6 +62,18 @@ fn load(key: &Key) -> [Instruction; 2] {
     [(code, 0, 0, u32::from(key.offset)), (AND, 0, 0, key.mask)]
 }
 
+/// Loads how many hops the packet had left. Which family it is of is in its first 4 bits: a socket of IPv6 gets both.
+fn hops_left() -> [Instruction; 6] {
+    [
+        (LOAD_BYTE, 0, 0, NETWORK),
+        (SHIFT_RIGHT, 0, 0, 4),
+        (IF_EQUAL, 0, 2, 4),
+        (LOAD_BYTE, 0, 0, NETWORK + 8),
+        (JUMP, 0, 0, 1),
+        (LOAD_BYTE, 0, 0, NETWORK + 7),
+    ]
+}
+
 /// Ends with socket `control` for what the filter finds, and goes on behind itself for the rest. The two numbers in the
 /// middle of a jump are how many instructions are left out when it is so, and when not.
 fn find(filter: &ControlFilter, control: u32) -> Vec<Instruction> {
@@ -77,17 +89,18 @@ fn find(filter: &ControlFilter, control: u32) -> Vec<Instruction> {
                 (GIVE, 0, 0, control),
             ]
         }
-        // Which family a packet is of is in its first 4 bits: a socket of IPv6 gets both.
-        ControlFilter::Hops(hops) => vec![
-            (LOAD_BYTE, 0, 0, NETWORK),
-            (SHIFT_RIGHT, 0, 0, 4),
-            (IF_EQUAL, 0, 2, 4),
-            (LOAD_BYTE, 0, 0, NETWORK + 8),
-            (JUMP, 0, 0, 1),
-            (LOAD_BYTE, 0, 0, NETWORK + 7),
-            (IF_EQUAL, 0, 1, u32::from(*hops)),
-            (GIVE, 0, 0, control),
-        ],
+        ControlFilter::Hops(hops) => {
+            let mut found = hops_left().to_vec();
+            found.extend([(IF_EQUAL, 0, 1, u32::from(*hops)), (GIVE, 0, 0, control)]);
+            found
+        }
+        ControlFilter::Neighbour { key, value } => {
+            let rest = find(&ControlFilter::Bytes { key: *key, value: *value }, control);
+            let mut found = hops_left().to_vec();
+            found.push((IF_EQUAL, 0, rest.len() as u8, u32::from(NEIGHBOUR)));
+            found.extend(rest);
+            found
+        }
         // The header before it is as long as IPv4 says; of IPv6 the one without extensions.
         ControlFilter::SourcePort(port) => vec![
             (LOAD_BYTE, 0, 0, NETWORK),

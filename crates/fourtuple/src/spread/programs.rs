@@ -41,6 +41,9 @@ impl Programs {
             }
             ControlFilter::Hops(hops) => Control::Hops(hops),
             ControlFilter::SourcePort(port) => Control::SourcePort(port),
+            ControlFilter::Neighbour { key: Key { offset, width, mask }, value } => {
+                Control::Neighbour { offset, width, mask, value }
+            }
         });
         let map = rule
             .map(|rule| GroupMap::load(chooser(rule), control))

@@ -61,7 +61,9 @@ fn without_a_socket_of_its_own_control_drowns_in_data() {
 fn none_is_lost(test: &str, spreads: &[&str]) {
     for address in ALL {
         for spread in spreads {
-            for filter in ["bytes:0:1=0xff", "bytes:0:4:0xff000000=0xff000000", "ttl=255", "port"] {
+            for filter in
+                ["bytes:0:1=0xff", "bytes:0:4:0xff000000=0xff000000", "neighbour:0:1=0xff", "ttl=255", "port"]
+            {
                 if spread.starts_with("xdp") && filter == "port" {
                     continue;
                 }
@@ -128,6 +130,38 @@ fn odd_packets_are_not_mistaken() {
             sender.send_to(&[0; 8], group.address()).unwrap();
             assert_eq!(waiting(&[group.control().unwrap()]), (0, 1), "{spread}");
             assert_eq!(waiting(&members(&group)), (0, 3), "{spread}");
+        }
+    });
+}
+
+/// Either of what makes a neighbour's packet is too little.
+#[test]
+fn data_that_begin_like_control_are_data_unless_a_neighbour_sends_them() {
+    in_namespace(|| {
+        let test = "data_that_begin_like_control_are_data_unless_a_neighbour_sends_them";
+        let mut spreads = vec!["random"];
+        if cfg!(feature = "bpf") {
+            spreads.push("map");
+        }
+        for spread in spreads {
+            for address in ALL {
+                let to = SocketAddr::new(address.parse().unwrap(), 0);
+                let Some(group) = open_with_control(test, to, 2, spread, "neighbour:0:1:0xe0=0x20") else {
+                    return;
+                };
+                let sender = at(address);
+                for (hops, first) in [(64, 0x3f), (254, 0x3f), (255, 0x40), (255, 0x3f)] {
+                    option::set_hops(sender.as_fd(), hops).unwrap();
+                    sender.send_to(&[first, 0, 0, 0], group.address()).unwrap();
+                }
+                sender.send_to(&[], group.address()).unwrap();
+                let mut got = Batch::new(8, 64);
+                let control = group.control().unwrap();
+                assert_eq!(got.receive(control.as_fd()).unwrap(), 1, "{spread} {address}");
+                let data = members(&group);
+                let received = data.iter().map(|data| got.receive(data.as_fd()).unwrap_or(0));
+                assert_eq!(received.sum::<usize>(), 4, "{spread} {address}");
+            }
         }
     });
 }

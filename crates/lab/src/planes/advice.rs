@@ -9,6 +9,7 @@ pub fn advice(results: &PlanesResults) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(planes(results));
     lines.extend(offload(cells));
+    lines.extend(uring(cells));
     lines.extend(one_tuple(cells));
     let paced = cells.iter().filter(|cell| cell.limited_by == "generator").count();
     if paced > 0 {
@@ -61,10 +62,19 @@ fn gain(two: &PlanesCell) -> f64 {
     two.pps_to_one_plane.map_or(0.0, |ratio| ratio.ratio)
 }
 
-/// Work per packet from which on two planes help, straight between the works that were measured.
+/// Works that can be told apart; of one alone nothing is known but that.
+fn are_compared(pairs: &[(&PlanesCell, &PlanesCell)]) -> bool {
+    pairs.windows(2).any(|works| works[0].1.work_ns != works[1].1.work_ns)
+}
+
+/// Work per packet from which on two planes help, straight between the works that were measured; `None` when that was one.
 pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
+    let pairs = pairs(cells);
+    if !are_compared(&pairs) {
+        return None;
+    }
     let mut last: Option<(u64, f64)> = None;
-    for (_, two) in pairs(cells) {
+    for (_, two) in pairs {
         let (work, gain) = (two.work_ns, gain(two));
         if gain >= HELPS {
             return Some(match last {
@@ -82,6 +92,9 @@ pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
 
 fn planes(results: &PlanesResults) -> Option<String> {
     let pairs = pairs(&results.cells);
+    if !are_compared(&pairs) {
+        return None;
+    }
     let (_, longest) = pairs.last()?;
     let measured: Vec<String> = pairs
         .iter()
@@ -130,6 +143,23 @@ fn offload(cells: &[PlanesCell]) -> Option<String> {
     })
 }
 
+/// What io_uring does to the way that is like it but for receiving.
+fn uring(cells: &[PlanesCell]) -> Option<String> {
+    let of = |kind: &'static str| {
+        cells.iter().filter(move |cell| cell.plane == kind && cell.work_ns == 0 && cell.planes == 1)
+    };
+    let words: Vec<String> = of("uring")
+        .filter_map(|cell| {
+            let like = of("offload").find(|like| like.packet_bytes == cell.packet_bytes)?;
+            let (here, there) = (cell.cpu_ns_per_packet, like.cpu_ns_per_packet);
+            Some(format!("{here} instead of {there} ns a packet of {} B", cell.packet_bytes))
+        })
+        .collect();
+    (!words.is_empty()).then(|| {
+        format!("io_uring receives (--plane uring) where offload calls recvmmsg: {}.", words.join("; "))
+    })
+}
+
 /// Who is busy when all packets have one 4-tuple.
 fn one_tuple(cells: &[PlanesCell]) -> Option<String> {
     let most =
@@ -160,3 +190,6 @@ fn micros(ns: u64) -> String {
     let text = format!("{:.1}", ns as f64 / 1e3);
     format!("{} us", text.strip_suffix(".0").unwrap_or(&text))
 }
+
+#[cfg(test)]
+mod tests;

@@ -224,3 +224,6 @@ pub(super) fn doubts(cells: &[Sums]) -> Vec<Remark> {
     }
     remarks
 }
+
+#[cfg(test)]
+mod tests;

@@ -104,7 +104,7 @@ fn bars(costs: &[&PlanesCell]) -> Markup {
 
 /// A colour for each way.
 fn series(plane: &str) -> usize {
-    ["one-by-one", "batched", "offload"].iter().position(|name| *name == plane).unwrap_or(3)
+    ["one-by-one", "batched", "offload", "uring"].iter().position(|name| *name == plane).unwrap_or(4)
 }
 
 fn cells(cells: &[&PlanesCell]) -> Markup {

@@ -13,6 +13,9 @@ use serde::Deserialize;
 use crate::exit::UsageError;
 use crate::units;
 
+/// The most clients of a plane that may be asked for.
+pub(super) const MOST_CLIENTS: u32 = 1_000_000;
+
 /// What a file may say. What the command line says as well counts more there.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -39,6 +42,7 @@ pub(super) struct LinkText {
     pub(super) idle: Option<String>,
     pub(super) clients: Option<u32>,
     pub(super) bfd: Option<String>,
+    pub(super) bfd_in_band: Option<String>,
 }
 
 /// A link as it was understood.
@@ -52,9 +56,13 @@ pub(super) fn read(path: &Path) -> Result<File, UsageError> {
     let refuse =
         |why: String| UsageError(format!("invalid value '{}' for '--config': {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    let file: File = toml::from_str(&text).map_err(|error| refuse(in_one_line(&text, &error)))?;
+    parse(&text).map_err(refuse)
+}
+
+fn parse(text: &str) -> Result<File, String> {
+    let file: File = toml::from_str(text).map_err(|error| in_one_line(text, &error))?;
     if file.links.is_empty() {
-        return Err(refuse("no [[link]]".to_owned()));
+        return Err("no [[link]]".to_owned());
     }
     Ok(file)
 }
@@ -69,6 +77,8 @@ fn in_one_line(text: &str, error: &toml::de::Error) -> String {
 /// `name` says where the value stands: `--to`, or `to of link 2`.
 pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Result<Understood, UsageError> {
     let refuse = |field: &str, value: &str, why: &str| {
+        // Strings of a file may have more than one line, what is said of them has not.
+        let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         UsageError(format!("invalid value '{value}' for '{}': {why}", name(field)))
     };
     let address = |field: &str, value: &str| -> Result<SocketAddr, UsageError> {
@@ -111,7 +121,12 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     let routes = Routes::new(default, &rules, key)
         .map_err(|error| refuse("route", &text.routes.join(" "), &error.to_string()))?;
     if let Some(hop) = routes.hops().find(|hop| hop.port() == 0) {
-        return Err(refuse("to", &hop.to_string(), "a next hop has a port from 1 to 65535"));
+        let field = if default == Some(hop) { "to" } else { "route" };
+        return Err(refuse(field, &hop.to_string(), "a next hop has a port from 1 to 65535"));
+    }
+    let clients = text.clients.unwrap_or(4096);
+    if !(1..=MOST_CLIENTS).contains(&clients) {
+        return Err(refuse("clients", &clients.to_string(), &format!("expected 1 to {MOST_CLIENTS}")));
     }
     let idle = match &text.idle {
         None => Duration::from_secs(60),
@@ -119,14 +134,22 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     };
     let bfd =
         text.bfd.as_deref().map(|text| peer(text).map_err(|why| refuse("bfd", text, &why))).transpose()?;
+    let in_band = text.bfd_in_band.as_deref();
+    let in_band = in_band
+        .map(|text| in_band_peer(text, listen).map_err(|why| refuse("bfd-in-band", text, &why)))
+        .transpose()?;
+    if bfd.is_some() && in_band.is_some() {
+        let message = format!("'{}' and '{}': a link has one session", name("bfd"), name("bfd-in-band"));
+        return Err(UsageError(message));
+    }
     let link = Link {
         listen,
         routes,
         spread,
         replies: text.replies,
         idle,
-        clients: text.clients.unwrap_or(4096) as usize,
-        bfd,
+        clients: clients as usize,
+        bfd: bfd.or(in_band),
     };
     let record = ForwardLink {
         listen: listen.to_string(),
@@ -136,8 +159,9 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         spread: spread.to_string(),
         replies: text.replies,
         idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
-        clients: link.clients as u32,
+        clients,
         bfd: text.bfd.clone(),
+        bfd_in_band: text.bfd_in_band.clone(),
     };
     Ok(Understood { link, record })
 }
@@ -160,6 +184,23 @@ fn peer(text: &str) -> Result<Peer, String> {
         return Err("one end is IPv4, the other IPv6".to_owned());
     }
     Ok(Peer { local, ..Peer::new(address) })
+}
+
+/// `192.0.2.1:4000`
+fn in_band_peer(text: &str, listen: SocketAddr) -> Result<Peer, String> {
+    let peer: SocketAddr = text.parse().map_err(|_| {
+        "expected the peer's address and the port of its data, such as 192.0.2.1:4000".to_owned()
+    })?;
+    if peer.port() == 0 {
+        return Err("a peer has a port from 1 to 65535".to_owned());
+    }
+    if peer == listen {
+        return Err("both ends have the same address".to_owned());
+    }
+    if peer.is_ipv4() != listen.is_ipv4() {
+        return Err("one end is IPv4, the other IPv6".to_owned());
+    }
+    Ok(Peer::in_band(peer))
 }
 
 fn key_of(text: &str) -> Option<Key> {
@@ -187,6 +228,9 @@ fn rule(text: &str) -> Result<Rule, String> {
 }
 
 #[cfg(test)]
+mod noise;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -205,7 +249,20 @@ mod tests {
             idle: None,
             clients: None,
             bfd: None,
+            bfd_in_band: None,
         }
+    }
+
+    #[test]
+    fn a_session_is_among_the_data_or_apart_from_them() {
+        let whole =
+            "[[link]]\nlisten = \"127.0.0.1:1\"\nto = \"127.0.0.1:2\"\nbfd-in-band = \"127.0.0.2:1\"\n";
+        let file: File = toml::from_str(whole).unwrap();
+        let link = understand(&file.links[0], &named).unwrap();
+        assert_eq!(link.link.bfd, Some(Peer::in_band(([127, 0, 0, 2], 1).into())));
+        assert_eq!(link.record.bfd_in_band.as_deref(), Some("127.0.0.2:1"));
+        let apart = LinkText { bfd: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") };
+        assert_eq!(understand(&apart, &named).unwrap().link.bfd.unwrap().in_band, None);
     }
 
     #[test]
@@ -229,6 +286,15 @@ mod tests {
             (text("127.0.0.1:1", "there"), "'there' for '--to'"),
             (text("127.0.0.1:1", "127.0.0.1:0"), "'127.0.0.1:0' for '--to'"),
             (
+                LinkText {
+                    routes: vec!["1.0.0.0/8=127.0.0.1:0".into()],
+                    ..text("127.0.0.1:1", "127.0.0.1:2")
+                },
+                "'127.0.0.1:0' for '--route'",
+            ),
+            (LinkText { clients: Some(0), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'0' for '--clients'"),
+            (text("a\nb", "127.0.0.1:1"), "'a b' for '--listen'"),
+            (
                 LinkText { spread: Some("even".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
                 "'even' for '--spread'",
             ),
@@ -246,6 +312,26 @@ mod tests {
             (
                 LinkText { bfd: Some("::1@127.0.0.1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
                 "one end is IPv4",
+            ),
+            (
+                LinkText { bfd_in_band: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "'127.0.0.2' for '--bfd-in-band'",
+            ),
+            (
+                LinkText { bfd_in_band: Some("127.0.0.1:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "the same address",
+            ),
+            (
+                LinkText { bfd_in_band: Some("[::1]:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
+                "one end is IPv4",
+            ),
+            (
+                LinkText {
+                    bfd: Some("127.0.0.2".into()),
+                    bfd_in_band: Some("127.0.0.2:1".into()),
+                    ..text("127.0.0.1:1", "127.0.0.1:2")
+                },
+                "one session",
             ),
             (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
         ];

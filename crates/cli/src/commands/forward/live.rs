@@ -93,6 +93,7 @@ mod tests {
         let (last, now) = ([plane(1_000, 0), plane(0, 0)], [plane(4_000, 125_000_000), plane(1_000, 0)]);
         let bfd = ForwardBfd {
             peer: "192.0.2.1".into(),
+            reception: "port".into(),
             state: "up".into(),
             diagnostic: "none".into(),
             ups: 1,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_forward::{Forward, PlaneCounts, PlaneKind, Running, Watched};
+use fourtuple_forward::{Forward, PlaneCounts, PlaneKind, Reception, Running, Watched};
 use fourtuple_measure::balance;
 use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Saved};
 use fourtuple_syscalls::{resource, schedule};
@@ -63,18 +63,23 @@ pub(crate) struct ForwardFlags {
     #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
     idle: Option<String>,
     /// With --return: the most clients of a plane [default: 4096]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, conflicts_with = "config", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
     /// Watch the link to this address with BFD (RFC 5880, 5881), from an address of this host if one is named
     #[arg(long, value_name = "PEER[@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
     bfd: Option<String>,
+    /// The same among the data: control packets go from --listen to the port of the peer's data, and come to --listen. A filter
+    /// gives them a socket of their own, with every --spread but hash of more planes than one
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["config", "bfd"], allow_hyphen_values = true)]
+    bfd_in_band: Option<String>,
     /// A TOML file with [[link]]s, instead of the flags above
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     config: Option<PathBuf>,
     /// How many planes: a number, or auto for one per CPU [default: auto]
     #[arg(long, value_name = "N", value_parser = planes, allow_hyphen_values = true)]
     planes: Option<Planes>,
-    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT) [default: offload]
+    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
+    /// [default: offload]
     #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true)]
     plane: Option<PlaneKind>,
     /// Plane i stays on CPU i, from the first again when there are more planes
@@ -222,6 +227,7 @@ impl ForwardFlags {
             idle: self.idle.clone(),
             clients: self.clients,
             bfd: self.bfd.clone(),
+            bfd_in_band: self.bfd_in_band.clone(),
         };
         if !link.replies && (link.idle.is_some() || link.clients.is_some()) {
             let flag = if link.idle.is_some() { "--idle" } else { "--clients" };
@@ -271,6 +277,10 @@ impl ForwardFlags {
             Ok(_) => return tell("SIGHUP: another number of links needs a new start".to_owned()),
             Err(UsageError(message)) => return tell(format!("SIGHUP: {message}; nothing is changed")),
         };
+        let routes = new.iter().map(|new| new.link.routes.clone()).collect();
+        if let Err(error) = running.set_all_routes(routes) {
+            return tell(format!("SIGHUP: {error}; nothing is changed"));
+        }
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
             let (is, was) = (&new.record, &old.record);
             let changed: Vec<&str> = [
@@ -280,6 +290,7 @@ impl ForwardFlags {
                 ("idle", is.idle_ns != was.idle_ns),
                 ("clients", is.clients != was.clients),
                 ("bfd", is.bfd != was.bfd),
+                ("bfd-in-band", is.bfd_in_band != was.bfd_in_band),
             ]
             .into_iter()
             .filter_map(|(name, has_changed)| has_changed.then_some(name))
@@ -291,10 +302,7 @@ impl ForwardFlags {
                     changed.join(", ")
                 ));
             }
-            match running.set_routes(number, new.link.routes.clone()) {
-                Ok(()) => tell(format!("SIGHUP: link {}: routes taken over", number + 1)),
-                Err(error) => tell(format!("SIGHUP: link {}: {error}; nothing is changed", number + 1)),
-            }
+            tell(format!("SIGHUP: link {}: routes taken over", number + 1));
         }
     }
 }
@@ -347,16 +355,21 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
 /// Sessions as records have them.
 fn sessions(watched: Vec<Watched>) -> Vec<ForwardBfd> {
     let session = |watched: Watched| {
-        let Watched { peer, report, discarded_by_port } = watched;
+        let Watched { peer, port, report, reception, discarded_by_port } = watched;
         let mut discarded: BTreeMap<String, u64> = BTreeMap::new();
         let reasons = report.discards.iter().chain(discarded_by_port.iter());
         let reasons = reasons.map(|(why, number)| (why.name(), number));
-        let full = [("unsent", report.unsent), ("no-room", report.handed_dropped)];
+        let no_room = report.handed_dropped + report.overflowed;
+        let full = [("unsent", report.unsent), ("no-room", no_room)];
         for (why, number) in reasons.chain(full).filter(|(_, number)| *number > 0) {
             *discarded.entry(why.to_owned()).or_default() += number;
         }
         ForwardBfd {
-            peer: peer.to_string(),
+            peer: match reception {
+                Reception::Port => peer.to_string(),
+                Reception::Filter | Reception::Planes => SocketAddr::new(peer, port).to_string(),
+            },
+            reception: reception.name().to_owned(),
             state: report.state.name().to_owned(),
             diagnostic: report.last_failure.name().to_owned(),
             ups: report.ups,
@@ -411,6 +424,13 @@ fn advice(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> Vec<String> {
         lines.push(format!(
             "{uncut} messages could not be cut by the kernel (UDP_SEGMENT) and went one by one: packets longer than the \
              path's MTU, or a device without checksums."
+        ));
+    }
+    for session in bfd.iter().filter(|session| session.reception == Reception::Planes.name()) {
+        lines.push(format!(
+            "Control packets of BFD with {} wait behind data, and are lost with them: no filter goes with --spread hash on more \
+             planes than one. --spread map:hash is the same hash with one; flow:OFFSET:WIDTH and random have one too.",
+            session.peer,
         ));
     }
     for session in bfd.iter().filter(|session| session.ups == 0) {

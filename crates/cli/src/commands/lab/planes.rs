@@ -19,7 +19,8 @@ use crate::units;
 /// and --work every combination of these is run.
 #[derive(Debug, Args)]
 pub(crate) struct PlanesFlags {
-    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT) [default: all]
+    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
+    /// [default: all that this host has]
     #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind)]
     plane: Vec<PlaneKind>,
     /// How many planes, 1 to 64, each pinned to a processor [default: 1,2,4]

@@ -1,0 +1,281 @@
+//! BFD among the data: two forwarders over a wire, whose control packets and data have one port.
+
+mod flood;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flood::Flood;
+use fourtuple::spread::{ControlFilter, Group, Key, Spread};
+use fourtuple_forward::bfd::{self, Diagnostic, Discard, LinkSettings, Receive, State, Timers};
+use fourtuple_forward::{CONTROL, Drop, Forward, InBand, Link, Peer, PlaneKind, Reception, Running, Watched};
+use fourtuple_syscalls::datagram::Batch;
+use fourtuple_syscalls::{neighbour, option, socket};
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
+
+/// Nothing takes as long on a machine that works.
+const LONG: Duration = Duration::from_secs(60);
+/// Of data and control at both ends.
+const PORT: u16 = 4000;
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// Quick to come up, and slow to give up: a busy machine may let a thread wait for seconds.
+fn patient() -> Timers {
+    Timers::new(ms(50), ms(50), 200).unwrap()
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LONG, "{what} did not come about");
+        thread::sleep(ms(5));
+    }
+}
+
+fn socket_at(address: impl std::net::ToSocketAddrs) -> UdpSocket {
+    let socket = UdpSocket::bind(address).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+/// A forwarder at an address that speaks BFD with another one among its data.
+fn link(here: SocketAddr, there: SocketAddr, to: SocketAddr, spread: Spread, timers: Timers) -> Link {
+    let peer = Peer { timers, ..Peer::in_band(there) };
+    Link { bfd: Some(peer), spread, ..Link::new(here, to) }
+}
+
+fn start(link: Link, kind: PlaneKind, planes: usize) -> Running {
+    Forward { kind, ..Forward::new(link, planes) }.start().unwrap()
+}
+
+fn session(running: &Running) -> Watched {
+    let mut sessions = running.bfd();
+    assert_eq!(sessions.len(), 1);
+    sessions.remove(0)
+}
+
+fn is_up(running: &Running) -> bool {
+    session(running).report.state == State::Up
+}
+
+/// Numbered packets from `sender` come out at `target`, all of them and nothing else.
+fn through(sender: &UdpSocket, to: SocketAddr, target: &UdpSocket) {
+    let mut room = [0; 2048];
+    for number in 0..200_u32 {
+        let mut payload = [0x20; 100];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        sender.send_to(&payload, to).unwrap();
+        assert_eq!(target.recv(&mut room).unwrap(), payload.len());
+        assert_eq!(room[..100], payload);
+    }
+}
+
+/// Both ends up, data through both, and one that goes silent is noticed.
+fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception) {
+    let Some(wire) = Wire::open(test) else { return };
+    for (here, there) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
+        for kind in PlaneKind::ALL {
+            let (near, far) = (SocketAddr::new(here, PORT), SocketAddr::new(there, PORT));
+            let near_target = socket_at((here, 0));
+            let far_target = wire.far_away(|| socket_at((there, 0)));
+            let one =
+                start(link(near, far, near_target.local_addr().unwrap(), spread, patient()), kind, planes);
+            let other = wire.far_away(|| {
+                start(link(far, near, far_target.local_addr().unwrap(), spread, patient()), kind, planes)
+            });
+            wait_until("up", || is_up(&one) && is_up(&other));
+            assert_eq!(session(&one).reception, expected);
+            // Data of neighbours that begin as they like, also from the other end of the wire.
+            let far_sender = wire.far_away(|| socket_at((there, 0)));
+            through(&far_sender, near, &near_target);
+            through(&socket_at((here, 0)), far, &far_target);
+            // And what looks like control from afar is data.
+            let mut room = [0; 100];
+            let control = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
+            option::set_hops(far_sender.as_fd(), 254).unwrap();
+            far_sender.send_to(&control, near).unwrap();
+            assert_eq!(near_target.recv(&mut room).unwrap(), control.len());
+            let heard = |running: &Running| session(running).report.received;
+            let before = (heard(&one), heard(&other));
+            wait_until("more control", || heard(&one) > before.0 + 2 && heard(&other) > before.1 + 2);
+            let handed = session(&one).report.handed;
+            assert_eq!(handed > 0, expected == Reception::Planes, "{kind}");
+
+            // The other one ends in order: it says so, and nothing of it was forwarded.
+            let counts = other.drain().unwrap().remove(0);
+            assert_eq!(counts.iter().map(|plane| plane.received).sum::<u64>(), 200, "{kind} {counts:?}");
+            wait_until("down", || session(&one).report.state == State::Down);
+            let report = session(&one).report;
+            assert_eq!(report.remote_diagnostic, Diagnostic::AdministrativelyDown, "{kind}");
+            // Not drained: nobody is left who would answer to its farewell.
+            let counts = one.counts(0);
+            assert_eq!(counts.iter().map(|plane| plane.received).sum::<u64>(), 201, "{kind} {counts:?}");
+            assert!(counts.iter().all(|plane| plane.dropped.is_empty()), "{kind} {counts:?}");
+            near_target.set_nonblocking(true).unwrap();
+            assert!(near_target.recv(&mut room).is_err(), "{kind}: something else was forwarded");
+        }
+    }
+}
+
+#[test]
+fn a_filter_takes_control_out_of_the_data() {
+    in_namespace(|| {
+        let spread = Spread::Key(Key::whole(0, 4));
+        two_forwarders("a_filter_takes_control_out_of_the_data", spread, 3, Reception::Filter);
+    });
+}
+
+/// With one socket to choose there is nothing that the hash could not do without a table.
+#[test]
+fn one_plane_has_a_filter_under_every_spread() {
+    in_namespace(|| {
+        two_forwarders("one_plane_has_a_filter_under_every_spread", Spread::Hash, 1, Reception::Filter);
+    });
+}
+
+#[test]
+fn where_there_is_no_filter_planes_hand_over() {
+    in_namespace(|| {
+        two_forwarders("where_there_is_no_filter_planes_hand_over", Spread::Hash, 2, Reception::Planes);
+    });
+}
+
+/// A peer in the hands of the test: what it sends, it sends from the port of its data.
+#[test]
+fn an_end_that_goes_silent_is_down_within_the_detection_time() {
+    in_namespace(|| {
+        let test = "an_end_that_goes_silent_is_down_within_the_detection_time";
+        let Some(wire) = Wire::open(test) else { return };
+        let (near, far) = (SocketAddr::new(NEAR_V4, PORT), SocketAddr::new(FAR_V4, PORT));
+        let peer = wire.far_away(|| socket_at(far));
+        option::set_hops_told(peer.as_fd(), true).unwrap();
+        let target = socket_at((NEAR_V4, 0));
+        let timers = Timers::new(ms(100), ms(100), 3).unwrap();
+        let to = target.local_addr().unwrap();
+        let running = start(link(near, far, to, Spread::Random, timers), PlaneKind::Batched, 2);
+        // One 4-tuple has both, and all hops are left.
+        let mut batch = Batch::new(1, 100);
+        assert!(socket::wait_readable(peer.as_fd(), Some(LONG)).unwrap(), "nothing came");
+        batch.receive(peer.as_fd()).unwrap();
+        let heard = batch.get(0).unwrap();
+        assert_eq!((heard.from(), heard.hops), (Some(near), Some(255)));
+        assert!(CONTROL.finds(heard.bytes, heard.hops, near.port()));
+        let packet = fourtuple_forward::bfd::Packet::parse(heard.bytes).unwrap();
+        // It says Init once, that it sends every 20 ms, and nothing any more.
+        let answer = fourtuple_forward::bfd::Packet {
+            state: State::Init,
+            poll: false,
+            my_discriminator: 42,
+            your_discriminator: packet.my_discriminator,
+            desired_min_tx_us: 20_000,
+            required_min_rx_us: 50_000,
+            ..packet
+        };
+        neighbour::send(peer.as_fd(), &answer.encode(), near, 0).unwrap();
+        let sent = Instant::now();
+        wait_until("up and down", || session(&running).report.transitions == 2);
+        let took = sent.elapsed();
+        let report = session(&running).report;
+        assert_eq!((report.ups, report.downs), (1, 1));
+        assert_eq!(report.last_failure, Diagnostic::DetectionTimeExpired);
+        // 3 times 100 ms, the slower of both; never sooner, and a busy machine may make it later.
+        assert!(took >= ms(300), "{took:?}");
+        // What a neighbour sends that begins so and is none is the session's to discard, and is not forwarded.
+        neighbour::send(peer.as_fd(), &[&[0x20, 0, 3, 24][..], &[0; 20]].concat(), near, 0).unwrap();
+        wait_until("a discard", || session(&running).report.discards.of(Discard::MyDiscriminator) == 1);
+        let counts = running.drain().unwrap().remove(0);
+        assert!(counts.iter().all(|plane| plane.received == 0), "{counts:?}");
+    });
+}
+
+/// Without the filter by choice, as the comparison in docs/bfd.md has it.
+#[test]
+fn the_filter_can_be_left_out() {
+    in_namespace(|| {
+        let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let target = socket_at(here);
+        let peer = Peer {
+            in_band: Some(InBand { port: 9, filter: false }),
+            ..Peer::in_band("127.0.0.2:9".parse().unwrap())
+        };
+        let link =
+            Link { bfd: Some(peer), spread: Spread::Random, ..Link::new(here, target.local_addr().unwrap()) };
+        let running = Forward::new(link, 2).start().unwrap();
+        assert_eq!(session(&running).reception, Reception::Planes);
+    });
+}
+
+/// More data than the planes ever take: the queue of the control socket has room all the while.
+#[test]
+fn control_has_room_when_data_have_none() {
+    in_namespace(|| {
+        const CONTROLS: usize = 50;
+        let filter: ControlFilter = CONTROL.to_string().parse().unwrap();
+        assert_eq!(filter, CONTROL);
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let to = address.parse().unwrap();
+            let group = Group::open_with_control(to, 2, &Spread::Random, &filter).unwrap();
+            let sender = socket_at(address);
+            let packet = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
+            for _ in 0..CONTROLS {
+                for _ in 0..200 {
+                    sender.send_to(&[0x20; 64], group.address()).unwrap();
+                }
+                neighbour::send(sender.as_fd(), &packet, group.address(), 0).unwrap();
+            }
+            let control = group.control().unwrap();
+            assert_eq!(option::dropped(control.as_fd()).unwrap(), 0, "{address}");
+            let lost: u32 =
+                (0..2).map(|seat| option::dropped(group.member(seat).unwrap().as_fd()).unwrap()).sum();
+            assert!(lost > 0, "the data found room: {address}");
+            let mut batch = Batch::new(CONTROLS + 1, 100);
+            assert_eq!(batch.receive(control.as_fd()).unwrap(), CONTROLS, "{address}");
+            assert!(batch.iter().all(|datagram| datagram.bytes == packet));
+        }
+    });
+}
+
+/// The same through a forwarder and over a wire, from the address and port of the peer itself. How long a session stays up
+/// beside a flood with short timers is what `examples/bfd_overload.rs` measures; here only what is certain is looked at.
+#[test]
+fn a_flood_from_the_peer_leaves_its_control_alone() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_flood_from_the_peer_leaves_its_control_alone") else { return };
+        let (near, far) = (SocketAddr::new(NEAR_V4, PORT), SocketAddr::new(FAR_V4, PORT));
+        let link = link(near, far, SocketAddr::new(FAR_V4, 5000), Spread::Random, patient());
+        let running = Forward { work: Duration::from_micros(20), ..Forward::new(link, 2) }.start().unwrap();
+        let data: OwnedFd = wire.far_away(|| socket_at(far)).into();
+        let receive = Receive::InBand { socket: Arc::new(data.try_clone().unwrap()), is_steered: true };
+        let settings = LinkSettings {
+            local: far,
+            peer: near,
+            timers: patient(),
+            receive,
+            ..LinkSettings::new(FAR_V4, NEAR_V4)
+        };
+        let there = wire.far_away(|| bfd::Link::start(&settings).unwrap());
+        wait_until("up", || is_up(&running) && there.state().is_up());
+        let before = session(&running).report;
+        let flood = Flood::start(data, near);
+        let lost = || {
+            let planes = running.counts(0);
+            planes.iter().flat_map(|plane| &plane.dropped).any(|(reason, _)| *reason == Drop::Overflow)
+        };
+        wait_until("too much data", lost);
+        let heard = session(&running).report.received;
+        wait_until("control beside it", || session(&running).report.received > heard + 10);
+        assert!(flood.end() > 0);
+        let report = session(&running).report;
+        assert_eq!(report.overflowed, 0, "{report:?}");
+        assert_eq!((report.handed, report.discards.total()), (0, 0), "{report:?}");
+        assert_eq!((report.state, report.downs), (State::Up, before.downs), "{report:?}");
+    });
+}

@@ -1,0 +1,91 @@
+//! The path to the next hop becomes narrower, and wide again.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use fourtuple_forward::{Drop, Link, PlaneKind};
+use fourtuple_syscalls::device;
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR, Wire};
+
+use crate::{LONG, burst, drain, gathering_socket, kinds, reach, require_balance, socket, start, take};
+
+const PACKETS: usize = 10;
+const BYTES: usize = 1400;
+
+/// Sockets leave fragments to the kernel (IP_PMTUDISC_WANT), which makes none of what it is to cut: that goes packet by packet
+/// as long as it has to, and no longer.
+#[test]
+fn what_does_not_fit_any_more_goes_in_fragments() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("mtu::what_does_not_fit_any_more_goes_in_fragments") else { return };
+        // Older kernels cut for no device that has not got checksums.
+        device::leave_checksums(NEAR, true).unwrap();
+        for far in [FAR_V4, FAR_V6] {
+            reach(&wire.far_away(|| socket(&SocketAddr::new(far, 0).to_string())));
+        }
+        for kind in kinds() {
+            for far in [FAR_V4, FAR_V6] {
+                let what = format!("{kind} to {far}");
+                let target = wire.far_away(|| gathering_socket(SocketAddr::new(far, 0)));
+                let sender = socket("127.0.0.1:0");
+                let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+                let running = start(link, kind);
+                let mut bursts = 0;
+                let mut pass = || {
+                    bursts += PACKETS as u64;
+                    burst(&sender, running.address(0).unwrap(), PACKETS, BYTES);
+                    take(&target, PACKETS, BYTES)
+                };
+                // What one plane makes of a burst depends on who puts it together; what it does once it can do again.
+                let is_cut_there = pass();
+                assert!(is_cut_there || kind != PlaneKind::Offload, "{what}");
+                assert_eq!(running.counts(0)[0].unsegmented, 0, "{what}");
+                device::set_mtu(NEAR, 1280).unwrap();
+                for _ in 0..3 {
+                    assert!(!pass(), "no fragment is of many packets: {what}");
+                }
+                let refused = running.counts(0)[0].unsegmented;
+                assert_eq!(refused > 0, is_cut_there, "{what}");
+                device::set_mtu(NEAR, 1500).unwrap();
+                let end = Instant::now() + LONG;
+                while pass() != is_cut_there {
+                    assert!(Instant::now() < end, "the kernel is not asked again: {what}");
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                }
+                let counts = drain(running);
+                require_balance(&counts, &what);
+                assert_eq!((counts.received, counts.dropped_in_all()), (bursts, 0), "{what}: {counts:?}");
+                assert_eq!(counts.sent_bytes, bursts * BYTES as u64, "{what}");
+            }
+        }
+    });
+}
+
+/// Longer than IPv4 can say is not sent in any way.
+#[test]
+fn what_fits_into_no_packet_is_too_long() {
+    in_namespace(|| {
+        for kind in kinds() {
+            let target = socket("127.0.0.1:0");
+            let running = start(Link::new("[::1]:0".parse().unwrap(), target.local_addr().unwrap()), kind);
+            let sender = socket("[::1]:0");
+            // A header of IPv6 is not counted in the length, so that 20 more bytes fit.
+            sender.send_to(&vec![1; 65_527], running.address(0).unwrap()).unwrap();
+            sender.send_to(b"short", running.address(0).unwrap()).unwrap();
+            let mut room = [0; 100];
+            assert_eq!(target.recv(&mut room).unwrap(), 5, "{kind}");
+            let counts = drain(running);
+            require_balance(&counts, kind.name());
+            assert_eq!((counts.received, counts.sent), (2, 1), "{kind} {counts:?}");
+            // Some planes have no room for it in the first place.
+            let reasons: Vec<Drop> = counts.dropped.iter().map(|(reason, _)| *reason).collect();
+            assert!(
+                reasons == [Drop::TooLong]
+                    || reasons == [Drop::Truncated]
+                        && ![PlaneKind::OneByOne, PlaneKind::Offload].contains(&kind),
+                "{kind} {counts:?}"
+            );
+        }
+    });
+}

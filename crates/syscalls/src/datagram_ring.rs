@@ -1,0 +1,380 @@
+//! io_uring for datagrams: one request receives all that comes to a socket (multishot recvmsg, Linux 6.0), into buffers that the
+//! kernel takes from a ring of them (Linux 5.19).
+//!
+//! What was received stays where the kernel has put it until it is told to go on, so that
+//! [`Outgoing`](crate::datagram::Outgoing) sends it from there, and forwarding copies nothing.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+
+use crate::datagram::{Datagram, Messages, read_control};
+
+/// User data of the request that receives, and of what cancels it.
+const RECEIVE: u64 = 1;
+const CANCEL: u64 = 2;
+/// The ring of buffers; there is one.
+const GROUP: u16 = 0;
+
+/// struct io_uring_recvmsg_out, with which the kernel begins each buffer.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Out {
+    name: u32,
+    control: u32,
+    payload: u32,
+    flags: u32,
+}
+
+/// After that there is this much room for the sender's address,
+const NAME: usize = size_of::<libc::sockaddr_storage>();
+/// and this much for control messages: GRO size, overflow count, address of arrival over IPv6, hops.
+const CONTROL: usize = 24 + 24 + 40 + 24;
+/// Then the payload begins: on a cache line of its own.
+const HEAD: usize = size_of::<Out>() + NAME + CONTROL;
+const LINE: usize = 64;
+
+const _: () = assert!(HEAD.is_multiple_of(LINE));
+
+/// Receives datagrams of one socket, for the thread that made it. The kernel does so whenever that thread makes a system call,
+/// and wakes it for it: a call that waits ends with EINTR, and then the descriptor of the ring is readable.
+///
+/// Not put off until the thread asks for it, as the other rings of this crate have it (IORING_SETUP_DEFER_TASKRUN): such a ring
+/// wakes no epoll (`io_req_local_work_add`, seen on Linux 6.18).
+pub struct DatagramRing {
+    ring: IoUring,
+    /// After `ring`: it goes when nobody can write there any more.
+    buffers: Buffers,
+    /// Says how much room there is for names and control messages.
+    header: Box<libc::msghdr>,
+    /// Whether the request is under way: the kernel ends it when it finds no buffer, after an empty datagram, and on errors.
+    is_receiving: bool,
+    received: Vec<Received>,
+}
+
+// SAFETY: the pointers are to memory that goes where the value goes. The kernel writes to buffers that it was given and has not
+// told of yet; these are referred to by nobody else, whichever thread has the value.
+unsafe impl Send for DatagramRing {}
+
+#[derive(Clone, Copy)]
+struct Received {
+    buffer: u16,
+    /// Of all that the kernel has written, the head included.
+    length: usize,
+}
+
+impl DatagramRing {
+    /// A ring with `buffers` buffers, a power of two up to 32,768, for datagrams of up to `room` bytes: what is longer is
+    /// truncated. With UDP_GRO a message is up to 64 KiB. Its descriptor is readable when there is something to
+    /// [`receive`](DatagramRing::receive).
+    ///
+    /// # Errors
+    ///
+    /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or `buffers` is no power of
+    /// two. ENOMEM, EMFILE.
+    pub fn new(buffers: u16, room: usize) -> io::Result<DatagramRing> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            // No interrupt for a thread that computes: its next system call is soon.
+            .setup_coop_taskrun()
+            // More than there are buffers: nothing ever has to wait for room.
+            .setup_cqsize(4 * u32::from(buffers.max(16)))
+            .build(8)?;
+        let mut buffers = Buffers::new(buffers, room)?;
+        let (address, number) = (buffers.memory.start.as_ptr() as u64, buffers.number);
+        // SAFETY: the mapping begins with an entry for each buffer, and is there as long as the ring.
+        unsafe { ring.submitter().register_buf_ring_with_flags(address, number, GROUP, 0) }?;
+        (0..number).for_each(|buffer| buffers.give(buffer));
+        // SAFETY: msghdr is numbers and pointers, for which zero is a value.
+        let mut header: Box<libc::msghdr> = Box::new(unsafe { mem::zeroed() });
+        header.msg_namelen = NAME as libc::socklen_t;
+        header.msg_controllen = CONTROL as _;
+        let received = Vec::with_capacity(usize::from(number));
+        Ok(DatagramRing { ring, buffers, header, is_receiving: false, received })
+    }
+
+    /// Whether one request receives one datagram after the other, and can be ended: found by trying, with a socket that nobody
+    /// else knows. Better in a thread of its own: closing a ring interrupts the one that made it a little later
+    /// (`io_ring_exit_work`).
+    ///
+    /// # Errors
+    ///
+    /// As [`DatagramRing::new`]; what failed of the sockets.
+    pub fn works() -> io::Result<bool> {
+        let (near, far) = UnixDatagram::pair()?;
+        let mut ring = DatagramRing::new(4, 64)?;
+        ring.go_on(far.as_fd())?;
+        for text in [b"one", b"two"] {
+            near.send(text)?;
+            let came = ring.receive()? == 1 && ring.get(0).is_some_and(|datagram| datagram.bytes == text);
+            if !came || !ring.is_receiving {
+                return Ok(false);
+            }
+            ring.go_on(far.as_fd())?;
+        }
+        Ok(ring.stop()? == 0 && !ring.is_receiving)
+    }
+
+    /// Gives the buffers of what was received back to the kernel, and has it receive from `socket` if it does not, or had to
+    /// stop: at the beginning, and whenever what was received is done with. The socket must be the same every time.
+    ///
+    /// # Errors
+    ///
+    /// EEXIST: another thread than the one that made the ring. ENOMEM.
+    pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.recycle();
+        if self.is_receiving {
+            return Ok(());
+        }
+        let socket = Fd(socket.as_raw_fd());
+        self.push(&opcode::RecvMsgMulti::new(socket, &raw const *self.header, GROUP).build(), RECEIVE)?;
+        self.is_receiving = true;
+        self.enter()
+    }
+
+    /// What has come since the last [`go_on`](DatagramRing::go_on), without waiting: how many messages. Of more than there are
+    /// buffers the rest stays in the socket's queue until then.
+    ///
+    /// # Errors
+    ///
+    /// Those of io_uring_enter(2).
+    pub fn receive(&mut self) -> io::Result<usize> {
+        if self.ring.completion().is_empty() {
+            self.enter()?;
+        }
+        self.collect();
+        Ok(self.received.len())
+    }
+
+    /// Ends receiving. What is in buffers already comes as from [`receive`](DatagramRing::receive), in place of what came
+    /// before; 0 says that this was all, and that the rest is in the socket's queue: to be asked until then.
+    ///
+    /// # Errors
+    ///
+    /// EEXIST: another thread than the one that made the ring. TimedOut: the kernel has not ended it within a second.
+    pub fn stop(&mut self) -> io::Result<usize> {
+        self.recycle();
+        let begun = Instant::now();
+        loop {
+            // Before anything is given to the caller: as long as packets come there is always something to give.
+            if self.is_receiving {
+                self.cancel()?;
+            }
+            self.collect();
+            if !self.received.is_empty() || !self.is_receiving {
+                return Ok(self.received.len());
+            }
+            if begun.elapsed() > Duration::from_secs(1) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    /// One of the messages of the last [`receive`](DatagramRing::receive); `None` beyond the last.
+    pub fn get(&self, index: usize) -> Option<Datagram<'_>> {
+        let received = self.received.get(index)?;
+        let start = self.buffers.start(received.buffer);
+        // SAFETY: the kernel has begun this buffer with these numbers, and does not write there until it gets it back; it is
+        // aligned to 64 bytes.
+        let out = unsafe { start.cast::<Out>().read() };
+        let mut datagram = Datagram {
+            bytes: self.bytes(index),
+            truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
+            segment: None,
+            overflowed: None,
+            arrived_at: None,
+            answer_from: None,
+            hops: None,
+            // SAFETY: as above; the address follows the numbers, 16 bytes behind the beginning, and all of the room for it was
+            // zeroed when it was mapped.
+            name: unsafe { &*start.add(size_of::<Out>()).cast() },
+        };
+        if out.control > 0 {
+            // SAFETY: msghdr is numbers and pointers, for which zero is a value.
+            let mut header: libc::msghdr = unsafe { mem::zeroed() };
+            // SAFETY: the room for control messages is in the buffer.
+            header.msg_control = unsafe { start.add(size_of::<Out>() + NAME) }.cast();
+            header.msg_controllen = (out.control as usize).min(CONTROL) as _;
+            read_control(&header, &mut datagram);
+        }
+        Some(datagram)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Datagram<'_>> {
+        (0..self.received.len()).filter_map(|index| self.get(index))
+    }
+
+    /// Has the request ended, and waits a little for its last completion.
+    fn cancel(&mut self) -> io::Result<()> {
+        let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
+        self.push(&cancel, CANCEL)?;
+        let timeout = Timespec::from(Duration::from_millis(10));
+        match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    fn recycle(&mut self) {
+        while let Some(received) = self.received.pop() {
+            self.buffers.give(received.buffer);
+        }
+    }
+
+    fn collect(&mut self) {
+        for completion in self.ring.completion() {
+            if completion.user_data() != RECEIVE {
+                continue;
+            }
+            self.is_receiving = cqueue::more(completion.flags());
+            let Some(buffer) = cqueue::buffer_select(completion.flags()) else { continue };
+            match usize::try_from(completion.result()) {
+                Ok(length) if (HEAD..=self.buffers.length).contains(&length) => {
+                    self.received.push(Received { buffer, length });
+                }
+                _ => self.buffers.give(buffer),
+            }
+        }
+    }
+
+    /// Hands over what was asked, and has the kernel receive what is there.
+    fn enter(&mut self) -> io::Result<()> {
+        let asked = self.ring.submission().len() as u32;
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: numbers only.
+        match unsafe { self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None) } {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry, data: u64) -> io::Result<()> {
+        let entry = entry.clone().user_data(data);
+        // SAFETY: the only pointer in an entry is to `header`, which does not move and lives as long as the ring.
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::ErrorKind::WouldBlock.into())
+    }
+}
+
+impl Messages for DatagramRing {
+    fn bytes(&self, index: usize) -> &[u8] {
+        let Some(received) = self.received.get(index) else { return &[] };
+        let start = self.buffers.start(received.buffer);
+        // SAFETY: so far the kernel has written, `collect` has compared it with the buffer, and it does not write there until
+        // it gets the buffer back.
+        unsafe { std::slice::from_raw_parts(start.add(HEAD), received.length - HEAD) }
+    }
+}
+
+impl AsFd for DatagramRing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring has the descriptor open as long as it lives.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl Drop for DatagramRing {
+    /// What is in buffers is lost. Better the memory than what belongs to somebody else later: where the request cannot be ended
+    /// (in another thread), the buffers are never given free.
+    fn drop(&mut self) {
+        while self.stop().is_ok_and(|left| left > 0) {}
+        self.buffers.memory.is_kept = self.is_receiving;
+    }
+}
+
+/// The ring of buffers, and after it the buffers.
+struct Buffers {
+    memory: Mapping,
+    number: u16,
+    /// Of a buffer, head and room.
+    length: usize,
+    /// From a buffer to the next one.
+    stride: usize,
+    /// From the beginning of the memory to the first of them.
+    offset: usize,
+    tail: u16,
+}
+
+impl Buffers {
+    fn new(number: u16, room: usize) -> io::Result<Buffers> {
+        let length = HEAD + room;
+        // An odd number of cache lines, so that the beginnings of packets, which is all that there is of short ones, do not meet
+        // in the same sets of the cache.
+        let stride = (length.div_ceil(LINE) | 1) * LINE;
+        let offset = (usize::from(number) * size_of::<BufRingEntry>()).next_multiple_of(LINE);
+        let memory = Mapping::new(offset + usize::from(number) * stride)?;
+        Ok(Buffers { memory, number, length, stride, offset, tail: 0 })
+    }
+
+    fn start(&self, buffer: u16) -> *mut u8 {
+        debug_assert!(buffer < self.number);
+        let at = self.offset + usize::from(buffer % self.number) * self.stride;
+        // SAFETY: within the mapping, which was made for so many buffers.
+        unsafe { self.memory.start.as_ptr().add(at) }
+    }
+
+    /// Lets the kernel have one.
+    fn give(&mut self, buffer: u16) {
+        let first: *mut BufRingEntry = self.memory.start.as_ptr().cast();
+        let at = usize::from(self.tail % self.number);
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the mapping begins with so many entries. The kernel reads those before the tail alone, and nobody but us
+        // writes to them; the tail is a 16-bit number within the first of them, which no setter touches.
+        unsafe {
+            let entry = &mut *first.add(at);
+            entry.set_addr(self.start(buffer) as u64);
+            entry.set_len(self.length as u32);
+            entry.set_bid(buffer);
+            let tail = AtomicU16::from_ptr(BufRingEntry::tail(first).cast_mut());
+            tail.store(self.tail, Ordering::Release);
+        }
+    }
+}
+
+/// Anonymous memory, zeroed, of which pages are there when they are used.
+struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+    /// Not to be given free.
+    is_kept: bool,
+}
+
+impl Mapping {
+    fn new(length: usize) -> io::Result<Mapping> {
+        // SAFETY: no address is asked for, and anonymous memory has no descriptor.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap() gave address 0"))?;
+        Ok(Mapping { start, length, is_kept: false })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // SAFETY: address and length are those that mmap() gave, and nobody can have a reference any more.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

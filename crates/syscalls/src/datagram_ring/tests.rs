@@ -1,0 +1,235 @@
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+use crate::datagram::Outgoing;
+use crate::epoll::{Epoll, Interest, Ready};
+use crate::option;
+
+/// `None` where io_uring is switched off.
+fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
+    match DatagramRing::new(buffers, room) {
+        Ok(ring) => Some(ring),
+        Err(error) => {
+            assert!(
+                matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)),
+                "{error}"
+            );
+            eprintln!("SKIPPED io_uring: {error}");
+            None
+        }
+    }
+}
+
+fn pair() -> (UdpSocket, UdpSocket) {
+    let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.connect(receiver.local_addr().unwrap()).unwrap();
+    (sender, receiver)
+}
+
+/// Numbers that came in the last messages.
+fn numbers(ring: &DatagramRing) -> impl Iterator<Item = u32> + '_ {
+    ring.iter().map(|datagram| u32::from_be_bytes(datagram.bytes.try_into().unwrap()))
+}
+
+#[test]
+fn what_came_is_told_and_goes_on_without_a_copy() {
+    let Some(mut ring) = ring(8, 2048) else { return };
+    assert!(DatagramRing::works().unwrap());
+    let (sender, router) = pair();
+    let target = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // What waits already, and an empty datagram, after which the kernel ends the request.
+    sender.send(b"one").unwrap();
+    ring.go_on(router.as_fd()).unwrap();
+    let epoll = Epoll::new().unwrap();
+    epoll.add(ring.as_fd(), 7, Interest::READ).unwrap();
+    let mut room = [Ready::NONE];
+    assert_eq!(epoll.wait(&mut room, None).unwrap()[0].token(), 7);
+    for text in ["", "three"] {
+        sender.send(text.as_bytes()).unwrap();
+    }
+    let mut outgoing = Outgoing::new();
+    let mut got = Vec::new();
+    let mut there = [0; 100];
+    while got.len() < 3 {
+        epoll.wait(&mut room, None).unwrap();
+        ring.receive().unwrap();
+        outgoing.clear();
+        for (index, datagram) in ring.iter().enumerate() {
+            assert_eq!(datagram.from(), Some(sender.local_addr().unwrap()));
+            outgoing.message(Some(target.local_addr().unwrap()), None);
+            outgoing.part(index, 0..datagram.bytes.len());
+        }
+        assert_eq!(outgoing.send(router.as_fd(), &ring, 0).unwrap(), outgoing.len());
+        for _ in 0..outgoing.len() {
+            let length = target.recv(&mut there).unwrap();
+            got.push(there[..length].to_vec());
+        }
+        ring.go_on(router.as_fd()).unwrap();
+    }
+    assert_eq!(got, [&b"one"[..], b"", b"three"]);
+    assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+    assert_eq!((ring.receive().unwrap(), ring.get(0).is_none()), (0, true));
+}
+
+#[test]
+fn with_fewer_buffers_than_packets_none_is_lost() {
+    let Some(mut ring) = ring(4, 64) else { return };
+    let (sender, receiver) = pair();
+    for number in 0..50_u32 {
+        sender.send(&number.to_be_bytes()).unwrap();
+    }
+    let (mut got, mut ends) = (Vec::new(), 0);
+    ring.go_on(receiver.as_fd()).unwrap();
+    while got.len() < 50 {
+        ring.receive().unwrap();
+        assert!(ring.received.len() <= 4);
+        got.extend(numbers(&ring));
+        // The kernel had no buffer for the next (ENOBUFS), which stayed in the queue.
+        ends += u32::from(!ring.is_receiving);
+        ring.go_on(receiver.as_fd()).unwrap();
+        assert!(ring.is_receiving || !ring.ring.completion().is_empty());
+    }
+    assert!(got.into_iter().eq(0..50));
+    assert!(ends > 5, "{ends}");
+    assert_eq!(ring.receive().unwrap(), 0);
+}
+
+#[test]
+fn what_is_in_buffers_when_it_is_stopped_comes_and_the_rest_stays_in_the_queue() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (sender, receiver) = pair();
+    receiver.set_nonblocking(true).unwrap();
+    for round in 0..20 {
+        ring.go_on(receiver.as_fd()).unwrap();
+        for number in 0..20_u32 {
+            sender.send(&number.to_be_bytes()).unwrap();
+            if number == round {
+                // The kernel puts what is there into buffers, and nobody looks at it.
+                ring.enter().unwrap();
+            }
+        }
+        let mut got = Vec::new();
+        while ring.stop().unwrap() > 0 {
+            got.extend(numbers(&ring));
+        }
+        assert!(got.len() > round.min(7) as usize, "{round}: {got:?}");
+        assert!(!ring.is_receiving && ring.ring.completion().is_empty());
+        let mut number = [0; 4];
+        while receiver.recv(&mut number).is_ok() {
+            got.push(u32::from_be_bytes(number));
+        }
+        assert!(got.into_iter().eq(0..20), "{round}");
+    }
+}
+
+#[test]
+fn it_stops_also_when_packets_never_stop() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (sender, receiver) = pair();
+    ring.go_on(receiver.as_fd()).unwrap();
+    let mut stops = 0;
+    loop {
+        // The kernel receives it before this call is back, if it still does.
+        sender.send(b"more").unwrap();
+        if ring.stop().unwrap() == 0 {
+            break;
+        }
+        stops += 1;
+        assert!(stops < 10, "it goes on receiving");
+    }
+}
+
+#[test]
+fn what_the_kernel_tells_beside_the_payload_is_read() {
+    let Some(mut ring) = ring(8, 60) else { return };
+    let receiver = UdpSocket::bind("0.0.0.0:0").unwrap();
+    option::set_packet_info(receiver.as_fd(), true).unwrap();
+    option::set_hops_told(receiver.as_fd(), true).unwrap();
+    let port = receiver.local_addr().unwrap().port();
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    option::set_hops(sender.as_fd(), 9).unwrap();
+    sender.send_to(&[7; 60], ("127.0.0.7", port)).unwrap();
+    sender.send_to(&[7; 61], ("127.0.0.8", port)).unwrap();
+    ring.go_on(receiver.as_fd()).unwrap();
+    ring.receive().unwrap();
+    let seen: Vec<_> = ring
+        .iter()
+        .map(|datagram| (datagram.bytes.len(), datagram.truncated, datagram.arrived_at, datagram.hops))
+        .collect();
+    let at = |last| Some(Ipv4Addr::new(127, 0, 0, last).into());
+    assert_eq!(seen, [(60, false, at(7), Some(9)), (60, true, at(8), Some(9))]);
+}
+
+#[test]
+fn one_message_may_be_many_datagrams() {
+    let Some(mut ring) = ring(8, 65_536) else { return };
+    let (sender, receiver) = pair();
+    assert_eq!(option::set_udp_gro(receiver.as_fd(), true).unwrap(), option::Answer::Done);
+    let (source, router) = pair();
+    source.send(&[7; 250]).unwrap();
+    let mut batch = crate::datagram::Batch::new(1, 2048);
+    assert!(crate::socket::wait_readable(router.as_fd(), None).unwrap());
+    assert_eq!(batch.receive(router.as_fd()).unwrap(), 1);
+    let mut outgoing = Outgoing::new();
+    outgoing.message(None, Some(100));
+    outgoing.part(0, 0..250);
+    assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).unwrap(), 1);
+    let mut bytes = 0;
+    while bytes < 250 {
+        ring.go_on(receiver.as_fd()).unwrap();
+        ring.receive().unwrap();
+        for datagram in ring.iter() {
+            assert!(datagram.segment.is_none_or(|segment| segment == 100), "{datagram:?}");
+            bytes += datagram.bytes.len();
+        }
+    }
+    assert_eq!(bytes, 250);
+}
+
+#[test]
+fn it_wakes_whoever_waits_for_it() {
+    let Some(mut ring) = ring(64, 64) else { return };
+    let (sender, receiver) = pair();
+    ring.go_on(receiver.as_fd()).unwrap();
+    let epoll = Epoll::new().unwrap();
+    epoll.add(ring.as_fd(), 7, Interest::READ).unwrap();
+    let (ask, asked) = mpsc::channel::<u32>();
+    let sending = thread::spawn(move || {
+        asked.iter().for_each(|number| {
+            // Most often the other one sleeps by then.
+            thread::sleep(Duration::from_millis(1));
+            sender.send(&number.to_be_bytes()).unwrap();
+        })
+    });
+    let mut room = [Ready::NONE];
+    for number in 0..100 {
+        ask.send(number).unwrap();
+        let begun = Instant::now();
+        // A wait may end early: it is interrupted for the kernel to receive.
+        while epoll.wait(&mut room, Some(Duration::from_secs(20))).unwrap().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "nobody is told of {number}");
+        }
+        ring.receive().unwrap();
+        assert!(numbers(&ring).eq([number]));
+        ring.go_on(receiver.as_fd()).unwrap();
+    }
+    drop(ask);
+    sending.join().unwrap();
+}
+
+#[test]
+fn it_is_for_the_thread_that_made_it() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (sender, receiver) = pair();
+    ring.go_on(receiver.as_fd()).unwrap();
+    // It can be dropped elsewhere all the same, and what comes to the socket then does no harm.
+    let elsewhere = thread::spawn(move || {
+        let refused = ring.stop().unwrap_err().raw_os_error();
+        (refused, ring.is_receiving)
+    });
+    assert_eq!(elsewhere.join().unwrap(), (Some(libc::EEXIST), true));
+    sender.send(b"x").unwrap();
+}

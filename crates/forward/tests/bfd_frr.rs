@@ -359,9 +359,10 @@ fn a_session_with_bfdd_stays_up_under_overload() {
         thread::sleep(Duration::from_millis(1500));
         let counts = running.counts(0);
         println!(
-            "{seconds} s, {interval} ms x {detect_mult}: down {} times here, {} there; {} sent, {} received; {offered} data, {} \
+            "{seconds} s, {interval} ms x {detect_mult}: down {} times here ({:?}), {} there; {} sent, {} received; {offered} data, {} \
              forwarded, {} dropped",
             after.downs - before.0.downs,
+            after.last_failure,
             downs - before.1,
             after.transmitted - before.0.transmitted,
             after.received - before.0.received,

@@ -38,7 +38,7 @@ pub(crate) struct Port {
     pub(crate) listener: OwnedFd,
     pub(crate) path: Path,
     /// Of `sk_drops`, what is counted already.
-    overflowed: u32,
+    pub(crate) overflowed: u32,
 }
 
 /// What a plane is asked for, beside its end.

@@ -2,7 +2,7 @@
 
 use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::call::{self, MapKind};
@@ -55,6 +55,12 @@ impl SourcePort {
         let (program, state) = load(group, ports)?;
         let attached = xdp::attach(program.as_fd(), device, wish)?;
         Ok(SourcePort { state, attached })
+    }
+
+    /// What keeps it at the device, also when this value is gone, as long as a descriptor of it is open: for a process that is
+    /// to take over.
+    pub fn link(&self) -> BorrowedFd<'_> {
+        self.attached.link()
     }
 
     /// Where it sees packets.

@@ -3,7 +3,7 @@
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::call;
@@ -105,15 +105,22 @@ pub(crate) fn counted(counts: &[Counts]) -> Counted {
 /// A program at a device, until it is dropped or the process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct Attached {
-    _link: OwnedFd,
+    link: OwnedFd,
     pub(crate) mode: Mode,
+}
+
+impl Attached {
+    /// What keeps the program at the device, with all that it uses, as long as a descriptor of it is open.
+    pub(crate) fn link(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
 }
 
 /// Puts a program before the device with this index, in the namespace of the calling thread.
 pub(crate) fn attach(program: BorrowedFd<'_>, device: u32, wish: Wish) -> Result<Attached, BpfError> {
     let attach = |mode| {
         let flags = if mode == Mode::Native { NATIVE } else { GENERIC };
-        call::link(program, device, flags).map(|link| Attached { _link: link, mode })
+        call::link(program, device, flags).map(|link| Attached { link, mode })
     };
     let result = match wish {
         Wish::Only(mode) => attach(mode),

@@ -2,60 +2,17 @@
 
 mod program;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
-use program::{Ended, Room, fourtuple, list, number, require_valid, run};
+use program::forwarder::Forwarder;
+use program::{Room, fourtuple, list, number, require_valid, run};
 
 /// Nothing is decided by it but that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// A forwarder that has said that it is ready; killed when the test ends before it.
-struct Forwarder {
-    child: Child,
-    stderr: BufReader<std::process::ChildStderr>,
-    /// What stands between `forwarding ` and ` on `.
-    address: String,
-}
-
-impl Forwarder {
-    fn start(command: &mut Command) -> Forwarder {
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        stderr.read_line(&mut line).expect("UTF-8");
-        let words = line.strip_prefix("forwarding ").unwrap_or_else(|| panic!("{line:?}"));
-        let address = words.split(" on ").next().expect("an address").to_owned();
-        Forwarder { child, stderr, address }
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stderr.read_line(&mut line).expect("UTF-8");
-        line
-    }
-
-    fn end(mut self) -> Ended {
-        let (mut stdout, mut stderr) = (String::new(), String::new());
-        self.child.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("UTF-8");
-        self.stderr.read_to_string(&mut stderr).expect("UTF-8");
-        let code = self.child.wait().expect("it is our child").code().expect("an exit code");
-        Ended { code, stdout, stderr }
-    }
-}
-
-impl Drop for Forwarder {
-    fn drop(&mut self) {
-        // It may have ended, and that is well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -5,6 +5,7 @@ use fourtuple::spread::SpreadError;
 use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
+use crate::handover::HandoverError;
 use crate::plane::PlaneKind;
 
 /// Why nothing is forwarded.
@@ -87,6 +88,9 @@ pub enum ForwardError {
         /// How many are at work.
         planes: usize,
     },
+    /// Another process was to be followed, and could not be.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
     /// A call failed.
     #[error("{call}: {} ({source})", errno_name(source))]
     Call {
@@ -103,6 +107,7 @@ impl ForwardError {
         match self {
             ForwardError::Loop { .. } | ForwardError::Round { .. } | ForwardError::Twice { .. } => true,
             ForwardError::Spread(error) => error.is_usage(),
+            ForwardError::Handover(error) => matches!(error, HandoverError::Differs { .. }),
             _ => false,
         }
     }

@@ -7,6 +7,7 @@
 pub mod bfd;
 mod counters;
 mod error;
+mod handover;
 mod in_band;
 mod loops;
 mod path;
@@ -20,6 +21,7 @@ mod worker;
 
 pub use counters::{Drop, PlaneCounts};
 pub use error::ForwardError;
+pub use handover::{Door, Handed, HandoverError, Predecessor, TakenOver};
 pub use in_band::{CONTROL, InBand, Reception};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};

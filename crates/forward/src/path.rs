@@ -1,6 +1,7 @@
 //! The way of a packet through a plane, but for receiving and sending it.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use fourtuple_syscalls::neighbour::HOPS;
 
 use crate::counters::{Counters, Drop};
 use crate::route::{Routes, View};
-use crate::target::{TargetKey, Targets};
+use crate::target::{Target, TargetKey, Targets};
 use crate::watch::Watch;
 
 /// From where one link's packets come to where they go, for one plane.
@@ -179,6 +180,18 @@ impl Path {
         }
         self.count_clients(self.targets.len());
         Ok(index)
+    }
+
+    /// Goes on with sockets that another process had, of which it is told how many ticks ago each was used.
+    pub(crate) fn adopt(&mut self, targets: Vec<(TargetKey, u64, OwnedFd)>) {
+        self.tick = targets.iter().map(|(_, age, _)| *age).max().unwrap_or_default();
+        for (key, age, socket) in targets {
+            // One way there are no clients, and nobody else has replies.
+            if key.0.is_some() == self.replies {
+                self.targets.adopt(Target::new(socket, key, self.segments, self.tick - age));
+            }
+        }
+        self.count_clients(self.targets.len());
     }
 
     pub(crate) fn forget_idle(&mut self) {

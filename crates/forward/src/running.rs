@@ -23,29 +23,42 @@ use crate::worker::{DRAIN, Desk, END, Order, Port, Worker};
 /// Planes at work. Dropped, they end at once, and what waits in their queues is lost; [`Running::drain`] loses nothing.
 #[derive(Debug)]
 pub struct Running {
-    forward: Forward,
-    links: Vec<Open>,
-    planes: Vec<Thread>,
-    sessions: Sessions,
+    pub(crate) forward: Forward,
+    pub(crate) links: Vec<Open>,
+    pub(crate) planes: Vec<Thread>,
+    pub(crate) sessions: Sessions,
 }
 
 /// A link that is open.
 #[derive(Debug)]
-struct Open {
-    group: Group,
+pub(crate) struct Open {
+    pub(crate) group: Group,
     routes: Arc<Shared>,
-    watch: Option<Watch>,
+    pub(crate) watch: Option<Watch>,
+}
+
+impl Open {
+    pub(crate) fn new(group: Group, link: &Link, watch: Option<Watch>) -> Open {
+        Open { group, routes: Arc::new(Shared::new(link.routes.clone())), watch }
+    }
 }
 
 /// A plane: its counters stay when it has left, for whoever joins in its place.
 #[derive(Debug)]
-struct Thread {
+pub(crate) struct Thread {
     /// One per link.
     counters: Vec<Arc<Counters>>,
-    desk: Arc<Desk>,
+    pub(crate) desk: Arc<Desk>,
     thread: Option<JoinHandle<io::Result<Vec<Port>>>>,
     /// How many members of each group it serves.
     seats: usize,
+}
+
+/// What a plane had when it ended.
+pub(crate) struct Parted {
+    plane: usize,
+    seats: usize,
+    pub(crate) ports: Vec<Port>,
 }
 
 impl Forward {
@@ -55,10 +68,7 @@ impl Forward {
     ///
     /// [`ForwardError`]
     pub fn start(&self) -> Result<Running, ForwardError> {
-        if self.links.is_empty() || self.planes == 0 {
-            return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
-        }
-        self.kind.try_out()?;
+        self.check()?;
         let mut listening: Vec<Listening> = Vec::new();
         for link in &self.links {
             // Sockets of one user may share an address, and would share what comes there.
@@ -67,18 +77,15 @@ impl Forward {
             }
             listening.push(link.open(self.planes)?);
         }
-        let listens: Vec<_> = listening.iter().map(|open| open.group.address()).collect();
-        let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
-        loops::refuse(&listens, &hops)?;
+        self.refuse_loops(listening.iter().map(|open| open.group.address()).collect())?;
         let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
         let sessions = Sessions::start(peers)?;
-        let open = |(Listening { group, .. }, link): (Listening, &Link)| Open {
-            watch: Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes),
-            group,
-            routes: Arc::new(Shared::new(link.routes.clone())),
+        let open = |(Listening { group, .. }, link): (Listening, &Link)| {
+            let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
+            Open::new(group, link, watch)
         };
         let links = listening.into_iter().zip(&self.links).map(open).collect();
-        let mut running = Running { forward: self.clone(), links, planes: Vec::new(), sessions };
+        let mut running = Running::of(self, links, sessions);
         for seat in 0..self.planes {
             let mut ports = Vec::new();
             for link in 0..running.links.len() {
@@ -89,15 +96,33 @@ impl Forward {
         }
         Ok(running)
     }
+
+    /// `listens` is where the links really listen.
+    pub(crate) fn refuse_loops(&self, listens: Vec<SocketAddr>) -> Result<(), ForwardError> {
+        let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
+        loops::refuse(&listens, &hops)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ForwardError> {
+        if self.links.is_empty() || self.planes == 0 {
+            return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
+        }
+        self.kind.try_out()
+    }
 }
 
-fn failed(call: &'static str) -> impl Fn(io::Error) -> ForwardError {
+pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> ForwardError {
     move |source| ForwardError::Call { call, source }
 }
 
 impl Running {
+    /// Without a plane yet.
+    pub(crate) fn of(forward: &Forward, links: Vec<Open>, sessions: Sessions) -> Running {
+        Running { forward: forward.clone(), links, planes: Vec::new(), sessions }
+    }
+
     /// A socket that listens, as planes of this kind want it, with the way of its packets.
-    fn port(&self, link: usize, seat: usize, listener: OwnedFd) -> Result<Port, ForwardError> {
+    pub(crate) fn port(&self, link: usize, seat: usize, listener: OwnedFd) -> Result<Port, ForwardError> {
         let (settings, open) = (&self.forward.links[link], &self.links[link]);
         let offloads = self.forward.kind.offloads();
         if offloads {
@@ -119,7 +144,7 @@ impl Running {
     }
 
     /// Starts a plane with these sockets, of `seats` seats, in the place of one that has left if one is named.
-    fn start_plane(
+    pub(crate) fn start_plane(
         &mut self,
         place: Option<usize>,
         ports: Vec<Port>,
@@ -292,17 +317,33 @@ impl Running {
         Ok((0..self.links.len()).map(|link| self.counts(link)).collect())
     }
 
-    fn end(&mut self, how: u8) -> Result<Vec<Port>, ForwardError> {
+    /// Ends all planes at once: what they had can go on elsewhere, or here again.
+    pub(crate) fn part(&mut self) -> Result<Vec<Parted>, ForwardError> {
+        self.end(END)
+    }
+
+    /// Starts planes again that have parted.
+    pub(crate) fn go_on(&mut self, parted: Vec<Parted>) -> Result<(), ForwardError> {
+        for Parted { plane, seats, ports } in parted {
+            self.start_plane(Some(plane), ports, seats)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, how: u8) -> Result<Vec<Parted>, ForwardError> {
         self.planes.iter().for_each(|plane| plane.desk.tell(how));
-        let mut ports = Vec::new();
+        let mut parted = Vec::new();
         let mut result = Ok(());
         for (number, plane) in self.planes.iter_mut().enumerate() {
+            if plane.thread.is_none() {
+                continue;
+            }
             match plane.end(number, how) {
-                Ok(its) => ports.extend(its),
+                Ok(ports) => parted.push(Parted { plane: number, seats: plane.seats, ports }),
                 Err(error) => result = Err(error),
             }
         }
-        result.map(|()| ports)
+        result.map(|()| parted)
     }
 }
 

@@ -43,7 +43,12 @@ impl Target {
     fn open(key: TargetKey, segments: bool) -> io::Result<Target> {
         let socket = socket::open(Transport::Udp, key.1, true)?;
         socket::connect(socket.as_fd(), key.1)?;
-        Ok(Target { socket, key, outgoing: Outgoing::new(), run: None, segments, again_at: None, used_at: 0 })
+        Ok(Target::new(socket, key, segments, 0))
+    }
+
+    /// With a socket that is connected.
+    pub(crate) fn new(socket: OwnedFd, key: TargetKey, segments: bool, used_at: u64) -> Target {
+        Target { socket, key, outgoing: Outgoing::new(), run: None, segments, again_at: None, used_at }
     }
 
     /// The kernel would not cut a message: it is not asked to for a while.
@@ -128,14 +133,23 @@ impl Targets {
         if self.by_key.len() >= self.most {
             return Ok(None);
         }
-        let target = Target::open(key, segments)?;
+        Ok(Some(self.adopt(Target::open(key, segments)?)))
+    }
+
+    /// One that is open already, whose key no other one has.
+    pub(crate) fn adopt(&mut self, target: Target) -> usize {
+        let key = target.key;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
         self.slots[index] = Some(target);
         self.by_key.insert(key, index);
-        Ok(Some(index))
+        index
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Target> {
+        self.slots.iter().flatten()
     }
 
     pub(crate) fn get(&mut self, index: usize) -> Option<&mut Target> {

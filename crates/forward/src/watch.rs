@@ -35,7 +35,7 @@ impl Peer {
         Peer { in_band: Some(InBand::at(address.port())), ..Peer::new(address.ip()) }
     }
 
-    fn settings(&self) -> Result<LinkSettings, LinkError> {
+    pub(crate) fn settings(&self) -> Result<LinkSettings, LinkError> {
         let settings = match self.local {
             Some(local) => LinkSettings::new(local, self.address),
             None => LinkSettings::towards(self.address)?,
@@ -67,19 +67,19 @@ pub struct Watched {
 
 /// A session and what it was asked with.
 #[derive(Debug)]
-struct Session {
-    peer: Peer,
+pub(crate) struct Session {
+    pub(crate) peer: Peer,
     /// Where its link listens; of several links the first.
-    at: SocketAddr,
-    reception: Reception,
-    link: bfd::Link,
+    pub(crate) at: SocketAddr,
+    pub(crate) reception: Reception,
+    pub(crate) link: bfd::Link,
     /// The first session of a port tells what that discards.
-    port: Option<Arc<Port>>,
+    pub(crate) port: Option<Arc<Port>>,
 }
 
 /// All sessions of a forwarder: one for each peer, however many links it is for, and in-band one for each link.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Vec<Session>);
+pub(crate) struct Sessions(pub(crate) Vec<Session>);
 
 impl Sessions {
     pub(crate) fn start<'a>(

@@ -38,7 +38,7 @@ pub(crate) struct Port {
     pub(crate) listener: OwnedFd,
     pub(crate) path: Path,
     /// Of `sk_drops`, what is counted already.
-    overflowed: u32,
+    pub(crate) overflowed: u32,
 }
 
 /// What a plane is asked for, beside its end.
@@ -204,18 +204,19 @@ impl Worker {
             if self.ports[number].as_ref().is_none_or(|port| port.seat != last) {
                 continue;
             }
-            if let Some(port) = &self.ports[number] {
+            if let Some(port) = &mut self.ports[number] {
                 epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
-            }
-            self.release(number);
-            let Some(mut port) = self.ports[number].take() else { continue };
-            if port.path.replies {
-                for target in port.path.targets.numbers().collect::<Vec<_>>() {
-                    if let Some(target) = port.path.targets.get(target) {
-                        epoll.remove(target.socket.as_fd())?;
+                if port.path.replies {
+                    for target in port.path.targets.numbers().collect::<Vec<_>>() {
+                        if let Some(target) = port.path.targets.get(target) {
+                            epoll.remove(target.socket.as_fd())?;
+                        }
                     }
                 }
             }
+            // After that: what is sent on now may open targets, which nobody watches here any more.
+            self.release(number);
+            let Some(port) = self.ports[number].take() else { continue };
             given.push(port);
         }
         Ok(given)

@@ -1,10 +1,11 @@
-//! unix(7) messages that carry a descriptor (SCM_RIGHTS).
+//! unix(7) messages that carry descriptors (SCM_RIGHTS), and who is at the other end.
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
-use crate::check;
+use crate::{Endpoint, check, option, socket};
 
 /// Two ends of a SOCK_SEQPACKET connection: messages keep their bounds, close-on-exec and non-blocking.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -19,31 +20,46 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// ETOOMANYREFS of [`send`]: the user has more descriptors under way than RLIMIT_NOFILE.
 pub const TOO_MANY: i32 = libc::ETOOMANYREFS;
 
-/// Room for the control message of one descriptor, aligned as the kernel wants it.
+/// The most descriptors of one message (SCM_MAX_FD, include/net/scm.h).
+pub const MOST: usize = 253;
+
+/// Room for the control message of [`MOST`] descriptors, aligned as the kernel wants it.
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct Control([u8; 1040]);
 
 /// sendmsg(2) of `bytes`, at least one, in one message, with `descriptor` if there is one: the kernel makes a copy of that.
 /// WouldBlock: the other end has no room.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    send_all(socket, bytes, descriptor.as_slice())
+}
+
+/// The same with several descriptors, [`MOST`] at most; InvalidInput when there are more.
+pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if descriptors.len() > MOST {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = Control([0; 64]);
+    let mut control = Control([0; 1040]);
     // SAFETY: msghdr is plain numbers and pointers, for which zero is a value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
-    if let Some(descriptor) = descriptor {
-        let length = size_of::<libc::c_int>() as libc::c_uint;
+    if !descriptors.is_empty() {
+        let length = mem::size_of_val(descriptors) as libc::c_uint;
         header.msg_control = control.0.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE only computes.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
-        // SAFETY: the header describes room that is aligned and large enough for one control message of one int.
+        // SAFETY: the header describes room that is aligned and large enough for one control message of MOST ints, and there
+        // are no more than that; a BorrowedFd is an int.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
             (*first).cmsg_level = libc::SOL_SOCKET;
             (*first).cmsg_type = libc::SCM_RIGHTS;
             (*first).cmsg_len = libc::CMSG_LEN(length) as _;
-            libc::CMSG_DATA(first).cast::<libc::c_int>().write_unaligned(descriptor.as_raw_fd());
+            let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
+            for (index, descriptor) in descriptors.iter().enumerate() {
+                data.add(index).write_unaligned(descriptor.as_raw_fd());
+            }
         }
     }
     // SAFETY: the header describes initialised memory that outlives the call, which the kernel only reads.
@@ -55,8 +71,14 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<
 /// bytes: the other end is closed. A message that is longer than `room`, or whose descriptor found no place
 /// (RLIMIT_NOFILE), is an error.
 pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let (count, descriptors) = receive_all(socket, room)?;
+    Ok((count, descriptors.into_iter().next()))
+}
+
+/// The same with all the descriptors of the message.
+pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    let mut control = Control([0; 64]);
+    let mut control = Control([0; 1040]);
     // SAFETY: msghdr is plain numbers and pointers, for which zero is a value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
@@ -66,17 +88,21 @@ pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Op
     // SAFETY: the header describes writable memory that outlives the call.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-    let mut descriptor = None;
-    // SAFETY: the kernel has filled the header and the control room that it describes; CMSG_FIRSTHDR looks at its length.
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel has filled the header and the control room that it describes; CMSG_FIRSTHDR looks at its length, and
+    // the length of the control message says how many descriptors follow its head.
     unsafe {
         let first = libc::CMSG_FIRSTHDR(&raw const header);
         if !first.is_null()
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            let fd = libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned();
-            // The kernel has just made this descriptor for us alone.
-            descriptor = Some(OwnedFd::from_raw_fd(fd));
+            let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
+            let bytes = ((*first).cmsg_len as usize).saturating_sub(data as usize - first as usize);
+            for index in 0..bytes / size_of::<libc::c_int>() {
+                // The kernel has just made these descriptors for us alone.
+                descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+            }
         }
     }
     if header.msg_flags & libc::MSG_TRUNC != 0 {
@@ -85,13 +111,69 @@ pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Op
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    Ok((count, descriptor))
+    Ok((count, descriptors))
+}
+
+fn unnamed() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: socket() takes no pointers.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A SOCK_SEQPACKET socket that listens at `path`, non-blocking, for the owner alone (0600), from the moment that the path is
+/// there: bind(2) gives it the mode of the socket (`unix_bind_bsd`).
+///
+/// # Errors
+///
+/// EADDRINUSE when the path is there, whether anybody listens or not.
+pub fn listen_at(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = unnamed()?;
+    // SAFETY: fchmod() takes no pointers.
+    check(unsafe { libc::fchmod(socket.as_raw_fd(), 0o600) })?;
+    socket::bind_endpoint(socket.as_fd(), &Endpoint::Unix(path.to_owned()))?;
+    socket::listen(socket.as_fd(), backlog)?;
+    Ok(socket)
+}
+
+/// A SOCK_SEQPACKET socket that is connected to the one that listens at `path`, non-blocking.
+///
+/// # Errors
+///
+/// ENOENT, and ECONNREFUSED when nobody listens there; EAGAIN when as many wait as may; EPROTOTYPE when it is a stream.
+pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+    let socket = unnamed()?;
+    socket::connect_endpoint(socket.as_fd(), &Endpoint::Unix(path.to_owned()))?;
+    Ok(socket)
+}
+
+/// Who is at the other end of a connection (SO_PEERCRED).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The process that has called connect(2) or listen(2); 0 when it is in another PID namespace.
+    pub process: u32,
+    /// Its effective user then.
+    pub user: u32,
+}
+
+/// SO_PEERCRED
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let [process, user, _group] = option::get_three(socket, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok(Peer { process, user })
+}
+
+/// geteuid(2)
+pub fn own_user() -> u32 {
+    // SAFETY: geteuid() takes no pointers and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::{Read, Write};
-    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -122,5 +204,40 @@ mod tests {
         let (ours, theirs) = pair().unwrap();
         send(ours.as_fd(), b"longer", None).unwrap();
         assert!(receive(theirs.as_fd(), &mut [0; 3]).is_err());
+    }
+
+    #[test]
+    fn as_many_descriptors_come_as_a_message_can_carry() {
+        let (ours, theirs) = pair().unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        for number in [2, MOST] {
+            send_all(ours.as_fd(), b"x", &vec![far.as_fd(); number]).unwrap();
+            let (count, descriptors) = receive_all(theirs.as_fd(), &mut [0; 4]).unwrap();
+            assert_eq!((count, descriptors.len()), (1, number));
+            let mut last = UnixStream::from(descriptors.into_iter().next_back().unwrap());
+            last.write_all(b"y").unwrap();
+        }
+        let mut bytes = [0; 2];
+        (&near).read_exact(&mut bytes).unwrap();
+        let refused = send_all(ours.as_fd(), b"x", &[far.as_fd(); MOST + 1]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_path_is_its_owners_and_tells_who_is_there() {
+        let directory = std::env::temp_dir().join(format!("fourtuple-message-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("socket");
+        assert_eq!(connect_to(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let listener = listen_at(&path, 8).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(listen_at(&path, 8).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let near = connect_to(&path).unwrap();
+        let far = socket::accept_nonblocking(listener.as_fd()).unwrap();
+        let us = Peer { process: std::process::id(), user: own_user() };
+        assert_eq!((peer(near.as_fd()).unwrap(), peer(far.as_fd()).unwrap()), (us, us));
+        drop((listener, far));
+        assert_eq!(connect_to(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -35,6 +35,15 @@ pub fn get_u64(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) ->
     get(socket, level, name, 0)
 }
 
+/// getsockopt(2) of three numbers.
+pub(crate) fn get_three(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+) -> io::Result<[u32; 3]> {
+    get(socket, level, name, [0; 3])
+}
+
 /// Only for plain integers: the kernel writes any bytes into `value`.
 fn get<T: Copy>(
     socket: BorrowedFd<'_>,

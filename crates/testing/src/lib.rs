@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod segment;
+pub mod stream;
 pub mod wire;
 
 use std::any::type_name_of_val;

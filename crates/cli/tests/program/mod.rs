@@ -1,6 +1,8 @@
 //! The program under test: how it is started, and what came of it.
 #![allow(dead_code, reason = "every theme uses its part of it")]
 
+pub(crate) mod forwarder;
+
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;

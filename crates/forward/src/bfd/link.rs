@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,7 @@ use super::error::{LinkError, socket_failed, thread_failed};
 use super::inbox::{self, Inbox};
 use super::packet::Diagnostic;
 use super::port::Port;
-use super::session::{Session, Settings};
+use super::session::{Past, Session, Settings};
 use super::sockets::{self, PORT, Sender as Outwards};
 use super::state::{LinkReport, LinkState};
 use super::task::{Command, Task};
@@ -103,7 +103,10 @@ pub struct Link {
     inbox: Inbox,
     state: LinkState,
     source: SocketAddr,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Task>>,
+    /// What the thread left behind that has stopped in the middle, or is to begin.
+    parted: Option<Box<Task>>,
+    sender: Arc<OwnedFd>,
     /// Where it is to be taken out when it ends.
     registered: Option<(Arc<Port>, u32, IpAddr)>,
 }
@@ -115,17 +118,59 @@ impl Link {
     ///
     /// [`LinkError`]
     pub fn start(settings: &LinkSettings) -> Result<Link, LinkError> {
+        let mut link = Link::prepare(settings)?;
+        link.go_on()?;
+        Ok(link)
+    }
+
+    /// A new session that begins with [`Link::go_on`].
+    pub(crate) fn prepare(settings: &LinkSettings) -> Result<Link, LinkError> {
         settings.check()?;
-        let LinkSettings { local, peer, ref device, timers, ref receive, seed } = *settings;
-        let device = device.as_deref();
+        let LinkSettings { local, ref device, timers, seed, .. } = *settings;
         let mut random = Rng::with_seed(seed);
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
-        let sender = match receive {
+        let sender = match &settings.receive {
             Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
             Receive::Own | Receive::Shared(_) | Receive::Handed => {
-                Outwards(Arc::new(sockets::sender(local, device, &mut random)?))
+                Outwards(Arc::new(sockets::sender(local, device.as_deref(), &mut random)?))
             }
         };
+        let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
+        Link::parted(settings, session, sender, Instant::now())
+    }
+
+    /// A session that another process had, with the socket that it sends from. It begins with [`Link::go_on`]. `None`: what is
+    /// told of it is no session.
+    pub(crate) fn follow(
+        settings: &LinkSettings,
+        past: &Past,
+        sender: OwnedFd,
+    ) -> Result<Option<Link>, LinkError> {
+        settings.check()?;
+        // Times of the session are those since an origin, before which nothing may have been.
+        let now = past.longest_age();
+        let began = Instant::now();
+        let origin = began.checked_sub(now).unwrap_or(began);
+        let Some(mut session) = Session::after(past, now, Rng::with_seed(settings.seed)) else {
+            return Ok(None);
+        };
+        if session.timers() != settings.timers {
+            session.set_timers(settings.timers);
+        }
+        let link = Link::parted(settings, session, Outwards(Arc::new(sender)), origin)?;
+        link.state.set_failed(past.has_failed());
+        Ok(Some(link))
+    }
+
+    fn parted(
+        settings: &LinkSettings,
+        session: Session,
+        sender: Outwards,
+        origin: Instant,
+    ) -> Result<Link, LinkError> {
+        let LinkSettings { local, peer, ref device, ref receive, .. } = *settings;
+        let device = device.as_deref();
+        let local_discriminator = session.local_discriminator();
         let receiver = match receive {
             Receive::Own => Some(sockets::receiver(local, device)?),
             Receive::InBand { socket, is_steered: true } => {
@@ -135,12 +180,11 @@ impl Link {
             }
             Receive::Shared(_) | Receive::Handed | Receive::InBand { .. } => None,
         };
+        let kept = Arc::clone(&sender.0);
         let source = sender.address().map_err(socket_failed("getsockname()", local))?;
         let (inbox, outlet) = inbox::open().map_err(thread_failed("eventfd()"))?;
         let (commands, orders) = mpsc::channel();
-        let origin = Instant::now();
-        let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
-        let state = LinkState::new(origin, LinkReport::of(&session, Duration::ZERO));
+        let state = LinkState::new(origin, LinkReport::of(&session, origin.elapsed()));
         let mut peers = Demultiplexer::new();
         peers.add(local_discriminator.get(), peer.ip(), ());
         let task = Task {
@@ -157,6 +201,7 @@ impl Link {
             epoll: Epoll::new().map_err(thread_failed("epoll_create1()"))?,
             unsent: 0,
             leaving: None,
+            parts: false,
         };
         task.watch()?;
         let registered = match receive {
@@ -166,10 +211,42 @@ impl Link {
             }
             Receive::Own | Receive::Handed | Receive::InBand { .. } => None,
         };
-        let mut link = Link { commands, inbox, state, source, thread: None, registered };
-        let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
-        link.thread = Some(thread.map_err(thread_failed("clone()"))?);
-        Ok(link)
+        let parted = Some(Box::new(task));
+        Ok(Link { commands, inbox, state, source, thread: None, parted, sender: kept, registered })
+    }
+
+    /// Starts the thread of a session that has parted.
+    pub(crate) fn go_on(&mut self) -> Result<(), LinkError> {
+        if let Some(task) = self.parted.take() {
+            let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
+            self.thread = Some(thread.map_err(thread_failed("clone()"))?);
+        }
+        Ok(())
+    }
+
+    /// Stops, and says nothing to the peer, which finds out after a detection time; before that the session can go on, here
+    /// or in another process.
+    pub(crate) fn part(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.tell(Command::Part);
+        // A thread that has panicked has said so.
+        self.parted = thread.join().ok().map(Box::new);
+    }
+
+    /// What another process has to know of a session that has parted.
+    pub(crate) fn past(&self) -> Option<Past> {
+        let task = self.parted.as_ref()?;
+        Some(task.session.past(task.origin.elapsed(), self.state.has_failed()))
+    }
+
+    /// The socket that it shares with others, if it does.
+    pub(crate) fn port(&self) -> Option<&Arc<Port>> {
+        self.registered.as_ref().map(|(port, ..)| port)
+    }
+
+    /// The socket that it sends from.
+    pub(crate) fn sender(&self) -> BorrowedFd<'_> {
+        self.sender.as_fd()
     }
 
     /// For the planes: where they put what they receive of this session.

@@ -1,7 +1,7 @@
 //! One socket at port 3784 for several sessions at the same address.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -33,8 +33,9 @@ struct Shared {
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
+    receiver: Arc<OwnedFd>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Port {
@@ -44,7 +45,14 @@ impl Port {
     ///
     /// [`LinkError::Socket`], among others when somebody has the port (EADDRINUSE), and [`LinkError::Thread`].
     pub fn open(local: SocketAddr, device: Option<&str>) -> Result<Arc<Port>, LinkError> {
-        let receiver = sockets::receiver(local, device)?;
+        let port = Port::prepare(local, sockets::receiver(local, device)?)?;
+        port.go_on()?;
+        Ok(port)
+    }
+
+    /// With a socket that another process has received at. It begins with [`Port::go_on`]: what waits in the socket is to find
+    /// its session.
+    pub(crate) fn prepare(local: SocketAddr, receiver: OwnedFd) -> Result<Arc<Port>, LinkError> {
         let address = fourtuple_syscalls::socket::local_address(receiver.as_fd())
             .map_err(socket_failed("getsockname()", local))?;
         let shared = Arc::new(Shared {
@@ -53,22 +61,47 @@ impl Port {
             bell: Bell::new().map_err(thread_failed("eventfd()"))?,
             ends: AtomicBool::new(false),
         });
+        Ok(Arc::new(Port { address, receiver: Arc::new(receiver), shared, thread: Mutex::default() }))
+    }
+
+    /// Starts to receive, unless it does.
+    pub(crate) fn go_on(&self) -> Result<(), LinkError> {
+        let mut thread = locked(&self.thread);
+        if thread.is_some() {
+            return Ok(());
+        }
+        self.shared.ends.store(false, Ordering::Release);
+        self.shared.bell.silence();
         let epoll = Epoll::new().map_err(thread_failed("epoll_create1()"))?;
-        epoll.add(shared.bell.as_fd(), 0, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
-        epoll.add(receiver.as_fd(), 1, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
-        let thread = thread::Builder::new()
+        epoll.add(self.shared.bell.as_fd(), 0, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
+        epoll.add(self.receiver.as_fd(), 1, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
+        let (receiver, shared) = (Arc::clone(&self.receiver), Arc::clone(&self.shared));
+        let started = thread::Builder::new()
             .name("bfd-port".to_owned())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || receive(&receiver, &epoll, &shared)
-            })
+            .spawn(move || receive(&receiver, &epoll, &shared))
             .map_err(thread_failed("clone()"))?;
-        Ok(Arc::new(Port { address, shared, thread: Some(thread) }))
+        *thread = Some(started);
+        Ok(())
+    }
+
+    /// Stops to receive: what comes waits in the socket.
+    pub(crate) fn part(&self) {
+        self.shared.ends.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        if let Some(thread) = locked(&self.thread).take() {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
     }
 
     /// Where it receives.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its socket.
+    pub(crate) fn receiver(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
     }
 
     /// What it has discarded itself, because it was for no session; sessions count what they discard.
@@ -88,12 +121,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.shared.ends.store(true, Ordering::Release);
-        self.shared.bell.ring();
-        if let Some(thread) = self.thread.take() {
-            // A thread that has panicked has said so.
-            let _ = thread.join();
-        }
+        self.part();
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! There is no clock here: `now` is the time since any origin that the caller keeps to, and never goes backwards.
 
+mod past;
+
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use super::discard::{Discard, Discards};
 use super::packet::{Diagnostic, Packet, State};
 use super::poll_sequence::PollSequence;
 use super::timers::Timers;
+pub(crate) use past::Past;
 
 /// Section 6.8.3: the least DesiredMinTx of a session that is not up.
 const SLOW_US: u32 = 1_000_000;

@@ -111,6 +111,11 @@ impl LinkState {
         state
     }
 
+    /// What a process before this one has found out.
+    pub(super) fn set_failed(&self, failed: bool) {
+        self.0.failed.store(failed, Ordering::Relaxed);
+    }
+
     pub(super) fn publish(&self, since: Duration, report: LinkReport) {
         let published = &self.0;
         published.since_ns.store(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

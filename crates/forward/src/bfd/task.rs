@@ -30,6 +30,8 @@ pub(super) enum Command {
     Drain,
     /// End with one last packet.
     End,
+    /// Stop, and say nothing: another one goes on with the session.
+    Part,
 }
 
 /// Packets that are received before the timers are looked at again.
@@ -54,6 +56,14 @@ pub(super) struct Task {
     pub(super) unsent: u64,
     /// When to end, at the latest.
     pub(super) leaving: Option<Duration>,
+    /// Whether to stop in the middle.
+    pub(super) parts: bool,
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Task").field("session", &self.session).finish_non_exhaustive()
+    }
 }
 
 impl Task {
@@ -67,16 +77,17 @@ impl Task {
         Ok(())
     }
 
-    pub(super) fn run(mut self) {
+    /// Until the session has ended, or has parted; what is left of it can be run again then.
+    pub(super) fn run(mut self) -> Task {
         let mut batch = Batch::new(BATCH, ROOM);
         loop {
             // What has come is heard before it is decided that nothing came.
             self.receive(&mut batch);
             self.obey();
-            let wait = self.act();
+            let wait = if self.parts { None } else { self.act() };
             self.publish();
-            if self.is_over() {
-                return;
+            if self.is_over() || std::mem::take(&mut self.parts) {
+                return self;
             }
             // It fails for bad arguments only; a thread that goes round quickly is better than a session that is dead.
             let _ = self.epoll.wait(&mut [Ready::NONE; 2], wait);
@@ -130,6 +141,7 @@ impl Task {
                 Command::Timers(timers) => self.session.set_timers(timers),
                 Command::Reset => self.session.reset_forwarding_plane(now),
                 Command::Signal(diagnostic) => self.session.signal(diagnostic),
+                Command::Part => self.parts = true,
                 Command::Drain => {
                     // A peer that is not known waits for nothing.
                     let is_known = self.session.remote_discriminator().is_some();

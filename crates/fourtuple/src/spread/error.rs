@@ -100,6 +100,14 @@ pub enum SpreadError {
         /// Its number.
         index: usize,
     },
+    /// Sockets that are no group.
+    #[error("{spread}: these sockets are no group of it: {why}")]
+    NotOne {
+        /// What they were to be.
+        spread: Spread,
+        /// The reason.
+        why: &'static str,
+    },
     /// A call failed.
     #[error("{call} for {address}: {} ({source})", errno_name(source))]
     Call {

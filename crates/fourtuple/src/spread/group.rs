@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
@@ -33,6 +33,8 @@ pub struct Group {
     control: Option<OwnedFd>,
     programs: Option<Programs>,
     live: Option<Live>,
+    /// What keeps the program at a device that another process has put there.
+    link: Option<OwnedFd>,
 }
 
 /// What can be changed of a group with [`Spread::Map`].
@@ -104,8 +106,15 @@ impl Group {
             }
             _ => None,
         };
-        let mut group =
-            Group { address, spread: *spread, members: Vec::new(), control: None, programs, live: None };
+        let mut group = Group {
+            address,
+            spread: *spread,
+            members: Vec::new(),
+            control: None,
+            programs,
+            live: None,
+            link: None,
+        };
         let has_table = matches!(selector, Selector::Table(_));
         for seat in 0..members {
             let member = group.socket()?;
@@ -137,6 +146,17 @@ impl Group {
             }
         }
         Ok(group)
+    }
+
+    /// Of sockets that are open already.
+    pub(super) fn of(
+        address: SocketAddr,
+        spread: Spread,
+        members: Vec<OwnedFd>,
+        link: Option<OwnedFd>,
+    ) -> Group {
+        let members = members.into_iter().map(Some).collect();
+        Group { address, spread, members, control: None, programs: None, live: None, link }
     }
 
     fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> SpreadError {
@@ -266,6 +286,13 @@ impl Group {
             }
         }
         Ok(None)
+    }
+
+    /// What keeps the program at the device there, with [`Spread::XdpSourcePort`] and [`Spread::Cpumap`]: a descriptor for
+    /// whoever takes the group over.
+    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+        let link = self.link.as_ref().map(AsFd::as_fd);
+        link.or_else(|| self.programs.as_ref()?.link())
     }
 
     /// What the program at the device did, where there is one.

@@ -4,6 +4,7 @@
 //! are. A [`Group`] is opened with a [`Spread`] that is attached once, before the first packet can come; what is to be changed
 //! under traffic is changed in the table of [`Spread::Map`]. A [`ControlFilter`] keeps control packets from waiting behind data.
 
+mod adopt;
 mod classic;
 mod control;
 mod device;

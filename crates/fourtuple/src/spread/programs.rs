@@ -119,6 +119,14 @@ impl Programs {
         self.map.as_ref().map_or(0, GroupMap::strays)
     }
 
+    /// What keeps the program at the device there.
+    pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.packets.as_ref().map(|packets| match packets {
+            Packets::SourcePort(program) => program.link(),
+            Packets::CpuMap(program) => program.link(),
+        })
+    }
+
     pub(super) fn at_device(&self) -> Option<AtDevice> {
         let (mode, Counted { changed, passed }) = match self.packets.as_ref()? {
             Packets::SourcePort(program) => (program.mode(), program.counted()),

@@ -64,6 +64,10 @@ impl Programs {
         0
     }
 
+    pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     pub(super) fn at_device(&self) -> Option<AtDevice> {
         None
     }

@@ -1,6 +1,6 @@
 //! Counters for Prometheus: one page, the same for whoever asks.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -44,8 +44,14 @@ pub(super) fn serve(address: SocketAddr) -> anyhow::Result<Metrics> {
 }
 
 impl Metrics {
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
+    /// That nobody can ask for.
+    pub(super) fn nowhere(address: SocketAddr) -> Metrics {
+        Metrics { address, page: Arc::default() }
+    }
+
+    /// Says on stderr where they are.
+    pub(super) fn tell(&self) {
+        let _ = writeln!(io::stderr(), "metrics at http://{}/metrics", self.address);
     }
 
     pub(super) fn update(&self, planes: &[ForwardPlane], bfd: &[ForwardBfd]) {

@@ -1,6 +1,7 @@
 mod config;
 mod live;
 mod metrics;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -24,6 +25,7 @@ use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
 use config::{File, LinkText, Understood};
+use metrics::Metrics;
 
 /// How long a signal, or the end of --for, may go unnoticed.
 const LOOK: Duration = Duration::from_millis(20);
@@ -86,6 +88,10 @@ pub(crate) struct ForwardFlags {
     /// Give counters to Prometheus, by HTTP at this address
     #[arg(long, value_name = "ADDR", allow_hyphen_values = true)]
     metrics: Option<SocketAddr>,
+    /// Take over from the process that was started with the same path, without the loss of a packet, and let another one take
+    /// over from this one: a unix socket that is made there, for this user and root alone
+    #[arg(long, value_name = "PATH")]
+    takeover: Option<PathBuf>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
@@ -122,18 +128,24 @@ impl ForwardFlags {
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let mut running = forward.start()?;
+        let (mut running, mut takeover) = takeover::start(&forward, self.takeover.as_deref())?;
         let begun = Instant::now();
-        let metrics = self.metrics.map(metrics::serve).transpose()?;
+        // The one before may have the address until it has ended.
+        let metrics = self.metrics.filter(|_| takeover.from().is_none());
+        let mut metrics = metrics.map(metrics::serve).transpose()?;
         if !self.output.quiet {
             // Not for a terminal alone: whoever starts it from a script waits for this line.
             for line in ready_lines(&running, &forward) {
                 let _ = writeln!(io::stderr(), "{line}");
             }
+            if let Some(process) = takeover.from() {
+                let _ = writeln!(io::stderr(), "taken over from process {process}");
+            }
             if let Some(metrics) = &metrics {
-                let _ = writeln!(io::stderr(), "metrics at http://{}/metrics", metrics.address());
+                metrics.tell();
             }
         }
+        let mut handed = None;
         let mut table = live::Table::new(self.output.quiet);
         let mut told = begun;
         while !stop.load(Ordering::Relaxed) {
@@ -142,6 +154,13 @@ impl ForwardFlags {
                 break;
             }
             running.check()?;
+            handed = takeover.look(&mut running, self.output.quiet)?;
+            if handed.is_some() {
+                break;
+            }
+            if let (None, Some(address), true) = (&metrics, self.metrics, takeover.is_alone()) {
+                metrics = Some(self.late_metrics(address));
+            }
             if reload.swap(false, Ordering::Relaxed) {
                 self.reload(&running, &links);
             }
@@ -161,7 +180,7 @@ impl ForwardFlags {
         let listen =
             (0..links.len()).filter_map(|link| running.address(link)).map(|address| address.to_string());
         let listen = listen.collect();
-        let bfd = sessions(running.end_bfd());
+        let bfd = sessions(handed.unwrap_or_else(|| running.end_bfd()));
         let planes = sum(&running.drain()?);
         let results = results(elapsed, listen, &planes, bfd);
         let host =
@@ -175,6 +194,18 @@ impl ForwardFlags {
         };
         let record = output::record("forward", started, host, settings, Vec::new(), results);
         self.output.finish(&Saved::Forward(record))
+    }
+
+    /// Those of a process that has taken over. It is at work, and an address that somebody else has by now is no reason to end.
+    fn late_metrics(&self, address: SocketAddr) -> Metrics {
+        let metrics = metrics::serve(address);
+        if let (Ok(metrics), false) = (&metrics, self.output.quiet) {
+            metrics.tell();
+        }
+        metrics.unwrap_or_else(|error| {
+            let _ = writeln!(io::stderr(), "{error:#}; packets are forwarded without it");
+            Metrics::nowhere(address)
+        })
     }
 
     fn links(&self, file: &File) -> Result<Vec<Understood>, UsageError> {

@@ -1,6 +1,7 @@
 //! Every clause of section 6.8 that concerns asynchronous mode, on a simulated clock.
 
 mod machine;
+mod past;
 mod peers;
 mod poll;
 mod reception;

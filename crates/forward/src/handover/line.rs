@@ -1,0 +1,234 @@
+//! What two processes say to each other: messages of text, a kind and then a name and a value a line, some with descriptors.
+
+use std::fmt::Write;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::message::{self, Peer};
+use fourtuple_syscalls::socket;
+
+use super::error::HandoverError;
+
+/// How long the other one may say nothing when it is its turn: it does nothing in between that takes long.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of a message: [`message::MOST`] targets of two addresses each find room.
+const ROOM: usize = 64 * 1024;
+
+/// A connection to the other process.
+#[derive(Debug)]
+pub(super) struct Line {
+    socket: OwnedFd,
+    path: PathBuf,
+    pub(super) peer: Peer,
+}
+
+/// One message.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) text: String,
+    pub(super) descriptors: Vec<OwnedFd>,
+    path: PathBuf,
+}
+
+impl Line {
+    /// Refuses those who are neither this user nor root: whoever can answer here gets the sockets, or gives them.
+    pub(super) fn new(socket: OwnedFd, path: &Path) -> Result<Line, HandoverError> {
+        let path = path.to_owned();
+        let peer = message::peer(socket.as_fd()).map_err(|source| HandoverError::Call {
+            call: "getsockopt(SO_PEERCRED)",
+            path: path.clone(),
+            source,
+        })?;
+        if peer.user != 0 && peer.user != message::own_user() {
+            return Err(HandoverError::Stranger { path, user: peer.user });
+        }
+        Ok(Line { socket, path, peer })
+    }
+
+    fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> HandoverError {
+        let path = self.path.clone();
+        move |source| match source.raw_os_error() {
+            Some(EPIPE | ECONNRESET) => HandoverError::Gone { path: path.clone() },
+            _ => HandoverError::Call { call, path: path.clone(), source },
+        }
+    }
+
+    pub(super) fn say(&self, text: &str) -> Result<(), HandoverError> {
+        self.send(text, &[])
+    }
+
+    /// With [`message::MOST`] descriptors at most.
+    pub(super) fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), HandoverError> {
+        let begun = Instant::now();
+        loop {
+            match message::send_all(self.socket.as_fd(), text.as_bytes(), descriptors) {
+                Ok(()) => return Ok(()),
+                Err(error) if begun.elapsed() >= PATIENCE => return Err(self.failed("sendmsg()")(error)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let _ = socket::wait_writable(self.socket.as_fd(), Some(PATIENCE))
+                        .map_err(self.failed("poll()"))?;
+                }
+                // As many as may be are under way: until the other one has taken some.
+                Err(error) if error.raw_os_error() == Some(message::TOO_MANY) => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(self.failed("sendmsg()")(error)),
+            }
+        }
+    }
+
+    /// What has been said, if anything has.
+    pub(super) fn hear(&self) -> Result<Option<Said>, HandoverError> {
+        let mut room = vec![0; ROOM];
+        let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut room) {
+            Ok((0, _)) => return Err(HandoverError::Gone { path: self.path.clone() }),
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(self.failed("recvmsg()")(error)),
+        };
+        let text = String::from_utf8_lossy(&room[..count]).into_owned();
+        match text.strip_prefix("no\n") {
+            Some(why) => Err(HandoverError::Refused { why: why.to_owned() }),
+            None => Ok(Some(Said { text, descriptors, path: self.path.clone() })),
+        }
+    }
+
+    /// What is said next.
+    pub(super) fn wait(&self) -> Result<Said, HandoverError> {
+        self.wait_for(PATIENCE)
+    }
+
+    fn wait_for(&self, time: Duration) -> Result<Said, HandoverError> {
+        let begun = Instant::now();
+        loop {
+            if let Some(said) = self.hear()? {
+                return Ok(said);
+            }
+            let left = time.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(HandoverError::Silent { path: self.path.clone(), after: time });
+            }
+            let _ = socket::wait_readable(self.socket.as_fd(), Some(left)).map_err(self.failed("poll()"))?;
+        }
+    }
+
+    /// What is said within this time; when nothing is, what the other one says later fails there: both know how it ended.
+    pub(super) fn wait_or_shut(&self, time: Duration) -> Result<Said, HandoverError> {
+        let silent = match self.wait_for(time) {
+            Err(error @ HandoverError::Silent { .. }) => error,
+            heard => return heard,
+        };
+        let socket = self.socket.try_clone().map_err(self.failed("dup()"))?;
+        UnixStream::from(socket).shutdown(std::net::Shutdown::Read).map_err(self.failed("shutdown()"))?;
+        match self.hear() {
+            Ok(Some(said)) => Ok(said),
+            _ => Err(silent),
+        }
+    }
+
+    /// Waits until the other process has ended, or closed its end: whether it has within this time.
+    pub(super) fn wait_for_end(&self, time: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            match self.hear() {
+                Ok(_) => {}
+                Err(_) => return true,
+            }
+            let left = time.saturating_sub(begun.elapsed());
+            if left.is_zero() || socket::wait_readable(self.socket.as_fd(), Some(left)).is_err() {
+                return false;
+            }
+        }
+    }
+}
+
+const EPIPE: i32 = 32;
+const ECONNRESET: i32 = 104;
+
+impl Said {
+    pub(super) fn kind(&self) -> &str {
+        self.text.lines().next().unwrap_or_default()
+    }
+
+    /// The lines after the kind.
+    pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.text.lines().skip(1)
+    }
+
+    pub(super) fn unexpected(&self, expected: &'static str) -> HandoverError {
+        let said = self.text.chars().take(60).collect();
+        HandoverError::Unexpected { path: self.path.clone(), said, expected }
+    }
+
+    /// The value of the line that begins with this name.
+    pub(super) fn value<T: FromStr>(&self, name: &'static str) -> Result<T, HandoverError> {
+        let line = self.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).ok_or_else(|| self.unexpected(name))
+    }
+}
+
+/// A message in the making.
+pub(super) struct Text(String);
+
+impl Text {
+    pub(super) fn of(kind: &str) -> Text {
+        Text(kind.to_owned())
+    }
+
+    pub(super) fn with(mut self, name: &str, value: impl std::fmt::Display) -> Text {
+        // Writing to a String does not fail.
+        let _ = write!(self.0, "\n{name} {value}");
+        self
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Line, Line) {
+        let (one, other) = message::pair().unwrap();
+        let path = Path::new("/there");
+        (Line::new(one, path).unwrap(), Line::new(other, path).unwrap())
+    }
+
+    #[test]
+    fn what_is_said_is_heard_with_its_values() {
+        let (one, other) = pair();
+        assert!(other.hear().unwrap().is_none());
+        let text = Text::of("seat").with("number", 7).with("at", "[::1]:4000");
+        one.send(text.as_str(), &[one.socket.as_fd()]).unwrap();
+        let said = other.wait().unwrap();
+        assert_eq!((said.kind(), said.descriptors.len()), ("seat", 1));
+        assert_eq!(said.value::<u32>("number").unwrap(), 7);
+        assert!(said.value::<std::net::SocketAddr>("at").is_ok());
+        assert!(said.value::<u32>("at").is_err() && said.value::<u32>("num").is_err());
+        drop(said);
+        one.say("no\nnot like this").unwrap();
+        assert!(matches!(other.wait(), Err(HandoverError::Refused { why }) if why == "not like this"));
+        drop(one);
+        assert!(matches!(other.wait(), Err(HandoverError::Gone { .. })));
+        assert!(matches!(other.say("x"), Err(HandoverError::Gone { .. })));
+        assert!(other.wait_for_end(PATIENCE));
+    }
+
+    #[test]
+    fn one_who_is_late_cannot_say_it_any_more() {
+        let (one, other) = pair();
+        let silent = one.wait_or_shut(Duration::from_millis(1)).unwrap_err();
+        assert!(matches!(silent, HandoverError::Silent { .. }), "{silent}");
+        assert!(matches!(other.say("taken"), Err(HandoverError::Gone { .. })));
+        let (one, other) = pair();
+        other.say("taken").unwrap();
+        assert_eq!(one.wait_or_shut(Duration::ZERO).unwrap().kind(), "taken");
+    }
+}

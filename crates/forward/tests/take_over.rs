@@ -1,0 +1,263 @@
+//! A forwarder that another one takes over from while packets flow: none is lost, none is sent twice. Here both are in one
+//! process; `crates/cli/tests/take_over.rs` has them in two.
+
+mod kinds;
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::spread::{Key, Spread};
+use fourtuple_forward::bfd::{State, Timers};
+use fourtuple_forward::{
+    Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Running,
+    TakenOver,
+};
+use fourtuple_syscalls::message;
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::stream::{LONG, Stream, socket};
+
+fn restarts() -> usize {
+    let number = std::env::var("FOURTUPLE_RESTARTS").ok();
+    number.map_or(5, |number| number.parse().expect("FOURTUPLE_RESTARTS is a number"))
+}
+
+/// A directory that goes with the value.
+struct Room(PathBuf);
+
+impl Room {
+    fn new(name: &str) -> Room {
+        let path = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Room(path)
+    }
+
+    fn door(&self) -> PathBuf {
+        self.0.join("door")
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Looks until something comes of it.
+fn hand_over(running: &mut Running, door: &mut Door) -> Handed {
+    let begun = Instant::now();
+    loop {
+        match running.hand_over(door).unwrap() {
+            Handed::Nothing => assert!(begun.elapsed() < LONG, "nobody takes over"),
+            handed => return handed,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A new forwarder takes over from the old one, which has to be ready for it.
+fn replace(
+    old: &mut Running,
+    door: &mut Door,
+    new: &Forward,
+    room: &Room,
+) -> Result<TakenOver, ForwardError> {
+    thread::scope(|scope| {
+        let path = room.door();
+        let new =
+            scope.spawn(move || new.take_over(Predecessor::at(&path).unwrap().expect("somebody answers")));
+        let handed = hand_over(old, door);
+        let result = new.join().unwrap();
+        assert_eq!(matches!(handed, Handed::Done { .. }), result.is_ok(), "{handed:?}");
+        result
+    })
+}
+
+fn received(running: Running) -> u64 {
+    let planes = running.drain().unwrap().remove(0);
+    assert!(planes.iter().all(|plane| plane.dropped.is_empty()), "{planes:?}");
+    planes.iter().map(|plane| plane.received).sum()
+}
+
+#[test]
+fn no_packet_is_lost_when_a_forwarder_takes_over() {
+    in_namespace(|| {
+        for kind in kinds::kinds("no_packet_is_lost_when_a_forwarder_takes_over") {
+            for replies in [false, true] {
+                let room = Room::new("take-over");
+                let mut streams = Stream::new(replies);
+                let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
+                link.spread = Spread::Key(Key::whole(0, 4));
+                link.replies = replies;
+                let forward = Forward { kind, ..Forward::new(link, 3) };
+                let (mut running, mut door) = (forward.start().unwrap(), Door::open(&room.door()).unwrap());
+                let to = running.address(0).unwrap();
+                let mut in_all = 0;
+                let sent = streams.run(to, || {
+                    for restart in 0..restarts() {
+                        // Also with fewer planes than sockets, and as many again.
+                        let new = Forward { planes: 1 + restart % 3, ..forward.clone() };
+                        let taken = replace(&mut running, &mut door, &new, &room).unwrap();
+                        assert_eq!(taken.running.at_work().len(), new.planes);
+                        in_all += received(std::mem::replace(&mut running, taken.running));
+                        door = taken.door;
+                    }
+                    running.check().unwrap();
+                });
+                assert_eq!(in_all + received(running), sent, "{kind}");
+                drop(door);
+                assert!(!room.door().exists());
+            }
+        }
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
+    in_namespace(|| {
+        let room = Room::new("refused");
+        let (client, target, other) = (socket(), socket(), socket());
+        let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+        let forward = Forward::new(link.clone(), 2);
+        let (mut running, mut door) = (forward.start().unwrap(), Door::open(&room.door()).unwrap());
+        let to = running.address(0).unwrap();
+        let with = |link: Link| Forward { links: vec![link], ..forward.clone() };
+        let elsewhere = other.local_addr().unwrap();
+        let wrong = [
+            (with(Link { listen: elsewhere, ..link.clone() }), "does not listen at"),
+            (with(Link { spread: Spread::Random, ..link.clone() }), "spread by hash"),
+            (Forward { planes: 3, ..forward.clone() }, "too few for 3 planes"),
+            (Forward { kind: PlaneKind::Batched, ..forward.clone() }, "put together"),
+            (Forward { links: vec![link.clone(), link.clone()], ..forward.clone() }, "it has 1 links"),
+            (with(Link::new(link.listen, to)), "itself"),
+        ];
+        for (new, why) in wrong {
+            let error = replace(&mut running, &mut door, &new, &room).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+            client.send_to(b"x", to).unwrap();
+            assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
+        }
+        // By the real address, with other routes: what is not of the sockets may change.
+        let new = with(Link::new(to, elsewhere));
+        let TakenOver { running: new, process, .. } = replace(&mut running, &mut door, &new, &room).unwrap();
+        assert_eq!((new.address(0), process), (Some(to), std::process::id()));
+        client.send_to(b"x", to).unwrap();
+        assert_eq!(other.recv(&mut [0; 4]).unwrap(), 1);
+    });
+}
+
+/// The first words, as the library says them.
+const HELLO: &[u8] = b"fourtuple forward takes over, 1";
+
+fn hear(line: impl AsFd, until: &str) {
+    loop {
+        let line = line.as_fd();
+        assert!(fourtuple_syscalls::socket::wait_readable(line, Some(LONG)).unwrap());
+        let mut room = [0; 65_536];
+        let (count, _) = message::receive_all(line, &mut room).unwrap();
+        if room[..count].starts_with(until.as_bytes()) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn one_that_dies_on_the_way_leaves_the_old_one_at_work() {
+    in_namespace(|| {
+        for dies_when_ready in [false, true] {
+            let room = Room::new("dies");
+            let mut streams = Stream::new(true);
+            let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
+            link.spread = Spread::Key(Key::whole(0, 4));
+            link.replies = true;
+            let mut running = Forward::new(link, 2).start().unwrap();
+            let mut door = Door::open(&room.door()).unwrap();
+            let to = running.address(0).unwrap();
+            let sent = streams.run(to, || {
+                for _ in 0..restarts() {
+                    let (handed, ()) = thread::scope(|scope| {
+                        let path = room.door();
+                        let dying = scope.spawn(move || {
+                            let line = message::connect_to(&path).unwrap();
+                            message::send(line.as_fd(), HELLO, None).unwrap();
+                            hear(&line, "that is all");
+                            if dies_when_ready {
+                                message::send(line.as_fd(), b"ready", None).unwrap();
+                                hear(&line, "that is all");
+                            }
+                        });
+                        (hand_over(&mut running, &mut door), dying.join().unwrap())
+                    });
+                    assert!(matches!(handed, Handed::Failed(HandoverError::Gone { .. })), "{handed:?}");
+                    assert_eq!(running.at_work(), [0, 1]);
+                }
+            });
+            assert_eq!(received(running), sent);
+        }
+    });
+}
+
+#[test]
+fn nonsense_is_no_successor() {
+    in_namespace(|| {
+        let room = Room::new("nonsense");
+        let link = Link::new("127.0.0.1:0".parse().unwrap(), socket().local_addr().unwrap());
+        let mut running = Forward::new(link, 1).start().unwrap();
+        let mut door = Door::open(&room.door()).unwrap();
+        assert!(matches!(running.hand_over(&mut door).unwrap(), Handed::Nothing));
+        for said in [&b"ready?"[..], b"fourtuple forward takes over, 2", b"\xff\0", &[b'x'; 60_000]] {
+            let line = message::connect_to(&room.door()).unwrap();
+            message::send(line.as_fd(), said, None).unwrap();
+            let handed = hand_over(&mut running, &mut door);
+            assert!(matches!(handed, Handed::Failed(HandoverError::Unexpected { .. })), "{handed:?}");
+            hear(&line, "no\n");
+        }
+        drop(message::connect_to(&room.door()).unwrap());
+        let handed = hand_over(&mut running, &mut door);
+        assert!(matches!(handed, Handed::Failed(HandoverError::Gone { .. })), "{handed:?}");
+        running.check().unwrap();
+    });
+}
+
+#[test]
+fn the_bfd_peer_of_a_forwarder_notices_nothing() {
+    in_namespace(|| {
+        let room = Room::new("bfd");
+        let target: SocketAddr = ([127, 0, 0, 2], 4000).into();
+        let start = |here: [u8; 4], there: SocketAddr| {
+            let mut link = Link::new((here, 0).into(), there);
+            // So many may be lost that no machine is too busy for it.
+            let often = Duration::from_millis(100);
+            let timers = Timers::new(often, often, 200).unwrap();
+            link.bfd = Some(Peer { local: Some(here.into()), timers, ..Peer::new(there.ip()) });
+            Forward::new(link, 1)
+        };
+        let one = start([127, 0, 0, 1], target);
+        let other = start([127, 0, 0, 2], ([127, 0, 0, 1], 4000).into()).start().unwrap();
+        let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
+        let up = |running: &Running| running.bfd()[0].report.state == State::Up;
+        let begun = Instant::now();
+        while !(up(&running) && up(&other)) {
+            assert!(begun.elapsed() < LONG);
+            thread::sleep(Duration::from_millis(10));
+        }
+        let before = other.bfd()[0].report.clone();
+        for _ in 0..restarts() {
+            let taken = replace(&mut running, &mut door, &one, &room).unwrap();
+            (running, door) = (taken.running, taken.door);
+            // Both sides have heard each other since.
+            let (heard, told) = (other.bfd()[0].report.received, running.bfd()[0].report.received);
+            let begun = Instant::now();
+            while other.bfd()[0].report.received < heard + 2 || running.bfd()[0].report.received < told + 2 {
+                assert!(begun.elapsed() < LONG);
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let (here, there) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());
+        assert_eq!((there.state, there.transitions), (State::Up, before.transitions));
+        assert_eq!(there.remote_discriminator, before.remote_discriminator);
+        assert_eq!((here.state, here.ups, here.downs), (State::Up, 1, 0));
+    });
+}

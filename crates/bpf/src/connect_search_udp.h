@@ -15,12 +15,17 @@ enum { EAGAIN = 11, ALLOW = 1 };
 INLINE u32 process_from_leader(const struct wanted *wanted)
 {
 	struct task_struct *task = current_task();
-	struct pid *pid = task->group_leader->thread_pid;
-	const u8 *numbers = (const u8 *)&pid->numbers;
-	const struct upid *innermost = (const struct upid *)(numbers + (u64)(pid->level & 31) * KERNEL_SIZE(struct upid));
+	struct pid *pid = NULL;
+	const struct upid *innermost;
+	unsigned int level = 0;
 	struct pid_namespace *namespace = NULL;
 	u32 inode = 0;
 	int number = 0;
+	/* Read, and not followed, it is a number, with which the verifier of 6.1 lets one calculate. */
+	if (read_kernel(&pid, sizeof(pid), &task->group_leader->thread_pid) || !pid ||
+	    read_kernel(&level, sizeof(level), &pid->level))
+		return current_task_id() >> 32;
+	innermost = (const struct upid *)((u64)&pid->numbers + (u64)(level & 31) * KERNEL_SIZE(struct upid));
 	if (!read_kernel(&namespace, sizeof(namespace), &innermost->ns) && namespace &&
 	    !read_kernel(&inode, sizeof(inode), &namespace->ns.inum) && inode == wanted->namespace_inode &&
 	    !read_kernel(&number, sizeof(number), &innermost->nr))

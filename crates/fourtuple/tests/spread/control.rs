@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use fourtuple::spread::{ControlFilter, Group, Spread, SpreadError};
 use fourtuple_syscalls::datagram::Batch;
@@ -20,12 +21,23 @@ const ALL: [&str; 2] = ["127.0.0.1", "::1"];
 
 /// Sends both kinds while nobody reads, the one kind from `control`.
 fn overload(group: &Group, data: &UdpSocket, control: &UdpSocket) {
+    let to_itself = at("127.0.0.1");
+    to_itself.connect(to_itself.local_addr().unwrap()).unwrap();
+    to_itself.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     for packet in 0..DATA {
         data.send_to(&packet.to_be_bytes(), group.address()).unwrap();
         if packet % BETWEEN == 0 {
             control.send_to(&(MARK | packet).to_be_bytes(), group.address()).unwrap();
+            wait_for_loopback(&to_itself);
         }
     }
+}
+
+/// Until what was sent before is where it goes: on a slow machine the queue of the loopback device, of 1,000 packets
+/// (netdev_max_backlog), would be full before those of the sockets, and lose both kinds alike.
+fn wait_for_loopback(to_itself: &UdpSocket) {
+    let arrives = || to_itself.send(&[0]).and_then(|_| to_itself.recv(&mut [0])).is_ok();
+    assert!((0..100).any(|_| arrives()), "nothing passes the loopback device");
 }
 
 /// Of control and of data, what is in the queues of these sockets.

@@ -67,27 +67,28 @@ fn are_compared(pairs: &[(&PlanesCell, &PlanesCell)]) -> bool {
     pairs.windows(2).any(|works| works[0].1.work_ns != works[1].1.work_ns)
 }
 
-/// Work per packet from which on two planes help, straight between the works that were measured; `None` when that was one.
+/// Whether the gain is one that runs like these do not have by chance.
+fn helps(two: &PlanesCell) -> bool {
+    two.pps_to_one_plane.is_some_and(|ratio| ratio.ratio >= HELPS && ratio.low > 1.0)
+}
+
+/// Work per packet from which on two planes help, with every longer one as well, straight between the works that were measured;
+/// `None` when they do not, or when that was one.
 pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
     let pairs = pairs(cells);
     if !are_compared(&pairs) {
         return None;
     }
-    let mut last: Option<(u64, f64)> = None;
-    for (_, two) in pairs {
-        let (work, gain) = (two.work_ns, gain(two));
-        if gain >= HELPS {
-            return Some(match last {
-                Some((before, less)) => {
-                    let part = (HELPS - less) / (gain - less);
-                    before + ((work - before) as f64 * part).round() as u64
-                }
-                None => work,
-            });
+    let first = pairs.iter().rposition(|(_, two)| !helps(two)).map_or(0, |last| last + 1);
+    let (_, two) = pairs.get(first)?;
+    let before = first.checked_sub(1).map(|before| pairs[before].1).filter(|before| gain(before) < HELPS);
+    Some(match before {
+        Some(before) => {
+            let part = (HELPS - gain(before)) / (gain(two) - gain(before));
+            before.work_ns + ((two.work_ns - before.work_ns) as f64 * part).round() as u64
         }
-        last = Some((work, gain));
-    }
-    None
+        None => two.work_ns,
+    })
 }
 
 fn planes(results: &PlanesResults) -> Option<String> {
@@ -109,7 +110,8 @@ fn planes(results: &PlanesResults) -> Option<String> {
         None => format!("Planes did not help here with up to {} a packet", micros(longest.work_ns)),
     };
     Some(format!(
-        "{verdict}: two {} planes forwarded as many {} B packets as one {}. Generator and sink share the processors with them.",
+        "{verdict}: two {} planes forwarded as many {} B packets as one {}. Generator and sink share the processors with them; \
+         what is counted is without these.",
         longest.plane,
         longest.packet_bytes,
         measured.join(", "),

@@ -87,9 +87,12 @@ fn planes_help_with_any_work_or_with_none_of_those_measured() {
 
 #[test]
 fn what_does_not_last_or_may_be_chance_is_no_gain() {
-    let fades = results([both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.0)].concat());
+    let fades = results(
+        [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.0)].concat(),
+    );
     assert_eq!(fades.planes_help_above_ns, None);
-    let comes_back = [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.3)].concat();
+    let comes_back =
+        [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.3)].concat();
     assert_eq!(results(comes_back).planes_help_above_ns, Some(13_000));
     let mut by_chance = [both("batched", 0, 1.6), both("batched", 6_000, 1.8)].concat();
     for cell in &mut by_chance {

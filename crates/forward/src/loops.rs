@@ -12,7 +12,7 @@ use crate::error::ForwardError;
 /// that came would stay. `listens` says where each of them really listens, `hops` where its packets may go.
 ///
 /// What the kernel takes for an address of this host counts, not what looks like one: 0.0.0.0 hears 127.0.0.9 and every address
-/// of every device, and [::] the same over IPv4 too.
+/// of every device, and `[::]` the same over IPv4 too.
 pub(crate) fn refuse(listens: &[SocketAddr], hops: &[Vec<SocketAddr>]) -> Result<(), ForwardError> {
     refuse_where(listens, hops, &mut route::is_local)
 }

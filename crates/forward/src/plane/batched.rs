@@ -20,7 +20,11 @@ pub(super) struct Batched {
 
 impl Batched {
     pub(super) fn new() -> Batched {
-        Batched { batch: Batch::new(BATCH, ROOM), back: Outgoing::new() }
+        Batched::with_room(ROOM)
+    }
+
+    pub(super) fn with_room(room: usize) -> Batched {
+        Batched { batch: Batch::new(BATCH, room), back: Outgoing::new() }
     }
 }
 

@@ -65,7 +65,7 @@ impl PlaneKind {
         match self {
             PlaneKind::OneByOne => Box::new(one_by_one::OneByOne::new()),
             PlaneKind::Batched => Box::new(batched::Batched::new()),
-            PlaneKind::Offload => Box::new(offload::Offload::new()),
+            PlaneKind::Offload => Box::new(offload::offload()),
             PlaneKind::Uring => Box::new(uring::Uring::new()),
         }
     }

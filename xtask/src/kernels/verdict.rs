@@ -10,6 +10,9 @@ use super::serial::{Ran, Session};
 /// How much of a failed program's output is shown; the log has all of it.
 const TAIL: usize = 60;
 
+/// And of the console of a kernel that did not get to the end: an oops and the panic after it are about 80 lines.
+const CONSOLE_TAIL: usize = 120;
+
 /// Everything that keeps a session from having passed, one line each.
 pub(crate) fn faults(kernel: &Kernel, entries: &[Entry], session: &Session) -> Vec<String> {
     let mut faults = session.troubles.clone();
@@ -55,10 +58,10 @@ pub(crate) fn print(session: &Session, faults: &[String], booted: &Booted, log: 
             println!("    {line}");
         }
     }
-    if session.kernel.is_none() {
+    if session.failed.is_none() {
         println!("--- the end of the serial console");
         let lines: Vec<&str> = booted.log.lines().collect();
-        for line in &lines[lines.len().saturating_sub(TAIL)..] {
+        for line in &lines[lines.len().saturating_sub(CONSOLE_TAIL)..] {
             println!("    {}", line.trim_end());
         }
     }

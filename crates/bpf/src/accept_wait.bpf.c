@@ -177,7 +177,6 @@ INLINE void queued(struct totals *totals, const struct sock *socket)
 	connection.established_ns = fresh->at_ns;
 	connection.worker.listener = cookie;
 	connection.reads = fresh->reads;
-	connection.is_open = 1;
 	if (map_update(&connections, &id, &connection, ANY))
 		ADD(totals->lost_sockets, 1);
 }
@@ -211,6 +210,12 @@ INLINE void remember(u64 task, u8 has_accepted)
 	map_update(&tasks, &task, &state, ANY);
 }
 
+/* What came while nobody had the connection. Once, whoever is first. */
+INLINE void give_reads(struct connection *connection, struct worker *worker)
+{
+	ADD(worker->reads, __sync_lock_test_and_set(&connection->reads, 0));
+}
+
 /* With a connection that the task has a descriptor of. */
 INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id)
 {
@@ -219,8 +224,9 @@ INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id)
 	struct listener *listener;
 	struct worker *worker;
 	struct worker_key key = {};
+	u32 marks;
 	u64 cookie;
-	if (!connection || connection->stage != QUEUED)
+	if (!connection || connection->marks & ACCEPTED)
 		return;
 	ns -= connection->established_ns;
 	cookie = connection->worker.listener;
@@ -237,17 +243,19 @@ INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id)
 	}
 	count_time(&totals->wait, ns);
 	count_time(&listener->wait, ns);
-	connection->worker = key;
-	connection->stage = ACCEPTED;
+	/* Before the mark: whoever sees it counts with the worker. */
 	worker = worker_of(totals, &key);
+	connection->worker = key;
+	marks = __sync_fetch_and_or(&connection->marks, ACCEPTED);
 	if (!worker)
 		return;
 	ADD(worker->accepts, 1);
 	ADD(worker->wait_ns, ns);
 	longest(&worker->wait_max_ns, ns);
 	count_coarse(worker->waits, ns);
-	ADD(worker->open, connection->is_open);
-	ADD(worker->reads, connection->reads);
+	if (!(marks & ENDED))
+		ADD(worker->open, 1);
+	give_reads(connection, worker);
 	remember(current_task_id(), 1);
 }
 
@@ -296,13 +304,14 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 	struct worker_key key = {};
 	struct listener *listener;
 	struct worker *worker;
+	u32 marks;
 	if (!connection || !wanted)
 		return;
 	key.listener = connection->worker.listener;
 	listener = map_lookup(&listeners, &key.listener);
 	if (!listener)
 		return;
-	if (connection->stage == QUEUED && socket->sk_socket) {
+	if (!(connection->marks & ACCEPTED) && socket->sk_socket) {
 		/* The peer may be done while accept() is on its way out. Only who has the descriptor closes, and whose accept() was
 		 * told of has come back by then. */
 		if (to == FIN_WAIT1 || to == LAST_ACK) {
@@ -310,7 +319,7 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 			map_delete(&connections, &id);
 			return;
 		}
-		connection->is_taken = 1;
+		__sync_fetch_and_or(&connection->marks, TAKEN);
 	}
 	if (from == ESTABLISHED && to == CLOSE_WAIT) {
 		ADD(listener->closed_by_peer, 1);
@@ -318,15 +327,13 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 	}
 	if (from == ESTABLISHED && to == CLOSED)
 		ADD(listener->reset, 1);
-	if (connection->is_open) {
-		connection->is_open = 0;
-		if (connection->stage == ACCEPTED) {
-			worker = map_lookup(&workers, &connection->worker);
-			if (worker)
-				ADD(worker->open, -1);
-		}
+	marks = __sync_fetch_and_or(&connection->marks, ENDED);
+	if ((marks & (ACCEPTED | ENDED)) == ACCEPTED) {
+		worker = map_lookup(&workers, &connection->worker);
+		if (worker)
+			ADD(worker->open, -1);
 	}
-	if (from == ESTABLISHED && to == FIN_WAIT1 && connection->stage == ACCEPTED) {
+	if (from == ESTABLISHED && to == FIN_WAIT1 && marks & ACCEPTED) {
 		current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
 		worker = worker_of(totals, &key);
 		if (worker)
@@ -394,8 +401,14 @@ int data_ready(u64 *context)
 			fresh->reads++;
 		return 0;
 	}
-	if (connection->stage == QUEUED) {
-		__sync_fetch_and_add(&connection->reads, 1);
+	if (!(connection->marks & ACCEPTED)) {
+		/* It may be accepted right now: the later of the two gives it to the worker. */
+		ADD(connection->reads, 1);
+		if (!(__sync_fetch_and_or(&connection->marks, 0) & ACCEPTED))
+			return 0;
+		worker = map_lookup(&workers, &connection->worker);
+		if (worker)
+			give_reads(connection, worker);
 		return 0;
 	}
 	worker = map_lookup(&workers, &connection->worker);
@@ -415,10 +428,10 @@ int destroyed(u64 *context)
 	if (!connection)
 		return 0;
 	cookie = connection->worker.listener;
-	listener = connection->stage == QUEUED ? map_lookup(&listeners, &cookie) : NULL;
+	listener = !(connection->marks & ACCEPTED) ? map_lookup(&listeners, &cookie) : NULL;
 	totals = the_totals();
 	if (listener && totals) {
-		if (connection->is_taken)
+		if (connection->marks & TAKEN)
 			unseen(totals, listener);
 		else
 			ADD(listener->never_accepted, 1);

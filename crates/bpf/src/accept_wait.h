@@ -82,15 +82,17 @@ struct totals {
 	struct histogram handshake;
 };
 
-enum stage { QUEUED, ACCEPTED };
+/* What has become of a connection, in any order and on several processors at once; none of them: it is in the queue. */
+enum marks {
+	ACCEPTED = 1,
+	ENDED = 2,
+	TAKEN = 4, /* out of the queue, and nobody has told of the accept yet */
+};
 struct connection {
 	u64 established_ns;
 	struct worker_key worker; /* thread and process: once it is accepted */
-	u32 reads;		  /* before it was accepted */
-	u8 stage;
-	u8 is_open;
-	u8 is_taken; /* out of the queue, and nobody has told of the accept yet */
-	u8 hole;
+	u32 reads;		  /* that no worker has been given yet */
+	u32 marks;
 };
 
 /* The connection that has just been established on this processor. */

@@ -201,7 +201,7 @@ fn watch_each_other(
     let (other, _) = start("127.0.0.2", "127.0.0.1");
     let peer = named("127.0.0.2");
     let get = |what: &str| page(&metrics).contains(what);
-    until("up", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 1\n")));
+    until("up", || get(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} 1\n")));
     child::terminate(other.child.id()).unwrap();
     let record = other.end().json();
     require_valid(&record);
@@ -212,7 +212,7 @@ fn watch_each_other(
     );
     assert_eq!(session["reception"], reception);
     assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
-    until("down", || get(&format!("fourtuple_forward_bfd_up{{peer=\"{peer}\"}} 0\n")));
+    until("down", || get(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} 0\n")));
     child::terminate(one.child.id()).unwrap();
     let record = one.end().json();
     require_valid(&record);

@@ -223,7 +223,7 @@ fn bfd_stays_up_and_metrics_move() {
         let arguments = start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));
         let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
         assert!(forwarder.line().starts_with("metrics at "));
-        let up = "fourtuple_forward_bfd_up{peer=\"127.0.0.2\"} 1\n";
+        let up = "fourtuple_forward_bfd_up{session=\"0\",peer=\"127.0.0.2\"} 1\n";
         metrics(&free.to_string(), up);
         for _ in 0..restarts() {
             let (mut next, _) = next(&arguments, forwarder);

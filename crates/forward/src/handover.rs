@@ -23,6 +23,7 @@ pub use error::HandoverError;
 use line::{Line, PATIENCE, Said, Text};
 use offer::Offer;
 
+use crate::bfd;
 use crate::error::ForwardError;
 use crate::running::{Open, Parted, Running, failed};
 use crate::settings::Forward;
@@ -238,10 +239,15 @@ impl Forward {
         let mut door = Door::with(&path, door);
         line.say("ready")?;
         let given = Given::hear(&line)?;
-        running.sessions = running.follow(given.sessions).map_err(tell)?;
+        let (sessions, left) = running.follow(given.sessions).map_err(tell)?;
+        running.sessions = sessions;
         // From here on the other one does not go on, unless this fails.
         line.say("taken")?;
         running.sessions.go_on()?;
+        for mut link in left {
+            // Dropped, it says that it is administratively down: the peer need not wait for its detection time.
+            link.go_on().map_err(ForwardError::from)?;
+        }
         door.taken_over_from(line);
         running.adopt(listeners, &places, given.ports)?;
         Ok(TakenOver { running, door, process })
@@ -338,8 +344,9 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
 }
 
 impl Running {
-    /// The sessions of the one before, and new ones where it had none. They begin to speak when they are told to go on.
-    fn follow(&self, given: Vec<GivenSession>) -> Result<Sessions, ForwardError> {
+    /// The sessions of the one before, new ones where it had none, and what it had alone. They begin to speak when they are
+    /// told to go on.
+    fn follow(&self, given: Vec<GivenSession>) -> Result<(Sessions, Vec<bfd::Link>), ForwardError> {
         let links = self.links.iter().zip(&self.forward.links);
         let peers = links.filter_map(|(open, link)| Some((link.bfd?, open.group.address())));
         Ok(Sessions::follow(peers, given)?)

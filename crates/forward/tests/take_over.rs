@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::spread::{Key, Spread};
-use fourtuple_forward::bfd::{State, Timers};
+use fourtuple_forward::bfd::{Diagnostic, State, Timers};
 use fourtuple_forward::{
     Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Running,
     TakenOver,
@@ -132,6 +132,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
             (Forward { kind: PlaneKind::Batched, ..forward.clone() }, "put together"),
             (Forward { links: vec![link.clone(), link.clone()], ..forward.clone() }, "it has 1 links"),
             (with(Link::new(link.listen, to)), "itself"),
+            (with(Link { bfd: Some(Peer::in_band(elsewhere)), ..link.clone() }), "among the data"),
         ];
         for (new, why) in wrong {
             let error = replace(&mut running, &mut door, &new, &room).unwrap_err();
@@ -259,5 +260,36 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         assert_eq!((there.state, there.transitions), (State::Up, before.transitions));
         assert_eq!(there.remote_discriminator, before.remote_discriminator);
         assert_eq!((here.state, here.ups, here.downs), (State::Up, 1, 0));
+        // A successor that has no session with this peer any more takes leave of it, long before 200 packets are missing.
+        let mut without = one.clone();
+        without.links[0].bfd = None;
+        let taken = replace(&mut running, &mut door, &without, &room).unwrap();
+        let begun = Instant::now();
+        while other.bfd()[0].report.state == State::Up {
+            assert!(begun.elapsed() < LONG);
+            thread::sleep(Duration::from_millis(10));
+        }
+        let there = other.bfd()[0].report.clone();
+        assert_eq!((there.state, there.diagnostic), (State::Down, Diagnostic::NeighborSignaledDown));
+        assert!(taken.running.bfd().is_empty());
+    });
+}
+
+#[test]
+fn a_session_among_the_data_is_not_handed_over() {
+    in_namespace(|| {
+        let room = Room::new("in-band");
+        let (client, target) = (socket(), socket());
+        let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+        let without = Forward::new(link.clone(), 1);
+        link.bfd = Some(Peer::in_band(target.local_addr().unwrap()));
+        let (mut running, mut door) =
+            (Forward::new(link, 1).start().unwrap(), Door::open(&room.door()).unwrap());
+        let error = replace(&mut running, &mut door, &without, &room).unwrap_err();
+        assert!(error.to_string().contains("among the data"), "{error}");
+        client.send_to(b"x", running.address(0).unwrap()).unwrap();
+        // Control packets come here as well.
+        while target.recv(&mut [0; 64]).unwrap() != 1 {}
+        assert_eq!(running.bfd().len(), 1);
     });
 }

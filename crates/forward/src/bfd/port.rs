@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::datagram::{Batch, Datagram};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::schedule;
 
 use super::demultiplexer::Demultiplexer;
 use super::discard::{Discard, Discards};
@@ -130,6 +131,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn receive(receiver: &OwnedFd, epoll: &Epoll, shared: &Shared) {
+    // As the sessions that it receives for.
+    let _ = schedule::go_first();
     let mut batch = Batch::new(BATCH, ROOM);
     while !shared.ends.load(Ordering::Acquire) {
         if batch.receive(receiver.as_fd()).is_err() {

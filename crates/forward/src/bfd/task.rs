@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::option;
+use fourtuple_syscalls::{option, schedule};
 
 use super::demultiplexer::Demultiplexer;
 use super::discard::Discard;
@@ -79,6 +79,8 @@ impl Task {
 
     /// Until the session has ended, or has parted; what is left of it can be run again then.
     pub(super) fn run(mut self) -> Task {
+        // It has little to do, and a session is lost when it does that late. Whoever may not go first stands in line.
+        let _ = schedule::go_first();
         let mut batch = Batch::new(BATCH, ROOM);
         loop {
             // What has come is heard before it is decided that nothing came.

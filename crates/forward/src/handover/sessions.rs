@@ -67,12 +67,12 @@ impl Sessions {
         Ok(())
     }
 
-    /// A session for each peer: that of another process where it is given, else a new one. None has begun yet. One that is
-    /// given and for no peer any more ends when its detection time is over at the other end.
+    /// A session for each peer: that of another process where it is given, else a new one. And the links of those that are
+    /// given and for no peer any more. None has begun yet.
     pub(super) fn follow(
         peers: impl Iterator<Item = (Peer, SocketAddr)>,
         mut given: Vec<GivenSession>,
-    ) -> Result<Sessions, LinkError> {
+    ) -> Result<(Sessions, Vec<bfd::Link>), LinkError> {
         let mut sessions = Sessions::default();
         let mut ports: Vec<Arc<Port>> = Vec::new();
         for (peer, where_it_listens) in peers {
@@ -114,6 +114,12 @@ impl Sessions {
                 port: is_first.then_some(port),
             });
         }
-        Ok(sessions)
+        let left = given.into_iter().map(|given| {
+            let settings =
+                LinkSettings { receive: Receive::Handed, ..LinkSettings::new(given.local, given.peer) };
+            bfd::Link::follow(&settings, &given.past, given.sender)
+        });
+        let left = left.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+        Ok((sessions, left))
     }
 }

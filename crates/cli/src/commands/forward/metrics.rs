@@ -128,7 +128,10 @@ fn page(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> String {
         ("bfd_received_packets_total", "counter", "Control packets taken", |session| session.received as f64),
     ];
     for (name, kind, help, get) in sessions {
-        let samples = bfd.iter().map(|session| (format!("peer=\"{}\"", session.peer), get(session)));
+        // Two links may have a session with one peer each, in-band.
+        let label = |number, peer| format!("session=\"{number}\",peer=\"{peer}\"");
+        let samples = bfd.iter().enumerate();
+        let samples = samples.map(|(number, session)| (label(number, &session.peer), get(session)));
         metric(&mut text, name, kind, help, samples);
     }
     text

@@ -206,6 +206,13 @@ INLINE void established(struct totals *totals, const struct sock *socket)
 INLINE void remember(u64 task, u8 has_accepted)
 {
 	struct task state = {};
+	/* To look first is cheaper than to have the map forget somebody: there is room for all but a few. */
+	struct task *known = map_lookup(&tasks, &task);
+	if (known) {
+		known->has_waited = 0;
+		known->has_accepted = has_accepted;
+		return;
+	}
 	state.has_accepted = has_accepted;
 	map_update(&tasks, &task, &state, ANY);
 }
@@ -217,16 +224,15 @@ INLINE void give_reads(struct connection *connection, struct worker *worker)
 }
 
 /* With a connection that the task has a descriptor of. */
-INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id)
+INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id, struct connection *connection)
 {
 	u64 ns = monotonic_ns();
-	struct connection *connection = map_lookup(&connections, &id);
 	struct listener *listener;
 	struct worker *worker;
 	struct worker_key key = {};
 	u32 marks;
 	u64 cookie;
-	if (!connection || connection->marks & ACCEPTED)
+	if (connection->marks & ACCEPTED)
 		return;
 	ns -= connection->established_ns;
 	cookie = connection->worker.listener;
@@ -445,6 +451,7 @@ int call_ended(u64 *context)
 {
 	const struct pt_regs *registers = (const struct pt_regs *)context[0];
 	s64 result = (s64)context[1];
+	struct connection *connection;
 	struct totals *totals;
 	struct wanted *wanted;
 	struct task *state;
@@ -473,8 +480,9 @@ int call_ended(u64 *context)
 		id = socket_of(result);
 		if (!id)
 			return 0;
-		if (map_lookup(&connections, &id))
-			accepted(totals, wanted, id);
+		connection = map_lookup(&connections, &id);
+		if (connection)
+			accepted(totals, wanted, id, connection);
 		else if (is_tcp(id) && !wanted->flags)
 			ADD(totals->earlier, 1);
 		return 0;
@@ -490,6 +498,7 @@ SECTION("tp_btf/io_uring_complete")
 int ring_completed(u64 *context)
 {
 	const struct io_uring_cqe *completion = (const struct io_uring_cqe *)context[2];
+	struct connection *connection;
 	struct totals *totals;
 	struct wanted *wanted;
 	int result = -1;
@@ -501,8 +510,9 @@ int ring_completed(u64 *context)
 		return 0;
 	totals = the_totals();
 	wanted = the_wanted();
-	if (totals && wanted)
-		accepted(totals, wanted, id);
+	connection = map_lookup(&connections, &id);
+	if (totals && wanted && connection)
+		accepted(totals, wanted, id, connection);
 	return 0;
 }
 

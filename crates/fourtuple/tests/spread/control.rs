@@ -106,7 +106,6 @@ fn with_one_it_does_not() {
 #[test]
 fn nor_where_a_table_chooses() {
     in_namespace(|| {
-        let _alone = crate::group::alone();
         none_is_lost("nor_where_a_table_chooses", &["map:random", "map:flow:0:4", "map:hash", "xdp:64"]);
     });
 }

@@ -2,7 +2,6 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,16 +13,6 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// So many may wait in one queue, also where each takes a page.
 const VOLLEY: u32 = 32;
-
-/// Held by tests that put programs before a device: one at a time. With each the kernel rewrites the call that all programs of
-/// XDP go through (`bpf_dispatcher_xdp_func`), and an emulated processor that runs into it meanwhile takes its guest with it
-/// (`Oops: int3`, QEMU 7.2 with a thread per processor): `cargo xtask kernels`.
-#[cfg_attr(not(feature = "bpf"), allow(dead_code))]
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    // A test that failed has said so; the others go on.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A group, or a counted skip where BPF cannot be had.
 pub(crate) fn open(test: &str, address: SocketAddr, members: usize, spread: &str) -> Option<Group> {

@@ -13,12 +13,11 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::device;
 use fourtuple_testing::in_namespace;
 
-use crate::group::{DEADLINE, alone, assert_even, lengths, open, sender, shares};
+use crate::group::{DEADLINE, assert_even, lengths, open, sender, shares};
 
 #[test]
 fn source_ports_spread_one_tuple_and_more_of_them_spread_it_better() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "source_ports_spread_one_tuple_and_more_of_them_spread_it_better";
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Some(group) = open(test, address.parse().unwrap(), 4, "xdp:1024") else { return };
@@ -45,7 +44,6 @@ fn source_ports_spread_one_tuple_and_more_of_them_spread_it_better() {
 #[test]
 fn the_receiver_sees_so_many_peers_and_others_are_left_alone() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "the_receiver_sees_so_many_peers_and_others_are_left_alone";
         let Some(group) = open(test, "127.0.0.1:0".parse().unwrap(), 1, "xdp:8@lo") else { return };
         let sender = sender(&group);
@@ -81,7 +79,6 @@ fn the_receiver_sees_so_many_peers_and_others_are_left_alone() {
 #[test]
 fn all_addresses_are_one_group() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "all_addresses_are_one_group";
         for (listen, to) in [
             ("0.0.0.0:0", &["127.0.0.1", "127.0.0.2"][..]),
@@ -105,7 +102,6 @@ fn all_addresses_are_one_group() {
 #[test]
 fn processors_get_packets_in_turn_and_each_has_its_socket() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "processors_get_packets_in_turn_and_each_has_its_socket";
         let cpus = thread::available_parallelism().unwrap().get().min(2);
         for address in ["127.0.0.1:0", "[::1]:0"] {
@@ -130,7 +126,6 @@ fn processors_get_packets_in_turn_and_each_has_its_socket() {
 #[test]
 fn devices_that_cannot_be_are_named() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "devices_that_cannot_be_are_named";
         let local = "127.0.0.1:0".parse().unwrap();
         let Some(_first) = open(test, local, 1, "xdp:8") else { return };
@@ -166,7 +161,6 @@ fn a_killed_process_leaves_nothing_at_the_device() {
         return;
     }
     in_namespace(|| {
-        let _alone = alone();
         let test = "a_killed_process_leaves_nothing_at_the_device";
         if open(test, "127.0.0.1:0".parse().unwrap(), 1, "xdp:8").is_none() {
             return;

@@ -10,7 +10,7 @@ use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
-use crate::group::{DEADLINE, alone, lengths, open, shares};
+use crate::group::{DEADLINE, lengths, open, shares};
 
 /// Datagrams that this namespace's kernel did not deliver: wrong checksums among others.
 fn errors() -> u64 {
@@ -62,7 +62,6 @@ fn checksums_are_right_without_a_privilege() {
 #[test]
 fn checksums_are_right_by_table_and_where_packets_are_changed() {
     in_namespace(|| {
-        let _alone = alone();
         let spreads = [
             ("map:random", true),
             ("map:flow:0:4", true),
@@ -85,7 +84,6 @@ fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
     const SOL_UDP: i32 = 17;
     const SOL_SOCKET: i32 = 1;
     in_namespace(|| {
-        let _alone = alone();
         let test = "a_checksum_that_is_not_there_is_seen_by_ipv6_alone";
         let Some(wire) = Wire::open(test) else { return };
         let spreads = if cfg!(feature = "bpf") { &["random", "map", "xdp:8"][..] } else { &["random"] };
@@ -117,7 +115,6 @@ fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
 #[test]
 fn packets_without_a_checksum_yet_are_received_too() {
     in_namespace(|| {
-        let _alone = alone();
         let test = "packets_without_a_checksum_yet_are_received_too";
         let Some(wire) = Wire::open(test) else { return };
         wire.far_away(|| fourtuple_syscalls::device::leave_checksums(fourtuple_testing::wire::FAR, true))

@@ -1,8 +1,9 @@
+use std::fs;
 use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Connection, Family, Listen, Policy};
+use fourtuple::listen::{Connection, Endpoint, Family, Group, Listen, Policy};
 use fourtuple_testing::in_namespace;
 
 use crate::pool::{Worker, ask, connect, endpoint, open, serve};
@@ -70,7 +71,15 @@ fn a_worker_that_dies_at_work_is_in_nobodys_way() {
         assert!(serves, "the seat's next worker was given nothing");
         heir.stop();
         worker.stop();
+        remove_path(&group);
     });
+}
+
+/// A worker that is forgotten keeps its group open, and so its path.
+fn remove_path(group: &Group) {
+    if let Endpoint::Unix(path) = group.endpoint() {
+        fs::remove_file(path).unwrap();
+    }
 }
 
 #[test]
@@ -90,6 +99,7 @@ fn a_worker_that_dies_idle_keeps_nobody() {
             assert_eq!(asks.join().unwrap(), (1, 1));
             worker.stop();
         });
+        remove_path(&group);
     });
 }
 

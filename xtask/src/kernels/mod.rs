@@ -14,6 +14,7 @@ mod verdict;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -21,6 +22,7 @@ use anyhow::{Context, Result};
 use self::packages::Kernel;
 use self::plan::Entry;
 use self::programs::Programs;
+use self::qemu::Booted;
 use self::serial::{Ran, Session};
 use crate::workspace::Workspace;
 
@@ -74,8 +76,8 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let required = std::env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
     let required = required.split(',').any(|word| word.trim() == "kernels");
     let workspace = Workspace::read()?;
-    let directory = workspace.target.join("kernels");
-    fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
+    let directory = &workspace.target.join("kernels");
+    fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
 
     let mut kernels = Vec::new();
     let mut skipped = Vec::new();
@@ -96,14 +98,22 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let mut passed = 0;
     if !kernels.is_empty() {
         println!("building for the guest");
-        let programs = programs::build(&workspace, plan::TEST_PACKAGES, options.release)?;
-        let entries = plan::entries(&programs.tests);
-        for kernel in &kernels {
-            match test(kernel, &programs, &entries, &directory) {
-                Ok(true) => passed += 1,
-                Ok(false) => {}
-                // One kernel that cannot be packed or started is no reason to leave the others out.
-                Err(error) => println!("FAILED {}: {error:#}", kernel.release),
+        let programs = &programs::build(&workspace, plan::TEST_PACKAGES, options.release)?;
+        let entries = &plan::entries(&programs.tests);
+        // Each keeps one processor busy.
+        for some in kernels.chunks(thread::available_parallelism().map_or(1, usize::from)) {
+            let booted: Vec<Result<Booted>> = thread::scope(|scope| {
+                let start = |kernel| scope.spawn(move || boot(kernel, programs, entries, directory));
+                let booting: Vec<_> = some.iter().map(start).collect();
+                booting.into_iter().map(|thread| thread.join().expect("a thread that boots")).collect()
+            });
+            for (kernel, booted) in some.iter().zip(booted) {
+                match booted.and_then(|booted| judge(kernel, entries, &booted, directory)) {
+                    Ok(true) => passed += 1,
+                    Ok(false) => {}
+                    // One kernel that cannot be packed or started is no reason to leave the others out.
+                    Err(error) => println!("FAILED {}: {error:#}", kernel.release),
+                }
             }
         }
     }
@@ -117,25 +127,34 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(passed == kernels.len() && (skipped.is_empty() || !required))
 }
 
-/// Boots one kernel and says how it went.
-fn test(kernel: &Kernel, programs: &Programs, entries: &[Entry], directory: &Path) -> Result<bool> {
-    println!("\nbooting {}", kernel.release);
-    let file = |ending: &str| directory.join(format!("{}{ending}", kernel.release));
-    let initramfs = file(".initramfs");
-    let content = pack(kernel, programs, entries)?;
-    fs::write(&initramfs, &content).with_context(|| format!("write {}", initramfs.display()))?;
-    let log = file(".log");
-    let booted = qemu::boot(&kernel.image(), &initramfs, &log, LIMIT)?;
+/// A file of one kernel's run.
+fn file(directory: &Path, kernel: &Kernel, ending: &str) -> PathBuf {
+    directory.join(format!("{}{ending}", kernel.release))
+}
+
+/// Boots one kernel and lets it do everything.
+fn boot(kernel: &Kernel, programs: &Programs, entries: &[Entry], directory: &Path) -> Result<Booted> {
+    println!("booting {}", kernel.release);
+    let initramfs = file(directory, kernel, ".initramfs");
+    fs::write(&initramfs, pack(kernel, programs, entries)?)
+        .with_context(|| format!("write {}", initramfs.display()))?;
+    let booted = qemu::boot(&kernel.image(), &initramfs, &file(directory, kernel, ".log"), LIMIT)?;
     // It is tens of megabytes, and nothing can be learned from it.
     fs::remove_file(&initramfs).with_context(|| format!("remove {}", initramfs.display()))?;
+    Ok(booted)
+}
 
+/// Says how it went; true when everything passed.
+fn judge(kernel: &Kernel, entries: &[Entry], booted: &Booted, directory: &Path) -> Result<bool> {
     let session = Session::parse(&booted.log);
     let mut faults = verdict::faults(kernel, entries, &session);
     if booted.timed_out {
         faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
     }
-    faults.extend(save(entries, &session, port_range_of(&kernel.release), |name| file(&format!("-{name}")))?);
-    verdict::print(&session, &faults, &booted, &log);
+    let path = |name: &str| file(directory, kernel, &format!("-{name}"));
+    faults.extend(save(entries, &session, port_range_of(&kernel.release), path)?);
+    println!();
+    verdict::print(&session, &faults, booted, &file(directory, kernel, ".log"));
     Ok(faults.is_empty())
 }
 

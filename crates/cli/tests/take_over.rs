@@ -209,26 +209,37 @@ fn metrics(address: &str, what: &str) {
 
 #[test]
 fn bfd_stays_up_and_metrics_move() {
-    in_namespace(|| {
+    stays_up("127.0.0.2", |here, there| format!("--listen {here}:0 --bfd {there}@{here}"));
+}
+
+#[test]
+fn bfd_among_the_data_stays_up() {
+    stays_up("127.0.0.2:4000", |here, there| {
+        format!("--listen {here}:4000 --spread random --bfd-in-band {there}:4000")
+    });
+}
+
+/// With a session of two forwarders at 127.0.0.1 and 127.0.0.2, whose flags for it are these.
+fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
+    in_namespace(move || {
         let room = Room::new();
         let to = socket().local_addr().unwrap().port();
         let door = room.join("door");
         // A port that was free: nobody else is in this namespace.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |here: &str, there: &str, more: &str| {
-            let flags = format!("--planes 1 --bfd {there}@{here} --json {more}");
-            format!("forward --listen {here}:0 --to {there}:{to} {flags}")
+            format!("forward {} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
         };
         let peer = Forwarder::start(&mut fourtuple(&start("127.0.0.2", "127.0.0.1", "")));
         let arguments = start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));
         let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
         assert!(forwarder.line().starts_with("metrics at "));
-        let up = "fourtuple_forward_bfd_up{session=\"0\",peer=\"127.0.0.2\"} 1\n";
-        metrics(&free.to_string(), up);
+        let up = format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peers_name}\"}} 1\n");
+        metrics(&free.to_string(), &up);
         for _ in 0..restarts() {
             let (mut next, _) = next(&arguments, forwarder);
             assert!(next.line().starts_with("metrics at "));
-            metrics(&free.to_string(), up);
+            metrics(&free.to_string(), &up);
             forwarder = next;
         }
         let sessions = |forwarder: Forwarder| {

@@ -121,7 +121,6 @@ impl Running {
         visitor.since = Instant::now();
         match said.kind() {
             HELLO => {
-                refuse_in_band(&self.forward)?;
                 let call = |source| HandoverError::Call { call: "dup()", path: path.clone(), source };
                 let listener = listener.map_err(call)?;
                 self.offer(&visitor.line, listener.as_fd(), &path)?;
@@ -146,8 +145,14 @@ impl Running {
                 .with("listen", link.listen)
                 .with("at", open.group.address())
                 .with("spread", open.group.spread())
-                .with("seats", open.group.len());
-            line.send(text.as_str(), open.group.link().as_slice())?;
+                .with("seats", open.group.len())
+                .with("in-band", link.is_in_band())
+                .with("control", open.group.has_control())
+                .with("link", open.group.link().is_some());
+            let control = open.group.has_control().then(|| open.group.control()).transpose();
+            let control = control.map_err(failed("dup()"))?;
+            let sockets: Vec<_> = control.iter().map(AsFd::as_fd).chain(open.group.link()).collect();
+            line.send(text.as_str(), &sockets)?;
             let seats = 0..open.group.len();
             let members: Vec<OwnedFd> = seats
                 .map(|seat| open.group.member(seat))
@@ -193,17 +198,6 @@ impl Running {
     }
 }
 
-/// Control packets among the data have a socket of their own in the group, and a filter for it that was attached with it.
-fn refuse_in_band(forward: &Forward) -> Result<(), HandoverError> {
-    if forward.links.iter().any(|link| link.bfd.is_some_and(|peer| peer.in_band.is_some())) {
-        let why =
-            "a BFD session among the data cannot go to another process, nor begin in a group that is open"
-                .to_owned();
-        return Err(HandoverError::Differs { why });
-    }
-    Ok(())
-}
-
 fn refuse(line: &Line, why: &dyn std::fmt::Display) {
     // One who is gone need not be told.
     let _ = line.say(&format!("no\n{why}"));
@@ -217,8 +211,8 @@ fn taken(line: &Line) -> Result<(), HandoverError> {
 impl Forward {
     /// Starts in place of the process that is at work, with its sockets: no packet is lost. It has to listen where that one
     /// does, by the same [`fourtuple::spread::Spread`], with no more planes than that one had sockets at each address; planes
-    /// that have put packets together ([`crate::PlaneKind::Offload`]) are followed by such ones. Routes and everything else may be
-    /// different.
+    /// that have put packets together ([`crate::PlaneKind::Offload`]) are followed by such ones, and BFD sessions among the data by
+    /// such sessions. Routes and everything else may be different.
     ///
     /// # Errors
     ///
@@ -231,7 +225,6 @@ impl Forward {
             error
         };
         self.check()?;
-        refuse_in_band(self)?;
         line.say(HELLO)?;
         let offer = Offer::hear(&line)?;
         let process = offer.process;
@@ -348,7 +341,7 @@ impl Running {
     /// told to go on.
     fn follow(&self, given: Vec<GivenSession>) -> Result<(Sessions, Vec<bfd::Link>), ForwardError> {
         let links = self.links.iter().zip(&self.forward.links);
-        let peers = links.filter_map(|(open, link)| Some((link.bfd?, open.group.address())));
+        let peers = links.filter_map(|(open, link)| Some((link.bfd?, &open.group)));
         Ok(Sessions::follow(peers, given)?)
     }
 

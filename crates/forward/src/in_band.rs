@@ -30,10 +30,9 @@ impl InBand {
     }
 
     /// Of a session that sends from where the link listens.
-    pub(crate) fn settings(&self, peer: &Peer, listening: &Listening) -> Result<LinkSettings, LinkError> {
-        let group = &listening.group;
+    pub(crate) fn settings(&self, peer: &Peer, group: &Group) -> Result<LinkSettings, LinkError> {
         let local = group.address();
-        let is_steered = listening.reception == Reception::Filter;
+        let is_steered = group.has_control();
         let socket = if is_steered { group.control() } else { group.member(0) };
         let socket = socket.map_err(|source| LinkError::Socket { call: "dup()", address: local, source })?;
         Ok(LinkSettings {
@@ -68,29 +67,42 @@ impl Reception {
     }
 }
 
-/// The sockets of a link.
-#[derive(Debug)]
-pub(crate) struct Listening {
-    pub(crate) group: Group,
-    pub(crate) reception: Reception,
+impl Peer {
+    /// How its packets come to a link with these sockets.
+    pub(crate) fn reception(&self, group: &Group) -> Reception {
+        match self.in_band {
+            None => Reception::Port,
+            Some(_) if group.has_control() => Reception::Filter,
+            Some(_) => Reception::Planes,
+        }
+    }
 }
 
 impl Link {
+    pub(crate) fn is_in_band(&self) -> bool {
+        self.bfd.is_some_and(|peer| peer.in_band.is_some())
+    }
+
+    fn has_filter(&self) -> bool {
+        self.bfd.and_then(|peer| peer.in_band).is_some_and(|in_band| in_band.filter)
+    }
+
+    /// What so many sockets are spread by. Of one socket everybody chooses the same, and a program leaves out that of control.
+    pub(crate) fn spread_over(&self, sockets: usize) -> Spread {
+        let is_free = sockets == 1 && self.spread == Spread::Hash && self.has_filter();
+        if is_free { Spread::Random } else { self.spread }
+    }
+
     /// Opens the sockets, of which control packets among the data have one where that can be.
-    pub(crate) fn open(&self, planes: usize) -> Result<Listening, SpreadError> {
-        let in_band = self.bfd.and_then(|peer| peer.in_band);
-        if in_band.is_some_and(|in_band| in_band.filter) {
-            // Of one socket everybody chooses the same, and a program leaves out that of control.
-            let spread =
-                if planes == 1 && self.spread == Spread::Hash { Spread::Random } else { self.spread };
+    pub(crate) fn open(&self, planes: usize) -> Result<Group, SpreadError> {
+        let spread = self.spread_over(planes);
+        if self.has_filter() {
             match Group::open_with_control(self.listen, planes, &spread, &CONTROL) {
-                Ok(group) => return Ok(Listening { group, reception: Reception::Filter }),
-                // The same is in `Watched::reception`: nobody takes it for what was asked for.
+                // What comes of it is in `Watched::reception`: nobody takes it for what was asked for.
                 Err(SpreadError::NoControl { .. }) => {}
-                Err(error) => return Err(error),
+                opened => return opened,
             }
         }
-        let reception = if in_band.is_some() { Reception::Planes } else { Reception::Port };
-        Ok(Listening { group: Group::open(self.listen, planes, &self.spread)?, reception })
+        Group::open(self.listen, planes, &spread)
     }
 }

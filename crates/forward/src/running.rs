@@ -12,7 +12,6 @@ use fourtuple_syscalls::{option, schedule};
 
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
-use crate::in_band::Listening;
 use crate::loops;
 use crate::path::Path;
 use crate::route::{Routes, Shared, View};
@@ -69,22 +68,22 @@ impl Forward {
     /// [`ForwardError`]
     pub fn start(&self) -> Result<Running, ForwardError> {
         self.check()?;
-        let mut listening: Vec<Listening> = Vec::new();
+        let mut groups: Vec<Group> = Vec::new();
         for link in &self.links {
             // Sockets of one user may share an address, and would share what comes there.
-            if listening.iter().any(|other| other.group.address() == link.listen) {
+            if groups.iter().any(|other| other.address() == link.listen) {
                 return Err(ForwardError::Twice { listen: link.listen });
             }
-            listening.push(link.open(self.planes)?);
+            groups.push(link.open(self.planes)?);
         }
-        self.refuse_loops(listening.iter().map(|open| open.group.address()).collect())?;
-        let peers = self.links.iter().zip(&listening).filter_map(|(link, open)| Some((link.bfd?, open)));
+        self.refuse_loops(groups.iter().map(Group::address).collect())?;
+        let peers = self.links.iter().zip(&groups).filter_map(|(link, group)| Some((link.bfd?, group)));
         let sessions = Sessions::start(peers)?;
-        let open = |(Listening { group, .. }, link): (Listening, &Link)| {
+        let open = |(group, link): (Group, &Link)| {
             let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
             Open::new(group, link, watch)
         };
-        let links = listening.into_iter().zip(&self.links).map(open).collect();
+        let links = groups.into_iter().zip(&self.links).map(open).collect();
         let mut running = Running::of(self, links, sessions);
         for seat in 0..self.planes {
             let mut ports = Vec::new();

@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fourtuple::spread::Group;
 use fourtuple_syscalls::datagram::Datagram;
 
 use crate::bfd::{self, Inbox, LinkError, LinkReport, LinkSettings, LinkState, PORT, Port, Receive, Timers};
-use crate::in_band::{self, InBand, Listening, Reception};
+use crate::in_band::{self, InBand, Reception};
 use crate::route::Routes;
 
 /// Whom a link has a BFD session with.
@@ -44,7 +45,7 @@ impl Peer {
     }
 
     /// The same session in one link; only for those that are in-band.
-    fn is_at(&self, other: &Peer, here: SocketAddr, there: SocketAddr) -> bool {
+    pub(crate) fn is_at(&self, other: &Peer, here: SocketAddr, there: SocketAddr) -> bool {
         self == other && (self.in_band.is_none() || here == there)
     }
 }
@@ -82,18 +83,16 @@ pub(crate) struct Session {
 pub(crate) struct Sessions(pub(crate) Vec<Session>);
 
 impl Sessions {
-    pub(crate) fn start<'a>(
-        peers: impl Iterator<Item = (Peer, &'a Listening)>,
-    ) -> Result<Sessions, LinkError> {
+    pub(crate) fn start<'a>(peers: impl Iterator<Item = (Peer, &'a Group)>) -> Result<Sessions, LinkError> {
         let mut sessions: Vec<Session> = Vec::new();
         let mut ports: Vec<Arc<Port>> = Vec::new();
-        for (peer, listening) in peers {
-            let (at, reception) = (listening.group.address(), listening.reception);
+        for (peer, group) in peers {
+            let (at, reception) = (group.address(), peer.reception(group));
             if sessions.iter().any(|session| session.peer.is_at(&peer, session.at, at)) {
                 continue;
             }
             if let Some(in_band) = peer.in_band {
-                let link = bfd::Link::start(&in_band.settings(&peer, listening)?)?;
+                let link = bfd::Link::start(&in_band.settings(&peer, group)?)?;
                 sessions.push(Session { peer, at, reception, link, port: None });
                 continue;
             }
@@ -140,9 +139,14 @@ impl Sessions {
 }
 
 impl Session {
+    /// Where its control packets go.
+    pub(crate) fn goes_to(&self) -> SocketAddr {
+        SocketAddr::new(self.peer.address, self.peer.in_band.map_or(PORT, |in_band| in_band.port))
+    }
+
     fn watched(&self, report: LinkReport) -> Watched {
         let discarded_by_port = self.port.as_ref().map(|port| port.discards()).unwrap_or_default();
-        let port = self.peer.in_band.map_or(PORT, |in_band| in_band.port);
+        let port = self.goes_to().port();
         Watched { peer: self.peer.address, port, report, reception: self.reception, discarded_by_port }
     }
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fourtuple::spread::{Key, Spread};
 use fourtuple_forward::bfd::{Diagnostic, State, Timers};
 use fourtuple_forward::{
-    Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Running,
-    TakenOver,
+    Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Reception,
+    Running, TakenOver,
 };
 use fourtuple_syscalls::message;
 use fourtuple_testing::in_namespace;
@@ -132,7 +132,6 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
             (Forward { kind: PlaneKind::Batched, ..forward.clone() }, "put together"),
             (Forward { links: vec![link.clone(), link.clone()], ..forward.clone() }, "it has 1 links"),
             (with(Link::new(link.listen, to)), "itself"),
-            (with(Link { bfd: Some(Peer::in_band(elsewhere)), ..link.clone() }), "among the data"),
         ];
         for (new, why) in wrong {
             let error = replace(&mut running, &mut door, &new, &room).unwrap_err();
@@ -276,20 +275,77 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
 }
 
 #[test]
-fn a_session_among_the_data_is_not_handed_over() {
+fn a_session_among_the_data_goes_along() {
     in_namespace(|| {
-        let room = Room::new("in-band");
+        // Two sockets by hash have no filter: the planes look for control packets.
+        let spreads = [
+            (Spread::Random, 2, Reception::Filter),
+            (Spread::Hash, 1, Reception::Filter),
+            (Spread::Hash, 2, Reception::Planes),
+        ];
+        for (spread, planes, reception) in spreads {
+            let room = Room::new("in-band");
+            let (here, there): (SocketAddr, SocketAddr) =
+                (([127, 0, 0, 1], 4000).into(), ([127, 0, 0, 2], 4000).into());
+            let mut streams = Stream::new(false);
+            let start = |here, there, to| {
+                let often = Duration::from_millis(100);
+                let timers = Timers::new(often, often, 200).unwrap();
+                let bfd = Some(Peer { timers, ..Peer::in_band(there) });
+                Forward::new(Link { bfd, spread, ..Link::new(here, to) }, planes)
+            };
+            let one = start(here, there, streams.target());
+            let other = start(there, here, socket().local_addr().unwrap()).start().unwrap();
+            let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
+            let up = |running: &Running| running.bfd()[0].report.state == State::Up;
+            let begun = Instant::now();
+            while !(up(&running) && up(&other)) {
+                assert!(begun.elapsed() < LONG);
+                thread::sleep(Duration::from_millis(10));
+            }
+            let before = other.bfd()[0].report.clone();
+            let mut in_all = 0;
+            let sent = streams.run(here, || {
+                for _ in 0..restarts() {
+                    let taken = replace(&mut running, &mut door, &one, &room).unwrap();
+                    in_all += received(std::mem::replace(&mut running, taken.running));
+                    door = taken.door;
+                    assert_eq!(running.bfd()[0].reception, reception, "{spread}");
+                    let (heard, told) = (other.bfd()[0].report.received, running.bfd()[0].report.received);
+                    let begun = Instant::now();
+                    while other.bfd()[0].report.received < heard + 2
+                        || running.bfd()[0].report.received < told + 2
+                    {
+                        assert!(begun.elapsed() < LONG, "{spread}");
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            });
+            let (mine, theirs) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());
+            assert_eq!((theirs.state, theirs.transitions), (State::Up, before.transitions), "{spread}");
+            assert_eq!((mine.state, mine.ups, mine.downs), (State::Up, 1, 0), "{spread}");
+            assert_eq!(in_all + received(running), sent, "{spread}");
+        }
+    });
+}
+
+#[test]
+fn a_session_among_the_data_neither_begins_nor_ends_with_a_successor() {
+    in_namespace(|| {
+        let room = Room::new("in-band-refused");
         let (client, target) = (socket(), socket());
-        let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
-        let without = Forward::new(link.clone(), 1);
-        link.bfd = Some(Peer::in_band(target.local_addr().unwrap()));
-        let (mut running, mut door) =
-            (Forward::new(link, 1).start().unwrap(), Door::open(&room.door()).unwrap());
-        let error = replace(&mut running, &mut door, &without, &room).unwrap_err();
-        assert!(error.to_string().contains("among the data"), "{error}");
-        client.send_to(b"x", running.address(0).unwrap()).unwrap();
-        // Control packets come here as well.
-        while target.recv(&mut [0; 64]).unwrap() != 1 {}
-        assert_eq!(running.bfd().len(), 1);
+        let without = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+        // Nobody answers there.
+        let peer = Peer::in_band(([127, 0, 0, 9], 4000).into());
+        let with = Link { spread: Spread::Random, bfd: Some(peer), ..without.clone() };
+        let without = Link { spread: Spread::Random, ..without };
+        for (first, second, why) in [(&without, &with, "cannot begin"), (&with, &without, "have to go on")] {
+            let (first, second) = (Forward::new(first.clone(), 1), Forward::new(second.clone(), 1));
+            let (mut running, mut door) = (first.start().unwrap(), Door::open(&room.door()).unwrap());
+            let error = replace(&mut running, &mut door, &second, &room).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+            client.send_to(b"x", running.address(0).unwrap()).unwrap();
+            assert_eq!(target.recv(&mut [0; 64]).unwrap(), 1);
+        }
     });
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use fourtuple::spread::{Group, Spread};
+use fourtuple::spread::Group;
 
 use super::error::HandoverError;
 use super::line::{Line, Said};
@@ -28,6 +28,10 @@ struct Offered {
     spread: String,
     seats: usize,
     members: Vec<OwnedFd>,
+    /// Whether it speaks BFD among the data.
+    is_in_band: bool,
+    /// Of control packets among the data.
+    control: Option<OwnedFd>,
     /// Of the program at a device.
     link: Option<OwnedFd>,
 }
@@ -71,12 +75,20 @@ impl Offer {
                 let (listen, at) = (link.listen, at.join(", "));
                 return Err(differs(format!("it does not listen at {listen} but at {at}")));
             };
-            if offered.spread != link.spread.to_string() {
-                let Offered { at, spread, .. } = offered;
+            let Offered { at, spread, .. } = offered;
+            let wanted = link.spread_over(offered.seats).to_string();
+            if *spread != wanted {
                 return Err(differs(format!(
-                    "packets to {at} are spread by {spread}, which cannot become {}",
-                    link.spread
+                    "packets to {at} are spread by {spread}, which cannot become {wanted}"
                 )));
+            }
+            // A filter for control packets begins with the group, and what it takes out somebody has to read.
+            if offered.is_in_band != link.is_in_band() {
+                let (a, why) = match offered.is_in_band {
+                    true => ("a", "which would have to go on"),
+                    false => ("no", "which cannot begin with sockets that are open"),
+                };
+                return Err(differs(format!("it has {a} BFD session among the data to {at}, {why}")));
             }
         }
         let seats = self.links.iter().map(|link| link.seats).min().unwrap_or_default();
@@ -123,8 +135,8 @@ impl Offer {
             let Some((place, offered)) = place.and_then(|place| Some((place, links[place].take()?))) else {
                 continue;
             };
-            let spread: Spread = link.spread;
-            groups.push((Group::adopt(spread, offered.members, offered.link)?, place));
+            let spread = link.spread_over(offered.seats);
+            groups.push((Group::adopt(spread, offered.members, offered.control, offered.link)?, place));
         }
         Ok((groups, self.door))
     }
@@ -132,13 +144,20 @@ impl Offer {
 
 impl Offered {
     fn of(mut said: Said) -> Result<Offered, HandoverError> {
+        let (has_control, has_link): (bool, bool) = (said.value("control")?, said.value("link")?);
+        if said.descriptors.len() != usize::from(has_control) + usize::from(has_link) {
+            return Err(said.unexpected("a link with its descriptors"));
+        }
+        let mut descriptors = std::mem::take(&mut said.descriptors).into_iter();
         Ok(Offered {
             listen: said.value("listen")?,
             at: said.value("at")?,
             spread: said.value("spread")?,
             seats: said.value("seats")?,
             members: Vec::new(),
-            link: said.descriptors.pop(),
+            is_in_band: said.value("in-band")?,
+            control: if has_control { descriptors.next() } else { None },
+            link: descriptors.next(),
         })
     }
 

@@ -153,10 +153,11 @@ impl Group {
         address: SocketAddr,
         spread: Spread,
         members: Vec<OwnedFd>,
+        control: Option<OwnedFd>,
         link: Option<OwnedFd>,
     ) -> Group {
         let members = members.into_iter().map(Some).collect();
-        Group { address, spread, members, control: None, programs: None, live: None, link }
+        Group { address, spread, members, control, programs: None, live: None, link }
     }
 
     fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> SpreadError {
@@ -258,6 +259,11 @@ impl Group {
             Some(Some(member)) => member.try_clone(),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+
+    /// Whether control packets go to a socket of their own.
+    pub fn has_control(&self) -> bool {
+        self.control.is_some()
     }
 
     /// A descriptor of the socket that control packets go to.

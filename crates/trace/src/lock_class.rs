@@ -186,10 +186,15 @@ enum Verdict {
 }
 
 /// Functions of TCP, of which one at least is on each of its paths.
-const TCP: [&str; 10] = [
+const TCP: [&str; 14] = [
     "tcp_*",
     "__tcp_*",
     "inet_csk_*",
+    // accept() takes the lock of the new socket after inet_csk_accept() has returned, and of no other.
+    "inet_accept",
+    "__inet_accept",
+    "inet_listen",
+    "__inet_listen_sk",
     "inet_stream_*",
     "__inet_stream_*",
     "inet_twsk_*",
@@ -255,7 +260,11 @@ fn by_path(path: &[&str]) -> Option<Class> {
     let class = match verdict {
         Some(Verdict::Is(class)) => return Some(class),
         // release_sock() and lock_sock() are of all protocols.
-        Some(Verdict::Owner) if has("inet_csk_accept") || has("inet_listen") => Class::Listener,
+        Some(Verdict::Owner)
+            if ["inet_csk_accept", "inet_listen", "__inet_listen_sk"].into_iter().any(has) =>
+        {
+            Class::Listener
+        }
         Some(Verdict::Owner) => Class::SocketOwner,
         // What sleepers do to the listener's wait queue is called from here as well.
         Some(Verdict::Accept) => match path.first() {
@@ -302,6 +311,8 @@ mod tests {
             ),
             ("_raw_spin_lock_bh lock_sock_nested inet_csk_accept inet_accept", Class::Listener),
             ("_raw_spin_lock_bh release_sock inet_csk_accept inet_accept", Class::Listener),
+            ("_raw_spin_lock_bh lock_sock_nested inet_accept do_accept __sys_accept4", Class::SocketOwner),
+            ("_raw_spin_lock_bh lock_sock_nested inet_listen __sys_listen", Class::Listener),
             (
                 "ZZZ bpf_trace_run4 __schedule schedule __lock_sock lock_sock_nested inet_csk_accept",
                 Class::Listener,

@@ -11,9 +11,9 @@ use crate::spread::selector::Spread;
 
 impl Group {
     /// A group of sockets that another process has opened as one, given in the order of its members: what they were spread by
-    /// they still are, since a selector is the kernel's, and stays as long as one of the sockets is open. `control` and `link` are
-    /// what [`Group::control`] and [`Group::link`] gave there. What needs more than that is [`SpreadError::Fixed`], also with [`Spread::Map`], and
-    /// [`Group::at_device`] tells nothing.
+    /// they still are, since a selector is the kernel's, and stays as long as one of the sockets is open. `control` and `link`
+    /// are what [`Group::control`] and [`Group::link`] gave there. What needs more than that is [`SpreadError::Fixed`], also
+    /// with [`Spread::Map`], and [`Group::at_device`] tells nothing.
     ///
     /// # Errors
     ///

@@ -177,6 +177,7 @@ INLINE void queued(struct totals *totals, const struct sock *socket)
 	connection.established_ns = fresh->at_ns;
 	connection.worker.listener = cookie;
 	connection.reads = fresh->reads;
+	connection.port = fresh->port;
 	if (map_update(&connections, &id, &connection, ANY))
 		ADD(totals->lost_sockets, 1);
 }
@@ -301,11 +302,24 @@ INLINE void unseen(struct totals *totals, struct listener *listener)
 	ADD(totals->unseen, 1);
 }
 
+/* The kernel leaves a program out now and then: when an interrupt brings what the interrupted program would have seen. A
+ * connection whose end was missed that way must not go on as another socket that has its place in memory now. */
+INLINE struct connection *connection_of(const struct sock *socket, u64 id)
+{
+	struct connection *connection = map_lookup(&connections, &id);
+	u32 port = socket->__sk_common.skc_num;
+	/* On the way to CLOSED it has been given back already. */
+	if (!connection || !port || connection->port == port)
+		return connection;
+	map_delete(&connections, &id);
+	return NULL;
+}
+
 /* The program is done with a connection, or the peer is. */
 INLINE void left(struct totals *totals, const struct sock *socket, int from, int to)
 {
 	u64 id = (u64)socket;
-	struct connection *connection = map_lookup(&connections, &id);
+	struct connection *connection = connection_of(socket, id);
 	struct wanted *wanted = the_wanted();
 	struct worker_key key = {};
 	struct listener *listener;
@@ -399,7 +413,7 @@ int data_ready(u64 *context)
 	/* A FIN is told of in the same way, in the next state. */
 	if (socket->__sk_common.skc_state != ESTABLISHED)
 		return 0;
-	connection = map_lookup(&connections, &id);
+	connection = connection_of(socket, id);
 	if (!connection) {
 		/* Data that came with the final ACK. */
 		fresh = map_lookup(&latest, &only);

@@ -93,6 +93,8 @@ struct connection {
 	struct worker_key worker; /* thread and process: once it is accepted */
 	u32 reads;		  /* that no worker has been given yet */
 	u32 marks;
+	u32 port; /* the listener's, and so its own */
+	u32 hole;
 };
 
 /* The connection that has just been established on this processor. */
@@ -116,7 +118,7 @@ LAYOUT(struct listener, 168 + 4 * COARSE + sizeof(struct histogram));
 LAYOUT(struct worker_key, 16);
 LAYOUT(struct worker, 80 + 4 * COARSE);
 LAYOUT(struct totals, 56 + 2 * sizeof(struct histogram));
-LAYOUT(struct connection, 32);
+LAYOUT(struct connection, 40);
 LAYOUT(struct fresh, 40);
 
 struct {

@@ -221,6 +221,27 @@ fn nonsense_is_no_successor() {
     });
 }
 
+#[track_caller]
+fn until(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn up(running: &Running) -> bool {
+    running.bfd()[0].report.state == State::Up
+}
+
+/// Both sessions get control packets from now on.
+#[track_caller]
+fn hear_each_other(one: &Running, other: &Running) {
+    let heard = |running: &Running| running.bfd()[0].report.received;
+    let before = (heard(one), heard(other));
+    until(|| heard(one) >= before.0 + 2 && heard(other) >= before.1 + 2);
+}
+
 #[test]
 fn the_bfd_peer_of_a_forwarder_notices_nothing() {
     in_namespace(|| {
@@ -237,23 +258,12 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let one = start([127, 0, 0, 1], target);
         let other = start([127, 0, 0, 2], ([127, 0, 0, 1], 4000).into()).start().unwrap();
         let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
-        let up = |running: &Running| running.bfd()[0].report.state == State::Up;
-        let begun = Instant::now();
-        while !(up(&running) && up(&other)) {
-            assert!(begun.elapsed() < LONG);
-            thread::sleep(Duration::from_millis(10));
-        }
+        until(|| up(&running) && up(&other));
         let before = other.bfd()[0].report.clone();
         for _ in 0..restarts() {
             let taken = replace(&mut running, &mut door, &one, &room).unwrap();
             (running, door) = (taken.running, taken.door);
-            // Both sides have heard each other since.
-            let (heard, told) = (other.bfd()[0].report.received, running.bfd()[0].report.received);
-            let begun = Instant::now();
-            while other.bfd()[0].report.received < heard + 2 || running.bfd()[0].report.received < told + 2 {
-                assert!(begun.elapsed() < LONG);
-                thread::sleep(Duration::from_millis(10));
-            }
+            hear_each_other(&running, &other);
         }
         let (here, there) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());
         assert_eq!((there.state, there.transitions), (State::Up, before.transitions));
@@ -263,11 +273,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let mut without = one.clone();
         without.links[0].bfd = None;
         let taken = replace(&mut running, &mut door, &without, &room).unwrap();
-        let begun = Instant::now();
-        while other.bfd()[0].report.state == State::Up {
-            assert!(begun.elapsed() < LONG);
-            thread::sleep(Duration::from_millis(10));
-        }
+        until(|| !up(&other));
         let there = other.bfd()[0].report.clone();
         assert_eq!((there.state, there.diagnostic), (State::Down, Diagnostic::NeighborSignaledDown));
         assert!(taken.running.bfd().is_empty());
@@ -297,12 +303,7 @@ fn a_session_among_the_data_goes_along() {
             let one = start(here, there, streams.target());
             let other = start(there, here, socket().local_addr().unwrap()).start().unwrap();
             let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
-            let up = |running: &Running| running.bfd()[0].report.state == State::Up;
-            let begun = Instant::now();
-            while !(up(&running) && up(&other)) {
-                assert!(begun.elapsed() < LONG);
-                thread::sleep(Duration::from_millis(10));
-            }
+            until(|| up(&running) && up(&other));
             let before = other.bfd()[0].report.clone();
             let mut in_all = 0;
             let sent = streams.run(here, || {
@@ -311,14 +312,7 @@ fn a_session_among_the_data_goes_along() {
                     in_all += received(std::mem::replace(&mut running, taken.running));
                     door = taken.door;
                     assert_eq!(running.bfd()[0].reception, reception, "{spread}");
-                    let (heard, told) = (other.bfd()[0].report.received, running.bfd()[0].report.received);
-                    let begun = Instant::now();
-                    while other.bfd()[0].report.received < heard + 2
-                        || running.bfd()[0].report.received < told + 2
-                    {
-                        assert!(begun.elapsed() < LONG, "{spread}");
-                        thread::sleep(Duration::from_millis(10));
-                    }
+                    hear_each_other(&running, &other);
                 }
             });
             let (mine, theirs) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());

@@ -1,4 +1,4 @@
-//! What a first process calls while it brings a virtual machine up: mounts, modules, limits, the end.
+//! System calls of the init process of a virtual machine: mounts, kernel modules, limits, power off.
 //!
 //! Nothing else uses these; they need the privileges of PID 1 in the initial namespaces.
 
@@ -15,7 +15,7 @@ fn c_string(text: &str) -> io::Result<CString> {
 /// Mounts a file system that has no device (`proc`, `sysfs`, `devtmpfs`, `tmpfs`) on an existing directory.
 ///
 /// # Errors
-/// Whatever mount(2) says: `EBUSY` when it is mounted there already, `ENODEV` when the kernel lacks it.
+/// The errors of mount(2): `EBUSY` if it is mounted there already, `ENODEV` if the kernel lacks the file system.
 pub fn mount(kind: &str, target: &str) -> io::Result<()> {
     let (kind, target) = (c_string(kind)?, c_string(target)?);
     // SAFETY: the three strings end in NUL and outlive the call; these file systems take no data, so it is null.
@@ -37,7 +37,7 @@ pub fn load_module(module: BorrowedFd<'_>) -> io::Result<()> {
 /// Sends SIGKILL to a whole process group, given its leader's process id.
 ///
 /// # Errors
-/// `ESRCH` when nobody of the group is left.
+/// `ESRCH`: the group has no process.
 pub fn kill_group(leader: u32) -> io::Result<()> {
     let group = i32::try_from(leader).ok().filter(|&id| id > 1);
     let Some(group) = group else {

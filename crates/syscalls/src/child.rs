@@ -17,6 +17,18 @@ pub fn limit_descriptors(command: &mut Command, limit: u64) {
     unsafe { command.pre_exec(enter) };
 }
 
+/// Makes `command` start with RLIMIT_NPROC, soft and hard, at `limit`: threads and processes of its user, which for root and
+/// does not limit processes with CAP_SYS_RESOURCE.
+pub fn limit_threads(command: &mut Command, limit: u64) {
+    let enter = move || {
+        let limits = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+        // SAFETY: setrlimit() reads one rlimit, which outlives the call.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const limits) }).map(drop)
+    };
+    // SAFETY: the closure runs in the forked child before exec and makes one system call.
+    unsafe { command.pre_exec(enter) };
+}
+
 /// Makes `command` start where `facility` is refused.
 pub fn refuse(command: &mut Command, facility: Facility) {
     let enter = move || seccomp::refuse(facility);
@@ -61,7 +73,7 @@ pub fn end_with_this_thread(command: &mut Command) {
         if unsafe { libc::getppid() } as u32 == parent {
             Ok(())
         } else {
-            // It ended in between: nobody sends the signal any more.
+            // The parent ended in between: the kernel sends no signal any more.
             Err(io::Error::from_raw_os_error(libc::ESRCH))
         }
     };
@@ -73,16 +85,16 @@ pub fn end_with_this_thread(command: &mut Command) {
 ///
 /// # Errors
 ///
-/// ESRCH when it is gone, EPERM when it is somebody else's.
+/// ESRCH: the process has ended. EPERM: the process belongs to another user.
 pub fn interrupt(process: u32) -> io::Result<()> {
     signal(process, libc::SIGINT)
 }
 
-/// SIGHUP: a daemon is to read its settings anew.
+/// Sends SIGHUP: a daemon reloads its settings.
 ///
 /// # Errors
 ///
-/// ESRCH when it is gone, EPERM when it is somebody else's.
+/// ESRCH: the process has ended. EPERM: the process belongs to another user.
 pub fn hang_up(process: u32) -> io::Result<()> {
     signal(process, libc::SIGHUP)
 }
@@ -91,7 +103,7 @@ pub fn hang_up(process: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// ESRCH when it is gone, EPERM when it is somebody else's.
+/// ESRCH: the process has ended. EPERM: the process belongs to another user.
 pub fn terminate(process: u32) -> io::Result<()> {
     signal(process, libc::SIGTERM)
 }
@@ -100,7 +112,7 @@ pub fn terminate(process: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// ESRCH when it is gone, EPERM when it is somebody else's.
+/// ESRCH: the process has ended. EPERM: the process belongs to another user.
 pub fn kill(process: u32) -> io::Result<()> {
     signal(process, libc::SIGKILL)
 }

@@ -1,4 +1,4 @@
-//! Network devices (netdevice(7), rtnetlink(7)): by name, by address, and those that tests make.
+//! Network devices (netdevice(7), rtnetlink(7)): lookups by name and address, and devices for tests.
 
 use std::ffi::CString;
 use std::io;
@@ -12,6 +12,7 @@ use crate::socket::{self, Transport};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 // include/uapi/linux/if_link.h, if_addr.h, veth.h
 const IFLA_IFNAME: u16 = 3;
@@ -49,7 +50,7 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     let mut found = None;
     netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
         let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
-        // IFA_LOCAL where it is there: IFA_ADDRESS is then the other end.
+        // If IFA_LOCAL is present, IFA_ADDRESS is the address of the peer.
         let local =
             netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
         let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
@@ -69,7 +70,7 @@ fn octets(address: IpAddr) -> (u8, Vec<u8>) {
     }
 }
 
-/// Makes a pair of devices (veth(4)), `name` in the calling thread's network namespace and `peer` in the other one. Both
+/// Makes a pair of devices (veth(4)), `name` in the calling thread's network namespace and `peer` in a second namespace. Both
 /// are down. They go with their namespaces.
 pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let mut end = vec![0; LINK_HEADER];
@@ -107,12 +108,26 @@ fn terminated(name: &str) -> Vec<u8> {
 
 /// Gives a device an address, which is the host's own from now on, and of the network its first `prefix` bits.
 pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let body = address_body(name, address, prefix)?;
+    netlink::change(libc::NETLINK_ROUTE, RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
+}
+
+/// Takes an address off a device again.
+///
+/// # Errors
+///
+/// EADDRNOTAVAIL: the device does not have it with this prefix.
+pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
+    netlink::change(libc::NETLINK_ROUTE, RTM_DELADDR, 0, &address_body(name, address, prefix)?)
+}
+
+fn address_body(name: &str, address: IpAddr, prefix: u8) -> io::Result<Vec<u8>> {
     let (family, octets) = octets(address);
     let mut body = vec![family, prefix, NO_DUPLICATE_DETECTION, 0];
     body.extend_from_slice(&index(name)?.to_ne_bytes());
     netlink::put_attribute(&mut body, IFA_LOCAL, &octets);
     netlink::put_attribute(&mut body, IFA_ADDRESS, &octets);
-    netlink::change(libc::NETLINK_ROUTE, RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
+    Ok(body)
 }
 
 /// Sets a device up.
@@ -120,7 +135,7 @@ pub fn set_up(name: &str) -> io::Result<()> {
     set_flags(name, libc::IFF_UP | libc::IFF_RUNNING)
 }
 
-/// Sets a device down: it loses its IPv6 addresses, and the other end of a veth pair has no carrier.
+/// Sets a device down: it loses its IPv6 addresses, and its veth peer has no carrier.
 pub fn set_down(name: &str) -> io::Result<()> {
     set_flags(name, 0)
 }
@@ -148,8 +163,8 @@ pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFMTU as _, &raw mut request) }).map(drop)
 }
 
-/// What `ethtool -K DEVICE tx off` does: the kernel computes the checksums of what this device sends, or with `leave` leaves
-/// them to the device. Those of veth leave them to nobody, since nothing can happen to a packet within a host.
+/// Does the same as `ethtool -K DEVICE tx off`: the kernel computes the checksums of sent packets. With `leave` the kernel leaves
+/// them to the device; veth devices compute none, because packets within a host cannot be corrupted.
 pub fn leave_checksums(name: &str, leave: bool) -> io::Result<()> {
     /// include/uapi/linux/ethtool.h
     const ETHTOOL_STXCSUM: u32 = 0x17;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::check;
 
-/// What to be told of a descriptor, and how.
+/// The events of a descriptor to report, and the mode of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(u32);
 
 impl Interest {
     /// Something to read, or the end of it.
     pub const READ: Interest = Interest(libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32);
-    /// Somebody to accept. EPOLL_CTL_ADD refuses [`Interest::EXCLUSIVE`] with more than this (EINVAL).
+    /// A connection to accept. EPOLL_CTL_ADD refuses [`Interest::EXCLUSIVE`] with more than this (EINVAL).
     pub const ACCEPT: Interest = Interest(libc::EPOLLIN as u32);
     /// Room to write; of a connecting socket: connected, or failed.
     pub const WRITE: Interest = Interest(libc::EPOLLOUT as u32);
@@ -21,7 +21,7 @@ impl Interest {
     pub const EDGE: Interest = Interest(libc::EPOLLET as u32);
     /// Told once, and then not until the interest is set again.
     pub const ONESHOT: Interest = Interest(libc::EPOLLONESHOT as u32);
-    /// Of several epolls that watch the descriptor wake only one (Linux 4.5).
+    /// EPOLLEXCLUSIVE: an event wakes only one of several epoll instances that watch the descriptor (Linux 4.5).
     pub const EXCLUSIVE: Interest = Interest(libc::EPOLLEXCLUSIVE as u32);
 
     /// Both.
@@ -40,7 +40,7 @@ impl Ready {
     /// Room for an answer of [`Epoll::wait`].
     pub const NONE: Ready = Ready(libc::epoll_event { events: 0, u64: 0 });
 
-    /// What the descriptor was added under.
+    /// The token that the descriptor was added with.
     pub fn token(&self) -> u64 {
         self.0.u64
     }
@@ -55,7 +55,7 @@ impl Ready {
         self.0.events & (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
 
-    /// The peer has ended its half, or all is over: whoever reads on will come to the end.
+    /// The peer has closed its sending half or the whole connection: reads reach the end of the stream.
     pub fn ended(&self) -> bool {
         self.0.events & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
@@ -75,7 +75,7 @@ impl Epoll {
     pub fn new() -> io::Result<Self> {
         // SAFETY: epoll_create1() takes no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+        // SAFETY: the call above returned a new descriptor, which has no other owner.
         Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

@@ -10,19 +10,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::check;
 
-/// A number that is the same for all threads of this process and differs from the one its parent had.
+/// Returns a number that is the same for all threads of this process and differs from the parent's number.
 ///
-/// It lives on a page of its own that the kernel empties in a child (MADV_WIPEONFORK, Linux 4.14), so asking costs one
-/// load and no system call. Where that advice is refused it is the process id, asked for every time.
+/// The number is in a page that the kernel clears in a child (MADV_WIPEONFORK, Linux 4.14), so that a call costs one load and no
+/// system call. If the kernel refuses that advice, each call returns the process id.
 pub fn generation() -> u32 {
     static PAGE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
     let Some(cell) = PAGE.get_or_init(wiped_page) else {
         return std::process::id();
     };
-    match cell.load(Ordering::Relaxed) {
+    marked(|| cell.load(Ordering::Relaxed), |id| cell.store(id, Ordering::Relaxed))
+}
+
+/// The number in a cell, which becomes this process's when the cell is empty. Threads that find it empty at once write the same.
+fn marked(load: impl Fn() -> u32, store: impl Fn(u32)) -> u32 {
+    match load() {
         0 => {
             let id = std::process::id();
-            cell.store(id, Ordering::Relaxed);
+            store(id);
             id
         }
         id => id,
@@ -42,6 +47,9 @@ pub enum End {
     Killed(i32),
 }
 
+/// Exit code of a child whose parent ended before the child could ask to end with it.
+const ORPHANED: i32 = 102;
+
 /// Runs `body` in a child process, which ends with its answer as exit code (101 after a panic), or when the thread that
 /// called this ends (PR_SET_PDEATHSIG).
 ///
@@ -52,32 +60,45 @@ pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
     if fs::read_dir("/proc/self/task")?.count() > 1 {
         return Err(io::Error::other("fork() needs a process with one thread"));
     }
+    // SAFETY: getpid() takes no arguments.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: there is no other thread, so that the child finds no lock taken and no state half changed.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(Process(child));
     }
-    // SAFETY: prctl() takes plain numbers here.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) };
-    // What the parent would do at its end is not the child's.
+    end_with(parent);
+    // _exit() and no return: the child must not run the parent's destructors and exit handlers.
     let code = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
     // SAFETY: _exit takes no pointers and does not return.
     unsafe { libc::_exit(code) }
 }
 
+/// Makes the kernel kill this process when the thread that forked it ends. Ends this process now if `parent` has ended already,
+/// because the kernel sends no signal for a parent that ended before prctl(2).
+fn end_with(parent: libc::pid_t) {
+    // SAFETY: prctl() takes numbers here; getppid() and _exit() take no pointers.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0);
+        if libc::getppid() != parent {
+            libc::_exit(ORPHANED);
+        }
+    }
+}
+
 impl Process {
-    /// Its number.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.0.cast_unsigned()
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) -> io::Result<()> {
-        // SAFETY: kill(2) takes no pointers; the process is a child that nobody has waited for, so its number is its own.
+        // SAFETY: kill(2) takes no pointers; the process is a child without a waitpid() yet, so its number was not reused.
         check(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
     }
 
-    /// waitpid(2): waits until it has ended, and says how.
+    /// Waits until the process has ended (waitpid(2)), and returns its exit status.
     pub fn wait(self) -> io::Result<End> {
         let mut status = 0;
         loop {
@@ -120,20 +141,65 @@ fn wiped_page() -> Option<&'static AtomicU32> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// Forks a child that calls `body`, which may make async-signal-safe calls only, and returns its exit code.
+    fn exit_code(body: impl FnOnce() -> i32) -> End {
+        // SAFETY: the child only makes async-signal-safe calls.
+        let child = check(unsafe { libc::fork() }).unwrap();
+        if child == 0 {
+            let code = body();
+            // SAFETY: _exit takes no pointers and does not return.
+            unsafe { libc::_exit(code) };
+        }
+        Process(child).wait().unwrap()
+    }
+
+    #[test]
+    fn a_child_whose_parent_has_ended_ends() {
+        // SAFETY: getpid() takes no arguments.
+        let parent = unsafe { libc::getpid() };
+        let with_parent = |parent| {
+            exit_code(|| {
+                end_with(parent);
+                42
+            })
+        };
+        assert_eq!(with_parent(parent), End::Exited(42));
+        // As after the parent's end: another process has become the child's parent.
+        assert_eq!(with_parent(parent + 1), End::Exited(ORPHANED));
+    }
+
     #[test]
     fn a_child_has_a_generation_of_its_own() {
-        let parent = super::generation();
-        assert_eq!(parent, super::generation());
-        // SAFETY: the child only makes async-signal-safe calls (a load, getpid, _exit).
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let differs = super::generation() != parent;
-            // SAFETY: _exit takes no pointers and does not return.
-            unsafe { libc::_exit(if differs { 42 } else { 1 }) };
-        }
-        let mut status = 0;
-        // SAFETY: the status is writable for the length of the call, and the child is ours.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(libc::WEXITSTATUS(status), 42);
+        let parent = generation();
+        assert_eq!(parent, generation());
+        assert_eq!(exit_code(|| if generation() == parent { 1 } else { 42 }), End::Exited(42));
+    }
+}
+
+#[cfg(all(test, fourtuple_loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+    use loom::thread;
+
+    /// Threads that read the generation for the first time at the same moment get the same number, and so do later readers. If they
+    /// added to the cell instead of storing, this would fail.
+    #[test]
+    fn loom_all_threads_have_one_generation() {
+        loom::model(|| {
+            let cell = Arc::new(AtomicU32::new(0));
+            let ask = |cell: &AtomicU32| {
+                super::marked(|| cell.load(Ordering::Relaxed), |id| cell.store(id, Ordering::Relaxed))
+            };
+            let others = [0, 1].map(|_| {
+                let cell = Arc::clone(&cell);
+                thread::spawn(move || ask(&cell))
+            });
+            let ours = ask(&cell);
+            assert_eq!(others.map(|other| other.join().unwrap()), [ours; 2]);
+            assert_eq!((ask(&cell), ours), (ours, std::process::id()));
+        });
     }
 }

@@ -10,14 +10,18 @@ use std::io;
 pub mod accept_ring;
 mod address;
 pub mod allocator;
-pub mod bell;
 pub mod boot;
 pub mod child;
+mod control;
 pub mod datagram;
 pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
+pub mod event_fd;
 pub mod fork;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod interval_timer;
 pub mod membarrier;
 pub mod message;
 pub mod neighbour;
@@ -82,6 +86,7 @@ pub fn errno_name(error: &io::Error) -> String {
         libc::ENOSPC => "ENOSPC",
         libc::ENOSYS => "ENOSYS",
         libc::EPERM => "EPERM",
+        libc::EPROTONOSUPPORT => "EPROTONOSUPPORT",
         libc::EPIPE => "EPIPE",
         libc::EROFS => "EROFS",
         libc::ETIMEDOUT => "ETIMEDOUT",

@@ -1,4 +1,4 @@
-//! unix(7) messages that carry descriptors (SCM_RIGHTS), and who is at the other end.
+//! unix(7) messages that carry descriptors (SCM_RIGHTS), and the credentials of the peer.
 
 use std::io;
 use std::mem;
@@ -13,7 +13,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the pointer is to room for two descriptors.
     check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    // SAFETY: the call above gave two fresh descriptors that nobody else owns.
+    // SAFETY: the call above returned two new descriptors, which have no other owner.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
@@ -28,7 +28,7 @@ pub const MOST: usize = 253;
 struct Control([u8; 1040]);
 
 /// sendmsg(2) of `bytes`, at least one, in one message, with `descriptor` if there is one: the kernel makes a copy of that.
-/// WouldBlock: the other end has no room.
+/// WouldBlock: the receive queue of the peer is full.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send_all(socket, bytes, descriptor.as_slice())
 }
@@ -118,7 +118,7 @@ fn unnamed() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: socket() takes no pointers.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -127,7 +127,7 @@ fn unnamed() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// EADDRINUSE when the path is there, whether anybody listens or not.
+/// EADDRINUSE: the path exists, with or without a listener.
 pub fn listen_at(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     let socket = unnamed()?;
     // SAFETY: fchmod() takes no pointers.
@@ -137,18 +137,18 @@ pub fn listen_at(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A SOCK_SEQPACKET socket that is connected to the one that listens at `path`, non-blocking.
+/// Opens a non-blocking SOCK_SEQPACKET socket that is connected to the listener at `path`.
 ///
 /// # Errors
 ///
-/// ENOENT, and ECONNREFUSED when nobody listens there; EAGAIN when as many wait as may; EPROTOTYPE when it is a stream.
+/// ENOENT, ECONNREFUSED: there is no listener. EAGAIN: the accept queue is full. EPROTOTYPE: the listener is a stream socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let socket = unnamed()?;
     socket::connect_endpoint(socket.as_fd(), &Endpoint::Unix(path.to_owned()))?;
     Ok(socket)
 }
 
-/// Who is at the other end of a connection (SO_PEERCRED).
+/// The credentials of the peer of a connection (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The process that has called connect(2) or listen(2); 0 when it is in another PID namespace.
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_its_owners_and_tells_who_is_there() {
+    fn a_path_belongs_to_its_owner_and_shows_the_peer() {
         let directory = std::env::temp_dir().join(format!("fourtuple-message-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("socket");

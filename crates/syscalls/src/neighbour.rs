@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::address::RawAddress;
+use crate::option;
 
-/// What a neighbour alone can send, and what it knows a neighbour's packet by (GTSM, RFC 5082).
+/// The TTL or hop limit of packets that only a neighbour on the link can send (GTSM, RFC 5082).
 pub const HOPS: u8 = 255;
 
 /// Room for two control messages of an int each, aligned as the kernel wants it.
@@ -57,6 +58,37 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Has a UDP socket refuse every packet that arrives with fewer than 255 hops to live (SO_ATTACH_FILTER): what has passed a
+/// router takes no room in the queue and wakes no thread. The kernel counts it in `sk_drops` ([`option::dropped`]). To be
+/// called before bind(2), or packets that arrive in between are not looked at.
+///
+/// # Errors
+///
+/// The errors of setsockopt(2): ENOMEM, ENOPROTOOPT of a kernel without socket filters.
+pub fn refuse_distant(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // Classic BPF, include/uapi/linux/bpf_common.h and filter.h. Loads from NETWORK on read the IP header: a socket of IPv6
+    // gets both families, so the version is looked at first.
+    const LOAD_BYTE: u16 = 0x30;
+    const SHIFT_RIGHT: u16 = 0x74;
+    const JUMP: u16 = 0x05;
+    const IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const NETWORK: u32 = -0x10_0000_i32 as u32;
+    const KEEP_ALL: u32 = u32::MAX;
+    let program = [
+        (LOAD_BYTE, 0, 0, NETWORK),
+        (SHIFT_RIGHT, 0, 0, 4),
+        (IF_EQUAL, 0, 2, 4),
+        (LOAD_BYTE, 0, 0, NETWORK + 8), // IPv4: time to live
+        (JUMP, 0, 0, 1),
+        (LOAD_BYTE, 0, 0, NETWORK + 7), // IPv6: hop limit
+        (IF_EQUAL, 0, 1, u32::from(HOPS)),
+        (RETURN, 0, 0, KEEP_ALL),
+        (RETURN, 0, 0, 0),
+    ];
+    option::attach_filter(socket, &program)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
@@ -64,7 +96,7 @@ mod tests {
 
     use super::*;
     use crate::datagram::Batch;
-    use crate::{option, socket};
+    use crate::socket;
 
     #[test]
     fn only_this_datagram_has_all_hops() {
@@ -83,6 +115,27 @@ mod tests {
                 assert_eq!((datagram.bytes, datagram.hops), (bytes, Some(hops)), "{address}");
                 assert_eq!(datagram.from(), Some(sender.local_addr().unwrap()));
             }
+        }
+    }
+
+    #[test]
+    fn distant_packets_do_not_reach_the_queue() {
+        // The last one is IPv4 at a socket of IPv6.
+        for (at, from) in [("127.0.0.1:0", "127.0.0.1:0"), ("[::1]:0", "[::1]:0"), ("[::]:0", "127.0.0.1:0")]
+        {
+            let (sender, receiver) = (UdpSocket::bind(from).unwrap(), UdpSocket::bind(at).unwrap());
+            refuse_distant(receiver.as_fd()).unwrap();
+            let to =
+                SocketAddr::new(sender.local_addr().unwrap().ip(), receiver.local_addr().unwrap().port());
+            for hops in [1, 64, 254] {
+                option::set_hops(sender.as_fd(), hops).unwrap();
+                sender.send_to(b"far", to).unwrap();
+            }
+            send(sender.as_fd(), b"near", to, 0).unwrap();
+            let mut room = [0; 8];
+            assert_eq!(receiver.recv(&mut room).unwrap(), 4, "{at}");
+            assert_eq!(&room[..4], b"near");
+            assert_eq!(option::dropped(receiver.as_fd()).unwrap(), 3, "{at}");
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::check;
+use crate::{check, socket};
 
 /// Sends a request of `kind` with `body` and gives each answer's body to `answer`, until the kernel is done.
 pub(crate) fn ask(
@@ -32,7 +32,7 @@ fn request(
     // SAFETY: socket() takes no pointers.
     let netlink =
         check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
     let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(HEADER + body.len());
@@ -42,19 +42,11 @@ fn request(
     message.extend_from_slice(&(flags as u16).to_ne_bytes());
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(body);
-    // SAFETY: pointer and length describe the bytes of the message; without an address it goes to the kernel.
-    let sent = unsafe { libc::send(netlink.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    if sent == -1 {
-        return Err(io::Error::last_os_error());
-    }
+    uninterrupted(|| socket::send(netlink.as_fd(), &message))?;
     let mut buffer = vec![0_u8; 64 << 10];
     loop {
-        // SAFETY: pointer and length describe writable room.
-        let length = unsafe { libc::recv(netlink.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        if length == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        if read_datagram(&buffer[..length as usize], &mut answer)? {
+        let length = uninterrupted(|| socket::receive(netlink.as_fd(), &mut buffer))?;
+        if read_datagram(&buffer[..length], &mut answer)? {
             return Ok(());
         }
     }
@@ -63,21 +55,18 @@ fn request(
 const HEADER: usize = mem::size_of::<libc::nlmsghdr>();
 
 /// True when the kernel is done.
-fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Result<bool> {
+pub(crate) fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     while datagram.len() >= HEADER {
         // SAFETY: at least as many bytes as a header has; it is plain data, and read_unaligned asks for no alignment.
         let header = unsafe { datagram.as_ptr().cast::<libc::nlmsghdr>().read_unaligned() };
         let length = (header.nlmsg_len as usize).clamp(HEADER, datagram.len());
         let body = &datagram[HEADER..length];
         match i32::from(header.nlmsg_type) {
-            libc::NLMSG_DONE => return Ok(true),
+            // The end of a dump carries the errno of the dump (netlink_dump_done): sock_diag answers -ENOENT here for a protocol
+            // whose module is missing. Without a number the dump is complete.
+            libc::NLMSG_DONE => return errno_of(body).map_or(Ok(()), result_of).map(|()| true),
             // An acknowledgement is an error of 0.
-            libc::NLMSG_ERROR => match body.first_chunk::<4>().map(|bytes| i32::from_ne_bytes(*bytes)) {
-                Some(0) => return Ok(true),
-                errno => {
-                    return Err(io::Error::from_raw_os_error(errno.map_or(libc::EPROTO, |errno| -errno)));
-                }
-            },
+            libc::NLMSG_ERROR => return result_of(errno_of(body).unwrap_or(-libc::EPROTO)).map(|()| true),
             _ => answer(body),
         }
         datagram = &datagram[length.next_multiple_of(4).min(datagram.len())..];
@@ -85,7 +74,26 @@ fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Res
     Ok(false)
 }
 
-/// Adds an attribute to those of a request.
+/// The number at the beginning of NLMSG_ERROR and NLMSG_DONE: 0, or an errno with its sign changed.
+fn errno_of(body: &[u8]) -> Option<i32> {
+    body.first_chunk::<4>().map(|bytes| i32::from_ne_bytes(*bytes))
+}
+
+fn result_of(errno: i32) -> io::Result<()> {
+    if errno < 0 { Err(io::Error::from_raw_os_error(errno.saturating_neg())) } else { Ok(()) }
+}
+
+/// Repeats a call until it is not interrupted by a signal.
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Appends an attribute to a request.
 pub(crate) fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
     request.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     request.extend_from_slice(&kind.to_ne_bytes());
@@ -93,7 +101,7 @@ pub(crate) fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
     request.resize(request.len().next_multiple_of(4), 0);
 }
 
-/// The value of the attribute `kind` among those of a netlink message.
+/// Returns the value of the attribute `kind` of a netlink message.
 pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while let Some(header) = attributes.first_chunk::<4>() {
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -104,4 +112,46 @@ pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message as the kernel sends it: header, body, padding.
+    fn message(kind: libc::c_int, body: &[u8]) -> Vec<u8> {
+        let mut message = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
+        message.extend_from_slice(&(kind as u16).to_ne_bytes());
+        message.extend_from_slice(&[0; 10]);
+        message.extend_from_slice(body);
+        message.resize(message.len().next_multiple_of(4), 0);
+        message
+    }
+
+    fn read(datagram: &[u8]) -> (Result<bool, Option<i32>>, u32) {
+        let mut answers = 0;
+        let result = read_datagram(datagram, &mut |_| answers += 1);
+        (result.map_err(|error| error.raw_os_error()), answers)
+    }
+
+    #[test]
+    fn the_end_of_a_dump_carries_its_errno() {
+        let done = |errno: i32| message(libc::NLMSG_DONE, &errno.to_ne_bytes());
+        let answer = message(20, b"socket");
+        assert_eq!(read(&[answer.clone(), done(0)].concat()), (Ok(true), 1));
+        assert_eq!(read(&done(-libc::ENOENT)), (Err(Some(libc::ENOENT)), 0));
+        // A dump that fails after it has begun is not complete.
+        assert_eq!(read(&[answer.clone(), done(-libc::ENOMEM)].concat()), (Err(Some(libc::ENOMEM)), 1));
+        assert_eq!(read(&message(libc::NLMSG_DONE, &[])), (Ok(true), 0));
+        assert_eq!(read(&answer), (Ok(false), 1));
+    }
+
+    #[test]
+    fn an_acknowledgement_is_an_error_of_0() {
+        let error = |errno: i32| message(libc::NLMSG_ERROR, &errno.to_ne_bytes());
+        assert_eq!(read(&error(0)), (Ok(true), 0));
+        assert_eq!(read(&error(-libc::EPERM)), (Err(Some(libc::EPERM)), 0));
+        assert_eq!(read(&error(i32::MIN)).1, 0);
+        assert_eq!(read(&message(libc::NLMSG_ERROR, &[1])), (Err(Some(libc::EPROTO)), 0));
+    }
 }

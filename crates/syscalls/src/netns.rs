@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::check;
+use crate::device;
 use crate::option;
 use crate::socket::{self, Transport};
 
@@ -83,18 +84,8 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Adds an IPv6 address to the loopback device, as a single host (/128).
 pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
-    #[repr(C)]
-    struct Request {
-        address: libc::in6_addr,
-        prefix_length: u32,
-        interface: libc::c_int,
-    }
-    let control = control_socket(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)))?;
-    // The loopback device is the first one of every network namespace (LOOPBACK_IFINDEX).
-    let mut request =
-        Request { address: libc::in6_addr { s6_addr: address.octets() }, prefix_length: 128, interface: 1 };
-    // SAFETY: SIOCSIFADDR on an IPv6 socket reads one struct in6_ifreq, whose layout Request repeats.
-    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFADDR, &raw mut request) }).map(drop)
+    // Without duplicate address detection: a kernel worker that ends it may be late, and until then bind(2) fails.
+    device::add_address("lo", address.into(), 128)
 }
 
 /// Sets the loopback device of the calling thread's network namespace up, which gives it 127.0.0.1/8 and ::1.

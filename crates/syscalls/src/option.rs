@@ -10,7 +10,7 @@ use crate::check;
 /// IP_LOCAL_PORT_RANGE (include/uapi/linux/in.h, Linux 6.3); libc does not name it.
 pub const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 
-/// What a kernel said to an option that it may not have.
+/// The result of setting an option that a kernel may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an option that the kernel has not got was not set"]
 pub enum Answer {
@@ -168,8 +168,8 @@ pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, i32::from(on))
 }
 
-/// SO_MEMINFO: how many packets this socket has dropped since it was made, because its queue was full or a checksum was wrong
-/// (`sk_drops`), modulo 2^32.
+/// SO_MEMINFO: how many packets this socket has dropped since it was made, because its queue was full, a checksum was wrong, or
+/// its filter refused them (`sk_drops`), modulo 2^32.
 pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
     // include/uapi/linux/sock_diag.h: SK_MEMINFO_DROPS is the ninth number.
     const SO_MEMINFO: libc::c_int = 55;
@@ -233,27 +233,54 @@ pub type Instruction = (u16, u8, u8, u32);
 /// SO_ATTACH_REUSEPORT_CBPF: the program says to which socket of the group, in the order in which they were bound, a packet
 /// goes; where it names none, the hash decides. It sees a datagram from its payload on. No privilege is needed.
 pub fn attach_group_selector(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<Answer> {
+    answer(attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program))
+}
+
+/// Makes a TCP listener drop every SYN (SO_ATTACH_FILTER), and nothing else: its accept queue and handshakes under way are left
+/// alone, and a client whose SYN was dropped sends it again, after 1 s at first. Accepted sockets inherit the filter, which
+/// never concerns them. No privilege is needed.
+pub fn drop_syns(listener: BorrowedFd<'_>) -> io::Result<()> {
+    // The filter of a TCP socket sees a segment from the TCP header on (`tcp_filter`).
+    const FLAGS: u32 = 13;
+    const SYN: u32 = 0x02;
+    const ACK: u32 = 0x10;
+    let program = [
+        ((libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16, 0, 0, FLAGS),
+        ((libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16, 0, 0, SYN | ACK),
+        ((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, SYN),
+        ((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
+        ((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
+    ];
+    attach_filter(listener, &program)
+}
+
+/// SO_ATTACH_FILTER: the socket receives only packets for which the program returns a number other than 0 (the bytes to keep).
+/// The program of a UDP socket sees the datagram from its UDP header on. A packet that the program refuses takes no room in the
+/// queue and wakes no thread; the kernel counts it in `sk_drops` ([`dropped`]). No privilege is needed.
+pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
+    attach(socket, libc::SO_ATTACH_FILTER, program)
+}
+
+fn attach(socket: BorrowedFd<'_>, name: libc::c_int, program: &[Instruction]) -> io::Result<()> {
     let mut filter: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let length = u16::try_from(filter.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
     // SAFETY: the program describes `filter`, which outlives the call; the kernel copies it.
-    answer(
-        check(unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_ATTACH_REUSEPORT_CBPF,
-                (&raw const program).cast(),
-                size_of::<libc::sock_fprog>() as libc::socklen_t,
-            )
-        })
-        .map(drop),
-    )
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    })
+    .map(drop)
 }
 
-/// How many connections wait in a listener's accept queue (TCP_INFO, whose `tcpi_unacked` is that of a listener:
-/// `tcp_get_info`). Handshakes under way are not among them.
+/// Returns the number of connections in a listener's accept queue (TCP_INFO: `tcp_get_info` returns it in `tcpi_unacked`), without
+/// handshakes in progress.
 pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {
     // struct tcp_info begins with 8 bytes and 4 numbers that say nothing here; the kernel fills what there is room for.
     const UNACKED: usize = 6;

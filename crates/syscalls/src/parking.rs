@@ -1,4 +1,4 @@
-//! Holding more sockets open than RLIMIT_NOFILE lets a process have descriptors.
+//! Keeps more sockets open than the descriptors that RLIMIT_NOFILE allows for a process.
 
 use std::io;
 use std::mem;
@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use io_uring::IoUring;
 
-use crate::check;
-use crate::resource;
+use crate::netlink::uninterrupted;
+use crate::{check, resource, socket};
 
 /// Descriptors given per call: as many as one SCM_RIGHTS message can carry (SCM_MAX_FD is 253).
 const BATCH: usize = 250;
@@ -15,10 +15,10 @@ const BATCH: usize = 250;
 /// Slots per ring: the kernel refuses a table of more than RLIMIT_NOFILE, and more rings are cheap.
 const RING_SLOTS: u64 = 16_384;
 
-/// A place that keeps sockets open without a descriptor of this process for each.
+/// Keeps sockets open without a descriptor of this process for each.
 ///
-/// First choice are the direct descriptors of io_uring, whose tables count against the limit one by one; where io_uring
-/// is switched off, child processes that were forked for it hold them. Dropping the parking closes all sockets.
+/// Sockets become direct descriptors of io_uring, because RLIMIT_NOFILE limits each ring's table separately. Without io_uring,
+/// forked child processes hold them. Dropping the parking closes all sockets.
 pub struct Parking {
     waiting: Vec<OwnedFd>,
     parked: u64,
@@ -100,9 +100,13 @@ impl Parking {
 
     /// Moves what was taken out of this process's descriptors. Separate from `park` so that a measuring loop can keep
     /// it out of its time.
+    ///
+    /// # Errors
+    ///
+    /// The errors of io_uring_register(2), fork(2) and sendmsg(2). Sockets that were not moved are still held, and counted once.
     pub fn settle(&mut self) -> io::Result<()> {
-        let mut rest = self.waiting.as_slice();
-        while !rest.is_empty() {
+        while !self.waiting.is_empty() {
+            let rest = self.waiting.as_slice();
             let taken = match &mut self.place {
                 Place::Rings { rings, slots, used } => {
                     if *used == *slots {
@@ -128,9 +132,9 @@ impl Parking {
                 }
             };
             self.parked += taken as u64;
-            rest = &rest[taken..];
+            // Closed here, before anything can fail: a socket is counted once, where it is.
+            self.waiting.drain(..taken);
         }
-        self.waiting.clear();
         Ok(())
     }
 }
@@ -167,7 +171,7 @@ impl Holder {
         check(unsafe {
             libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, pair.as_mut_ptr())
         })?;
-        // SAFETY: both descriptors are fresh and nobody else's.
+        // SAFETY: both descriptors are new and have no other owner.
         let [ours, theirs] = pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         // SAFETY: the child calls nothing but async-signal-safe functions and never returns (see `hold`).
         let process = check(unsafe { libc::fork() })?;
@@ -193,19 +197,22 @@ impl Holder {
                 data.add(index).write_unaligned(socket.as_raw_fd());
             }
         }
-        // SAFETY: the message describes live buffers; the kernel only reads them.
-        let sent = unsafe { libc::sendmsg(self.channel.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        if sent == -1 { Err(io::Error::last_os_error()) } else { self.confirm(self.channel.as_fd()) }
+        uninterrupted(|| {
+            // SAFETY: the message describes live buffers; the kernel only reads them.
+            let sent =
+                unsafe { libc::sendmsg(self.channel.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+            if sent == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        })?;
+        self.confirm(self.channel.as_fd())
     }
 
     /// Waits for the holder's answer: a descriptor in flight would keep the socket open, but count against the limit
     /// on descriptors in flight.
     fn confirm(&self, channel: BorrowedFd<'_>) -> io::Result<()> {
-        let mut byte = 0_u8;
-        // SAFETY: the pointer is to writable room for one byte.
-        match unsafe { libc::recv(channel.as_raw_fd(), (&raw mut byte).cast(), 1, 0) } {
-            1 if byte == 1 => Ok(()),
-            -1 => Err(io::Error::last_os_error()),
+        let mut byte = [0_u8];
+        // An answer that a signal keeps from being read would be taken for that to the next message.
+        match uninterrupted(|| socket::receive(channel, &mut byte))? {
+            1 if byte == [1] => Ok(()),
             _ => Err(io::Error::other("a process that holds sockets could not take more")),
         }
     }
@@ -213,29 +220,45 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // SAFETY: the child is ours and not yet waited for; killing it closes what it holds.
-        unsafe {
-            libc::kill(self.process, libc::SIGKILL);
-            libc::waitpid(self.process, std::ptr::null_mut(), 0);
-        }
+        // SAFETY: the child belongs to this process and was not waited for; its end closes the sockets that it holds.
+        unsafe { libc::kill(self.process, libc::SIGKILL) };
+        // A child that another waitpid() has reaped is no error here.
+        let _ = uninterrupted(|| {
+            // SAFETY: the exit status is not asked for.
+            check(unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) })
+        });
     }
 }
 
-/// The life of a holder: take descriptors in until the other end is gone. Runs between fork and _exit, so it must not
+/// Runs a holder: receives descriptors until the parent closes its end. Runs between fork and _exit, so it must not
 /// allocate, lock or unwind.
 fn hold(channel: libc::c_int) -> ! {
     // SAFETY: only async-signal-safe calls on descriptors of this process and on buffers of this stack frame.
     unsafe {
         // Descriptors inherited from the parent would keep its sockets alive and use up this process's limit.
-        libc::dup2(channel, 0);
-        libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0);
+        if libc::dup2(channel, 0) == -1 {
+            libc::_exit(1);
+        }
+        if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == -1 {
+            // Before Linux 5.9, or refused by a filter: close each possible number.
+            let mut limit: libc::rlimit = mem::zeroed();
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == -1 {
+                libc::_exit(1);
+            }
+            let end = libc::c_int::try_from(limit.rlim_max).unwrap_or(libc::c_int::MAX);
+            (1..end).for_each(|descriptor| {
+                libc::close(descriptor);
+            });
+        }
         let mut control = ControlBuffer::new();
         loop {
             let mut byte = 0_u8;
             let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
             let mut message = control.message(&mut vector, BATCH);
-            if libc::recvmsg(0, &raw mut message, 0) <= 0 {
-                libc::_exit(0);
+            match libc::recvmsg(0, &raw mut message, 0) {
+                1.. => {}
+                -1 if *libc::__errno_location() == libc::EINTR => continue,
+                _ => libc::_exit(0),
             }
             byte = u8::from(message.msg_flags & libc::MSG_CTRUNC == 0);
             libc::send(0, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
@@ -268,8 +291,10 @@ impl ControlBuffer {
 mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use super::*;
+    use crate::interval_timer::IntervalTimer;
 
     fn keeps_sockets_open_until_dropped(kind: PlaceKind) {
         let mut parking = match Parking::with(kind) {
@@ -310,5 +335,38 @@ mod tests {
     #[test]
     fn holders_keep_sockets_open_until_dropped() {
         keeps_sockets_open_until_dropped(PlaceKind::Holders);
+    }
+
+    #[test]
+    fn signals_do_not_disturb_parking() {
+        let before = IntervalTimer::signals();
+        let timer = IntervalTimer::for_this_thread(Duration::from_micros(50)).unwrap();
+        for _ in 0..20 {
+            keeps_sockets_open_until_dropped(PlaceKind::Holders);
+        }
+        keeps_sockets_open_until_dropped(PlaceKind::Rings);
+        drop(timer);
+        assert!(IntervalTimer::signals() > before);
+    }
+
+    #[test]
+    fn a_socket_is_counted_once_when_settling_fails() {
+        let mut parking = Parking::with(PlaceKind::Holders).unwrap();
+        let Place::Holders { holders, .. } = &parking.place else { panic!("no holders") };
+        let process = holders[0].process;
+        let mut far_ends = Vec::new();
+        for parked in 1..=3 {
+            let (near, far) = UnixStream::pair().unwrap();
+            far_ends.push(near);
+            parking.park(far.into());
+            if parked == 1 {
+                parking.settle().unwrap();
+                // SAFETY: kill() takes numbers; the process is a child that was not waited for.
+                check(unsafe { libc::kill(process, libc::SIGKILL) }).unwrap();
+            } else {
+                assert!(parking.settle().is_err());
+            }
+            assert_eq!((parking.parked, parking.len()), (1, parked));
+        }
     }
 }

@@ -20,7 +20,7 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// Sets RLIMIT_NOFILE, soft and hard, of this process and of those it starts.
+/// Sets RLIMIT_NOFILE, soft and hard, of this process and its future children.
 ///
 /// # Errors
 ///
@@ -40,6 +40,17 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Returns how often the calling thread has given up its processor to wait in the kernel, as for a lock (ru_nvcsw of getrusage(2)).
+/// Preemption does not count.
+pub fn voluntary_switches() -> u64 {
+    // SAFETY: rusage is plain data for which all zeroes is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to writable room for one rusage.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    assert_eq!(result, 0, "every Linux thread has counters");
+    usage.ru_nvcsw.cast_unsigned()
+}
+
 /// CPU time that all threads of this process have used, in user and kernel mode (CLOCK_PROCESS_CPUTIME_ID).
 pub fn process_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -49,8 +60,8 @@ pub fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// CLOCK_MONOTONIC in nanoseconds: the same for all threads and processes of this host, so that times that one of them
-/// tells can be held against those of another.
+/// CLOCK_MONOTONIC in nanoseconds: the same clock for all threads and processes of this host, so that their times can be
+/// compared.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to writable room for one timespec; the clock exists on every Linux.
@@ -65,4 +76,18 @@ pub fn terminal_width() -> Option<usize> {
     // SAFETY: TIOCGWINSZ fills in one winsize through the pointer.
     let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
     (result == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_sleep_is_a_voluntary_switch() {
+        let before = voluntary_switches();
+        thread::sleep(Duration::from_millis(1));
+        assert!(voluntary_switches() > before);
+    }
 }

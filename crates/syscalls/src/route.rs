@@ -7,9 +7,10 @@ use crate::netlink;
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
 const RTA_PREFSRC: u16 = 7;
 /// struct rtmsg, and where in it the type is.
-const HEADER: usize = 12;
+pub(crate) const HEADER: usize = 12;
 const TYPE: usize = 7;
 
 /// The source address of the route to `destination`.
@@ -18,8 +19,21 @@ const TYPE: usize = 7;
 ///
 /// ENETUNREACH: there is no route. ENOENT: the route names no source.
 pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
+    source_by(destination, None)
+}
+
+/// The same for what leaves by the device with this index, as link-local addresses of IPv6 need it.
+///
+/// # Errors
+///
+/// As of [`source_for`]; ENODEV, EINVAL: there is no such device.
+pub fn source_for_device(destination: IpAddr, device: u32) -> io::Result<IpAddr> {
+    source_by(destination, Some(device))
+}
+
+fn source_by(destination: IpAddr, device: Option<u32>) -> io::Result<IpAddr> {
     let mut source = None;
-    look_up(destination, |route| {
+    look_up(destination, device, |route| {
         source = source.or_else(|| preferred_source(route.get(HEADER..)?));
     })?;
     source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
@@ -38,7 +52,7 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
         return Ok(true);
     }
     let mut is_local = false;
-    match look_up(destination, |route| {
+    match look_up(destination, None, |route| {
         let is_own = || preferred_source(route.get(HEADER..)?).filter(|source| *source == destination);
         // A worker of the kernel makes the local route of an IPv6 address some time after it was added (`addrconf_dad_work`);
         // until then the address is known by being what would be sent from.
@@ -50,7 +64,7 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     }
 }
 
-/// What a look-up says of a destination that nothing leads to; EAFNOSUPPORT and EOPNOTSUPP of a kernel without IPv6.
+/// Errors of a route lookup for an unreachable destination; EAFNOSUPPORT and EOPNOTSUPP: a kernel without IPv6.
 fn is_no_route(error: &io::Error) -> bool {
     let errnos = [
         libc::ENETUNREACH,
@@ -64,7 +78,23 @@ fn is_no_route(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
 }
 
-fn look_up(destination: IpAddr, route: impl FnMut(&[u8])) -> io::Result<()> {
+/// Adds the rule `prohibit` for what is sent from `source` (ip-rule(8)), in the calling thread's network namespace: connect()
+/// from there to another host fails with EACCES. To this host's own addresses the table `local` leads, which comes first.
+pub fn prohibit_from(source: IpAddr) -> io::Result<()> {
+    const RTM_NEWRULE: u16 = 32;
+    const FRA_SRC: u16 = 2;
+    const FR_ACT_PROHIBIT: u8 = 8;
+    let (family, octets) = match source {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    // struct fib_rule_hdr: family, lengths of both prefixes, traffic class, table, two reserved bytes, action; flags.
+    let mut body = vec![family as u8, 0, (octets.len() * 8) as u8, 0, 0, 0, 0, FR_ACT_PROHIBIT, 0, 0, 0, 0];
+    netlink::put_attribute(&mut body, FRA_SRC, &octets);
+    netlink::change(libc::NETLINK_ROUTE, RTM_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
+}
+
+fn look_up(destination: IpAddr, device: Option<u32>, route: impl FnMut(&[u8])) -> io::Result<()> {
     let (family, octets) = match destination {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
@@ -75,11 +105,14 @@ fn look_up(destination: IpAddr, route: impl FnMut(&[u8])) -> io::Result<()> {
     body.extend_from_slice(&((4 + octets.len()) as u16).to_ne_bytes());
     body.extend_from_slice(&RTA_DST.to_ne_bytes());
     body.extend_from_slice(&octets);
+    if let Some(device) = device {
+        netlink::put_attribute(&mut body, RTA_OIF, &device.to_ne_bytes());
+    }
     netlink::ask(libc::NETLINK_ROUTE, RTM_GETROUTE, false, &body, route)
 }
 
 /// The RTA_PREFSRC among the attributes of a route.
-fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
+pub(crate) fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
     let value = netlink::attribute(attributes, RTA_PREFSRC)?;
     match value.len() {
         4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),

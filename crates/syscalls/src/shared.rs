@@ -19,13 +19,20 @@ unsafe impl Sync for Counters {}
 
 impl Counters {
     /// Maps room for `count` numbers, at least one.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM, also for more numbers than an address space has room for.
     pub fn new(count: usize) -> io::Result<Counters> {
         let count = count.max(1);
+        let length = count
+            .checked_mul(size_of::<AtomicU64>())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         // SAFETY: no address is asked for, and anonymous memory has no descriptor.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                count * size_of::<AtomicU64>(),
+                length,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_ANONYMOUS,
                 -1,
@@ -48,7 +55,7 @@ impl Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        // SAFETY: address and length are those that mmap() gave, and nobody can have a reference any more.
+        // SAFETY: `new` mapped this address with this length (the product did not wrap there), and no reference to it exists.
         unsafe { libc::munmap(self.first.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
     }
 }
@@ -58,6 +65,14 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+
+    #[test]
+    fn more_numbers_than_addresses_are_refused() {
+        // Times 8 it wraps to 8: room for one number.
+        for count in [usize::MAX / 8 + 2, usize::MAX] {
+            assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        }
+    }
 
     #[test]
     fn numbers_begin_at_zero_and_are_kept() {

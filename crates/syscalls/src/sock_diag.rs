@@ -34,7 +34,7 @@ pub struct Entry {
 /// A socket that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Where; an unspecified address stands for all.
+    /// Local address; an unspecified address stands for all.
     pub local: SocketAddr,
     /// Of the unspecified address of IPv6: whether IPv4 is left out (IPV6_V6ONLY).
     pub only_ipv6: bool,
@@ -45,7 +45,7 @@ pub struct Listener {
     pub backlog: u32,
 }
 
-/// What to look for; a `None` matches everything.
+/// A filter for sockets; `None` matches all values.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
     /// Protocol.
@@ -54,7 +54,7 @@ pub struct Filter {
     pub source: Option<IpAddr>,
     /// Port of this side.
     pub source_port: Option<u16>,
-    /// Address and port of the other side.
+    /// Address and port of the peer.
     pub destination: SocketAddr,
 }
 
@@ -62,7 +62,8 @@ pub struct Filter {
 ///
 /// # Errors
 ///
-/// ENOENT: the kernel has no tcp_diag or udp_diag and cannot load it. Others are netlink's.
+/// ENOENT: the kernel has no inet_diag, tcp_diag or udp_diag and cannot load it. EPROTONOSUPPORT: it has no sock_diag. Others
+/// are netlink's. After an error `found` may have been called for some of the sockets.
 pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
     let family = if filter.destination.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     dump(filter, family as u8, &mut found)?;
@@ -77,18 +78,12 @@ pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// ENOENT: the kernel has no tcp_diag and cannot load it. Others are netlink's.
+/// The same as [`each`].
 pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
     for family in [libc::AF_INET, libc::AF_INET6] {
         let body = request(family as u8, Transport::Tcp, 1 << state::LISTEN, &[]);
         let result = ask(&body, |reply, attributes| {
-            found(Listener {
-                local: entry(reply).local,
-                only_ipv6: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
-                    .is_some_and(|value| value.first() == Some(&1)),
-                waiting: reply.receive_queue,
-                backlog: reply.send_queue,
-            });
+            found(listener(reply, attributes));
         });
         match result {
             // A kernel without IPv6 has no handler for it.
@@ -97,6 +92,27 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Number of TCP handshakes under way towards a local port (SYN_RECV), in the calling thread's network namespace. Those whose
+/// state is in a SYN cookie are not among them.
+///
+/// # Errors
+///
+/// The same as [`each_listener`].
+pub fn handshakes(port: u16) -> io::Result<usize> {
+    // A request socket that waits for the last ACK is SYN_RECV to users, and TCP_NEW_SYN_RECV in the kernel.
+    const SYN_RECV: u32 = 1 << 3 | 1 << 12;
+    let mut count = 0;
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let body = request(family as u8, Transport::Tcp, SYN_RECV, &[]);
+        match ask(&body, |reply, _| count += usize::from(entry(reply).local.port() == port)) {
+            // A kernel without IPv6 has no handler for it.
+            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
+            result => result?,
+        }
+    }
+    Ok(count)
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -140,12 +156,17 @@ fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Resul
 /// Gives each reply, with the bytes of the attributes behind it, to `found`.
 fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, body, |body| {
-        if let Some(attributes) = body.get(mem::size_of::<Reply>()..) {
-            // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
-            let reply = unsafe { body.as_ptr().cast::<Reply>().read_unaligned() };
+        if let Some((reply, attributes)) = read(body) {
             found(&reply, attributes);
         }
     })
+}
+
+/// A reply, with the bytes of the attributes behind it.
+fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
+    let attributes = body.get(mem::size_of::<Reply>()..)?;
+    // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
+    Some((unsafe { body.as_ptr().cast::<Reply>().read_unaligned() }, attributes))
 }
 
 fn entry(reply: &Reply) -> Entry {
@@ -164,6 +185,21 @@ fn entry(reply: &Reply) -> Entry {
         remote: address(reply.id.destination, reply.id.destination_port),
         expires: (reply.timer != 0).then(|| Duration::from_millis(reply.expires.into())),
     }
+}
+
+fn listener(reply: &Reply, attributes: &[u8]) -> Listener {
+    Listener {
+        local: entry(reply).local,
+        only_ipv6: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
+            .is_some_and(|value| value.first() == Some(&1)),
+        waiting: reply.receive_queue,
+        backlog: reply.send_queue,
+    }
+}
+
+/// A reply as both kinds of dumps read it; for the fuzzer.
+pub(crate) fn read_any(body: &[u8]) -> Option<(Entry, Listener)> {
+    read(body).map(|(reply, attributes)| (entry(&reply), listener(&reply, attributes)))
 }
 
 fn request(family: u8, transport: Transport, states: u32, program: &[u8]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::address::{Endpoint, RawAddress};
 use crate::check;
@@ -27,7 +27,7 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     // SAFETY: socket() takes no pointers.
     let fd = check(unsafe { libc::socket(family, kind | flags, 0) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -44,7 +44,7 @@ pub fn open_raw_icmp() -> io::Result<OwnedFd> {
 fn open_raw(protocol: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: socket() takes no pointers.
     let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -53,7 +53,7 @@ pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     // SAFETY: socket() takes no pointers.
     let fd = check(unsafe { libc::socket(endpoint.family(), libc::SOCK_STREAM | flags, 0) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -77,7 +77,7 @@ pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
 }
 
-/// How far connect(2) got.
+/// The result of connect(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connect {
     /// Connected.
@@ -122,7 +122,7 @@ pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = check(unsafe {
         libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
     })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -133,15 +133,32 @@ pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = check(unsafe {
         libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// send(2) without SIGPIPE: EPIPE is the answer where the other end is gone.
+/// Calls send(2) without SIGPIPE: EPIPE if the peer has closed.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: pointer and length describe the bytes, which the kernel only reads.
     let sent =
         unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// sendto(2) to an address.
+pub fn send_to(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
+    let raw = RawAddress::from(to);
+    // SAFETY: pointers and lengths describe the bytes and an initialised address, which the kernel only reads.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+            raw.as_ptr(),
+            raw.length(),
+        )
+    };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -161,27 +178,39 @@ pub fn has_something(socket: BorrowedFd<'_>) -> bool {
     result >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
 }
 
-/// poll(2) until there is something to read or to accept, or an end: `false` when `timeout` is over first, or a signal came.
+/// poll(2) until there is something to read or to accept, or an end: `false` when `timeout` is over first. Signals do not end
+/// the wait.
 pub fn wait_readable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     wait_for(socket, libc::POLLIN, timeout)
 }
 
-/// poll(2) until there is room to write, or an end: `false` when `timeout` is over first, or a signal came.
+/// poll(2) until there is room to write, or an end: `false` when `timeout` is over first. Signals do not end the wait.
 pub fn wait_writable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     wait_for(socket, libc::POLLOUT, timeout)
 }
 
 fn wait_for(socket: BorrowedFd<'_>, events: libc::c_short, timeout: Option<Duration>) -> io::Result<bool> {
-    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
-    let milliseconds = timeout.map_or(-1, |timeout| {
-        libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
-    });
-    // SAFETY: the pointer is to one pollfd.
-    match check(unsafe { libc::poll(&raw mut entry, 1, milliseconds) }) {
-        Ok(count) => Ok(count > 0),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-        Err(error) => Err(error),
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+        let milliseconds = until.map_or(-1, |until| {
+            let left = until.saturating_duration_since(Instant::now());
+            libc::c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+        });
+        // SAFETY: the pointer is to one pollfd.
+        match check(unsafe { libc::poll(&raw mut entry, 1, milliseconds) }) {
+            Ok(count) => return Ok(count > 0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
+}
+
+/// shutdown(2) of both halves: the peer reads the end. A listening unix socket refuses further connections, and accept(2)
+/// returns the queued connections, then EINVAL.
+pub fn shutdown(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: shutdown() takes no pointers.
+    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }).map(drop)
 }
 
 /// shutdown(2) of the writing half: the peer reads the end, and what it still sends can be read.
@@ -217,7 +246,7 @@ pub fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> io::Result<
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONBIO, &raw mut flag) }).map(drop)
 }
 
-/// What poll(2) found a connecting socket to be.
+/// The state of a connecting socket from poll(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Connected.

@@ -16,29 +16,34 @@ pub struct Queue {
     pub backlog: u32,
 }
 
-/// The queue of the socket that listens at `path`, if it belongs to the calling thread's network namespace.
+/// The queue of the socket that listens at `path`, if it belongs to the calling thread's network namespace. `None`: no socket
+/// listens there, or there is no such path.
 ///
 /// # Errors
 ///
-/// Those of stat(2) on `path`. ENOENT, too: the kernel has no unix_diag and cannot load it. Others are netlink's.
+/// The errors of stat(2) on `path`. ENOENT: the kernel has no unix_diag and cannot load it. Others are netlink's.
 pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
-    let file = path.metadata()?;
+    let file = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        result => result?,
+    };
     // The kernel gives the inode cut to 32 bits, and the device in its own form (MKDEV).
     let device = libc::major(file.dev()) << 20 | libc::minor(file.dev());
     let wanted = [(file.ino() as u32).to_ne_bytes(), device.to_ne_bytes()].concat();
     let mut found = None;
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(), |body| {
-        let Some(attributes) = body.get(MESSAGE..) else { return };
-        if netlink::attribute(attributes, UNIX_DIAG_VFS) == Some(&wanted[..]) {
-            found = found.or_else(|| {
-                let (waiting, rest) =
-                    netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
-                let backlog = rest.first_chunk::<4>()?;
-                Some(Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) })
-            });
-        }
+        found = found.or_else(|| queue(body, &wanted));
     })?;
     Ok(found)
+}
+
+/// The queue that a reply tells of, if it is about the socket at the wanted inode and device.
+pub(crate) fn queue(reply: &[u8], wanted: &[u8]) -> Option<Queue> {
+    let attributes = reply.get(MESSAGE..)?;
+    netlink::attribute(attributes, UNIX_DIAG_VFS).filter(|place| *place == wanted)?;
+    let (waiting, rest) = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
+    let backlog = rest.first_chunk::<4>()?;
+    Some(Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) })
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -50,7 +55,7 @@ const UDIAG_SHOW_RQLEN: u32 = 0x10;
 /// Length of struct unix_diag_msg: family, type, state, padding, inode, cookie.
 const MESSAGE: usize = 16;
 
-/// States are those of TCP.
+/// States are numbered as in TCP.
 const LISTEN: u32 = 10;
 
 /// struct unix_diag_req: family, protocol, padding, states, no inode, what to show, no cookie.
@@ -72,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queue_of_a_path_is_found_whatever_it_is_called() {
+    fn the_queue_is_found_for_each_kind_of_path() {
         let directory = env::temp_dir().join(format!("fourtuple-unix-diag-{}", process::id()));
         fs::create_dir_all(directory.join("b")).unwrap();
         let path = directory.join("a");
@@ -88,6 +93,6 @@ mod tests {
         drop((listener_, waiting));
         assert_eq!(listener(&path).unwrap(), None, "the file is still there");
         fs::remove_dir_all(&directory).unwrap();
-        assert_eq!(listener(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(listener(&path).unwrap(), None, "the file is gone");
     }
 }

@@ -20,7 +20,7 @@ fn ring() -> Option<AcceptRing> {
 }
 
 #[test]
-fn accepts_and_polls_are_told_of_once() {
+fn accepts_and_polls_complete_once() {
     let Some(mut ring) = ring() else { return };
     assert!(ring.waits().unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -30,7 +30,7 @@ fn accepts_and_polls_are_told_of_once() {
     assert!(ring.outcome().is_none());
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ring.wait(None).unwrap();
-    let Some((1, Outcome::Accepted(server))) = ring.outcome() else { panic!("nobody was accepted") };
+    let Some((1, Outcome::Accepted(server))) = ring.outcome() else { panic!("no connection was accepted") };
     ring.poll(2, server.as_fd()).unwrap();
     ring.wait(Some(Duration::ZERO)).unwrap();
     assert!(ring.outcome().is_none());
@@ -42,7 +42,7 @@ fn accepts_and_polls_are_told_of_once() {
 }
 
 #[test]
-fn what_is_cancelled_loses_nobody() {
+fn a_cancelled_accept_loses_no_connection() {
     let Some(mut ring) = ring() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for _ in 0..50 {
@@ -66,7 +66,7 @@ fn what_is_cancelled_loses_nobody() {
 }
 
 #[test]
-fn dropping_it_lets_go_of_what_it_watched() {
+fn dropping_a_ring_releases_its_descriptors() {
     let Some(mut ring) = ring() else { return };
     let (mut near, far) = UnixStream::pair().unwrap();
     ring.poll(1, far.as_fd()).unwrap();
@@ -74,4 +74,18 @@ fn dropping_it_lets_go_of_what_it_watched() {
     drop(ring);
     drop(far);
     assert_eq!(near.write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn an_accept_keeps_its_listener_open() {
+    let Some(mut ring) = ring() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    ring.accept(1, listener.as_fd()).unwrap();
+    // The number of the closed listener may become another file's; the request must not name that one.
+    drop(listener);
+    let _other = UnixStream::pair().unwrap();
+    let _client = TcpStream::connect(address).unwrap();
+    ring.wait(Some(Duration::from_secs(10))).unwrap();
+    assert!(matches!(ring.outcome(), Some((1, Outcome::Accepted(_)))));
 }

@@ -98,7 +98,7 @@ fn with_fewer_buffers_than_packets_none_is_lost() {
 }
 
 #[test]
-fn what_is_in_buffers_when_it_is_stopped_comes_and_the_rest_stays_in_the_queue() {
+fn stop_returns_buffered_packets_and_leaves_the_rest_queued() {
     let Some(mut ring) = ring(8, 64) else { return };
     let (sender, receiver) = pair();
     receiver.set_nonblocking(true).unwrap();
@@ -107,7 +107,7 @@ fn what_is_in_buffers_when_it_is_stopped_comes_and_the_rest_stays_in_the_queue()
         for number in 0..20_u32 {
             sender.send(&number.to_be_bytes()).unwrap();
             if number == round {
-                // The kernel puts what is there into buffers, and nobody looks at it.
+                // The kernel moves queued packets into buffers; the test does not read them.
                 ring.enter().unwrap();
             }
         }
@@ -190,7 +190,7 @@ fn one_message_may_be_many_datagrams() {
 }
 
 #[test]
-fn it_wakes_whoever_waits_for_it() {
+fn a_packet_wakes_a_waiting_epoll() {
     let Some(mut ring) = ring(64, 64) else { return };
     let (sender, receiver) = pair();
     ring.go_on(receiver.as_fd()).unwrap();
@@ -210,7 +210,7 @@ fn it_wakes_whoever_waits_for_it() {
         let begun = Instant::now();
         // A wait may end early: it is interrupted for the kernel to receive.
         while epoll.wait(&mut room, Some(Duration::from_secs(20))).unwrap().is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "nobody is told of {number}");
+            assert!(begun.elapsed() < Duration::from_secs(20), "no packet {number}");
         }
         ring.receive().unwrap();
         assert!(numbers(&ring).eq([number]));
@@ -232,4 +232,32 @@ fn it_is_for_the_thread_that_made_it() {
     });
     assert_eq!(elsewhere.join().unwrap(), (Some(libc::EEXIST), true));
     sender.send(b"x").unwrap();
+}
+
+#[test]
+fn buffers_larger_than_the_address_space_are_refused() {
+    // Without checks: the head's length wraps; a buffer is larger than the 32 bits of its entry.
+    for room in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
+        let error = Buffers::new(32_768, room).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{room}");
+    }
+}
+
+#[test]
+fn a_ring_that_could_not_submit_stays_broken() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (_, receiver) = pair();
+    let (mut ring, receiver) = thread::spawn(move || {
+        let error = ring.go_on(receiver.as_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+        (ring, receiver)
+    })
+    .join()
+    .unwrap();
+    // The request in the queue names the receiver's number, which may be another file by now.
+    drop(receiver);
+    let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for error in [ring.go_on(other.as_fd()).unwrap_err(), ring.receive().unwrap_err()] {
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
 }

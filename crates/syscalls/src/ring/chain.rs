@@ -5,7 +5,7 @@ use std::io;
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 
-use super::{LONGEST, Ring, Step, user_data};
+use crate::ring::{LONGEST, Ring, Step, user_data};
 
 /// Up to [`LONGEST`] steps, oldest first.
 #[derive(Clone, Copy, Default)]
@@ -88,13 +88,15 @@ impl<'a> Builder<'a> {
         self.push(Step::Send, entry);
     }
 
-    pub(super) fn receive(&mut self) {
+    pub(super) fn receive(&mut self, flags: libc::c_int) {
         let room = self.ring.room;
         let received = &mut self.ring.slots[self.slot as usize].received;
         if received.is_empty() {
             *received = vec![0; room].into();
         }
-        let entry = opcode::Recv::new(Fixed(self.slot), received.as_mut_ptr(), received.len() as u32).build();
+        let entry = opcode::Recv::new(Fixed(self.slot), received.as_mut_ptr(), received.len() as u32)
+            .flags(flags)
+            .build();
         self.push(Step::Receive, entry);
     }
 

@@ -42,7 +42,7 @@ pub enum Step {
     Receive,
     /// close(2)
     Close,
-    /// Waiting for the other end to close.
+    /// Waiting for the peer to close.
     Watch,
     /// Cancelling what the slot does.
     Cancel,
@@ -73,7 +73,7 @@ impl Step {
     }
 }
 
-/// How a socket is made ready for connect().
+/// The options and the address of a socket before connect().
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Opening {
     /// Source to bind: with port 0 the port is left to connect() (IP_BIND_ADDRESS_NO_PORT), else it is shared by
@@ -87,7 +87,7 @@ pub struct Opening {
     pub ack_with_data: bool,
 }
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Event {
     /// Whose.
@@ -124,7 +124,7 @@ struct Slot {
     failed: Option<(Step, i32)>,
 }
 
-/// What options take that never change.
+/// Constant option values, which the kernel reads later.
 static ON: libc::c_int = 1;
 static OFF: libc::c_int = 0;
 static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -201,7 +201,7 @@ impl Ring {
         chain.connect();
         if !bytes.is_empty() {
             chain.send(bytes);
-            chain.receive();
+            chain.receive(0);
         }
         chain.submit()
     }
@@ -220,7 +220,7 @@ impl Ring {
         chain.connect();
         if !bytes.is_empty() {
             chain.send(bytes);
-            chain.receive();
+            chain.receive(0);
         }
         chain.submit()
     }
@@ -232,11 +232,19 @@ impl Ring {
         if !bytes.is_empty() {
             chain.send(bytes);
         }
-        chain.receive();
+        chain.receive(0);
         chain.submit()
     }
 
-    /// Waits, without receiving, until the other end closes.
+    /// Receives what has come already; EAGAIN where nothing has.
+    pub fn probe(&mut self, slot: u32) -> io::Result<()> {
+        self.idle(slot);
+        let mut chain = Builder::new(self, slot)?;
+        chain.receive(libc::MSG_DONTWAIT);
+        chain.submit()
+    }
+
+    /// Waits, without receiving, until the peer closes.
     pub fn watch(&mut self, slot: u32) -> io::Result<()> {
         self.idle(slot);
         let mut chain = Builder::new(self, slot)?;
@@ -299,7 +307,7 @@ impl Ring {
     fn settle(&mut self, number: u32, step: Step, result: i32) -> Option<Event> {
         let slot = &mut self.slots[number as usize];
         let at = slot.chain.as_slice().iter().position(|waiting| *waiting == step as u8)?;
-        // Whatever came before it has succeeded in silence.
+        // Earlier steps of the chain have succeeded without a completion.
         slot.chain.drop_first(at + 1);
         if !step.is_silent() || slot.failed.is_some() {
             self.awaited -= 1;
@@ -311,7 +319,7 @@ impl Ring {
             });
         }
         let is_cut = step == Step::Send && result >= 0;
-        // Less than all was sent, which ends the chain and is told: the other end has gone meanwhile.
+        // A partial send ends the chain with a completion: the peer has closed meanwhile.
         let result = if is_cut { -libc::ECONNRESET } else { result };
         if result >= 0 {
             return Some(Event { slot: number, step, result: Ok(result as usize) });
@@ -325,7 +333,7 @@ impl Ring {
             slot.chain = Chain::default();
             return Some(Event { slot: number, step, result: Err(io::Error::from_raw_os_error(-result)) });
         }
-        // The followers of any other are all heard of, also those that would have succeeded in silence.
+        // After a failure each later step has a completion, even a step that would have none on success.
         self.awaited += followers - loud;
         slot.failed = Some((step, -result));
         None
@@ -405,7 +413,7 @@ impl Drop for Ring {
             while self.event().is_some() {}
         }
         if self.awaited > 0 {
-            // Better lost than written to when it belongs to somebody else.
+            // The kernel may still write to the memory, so it is leaked.
             mem::forget(mem::take(&mut self.slots));
         }
         // Closes the sockets here and now, not in a worker of the kernel some time later.

@@ -1,4 +1,4 @@
-//! io_uring for whoever waits: one-shot accepts and polls, each of which is told of once.
+//! One-shot accept and poll operations of io_uring, each with exactly one completion.
 //!
 //! No operation of it reads or writes memory of the process, so that dropping it at any time is safe.
 
@@ -22,24 +22,26 @@ const ENTRIES: u32 = 256;
 /// Completions that have room; the kernel keeps those beyond (IORING_FEAT_NODROP).
 const COMPLETIONS: u32 = 1024;
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Debug)]
 pub enum Outcome {
     /// A connection, close-on-exec and non-blocking.
     Accepted(OwnedFd),
     /// There is something to read, or an end.
     Ready,
-    /// It was cancelled. An accept may have been woken for somebody all the same, and nobody else was then.
+    /// The operation was cancelled. A cancelled accept may have consumed the wakeup for a connection, which then woke no other waiter.
     Cancelled,
     /// It failed.
     Failed(io::Error),
 }
 
-/// A ring of one thread: the one that made it.
+/// A ring for the thread that created it.
 pub struct AcceptRing {
     ring: IoUring,
     /// Operations whose completion is still to come.
     under_way: usize,
+    /// An operation could not be handed over. It names a descriptor that may be closed by now, so nothing is handed over any more.
+    is_broken: bool,
 }
 
 impl AcceptRing {
@@ -55,13 +57,13 @@ impl AcceptRing {
             .setup_defer_taskrun()
             .setup_cqsize(COMPLETIONS)
             .build(ENTRIES)?;
-        Ok(AcceptRing { ring, under_way: 0 })
+        Ok(AcceptRing { ring, under_way: 0, is_broken: false })
     }
 
-    /// Whether an accept of a non-blocking listener waits for somebody and can be cancelled, found by trying. Older kernels
-    /// answer it with EAGAIN at once.
+    /// Probes whether an accept on a non-blocking listener waits for a connection and can be cancelled. Older kernels complete it with
+    /// EAGAIN at once.
     pub fn waits(&mut self) -> io::Result<bool> {
-        let listener = nobodys_listener()?;
+        let listener = private_listener()?;
         self.accept(0, listener.as_fd())?;
         self.wait(Some(Duration::ZERO))?;
         if self.outcome().is_some() {
@@ -72,25 +74,42 @@ impl AcceptRing {
         Ok(matches!(self.outcome(), Some((0, Outcome::Cancelled))))
     }
 
-    /// Asks for the next connection of `listener`, which must stay open until the next [`wait`](AcceptRing::wait).
-    /// `token`, as those of all operations, is below 2^62. The waiter is the last in the listener's queue of waiters
+    /// Asks for the next connection of `listener`. From then on the ring holds it open until the operation is over.
+    /// `token`, like the token of each operation, is below 2^62. The waiter is the last in the listener's queue of waiters
     /// (`io_async_queue_proc`) and leaves it when it is woken.
     pub fn accept(&mut self, token: u64, listener: BorrowedFd<'_>) -> io::Result<()> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let descriptor = Fd(listener.as_raw_fd());
         let entry = opcode::Accept::new(descriptor, ptr::null_mut(), ptr::null_mut()).flags(flags).build();
         self.push(entry.user_data(token & TOKEN | ACCEPT))?;
-        self.under_way += 1;
-        Ok(())
+        self.hand_over()
     }
 
-    /// Asks to be told when `descriptor` has something to read or has come to an end. It must stay open until the next
-    /// [`wait`](AcceptRing::wait); from then on the ring holds it open until the operation is over.
+    /// Asks to be told when `descriptor` has something to read or has come to an end. From then on the ring holds it open until
+    /// the operation is over.
     pub fn poll(&mut self, token: u64, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
         let entry = opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), events).build();
         self.push(entry.user_data(token & TOKEN))?;
-        self.under_way += 1;
+        self.hand_over()
+    }
+
+    /// Hands over the operation that was queued last, while its descriptor is borrowed: a number that waited in the queue could
+    /// be another file's by the time the kernel looks at it.
+    fn hand_over(&mut self) -> io::Result<()> {
+        let handed = self.submit();
+        self.is_broken |= handed.is_err();
+        self.under_way += usize::from(handed.is_ok());
+        handed
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
+                _ => {}
+            }
+        }
         Ok(())
     }
 
@@ -105,8 +124,9 @@ impl AcceptRing {
     ///
     /// # Errors
     ///
-    /// EEXIST: another thread than the one that made the ring.
+    /// EEXIST: the calling thread did not create the ring. BrokenPipe: an earlier operation could not be submitted.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.check()?;
         let result = match timeout {
             None => self.ring.submitter().submit_and_wait(1),
             Some(timeout) => {
@@ -148,20 +168,21 @@ impl AcceptRing {
     }
 
     fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        self.check()?;
         // SAFETY: an entry of this ring has no pointer but null: the kernel reads and writes no memory for it.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            match self.ring.submit() {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(error) => return Err(error),
-            }
+            self.submit()?;
         }
         Ok(())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_broken { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 }
 
 impl Drop for AcceptRing {
-    /// Waits until nothing is under way, so that whoever closes a descriptor afterwards closes it then. In another thread
+    /// Waits until no operation is in progress, so that a later close() of a descriptor takes effect at once. In another thread
     /// than its own that is left to the kernel, which does it a little later.
     fn drop(&mut self) {
         let begun = Instant::now();
@@ -170,19 +191,19 @@ impl Drop for AcceptRing {
             if self.push(all.clone()).is_err() || self.wait(Some(Duration::from_millis(1))).is_err() {
                 break;
             }
-            // An accepted connection that nobody asked for is closed.
+            // The connection of an accept without a caller is closed.
             while self.outcome().is_some() {}
         }
         while self.outcome().is_some() {}
     }
 }
 
-/// A listener that nobody can know of.
-fn nobodys_listener() -> io::Result<OwnedFd> {
+/// Opens a listener whose address no other process knows.
+fn private_listener() -> io::Result<OwnedFd> {
     let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: socket() takes no pointers.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
-    // SAFETY: the call above gave a fresh descriptor that nobody else owns.
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
     let listener = unsafe { OwnedFd::from_raw_fd(fd) };
     let family = libc::AF_UNIX as libc::sa_family_t;
     // SAFETY: pointer and length describe a family, which is all that a bind to a name of the kernel's choice reads.

@@ -1,4 +1,4 @@
-//! eventfd(2): a descriptor that one side makes readable to wake the other.
+//! eventfd(2): a descriptor that one thread makes readable to wake another.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,15 +7,15 @@ use crate::check;
 
 /// Readable from when it is rung until it is silenced.
 #[derive(Debug)]
-pub struct Bell(OwnedFd);
+pub struct EventFd(OwnedFd);
 
-impl Bell {
+impl EventFd {
     /// eventfd(2), close-on-exec and non-blocking
-    pub fn new() -> io::Result<Bell> {
+    pub fn new() -> io::Result<EventFd> {
         // SAFETY: eventfd() takes no pointers.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: the call above gave a fresh descriptor that nobody else owns.
-        Ok(Bell(unsafe { OwnedFd::from_raw_fd(fd) }))
+        // SAFETY: the call above returned a new descriptor, which has no other owner.
+        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Makes it readable.
@@ -34,7 +34,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -45,8 +45,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_rung_once_however_often() {
-        let bell = Bell::new().unwrap();
+    fn several_wakeups_are_one_event() {
+        let bell = EventFd::new().unwrap();
         assert!(!bell.silence());
         bell.ring();
         bell.ring();

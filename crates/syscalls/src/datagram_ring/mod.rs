@@ -50,17 +50,19 @@ const _: () = assert!(HEAD.is_multiple_of(LINE));
 /// wakes no epoll (`io_req_local_work_add`, seen on Linux 6.18).
 pub struct DatagramRing {
     ring: IoUring,
-    /// After `ring`: it goes when nobody can write there any more.
+    /// Declared after `ring`: dropped when the kernel can no longer write to the buffers.
     buffers: Buffers,
     /// Says how much room there is for names and control messages.
     header: Box<libc::msghdr>,
     /// Whether the request is under way: the kernel ends it when it finds no buffer, after an empty datagram, and on errors.
     is_receiving: bool,
+    /// The request could not be handed over. It names a descriptor that may be closed by now, so nothing is handed over any more.
+    is_broken: bool,
     received: Vec<Received>,
 }
 
 // SAFETY: the pointers are to memory that goes where the value goes. The kernel writes to buffers that it was given and has not
-// told of yet; these are referred to by nobody else, whichever thread has the value.
+// completed yet. No other reference to such a buffer exists, whichever thread owns the value.
 unsafe impl Send for DatagramRing {}
 
 #[derive(Clone, Copy)]
@@ -78,7 +80,7 @@ impl DatagramRing {
     /// # Errors
     ///
     /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or `buffers` is no power of
-    /// two. ENOMEM, EMFILE.
+    /// two. ENOMEM, also where a buffer would be 4 GiB or more; EMFILE.
     pub fn new(buffers: u16, room: usize) -> io::Result<DatagramRing> {
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -97,16 +99,15 @@ impl DatagramRing {
         header.msg_namelen = NAME as libc::socklen_t;
         header.msg_controllen = CONTROL as _;
         let received = Vec::with_capacity(usize::from(number));
-        Ok(DatagramRing { ring, buffers, header, is_receiving: false, received })
+        Ok(DatagramRing { ring, buffers, header, is_receiving: false, is_broken: false, received })
     }
 
-    /// Whether one request receives one datagram after the other, and can be ended: found by trying, with a socket that nobody
-    /// else knows. Better in a thread of its own: closing a ring interrupts the one that made it a little later
-    /// (`io_ring_exit_work`).
+    /// Probes, with a private socket pair, whether one request receives several datagrams and can be cancelled. Call it on a thread of
+    /// its own: closing a ring interrupts the thread that created the ring a little later (`io_ring_exit_work`).
     ///
     /// # Errors
     ///
-    /// As [`DatagramRing::new`]; what failed of the sockets.
+    /// The errors of [`DatagramRing::new`], and the errors of opening the sockets.
     pub fn works() -> io::Result<bool> {
         let (near, far) = UnixDatagram::pair()?;
         let mut ring = DatagramRing::new(4, 64)?;
@@ -127,7 +128,7 @@ impl DatagramRing {
     ///
     /// # Errors
     ///
-    /// EEXIST: another thread than the one that made the ring. ENOMEM.
+    /// EEXIST: the calling thread did not create the ring. ENOMEM.
     pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.recycle();
         if self.is_receiving {
@@ -135,16 +136,19 @@ impl DatagramRing {
         }
         let socket = Fd(socket.as_raw_fd());
         self.push(&opcode::RecvMsgMulti::new(socket, &raw const *self.header, GROUP).build(), RECEIVE)?;
-        self.is_receiving = true;
-        self.enter()
+        // While the socket is borrowed: a number that waited in the queue could be another file's by then.
+        let handed = self.enter();
+        self.is_broken |= handed.is_err();
+        self.is_receiving = handed.is_ok();
+        handed
     }
 
-    /// What has come since the last [`go_on`](DatagramRing::go_on), without waiting: how many messages. Of more than there are
-    /// buffers the rest stays in the socket's queue until then.
+    /// Returns the number of messages since the last [`go_on`](DatagramRing::go_on), without waiting. Messages beyond the number of
+    /// buffers stay in the socket's queue until the next `go_on`.
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2).
+    /// The errors of io_uring_enter(2).
     pub fn receive(&mut self) -> io::Result<usize> {
         if self.ring.completion().is_empty() {
             self.enter()?;
@@ -158,7 +162,7 @@ impl DatagramRing {
     ///
     /// # Errors
     ///
-    /// EEXIST: another thread than the one that made the ring. TimedOut: the kernel has not ended it within a second.
+    /// EEXIST: the calling thread did not create the ring. TimedOut: the kernel has not ended it within a second.
     pub fn stop(&mut self) -> io::Result<usize> {
         self.recycle();
         let begun = Instant::now();
@@ -197,23 +201,22 @@ impl DatagramRing {
             name: unsafe { &*start.add(size_of::<Out>()).cast() },
         };
         if out.control > 0 {
-            // SAFETY: msghdr is numbers and pointers, for which zero is a value.
-            let mut header: libc::msghdr = unsafe { mem::zeroed() };
-            // SAFETY: the room for control messages is in the buffer.
-            header.msg_control = unsafe { start.add(size_of::<Out>() + NAME) }.cast();
-            header.msg_controllen = (out.control as usize).min(CONTROL) as _;
-            read_control(&header, &mut datagram);
+            let length = (out.control as usize).min(CONTROL);
+            // SAFETY: the room for control messages is in the buffer, and all of it was zeroed when it was mapped.
+            let control = unsafe { std::slice::from_raw_parts(start.add(size_of::<Out>() + NAME), length) };
+            read_control(control, &mut datagram);
         }
         Some(datagram)
     }
 
-    /// All of them.
+    /// Iterates over the messages of the last [`receive`](DatagramRing::receive).
     pub fn iter(&self) -> impl Iterator<Item = Datagram<'_>> {
         (0..self.received.len()).filter_map(|index| self.get(index))
     }
 
     /// Has the request ended, and waits a little for its last completion.
     fn cancel(&mut self) -> io::Result<()> {
+        self.check()?;
         let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
         self.push(&cancel, CANCEL)?;
         let timeout = Timespec::from(Duration::from_millis(10));
@@ -247,13 +250,23 @@ impl DatagramRing {
 
     /// Hands over what was asked, and has the kernel receive what is there.
     fn enter(&mut self) -> io::Result<()> {
-        let asked = self.ring.submission().len() as u32;
-        let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: numbers only.
-        match unsafe { self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None) } {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            result => result.map(drop),
+        self.check()?;
+        loop {
+            let asked = self.ring.submission().len() as u32;
+            let flags = EnterFlags::GETEVENTS.bits();
+            // SAFETY: numbers only.
+            match unsafe { self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None) } {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => result.map(drop)?,
+            }
+            if self.ring.submission().is_empty() {
+                return Ok(());
+            }
         }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_broken { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     fn push(&mut self, entry: &squeue::Entry, data: u64) -> io::Result<()> {
@@ -281,8 +294,8 @@ impl AsFd for DatagramRing {
 }
 
 impl Drop for DatagramRing {
-    /// What is in buffers is lost. Better the memory than what belongs to somebody else later: where the request cannot be ended
-    /// (in another thread), the buffers are never given free.
+    /// Discards the packets in buffers. If the request cannot be cancelled (in another thread), the memory of the buffers is leaked,
+    /// because the kernel may still write to it.
     fn drop(&mut self) {
         while self.stop().is_ok_and(|left| left > 0) {}
         self.buffers.memory.is_kept = self.is_receiving;
@@ -304,12 +317,15 @@ struct Buffers {
 
 impl Buffers {
     fn new(number: u16, room: usize) -> io::Result<Buffers> {
-        let length = HEAD + room;
+        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let length =
+            HEAD.checked_add(room).filter(|length| u32::try_from(*length).is_ok()).ok_or_else(too_large)?;
         // An odd number of cache lines, so that the beginnings of packets, which is all that there is of short ones, do not meet
         // in the same sets of the cache.
         let stride = (length.div_ceil(LINE) | 1) * LINE;
         let offset = (usize::from(number) * size_of::<BufRingEntry>()).next_multiple_of(LINE);
-        let memory = Mapping::new(offset + usize::from(number) * stride)?;
+        let whole = usize::from(number).checked_mul(stride).and_then(|buffers| buffers.checked_add(offset));
+        let memory = Mapping::new(whole.ok_or_else(too_large)?)?;
         Ok(Buffers { memory, number, length, stride, offset, tail: 0 })
     }
 
@@ -325,8 +341,8 @@ impl Buffers {
         let first: *mut BufRingEntry = self.memory.start.as_ptr().cast();
         let at = usize::from(self.tail % self.number);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the mapping begins with so many entries. The kernel reads those before the tail alone, and nobody but us
-        // writes to them; the tail is a 16-bit number within the first of them, which no setter touches.
+        // SAFETY: the mapping begins with so many entries. The kernel reads only the entries before the tail, and only
+        // this value writes to them; the tail is a 16-bit number within the first of them, which no setter touches.
         unsafe {
             let entry = &mut *first.add(at);
             entry.set_addr(self.start(buffer) as u64);
@@ -370,7 +386,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if !self.is_kept {
-            // SAFETY: address and length are those that mmap() gave, and nobody can have a reference any more.
+            // SAFETY: mmap() returned this address for this length, and no reference exists.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
         }
     }

@@ -11,6 +11,7 @@ use std::ptr;
 
 use crate::address::{self, RawAddress};
 use crate::check;
+use crate::control;
 
 /// include/uapi/linux/udp.h: of a message that is sent, the bytes of each datagram that it is cut into.
 const UDP_SEGMENT: libc::c_int = 103;
@@ -47,7 +48,7 @@ unsafe impl Send for Batch {}
 /// One message of a [`Batch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// What is in it; of more than one datagram when `segment` is set.
+    /// The payload: of several datagrams if `segment` is set.
     pub bytes: &'a [u8],
     /// Whether it was longer than the room, so that its end is missing.
     pub truncated: bool,
@@ -66,13 +67,13 @@ pub struct Datagram<'a> {
 }
 
 impl Datagram<'_> {
-    /// Who sent it.
+    /// Returns the address of the sender.
     pub fn from(&self) -> Option<SocketAddr> {
         address::to_std(self.name).ok()
     }
 }
 
-/// What messages that are sent are made of: by number, as they were received.
+/// Received messages by number, from which [`Outgoing`] sends without a copy.
 pub trait Messages {
     /// The bytes of message `index`, or of all the room that it is in.
     fn bytes(&self, index: usize) -> &[u8];
@@ -101,7 +102,8 @@ impl Batch {
         }
     }
 
-    /// recvmmsg(2): as many messages as there are and as have room, without waiting, in place of those of the last time.
+    /// Receives the queued messages, as many as there is room for, without waiting (recvmmsg(2)). Replaces the messages of the last
+    /// call.
     ///
     /// # Errors
     ///
@@ -134,7 +136,7 @@ impl Batch {
         Ok(self.received)
     }
 
-    /// The room of message `index`, for those who send what they have made themselves; empty beyond the last.
+    /// Returns the buffer of message `index`, for callers that write messages of their own; empty beyond the last message.
     pub fn room_mut(&mut self, index: usize) -> &mut [u8] {
         let start = index.saturating_mul(self.room);
         self.bytes.get_mut(start..start.saturating_add(self.room)).unwrap_or_default()
@@ -164,7 +166,8 @@ impl Batch {
             hops: None,
             name: &self.names[index],
         };
-        read_control(&header.msg_hdr, &mut datagram);
+        let control = &self.control[index].0;
+        read_control(&control[..header.msg_hdr.msg_controllen.min(control.len())], &mut datagram);
         Some(datagram)
     }
 
@@ -174,43 +177,37 @@ impl Batch {
     }
 }
 
-pub(crate) fn read_control(header: &libc::msghdr, datagram: &mut Datagram<'_>) {
-    // SAFETY: the kernel has written the control messages, and msg_controllen says how far they go; of each the data is
-    // read only as far as its length says it is there.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(ptr::from_ref(header));
-        while let Some(message) = next.as_ref() {
-            let data = libc::CMSG_DATA(next);
-            let length = message.cmsg_len - (data as usize - next as usize);
-            match (message.cmsg_level, message.cmsg_type) {
-                (libc::SOL_UDP, UDP_GRO) if length >= 4 => {
-                    datagram.segment = u16::try_from(data.cast::<i32>().read_unaligned()).ok();
-                }
-                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) if length >= 4 => {
-                    datagram.overflowed = Some(data.cast::<u32>().read_unaligned());
-                }
-                (libc::IPPROTO_IP, libc::IP_PKTINFO) if length >= size_of::<libc::in_pktinfo>() => {
-                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    let address = Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes());
-                    datagram.arrived_at = Some(address.into());
-                    // Of a broadcast the address of the device that it came to.
-                    datagram.answer_from =
-                        Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
-                }
-                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if length >= size_of::<libc::in6_pktinfo>() => {
-                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    let address = Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical();
-                    datagram.arrived_at = Some(address);
-                    datagram.answer_from = (!address.is_multicast()).then_some(address);
-                }
-                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
-                    if length >= 4 =>
-                {
-                    datagram.hops = u8::try_from(data.cast::<i32>().read_unaligned()).ok();
-                }
-                _ => {}
+/// Fills in what the control messages in `control`, as the kernel wrote them, tell about a datagram.
+pub(crate) fn read_control(control: &[u8], datagram: &mut Datagram<'_>) {
+    for message in control::messages(control) {
+        match (message.level, message.kind) {
+            (libc::SOL_UDP, UDP_GRO) => {
+                datagram.segment =
+                    message.word().and_then(|word| u16::try_from(i32::from_ne_bytes(word)).ok());
             }
-            next = libc::CMSG_NXTHDR(ptr::from_ref(header), next);
+            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                datagram.overflowed = message.word().map(u32::from_ne_bytes);
+            }
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                // struct in_pktinfo: device, ipi_spec_dst, ipi_addr.
+                let Some([_, _, _, _, answer @ .., a, b, c, d]) = message.data.first_chunk::<12>() else {
+                    continue;
+                };
+                datagram.arrived_at = Some(Ipv4Addr::new(*a, *b, *c, *d).into());
+                // Of a broadcast the address of the device that it came to.
+                datagram.answer_from = Some(Ipv4Addr::from(*answer).into());
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                // struct in6_pktinfo: address, device.
+                let Some([address @ .., _, _, _, _]) = message.data.first_chunk::<20>() else { continue };
+                let address = Ipv6Addr::from(*address).to_canonical();
+                datagram.arrived_at = Some(address);
+                datagram.answer_from = (!address.is_multicast()).then_some(address);
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                datagram.hops = message.word().and_then(|word| u8::try_from(i32::from_ne_bytes(word)).ok());
+            }
+            _ => {}
         }
     }
 }
@@ -241,7 +238,7 @@ pub struct Outgoing {
     headers: Vec<libc::mmsghdr>,
 }
 
-// SAFETY: the pointers in `iovecs` and `headers` are made anew by every call that uses them.
+// SAFETY: each call that uses the pointers in `iovecs` and `headers` sets them first.
 unsafe impl Send for Outgoing {}
 
 impl Outgoing {
@@ -266,7 +263,7 @@ impl Outgoing {
         self.messages.is_empty()
     }
 
-    /// Begins a message, to `to` or to whom the socket is connected. With `segment` the kernel makes datagrams of so many
+    /// Begins a message to `to`, or to the peer of a connected socket. With `segment` the kernel makes datagrams of so many
     /// bytes of it (UDP_SEGMENT, Linux 4.18), [`SEGMENTS`] at most, the last of them perhaps shorter.
     pub fn message(&mut self, to: Option<SocketAddr>, segment: Option<u16>) {
         let at = self.parts.len();
@@ -298,7 +295,7 @@ impl Outgoing {
         self.parts[parts].iter().map(|part| (part.message, part.range.clone()))
     }
 
-    /// Adds bytes to the message that was begun last: those in `range` of message `index` of what will be given to
+    /// Appends bytes to the message that was begun last: `range` of message `index` of the [`Messages`] passed to
     /// [`Outgoing::send`].
     ///
     /// # Panics
@@ -329,7 +326,7 @@ impl Outgoing {
     ///
     /// # Errors
     ///
-    /// That of message `first`: WouldBlock when the socket's buffer is full; EINVAL or EIO where UDP_SEGMENT cannot be
+    /// The error of message `first`: WouldBlock when the socket's buffer is full; EINVAL or EIO where UDP_SEGMENT cannot be
     /// done (a datagram longer than the path's MTU, a device that cannot checksum); EMSGSIZE, ECONNREFUSED, ENETUNREACH.
     ///
     /// # Panics
@@ -372,7 +369,7 @@ impl Outgoing {
     }
 }
 
-/// What goes with a message, if anything does.
+/// Writes the control messages of a message, if it has any.
 fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Message) {
     let mut used = 0;
     if let Some(segment) = message.segment {

@@ -1,12 +1,13 @@
-/* What becomes of a TCP connection until accept() has it, and with which worker it is then.
+/* Traces TCP connections from the handshake to accept(), and records which worker accepts each connection.
  *
  *   queued    sk_data_ready of the listener, right after inet_sock_set_state SYN_RECV -> ESTABLISHED of the connection on the
- *             same processor: that tells whose it is
+ *             same processor; this order links the connection to its listener
  *   accepted  sys_exit of accept() or accept4(), or io_uring_complete: the socket is in the table of the task's files
- *   found none sys_exit with EAGAIN; of whom had come back from waiting (epoll_wait() and its like) it was woken for nothing
+ *   found none sys_exit with EAGAIN; a task that returned from epoll_wait() or a similar call just before had a spurious
+ *             wakeup
  *   closed    inet_sock_set_state out of ESTABLISHED: to FIN_WAIT1 in the task that closes
- *   dropped   the listener's sk_drops, looked at with each connection and by whoever traces (`look`); kfree_skb tells the
- *             final ACKs among them
+ *   dropped   the listener's sk_drops, read with each connection and by the tracing process (`look`); kfree_skb shows which
+ *             of the drops are final ACKs
  *
  * Everything is counted here; there are no events. */
 #include "accept_wait.h"
@@ -24,7 +25,7 @@ INLINE struct wanted *the_wanted(void)
 	return map_lookup(&settings, &only);
 }
 
-/* Of a listener: where it listens. IPv4 as ::ffff:a.b.c.d. */
+/* Stores the address that a listener is bound to, IPv4 as ::ffff:a.b.c.d. */
 INLINE void put_own_address(u8 *address, const struct sock *socket)
 {
 	u32 *words = (u32 *)address;
@@ -48,7 +49,7 @@ INLINE int is_wanted_task(const struct wanted *wanted, u32 process)
 	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
-/* In the task that it is about, so that the name is its own. */
+/* Called in the task that the entry is for, because it stores the current task's name. */
 INLINE struct worker *worker_of(struct totals *totals, const struct worker_key *key)
 {
 	u32 only = 0;
@@ -70,7 +71,7 @@ INLINE struct worker *worker_of(struct totals *totals, const struct worker_key *
 	return worker;
 }
 
-/* SYNs that find the queue full pass by no hook: they show in sk_drops, and the queue was full if it was so after the last
+/* SYNs that meet a full queue call no hook and only show in sk_drops. The queue counts as full if it was full after the last
  * connection or at the last look. */
 INLINE void take_drops(struct listener *listener, u64 drops, u32 depth, u32 backlog)
 {
@@ -136,7 +137,7 @@ INLINE void count_coarse(u32 *buckets, u64 ns)
 		__sync_fetch_and_add(&buckets[bucket], 1);
 }
 
-/* The listener says that a connection is in its queue. */
+/* The listener has put a connection in its accept queue. */
 INLINE void queued(struct totals *totals, const struct sock *socket)
 {
 	u32 only = 0;
@@ -207,7 +208,7 @@ INLINE void established(struct totals *totals, const struct sock *socket)
 INLINE void remember(u64 task, u8 has_accepted)
 {
 	struct task state = {};
-	/* To look first is cheaper than to have the map forget somebody: there is room for all but a few. */
+	/* A lookup is cheaper than an update that evicts another task: the map has room for nearly all tasks. */
 	struct task *known = map_lookup(&tasks, &task);
 	if (known) {
 		known->has_waited = 0;
@@ -218,13 +219,13 @@ INLINE void remember(u64 task, u8 has_accepted)
 	map_update(&tasks, &task, &state, ANY);
 }
 
-/* What came while nobody had the connection. Once, whoever is first. */
+/* Adds the reads from before accept() to the worker. The exchange gives them to the first caller only. */
 INLINE void give_reads(struct connection *connection, struct worker *worker)
 {
 	ADD(worker->reads, __sync_lock_test_and_set(&connection->reads, 0));
 }
 
-/* With a connection that the task has a descriptor of. */
+/* Counts an accept. The task has a descriptor of the connection. */
 INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id, struct connection *connection)
 {
 	u64 ns = monotonic_ns();
@@ -250,7 +251,7 @@ INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id, struc
 	}
 	count_time(&totals->wait, ns);
 	count_time(&listener->wait, ns);
-	/* Before the mark: whoever sees it counts with the worker. */
+	/* The worker is set before the mark, because a program that sees the mark counts for the worker. */
 	worker = worker_of(totals, &key);
 	connection->worker = key;
 	marks = __sync_fetch_and_or(&connection->marks, ACCEPTED);
@@ -266,7 +267,7 @@ INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id, struc
 	remember(current_task_id(), 1);
 }
 
-/* Accept() on a listener said that there is nothing. */
+/* Counts an accept() that returned EAGAIN. */
 INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
 {
 	const struct sock *socket = (const struct sock *)id;
@@ -286,7 +287,7 @@ INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
 	ADD(worker->empty, 1);
 	state = map_lookup(&tasks, &task);
 	if (!state) {
-		/* Nobody knows whether it has waited: that begins now. */
+		/* It is not known whether the task has waited; record its waits from now on. */
 		remember(task, 0);
 		return;
 	}
@@ -295,15 +296,15 @@ INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
 	state->has_waited = 0;
 }
 
-/* It has been accepted, and nobody said so. */
+/* Counts a connection whose accept no hook reported. */
 INLINE void unseen(struct totals *totals, struct listener *listener)
 {
 	ADD(listener->unseen, 1);
 	ADD(totals->unseen, 1);
 }
 
-/* The kernel leaves a program out now and then: when an interrupt brings what the interrupted program would have seen. A
- * connection whose end was missed that way must not go on as another socket that has its place in memory now. */
+/* The kernel skips a program if an interrupt with the same event arrives while the program runs. If the end of a connection
+ * was missed that way, its entry must not be used for a new socket at the same address. */
 INLINE struct connection *connection_of(const struct sock *socket, u64 id)
 {
 	struct connection *connection = map_lookup(&connections, &id);
@@ -315,7 +316,7 @@ INLINE struct connection *connection_of(const struct sock *socket, u64 id)
 	return NULL;
 }
 
-/* The program is done with a connection, or the peer is. */
+/* Counts a close by the program or by the peer. */
 INLINE void left(struct totals *totals, const struct sock *socket, int from, int to)
 {
 	u64 id = (u64)socket;
@@ -332,8 +333,8 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 	if (!listener)
 		return;
 	if (!(connection->marks & ACCEPTED) && socket->sk_socket) {
-		/* The peer may be done while accept() is on its way out. Only who has the descriptor closes, and whose accept() was
-		 * told of has come back by then. */
+		/* The peer may close while accept() is still returning. Only a process with the descriptor closes the socket, and a
+		 * reported accept() has returned by then. */
 		if (to == FIN_WAIT1 || to == LAST_ACK) {
 			unseen(totals, listener);
 			map_delete(&connections, &id);
@@ -410,19 +411,19 @@ int data_ready(u64 *context)
 		queued(totals, socket);
 		return 0;
 	}
-	/* A FIN is told of in the same way, in the next state. */
+	/* A FIN calls the same hook, in the next state. */
 	if (socket->__sk_common.skc_state != ESTABLISHED)
 		return 0;
 	connection = connection_of(socket, id);
 	if (!connection) {
-		/* Data that came with the final ACK. */
+		/* Data that arrived with the final ACK. */
 		fresh = map_lookup(&latest, &only);
 		if (fresh && fresh->socket == id)
 			fresh->reads++;
 		return 0;
 	}
 	if (!(connection->marks & ACCEPTED)) {
-		/* It may be accepted right now: the later of the two gives it to the worker. */
+		/* accept() may run at the same time: the later of the two programs adds the read to the worker. */
 		ADD(connection->reads, 1);
 		if (!(__sync_fetch_and_or(&connection->marks, 0) & ACCEPTED))
 			return 0;
@@ -471,7 +472,7 @@ int call_ended(u64 *context)
 	struct task *state;
 	u64 task, id;
 	int call;
-	/* All system calls of the host come by here. */
+	/* Runs for every system call of the host. */
 	call = call_of(registers);
 	if (is_wait(call)) {
 		if (result <= 0)
@@ -507,7 +508,7 @@ int call_ended(u64 *context)
 	return 0;
 }
 
-/* Completions of all operations: an accept's is told by what it gives, a descriptor of a connection that waits. */
+/* Runs for completions of all operations. The result of an accept is a descriptor of a queued connection. */
 SECTION("tp_btf/io_uring_complete")
 int ring_completed(u64 *context)
 {
@@ -530,7 +531,7 @@ int ring_completed(u64 *context)
 	return 0;
 }
 
-/* A final ACK that found the queue full. SYNs are not told of here. */
+/* A final ACK that met a full queue. Dropped SYNs do not call this hook. */
 SECTION("tp_btf/kfree_skb")
 int packet_dropped(u64 *context)
 {
@@ -547,7 +548,7 @@ int packet_dropped(u64 *context)
 	return 0;
 }
 
-/* Run by whoever traces, with the cookie of a listener. */
+/* The tracing process runs this program with the cookie of a listener. */
 SECTION("raw_tp/look")
 int look(u64 *context)
 {

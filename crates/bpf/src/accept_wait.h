@@ -1,11 +1,11 @@
-/* What accept_wait.bpf.c counts, and the maps that it is in. */
+/* The counts of accept_wait.bpf.c and their maps. */
 #pragma once
 #include "counting.h"
 
 /* The same numbers and structs are in accept_wait.rs. */
 enum { SOCKETS = 131072, LISTENERS = 512, WORKERS = 2048, TASKS = 16384 };
 enum { EAGAIN = 11 };
-/* How long the kernel says the handshake took is in eighths of a microsecond. */
+/* The kernel stores the duration of the handshake (srtt_us) in eighths of a microsecond. */
 enum { SRTT_SHIFT = 3 };
 
 /* What to trace; unset fields are not looked at. */
@@ -21,7 +21,7 @@ struct wanted {
 	u16 hole[3];
 };
 
-/* By its cookie, which no other socket of this host ever has. */
+/* The key is the cookie of the socket, which is unique on this host. */
 struct listener {
 	u64 socket; /* where it is in the kernel; 0: closed */
 	u64 drops;  /* sk_drops when it was last looked at */
@@ -32,9 +32,9 @@ struct listener {
 	u64 other_drops;    /* and while it was not */
 	u64 refused_acks;   /* final ACKs dropped for want of room: each counts twice in sk_drops */
 	u64 retried;        /* handshakes whose SYN-ACK was sent again, for which there is no time */
-	u64 accepted;       /* by whomever */
-	u64 never_accepted; /* gone before anybody accepted them */
-	u64 unseen;         /* accepted in a way that no hook told */
+	u64 accepted;       /* by any task */
+	u64 never_accepted; /* closed before accept() */
+	u64 unseen;         /* accepted, but no hook reported how */
 	u64 closed_by_peer;
 	u64 reset;
 	u32 depth_max;
@@ -48,7 +48,7 @@ struct listener {
 	u64 handshake_ns;
 	u64 handshake_max_ns;
 	u32 handshakes[COARSE];
-	struct histogram wait; /* of the accepts that are wanted */
+	struct histogram wait; /* of the accepts that the filter selects */
 };
 
 struct worker_key {
@@ -65,7 +65,7 @@ struct worker {
 	u64 open;
 	u64 reads;  /* times that data came for its connections */
 	u64 empty;  /* accept() said EAGAIN */
-	u64 woken;  /* of these, for nothing */
+	u64 woken;  /* of these, spurious wakeups */
 	u64 closed; /* connections that it closed before the peer did */
 	u32 waits[COARSE];
 };
@@ -74,24 +74,24 @@ struct totals {
 	u64 lost_sockets;
 	u64 lost_listeners;
 	u64 lost_workers;
-	u64 unmatched; /* established, and no listener said so */
-	u64 earlier;   /* accepted, and were in the queue before */
+	u64 unmatched; /* established, but no listener was seen for them */
+	u64 earlier;   /* accepted, but queued before the trace began */
 	u64 unseen;
-	u64 other_tasks; /* accepted by somebody who is not wanted */
+	u64 other_tasks; /* accepted by tasks that the filter excludes */
 	struct histogram wait;
 	struct histogram handshake;
 };
 
-/* What has become of a connection, in any order and on several processors at once; none of them: it is in the queue. */
+/* The state of a connection. Several processors set these marks in any order. Without a mark it is in the accept queue. */
 enum marks {
 	ACCEPTED = 1,
 	ENDED = 2,
-	TAKEN = 4, /* out of the queue, and nobody has told of the accept yet */
+	TAKEN = 4, /* out of the queue, but no hook has reported the accept yet */
 };
 struct connection {
 	u64 established_ns;
 	struct worker_key worker; /* thread and process: once it is accepted */
-	u32 reads;		  /* that no worker has been given yet */
+	u32 reads;		  /* not yet added to a worker */
 	u32 marks;
 	u32 port; /* the listener's, and so its own */
 	u32 hole;

@@ -1,4 +1,4 @@
-//! What becomes of TCP connections until accept() has them, on a live system: counts and histograms made in the kernel.
+//! Traces TCP connections from the handshake to accept() on a live system, with counts and histograms made in the kernel.
 
 use std::fmt;
 use std::io;
@@ -16,14 +16,14 @@ use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thre
 
 const NAME: &str = "accept_wait";
 
-/// The most listeners that are told apart.
+/// The largest number of listeners with separate counts.
 pub const LISTENERS: usize = 512;
-/// The most pairs of listener and thread that are told apart.
+/// The largest number of pairs of listener and thread with separate counts.
 pub const WORKERS: usize = 2048;
-/// The most connections that are followed at the same time.
+/// The largest number of connections that are traced at the same time.
 pub const CONNECTIONS: usize = 131_072;
 
-/// Which programs in the order of attaching: a connection is not to be queued before all that may become of it is looked at.
+/// Programs in the order of attaching: hooks for later states of a connection are attached before the hook that queues it.
 const PROGRAMS: [(&str, &str); 4] = [
     ("destroyed", "tcp_destroy_sock"),
     ("call_ended", "sys_exit"),
@@ -31,13 +31,13 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("set_state", "inet_sock_set_state"),
 ];
 
-/// Without these there is less to see. kfree_skb tells the socket since Linux 6.11.
+/// Optional programs, without which less is seen. kfree_skb reports the socket since Linux 6.11.
 const PERHAPS: [(&str, &str); 2] = [("ring_completed", "io_uring_complete"), ("packet_dropped", "kfree_skb")];
 
-/// Which accepts are looked at: all that match everything that is set.
+/// A filter of accepts. An accept must match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// Process that accepts, as this process's PID namespace numbers it.
+pub struct AcceptFilter {
+    /// Id of the accepting process in this process's PID namespace.
     pub process: Option<u32>,
     /// Name of the thread that accepts (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
@@ -45,7 +45,7 @@ pub struct Wanted {
     pub address: Option<IpAddr>,
     /// Port of the listener.
     pub port: Option<u16>,
-    /// Id of a cgroup (version 2) of who accepts, which is the inode of its directory; those below it count as well.
+    /// Id of the cgroup (version 2) of the accepting tasks: the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
 }
 
@@ -63,53 +63,53 @@ struct Settings {
     hole: [u16; 3],
 }
 
-/// A listening socket to which a connection came.
+/// A listening socket that received at least one connection.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Listener {
     socket: u64,
     drops: u64,
-    /// Connections that came into its queue.
+    /// Connections that entered its accept queue.
     pub queued: u64,
-    /// Sum of the depths of the queue, each time with the connection that came.
+    /// Sum of the queue lengths, each measured after a connection entered and including it.
     pub depth_sum: u64,
     /// Connections after which the queue had no room left.
     pub full: u64,
     full_drops: u64,
     other_drops: u64,
-    /// Final ACKs of handshakes that were dropped for want of room in the queue.
+    /// Final ACKs of handshakes that were dropped because the queue was full.
     pub refused_acks: u64,
-    /// Handshakes whose SYN-ACK was sent again: their time is not known.
+    /// Handshakes whose SYN-ACK was retransmitted, so that their time is not known.
     pub retried: u64,
-    /// Accepts, also by those who are not wanted.
+    /// Accepts, also by tasks that the filter excludes.
     pub accepted: u64,
-    /// Connections that were gone before anybody accepted them.
+    /// Connections that were closed before accept(2).
     pub never_accepted: u64,
-    /// Connections that were accepted and no hook told how.
+    /// Connections that were accepted without a report of any hook.
     pub unseen: u64,
     /// Connections whose peer closed first.
     pub closed_by_peer: u64,
     /// Connections that ended with a reset.
     pub reset: u64,
-    /// The deepest that the queue was after a connection came.
+    /// The highest length of the accept queue after a new connection.
     pub depth_max: u32,
-    /// What listen() asked for, within net.core.somaxconn: one more fits.
+    /// The backlog of listen(), limited by net.core.somaxconn. The queue holds one connection more.
     pub backlog: u32,
-    /// Inode of its network namespace.
+    /// Inode of the listener's network namespace.
     pub network: u32,
     was_full: u32,
     port: u16,
-    /// Sockets of its SO_REUSEPORT group when its first connection was seen; 0: it is in none.
+    /// Number of sockets in its SO_REUSEPORT group at its first connection; 0 without a group.
     pub group: u16,
     hole: u32,
     address: [u8; 16],
     /// Sum of the handshakes' times, in nanoseconds.
     pub handshake_ns: u64,
-    /// The longest of them.
+    /// The longest of these times.
     pub handshake_max_ns: u64,
     /// Handshakes by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub handshakes: [u32; COARSE],
-    /// From being established until accept() gave it, of accepts that are wanted.
+    /// Times between the end of the handshake and the return of accept(), for accepts that the filter selects.
     pub wait: Times,
 }
 
@@ -119,58 +119,58 @@ pub struct Listener {
 pub struct WorkerKey {
     /// Cookie of the listener.
     pub listener: u64,
-    /// Thread, in this process's PID namespace if it is there.
+    /// Thread id in this process's PID namespace if the thread is in it, otherwise in the initial one.
     pub thread: u32,
-    /// Its process.
+    /// Process id of the thread.
     pub process: u32,
 }
 
-/// What it accepted.
+/// The accepts of one thread from one listener.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Worker {
     name: [u8; 16],
-    /// Connections that it accepted.
+    /// Connections that the thread accepted.
     pub accepts: u64,
-    /// Sum of the times they had waited, in nanoseconds.
+    /// Sum of the times that these connections waited in the accept queue, in nanoseconds.
     pub wait_ns: u64,
-    /// The longest of them.
+    /// The longest of these times.
     pub wait_max_ns: u64,
-    /// Connections that it accepted and that nobody has closed on this side.
+    /// Connections that the process has accepted and not closed.
     pub open: u64,
-    /// Times that data came for its connections, and the reader was told.
+    /// Number of times that data arrived for its connections and the kernel called sk_data_ready.
     pub reads: u64,
-    /// Times that accept() said EAGAIN.
+    /// Number of accept() calls that returned EAGAIN.
     pub empty: u64,
-    /// Of these, the first call after the thread came back from waiting.
+    /// Spurious wakeups: the EAGAIN came at the first call after the thread returned from waiting.
     pub woken: u64,
-    /// Connections that it closed before the peer did.
+    /// Connections that the process closed before the peer did.
     pub closed: u64,
     /// Waits by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub waits: [u32; COARSE],
 }
 
-/// Sums over all listeners that were wanted.
+/// Sums over all listeners that the filter selects.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Totals {
-    /// Connections for which the map had no room; nothing else is known of them.
+    /// Connections that were not counted because the map was full.
     pub lost_connections: u64,
-    /// Connections of listeners that had no room.
+    /// Connections that were not counted because the map of listeners was full.
     pub lost_listeners: u64,
-    /// Events of workers that had no room.
+    /// Events that were not counted because the map of workers was full.
     pub lost_workers: u64,
-    /// Connections that no listener said it had.
+    /// Established connections for which no listener was seen.
     pub unmatched: u64,
-    /// Accepts of connections that were in the queue before, or came with TCP Fast Open.
+    /// Accepts of connections that were queued before the trace began or used TCP Fast Open.
     pub earlier: u64,
-    /// Connections that were accepted and no hook told how.
+    /// Connections that were accepted without a report of any hook.
     pub unseen: u64,
-    /// Accepts by who is not wanted.
+    /// Accepts by tasks that the filter excludes.
     pub other_tasks: u64,
-    /// From being established until accept() gave it.
+    /// Times between the end of the handshake and the return of accept().
     pub wait: Times,
-    /// From the SYN-ACK to its ACK.
+    /// Times between the SYN-ACK and its ACK.
     pub handshake: Times,
 }
 
@@ -194,41 +194,41 @@ unsafe impl Pod for Worker {}
 unsafe impl Pod for Totals {}
 
 impl Listener {
-    /// Where it listens.
+    /// Returns the address that the listener is bound to.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(address(self.address), self.port)
     }
 
-    /// Whether it has been closed.
+    /// Returns whether the listener has been closed.
     pub fn is_closed(&self) -> bool {
         self.socket == 0
     }
 
-    /// SYNs that were dropped because the queue was full.
+    /// Returns the number of SYNs that were dropped because the queue was full.
     pub fn refused_syns(&self) -> u64 {
         // A final ACK that is dropped counts twice: tcp_v4_syn_recv_sock() and its caller tcp_v4_rcv().
         not_negative(self.full_drops).saturating_sub(2 * self.refused_acks)
     }
 
-    /// Packets that were dropped for other reasons, such as too many handshakes under way.
+    /// Returns the number of packets that were dropped for other reasons, such as too many handshakes in progress.
     pub fn other_drops(&self) -> u64 {
         not_negative(self.other_drops)
     }
 }
 
-/// Two processors that look at the same time may count what is taken back later.
+/// Two processors that read at the same time may count drops that are subtracted later.
 fn not_negative(sum: u64) -> u64 {
     u64::try_from(sum as i64).unwrap_or_default()
 }
 
 impl Worker {
-    /// Name of the thread when it accepted first.
+    /// Returns the name of the thread at its first accept.
     pub fn name(&self) -> String {
         thread_name(&self.name)
     }
 }
 
-impl Wanted {
+impl AcceptFilter {
     fn settings(&self, namespace: (u64, u64)) -> Settings {
         Settings {
             cgroup: self.cgroup.unwrap_or_default(),
@@ -248,7 +248,7 @@ impl Wanted {
     }
 }
 
-/// Programs on accept(), attached. They go with this value, and with the process.
+/// The attached programs for accept(). They are detached when this value is dropped or the process ends.
 pub struct AcceptWait {
     programs: Programs,
     sums: Array<MapData, Totals>,
@@ -259,16 +259,16 @@ pub struct AcceptWait {
 }
 
 impl AcceptWait {
-    /// How the kernel is asked: BTF-typed tracepoints.
+    /// The instrument: BTF-typed tracepoints.
     pub const TIER: &str = "tp_btf";
 
-    /// Loads the programs and attaches them. Connections that are in a queue already are not looked at.
+    /// Loads the programs and attaches them. Connections that are already in a queue are not counted.
     ///
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
-    /// one of the tracepoints (sk_data_ready: Linux 6.3), [`BpfError::Refused`] when the verifier does not take a program.
-    pub fn attach(wanted: &Wanted) -> Result<AcceptWait, BpfError> {
+    /// one of the tracepoints (sk_data_ready: Linux 6.3), [`BpfError::Refused`] if the verifier rejects a program.
+    pub fn attach(wanted: &AcceptFilter) -> Result<AcceptWait, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("accept_wait.o"))?;
         programs.set("settings", wanted.settings(tracing::pid_namespace()))?;
         let mut wait = AcceptWait {
@@ -291,22 +291,22 @@ impl AcceptWait {
         Ok(wait)
     }
 
-    /// Tracepoints that this kernel has not got, or has otherwise: `io_uring_complete`, without which accepts through
-    /// io_uring are not seen, and `kfree_skb`, without which dropped final ACKs count as two dropped SYNs.
+    /// Returns the tracepoints that this kernel lacks or has with other arguments. Without `io_uring_complete`, accepts through
+    /// io_uring are not seen; without `kfree_skb`, a dropped final ACK counts as two dropped SYNs.
     pub fn absent(&self) -> &[&'static str] {
         &self.absent
     }
 
-    /// Takes the programs off; what they counted stays.
+    /// Detaches the programs; their counts stay readable.
     pub fn detach(&mut self) {
         self.programs.detach();
     }
 
-    /// Looks at the drops of every listener that is still open. Between connections nobody else does.
+    /// Reads the drops of every open listener, which are otherwise read only with each connection.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn look(&self) -> Result<(), BpfError> {
         for cookie in self.listeners.keys() {
             let cookie =
@@ -316,11 +316,11 @@ impl AcceptWait {
         Ok(())
     }
 
-    /// The sums as they are now.
+    /// Returns the current sums.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn totals(&self) -> Result<Box<Totals>, BpfError> {
         let totals = self
             .sums
@@ -329,21 +329,30 @@ impl AcceptWait {
         Ok(Box::new(totals))
     }
 
-    /// All listeners by their cookies, in no order.
+    /// Returns the number of events that a program missed because it was already running on that processor.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn missed(&self) -> Result<u64, BpfError> {
+        self.programs.missed()
+    }
+
+    /// Returns all listeners by their cookies, in no particular order.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn listeners(&self) -> Result<Vec<(u64, Listener)>, BpfError> {
         let listeners: Result<Vec<_>, _> = self.listeners.iter().collect();
         listeners.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
     }
 
-    /// All workers, in no order.
+    /// Returns all workers, in no particular order.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn workers(&self) -> Result<Vec<(WorkerKey, Worker)>, BpfError> {
         let workers: Result<Vec<_>, _> = self.workers.iter().collect();
         workers.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
@@ -352,7 +361,7 @@ impl AcceptWait {
 
 fn run(program: &OwnedFd, cookie: u64) -> Result<(), BpfError> {
     match call::run(program.as_fd(), cookie) {
-        // A signal is pending, which is how this ends anyway.
+        // A signal is pending, which ends the trace anyway.
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
         other => other.map_err(|error| BpfError::of("bpf(BPF_PROG_TEST_RUN)", error)),
     }

@@ -1,5 +1,5 @@
-//! bpf(2) by hand, as far as programs need it that choose sockets, a type that aya does not know, or see packets before the
-//! kernel does (XDP), and whether something is there.
+//! Direct calls of bpf(2) for SK_REUSEPORT programs, a type that aya does not support, for XDP programs, and to find out
+//! whether an object exists.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,10 +14,11 @@ const PROG_LOAD: libc::c_long = 5;
 const PROG_TEST_RUN: libc::c_long = 10;
 const PROG_GET_FD_BY_ID: libc::c_long = 13;
 const MAP_GET_FD_BY_ID: libc::c_long = 14;
+const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const LINK_CREATE: libc::c_long = 28;
 const LINK_GET_FD_BY_ID: libc::c_long = 30;
 
-/// Type and place of a program (enum bpf_prog_type, enum bpf_attach_type).
+/// Type and attach type of a program (enum bpf_prog_type, enum bpf_attach_type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramKind {
     program: u32,
@@ -32,14 +33,14 @@ pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 3
 /// SO_ATTACH_REUSEPORT_EBPF
 const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 
-/// Kinds of maps that are used here (enum bpf_map_type).
+/// The map types that this crate uses (enum bpf_map_type).
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum MapKind {
     Array = 2,
     /// BPF_MAP_TYPE_CPUMAP (Linux 4.15): a queue and a thread for each processor that has an entry.
     Processors = 16,
-    /// BPF_MAP_TYPE_REUSEPORT_SOCKARRAY (Linux 4.19): forgets a socket by itself when that is closed.
+    /// BPF_MAP_TYPE_REUSEPORT_SOCKARRAY (Linux 4.19): the kernel removes a socket from the map when it is closed.
     Sockets = 20,
 }
 
@@ -47,7 +48,7 @@ pub(crate) enum MapKind {
 pub(crate) const MMAPABLE: u32 = 1 << 10;
 
 // The attributes are the head of union bpf_attr (include/uapi/linux/bpf.h), as long as the last field that is set; the
-// kernel takes what is behind for zero. None has a hole, for holes would have to be zero too.
+// kernel treats the rest as zero. No attribute has a hole, because the kernel requires zeroes in holes too.
 
 #[repr(C)]
 struct MapCreate {
@@ -102,7 +103,7 @@ struct TestRun {
     context_out: u64,
 }
 
-/// An object by its number.
+/// An object by its id.
 #[repr(C)]
 struct ByNumber {
     number: u32,
@@ -110,7 +111,7 @@ struct ByNumber {
     flags: u32,
 }
 
-/// What the kernel numbers.
+/// The kinds of BPF objects that have an id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ObjectKind {
     Program,
@@ -128,7 +129,7 @@ impl ObjectKind {
         }
     }
 
-    /// The call, as errors name it.
+    /// Returns the name of the call for errors.
     pub(crate) fn call(self) -> &'static str {
         match self {
             ObjectKind::Program => "bpf(BPF_PROG_GET_FD_BY_ID)",
@@ -136,6 +137,21 @@ impl ObjectKind {
             ObjectKind::Link => "bpf(BPF_LINK_GET_FD_BY_ID)",
         }
     }
+}
+
+#[repr(C)]
+struct InfoByDescriptor {
+    object: u32,
+    /// In: size of the buffer in bytes; out: bytes that the kernel wrote.
+    length: u32,
+    info: u64,
+}
+
+/// The head of struct bpf_prog_info (include/uapi/linux/bpf.h), up to the number that is read.
+#[repr(C)]
+struct ProgramInfo {
+    before: [u64; 26],
+    recursion_misses: u64,
 }
 
 #[repr(C)]
@@ -158,11 +174,11 @@ unsafe fn bpf<A>(command: libc::c_long, attribute: &A) -> io::Result<libc::c_int
 }
 
 fn owned(descriptor: libc::c_int) -> OwnedFd {
-    // SAFETY: the kernel has just made the descriptor for this caller, and nobody else knows it.
+    // SAFETY: the kernel has just created the descriptor for this call, and no other code owns it.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
-/// At most 15 bytes of a name: letters, digits, `_` and `.`.
+/// Returns at most 15 bytes of a name: letters, digits, `_` and `.`.
 fn object_name(name: &str) -> [u8; 16] {
     let mut field = [0; 16];
     let length = name.len().min(15);
@@ -170,7 +186,7 @@ fn object_name(name: &str) -> [u8; 16] {
     field
 }
 
-/// Makes a map whose keys are u32. The descriptor is closed on exec, as all of bpf(2) are.
+/// Creates a map with keys of type u32. Its descriptor has FD_CLOEXEC, like all descriptors from bpf(2).
 pub(crate) fn create_map(
     kind: MapKind,
     value_size: usize,
@@ -192,12 +208,12 @@ pub(crate) fn create_map(
     unsafe { bpf(MAP_CREATE, &attribute) }.map(owned)
 }
 
-/// Puts a socket into a map of sockets, in place of what was there.
+/// Puts a socket into a map of sockets and replaces the previous socket.
 pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     put(map, key, socket.as_raw_fd() as u64)
 }
 
-/// Puts a number into a map whose values have 8 bytes, or 4 of which it needs no more.
+/// Puts a number into a map whose values have 8 bytes, or 4 bytes if the number fits.
 pub(crate) fn put(map: BorrowedFd<'_>, key: u32, value: u64) -> io::Result<()> {
     let attribute = MapElement {
         map: map.as_raw_fd() as u32,
@@ -211,7 +227,7 @@ pub(crate) fn put(map: BorrowedFd<'_>, key: u32, value: u64) -> io::Result<()> {
     unsafe { bpf(MAP_UPDATE_ELEM, &attribute) }.map(drop)
 }
 
-/// Takes a socket out of a map of sockets. ENOENT: there is none.
+/// Removes a socket from a map of sockets. ENOENT: the map has no socket with this key.
 pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     let attribute = MapElement {
         map: map.as_raw_fd() as u32,
@@ -225,15 +241,33 @@ pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
 }
 
-/// A descriptor of what has this number. ENOENT: nothing has.
+/// Returns a descriptor of the object with this id. ENOENT: there is no such object.
 pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<OwnedFd> {
     let attribute = ByNumber { number, next: 0, flags: 0 };
     // SAFETY: this is what the BPF_*_GET_FD_BY_ID commands read, and it has no pointers.
     unsafe { bpf(kind.command(), &attribute) }.map(owned)
 }
 
-/// Loads a program. A log that is empty is not asked for; else the verifier writes into it, ended by
-/// NUL.
+/// Returns how often the kernel skipped this program because it was already running on that processor. The kernel counts this
+/// for tracing programs since Linux 5.12 and for tracepoints since Linux 6.1; older kernels return 0.
+pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut info = ProgramInfo { before: [0; 26], recursion_misses: 0 };
+    let mut attribute = InfoByDescriptor {
+        object: program.as_raw_fd() as u32,
+        length: mem::size_of_val(&info) as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    let size = mem::size_of_val(&attribute) as libc::c_long;
+    let attribute = std::ptr::from_mut(&mut attribute);
+    // SAFETY: this is what BPF_OBJ_GET_INFO_BY_FD reads. It writes the length into it and at most `length` bytes into
+    // `info`, whose zeroes ask for no arrays; both outlive the call.
+    if unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET_INFO_BY_FD, attribute, size) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(info.recursion_misses)
+}
+
+/// Loads a program. If `log` is not empty, the verifier writes its log there, terminated by NUL.
 pub(crate) fn load(
     kind: ProgramKind,
     name: &str,
@@ -262,7 +296,7 @@ pub(crate) fn load(
         // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is
         // writable, and all outlive the call.
         match unsafe { bpf(PROG_LOAD, &attribute) } {
-            // The verifier gives up when something is pending for this thread (`signal_pending` in `do_check`): a signal, or
+            // The verifier gives up if this thread has pending work (`signal_pending` in `do_check`): a signal, or
             // the end of an io_uring that the thread has just closed.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < 10 => {}
             result => return result.map(owned),
@@ -270,7 +304,7 @@ pub(crate) fn load(
     }
 }
 
-/// SO_ATTACH_REUSEPORT_EBPF: the program is the group's from now on.
+/// Attaches the program to the socket's group with SO_ATTACH_REUSEPORT_EBPF.
 pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     fourtuple_syscalls::option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
 }
@@ -302,8 +336,8 @@ pub(crate) fn run(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
     }
 }
 
-/// BPF_LINK_CREATE (Linux 5.9 for XDP): the program sees what comes to the device, until the last descriptor of the link is
-/// closed. `device` is its index, in the namespace of the calling thread.
+/// Attaches an XDP program with BPF_LINK_CREATE (Linux 5.9) until the last descriptor of the link is closed. `device` is the
+/// index of the device in the network namespace of the calling thread.
 pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
     let attribute =
         LinkCreate { program: program.as_raw_fd() as u32, device, attach: SEES_PACKETS.attach, flags };
@@ -311,7 +345,7 @@ pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Resu
     unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
 }
 
-/// BPF_PROG_TEST_RUN: what a program that sees packets says to this one, and what it makes of it.
+/// Runs a program on this packet with BPF_PROG_TEST_RUN. Returns the result of the program and the packet after it.
 #[cfg(test)]
 pub(crate) fn run_on_packet(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<(u32, Vec<u8>)> {
     #[repr(C)]

@@ -1,4 +1,4 @@
-/* How long connect() of TCP looks for a source port, and how long the handshake takes after it.
+/* Measures how long connect() of TCP searches for a source port, and how long the handshake takes after the search.
  *
  *   start   inet_sock_set_state CLOSE -> SYN_SENT, in the task that connects
  *   end     IPv4: fib_table_lookup of the same task for the same destination with a source port, for after the search the
@@ -7,7 +7,8 @@
  *   peer    SYN_SENT -> ESTABLISHED
  *   close   ESTABLISHED -> FIN_WAIT1 and CLOSE_WAIT -> LAST_ACK, in the task that closes
  *
- * With fexit (another tier, which not every kernel has) start and end are those of __inet_hash_connect, the search itself.
+ * With fexit (a tier that not every kernel has), start and end are the entry and the return of __inet_hash_connect, which
+ * is the search itself.
  *
  * UDP has other hooks: connect_search_udp.h.
  *
@@ -20,10 +21,10 @@
 enum { SETS = 8192, WAYS = 8, TASKS = 16384, TUPLES = 2048, RING_BYTES = 1 << 20 };
 /* Samples are taken in windows of 2^24 ns (17 ms). */
 enum { WINDOW_BITS = 24 };
-/* Errno of a failure: 0 nobody knows, 255 closed by the program while the handshake went on. */
+/* Errno of a failure: 0 unknown, 255 closed by the program during the handshake. */
 enum { ERRNOS = 256, UNKNOWN = 0, CLOSED_EARLY = 255, EADDRNOTAVAIL = 99 };
 enum times { EVEN, ODD, HANDSHAKE, FAILED, TIMES };
-/* Of an attempt: its port was bound before; nobody looks for the end of its search. */
+/* Flags of an attempt: its port was bound before connect(); the end of its search is not traced. */
 enum { GIVEN_PORT = 1, UNTIMED = 2 };
 /* For tuples without room. */
 enum { NOWHERE = 0xffffffff };
@@ -53,7 +54,7 @@ struct tuple_key {
 };
 
 struct tuple {
-	/* What each connection changes is together. */
+	/* The fields that each connection changes are adjacent. */
 	u64 search_ns[2];
 	u64 established;
 	u64 closed_first;
@@ -75,7 +76,7 @@ struct totals {
 	u64 lost_starts;
 	u64 lost_tuples;
 	u64 without_end; /* established, and the end of the search was not seen */
-	u64 untimed;     /* IPv6, before somebody looked for the end */
+	u64 untimed;     /* IPv6, before packet_queued was attached */
 	u64 unanswered;  /* established, as was seen when it was closed */
 	u64 lost_answers;
 	u64 given_port;
@@ -90,7 +91,7 @@ struct totals {
 
 /* A socket in SYN_SENT; where a task or a socket is looked for, all of it is in 64 bytes. */
 struct attempt {
-	u64 socket; /* 0: nobody's */
+	u64 socket; /* 0: free */
 	u64 started_ns;
 	u64 ended_ns; /* of the search; 0: it goes on */
 	u64 switches;
@@ -101,12 +102,12 @@ struct attempt {
 	u32 hole[3];
 };
 
-/* Where sockets whose addresses are alike have room. */
+/* A set of entries for sockets with the same hash of the address. */
 struct set {
 	struct attempt attempts[WAYS];
 };
 
-/* A task: its last connect(), and which search it is in. */
+/* A task with its last connect() and its current search. */
 struct caller {
 	u64 task;
 	u64 socket; /* 0: in none */
@@ -118,7 +119,7 @@ struct caller {
 	u64 switches;
 };
 
-/* Which ports of peers somebody has connected to. */
+/* The ports of peers that a traced process has connected to. */
 struct port_set {
 	u64 words[1024];
 };
@@ -146,7 +147,7 @@ struct {
 	TYPE(value, struct wanted);
 } settings SECTION(".maps");
 
-/* Written by the one who attaches packet_queued, after that. */
+/* Set by the tracing process after it has attached packet_queued. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(max_entries, 1);
@@ -161,7 +162,7 @@ struct {
 	TYPE(value, struct totals);
 } sums SECTION(".maps");
 
-/* Of each processor, so that none waits for the other's. */
+/* One per processor, so that no processor waits for another. */
 struct {
 	NUMBER(type, MAP_ARRAY_PER_CPU);
 	NUMBER(max_entries, TIMES);
@@ -216,8 +217,8 @@ INLINE struct totals *the_totals(void)
 	return map_lookup(&sums, &only);
 }
 
-/* What a socket is known by: its address, as the distance to a map that stays where it is. The verifier lets nobody
- * calculate with the address itself. */
+/* Identifies a socket by its address, as the distance to a map at a fixed address. The verifier rejects arithmetic on the
+ * address itself. */
 INLINE u64 number_of(const struct sock *socket, const struct totals *totals)
 {
 	return (u64)socket - (u64)totals;
@@ -265,7 +266,7 @@ INLINE void know_port(u16 port)
 		__sync_fetch_and_or(&set->words[port >> 6 & 1023], 1ULL << (port & 63));
 }
 
-/* In the task that connects, so that the name is its own. */
+/* Called in the task that connects, because it stores the current task's name. */
 INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 namespace)
 {
 	u32 *known = map_lookup(&places, key);
@@ -281,7 +282,7 @@ INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 na
 	if (!tuple)
 		return NOWHERE;
 	if (map_update(&places, key, &place, NOT_TWICE)) {
-		/* Another thread was here first; this place stays empty. */
+		/* Another thread has added the tuple; this entry stays empty. */
 		known = map_lookup(&places, key);
 		return known ? *known : NOWHERE;
 	}
@@ -310,7 +311,7 @@ INLINE u64 current_switches(void)
 	return task->nvcsw + task->nivcsw;
 }
 
-/* A task has two places; a search that goes on keeps its own. */
+/* A task has two possible entries; a search in progress keeps its entry. */
 INLINE u32 slot_of(u64 task, int way)
 {
 	u32 thread = (u32)task;
@@ -322,7 +323,7 @@ INLINE struct caller *caller_at(u32 slot)
 	return map_lookup(&callers, &slot);
 }
 
-/* The search in which the current task is. */
+/* Returns the search that the current task is in. */
 INLINE struct caller *searching(void)
 {
 	u64 task = current_task_id();
@@ -350,14 +351,14 @@ INLINE struct attempt *attempt_of(u64 socket)
 	return NULL;
 }
 
-/* The room that a socket has, or gets. */
+/* Returns the entry of a socket, or takes a free entry for it. */
 INLINE struct attempt *make_attempt(u64 socket)
 {
 	struct set *set = set_of(socket);
 	struct attempt *known;
 	if (!set)
 		return NULL;
-	/* The usual case: there is nobody. */
+	/* The usual case: the first entry of the set is free. */
 	if (!set->attempts[0].socket && !__sync_val_compare_and_swap(&set->attempts[0].socket, 0, socket))
 		return &set->attempts[0];
 	known = attempt_of(socket);
@@ -416,7 +417,7 @@ INLINE void tell(struct totals *totals, u32 tuple, u64 now, u64 ns, u16 source_p
 	ring_submit(event, NO_WAKEUP);
 }
 
-/* `caller`: of the current task's place, be it its own or not. */
+/* `caller`: the entry for the current task, which may belong to another task. */
 INLINE void put_key(struct tuple_key *key, const struct sock *socket, const struct wanted *wanted, const struct caller *caller)
 {
 	put_address(key->address, socket);
@@ -496,7 +497,7 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		attempt->ended_ns = attempt->started_ns;
 }
 
-/* A search that has found a port. `switched`: its task was not running all the time. */
+/* Counts a search that found a port. `switched`: its task was not running all the time. */
 INLINE void count_search(struct totals *totals, u32 place, u64 now, u64 ns, u16 source_port, int switched)
 {
 	u32 parity = source_port & 1;
@@ -549,10 +550,11 @@ INLINE void established(struct totals *totals, struct attempt *attempt, int late
 	forget(attempt);
 }
 
-/* sk_err is of a peer, a router or a timer. Without one it is the program, which has closed the socket, or connect()
- * itself: that has sent nothing. No port was found: EADDRNOTAVAIL (or ENOMEM, without memory for as little as a bucket of
- * ports). A port that was bound is in use for this destination: EADDRNOTAVAIL too. Else a port was found, and the SYN was
- * not made: no route from there (ip_route_newports), or no memory (tcp_connect); which of them nobody tells. */
+/* Returns the errno of a failure. sk_err is set after an answer of a peer or a router, or by a timer. Without sk_err, either
+ * the program has closed the socket, or connect() failed before it sent a SYN. connect() fails with EADDRNOTAVAIL if it finds
+ * no port (ENOMEM if there is no memory for a bind bucket), or if the bound port is in use for this destination. Otherwise it
+ * found a port but made no SYN: there is no route from that port (ip_route_newports) or no memory (tcp_connect). No hook
+ * tells these two apart. */
 INLINE u32 why(const struct sock *socket, const struct attempt *attempt)
 {
 	struct tcp_sock *tcp;
@@ -592,8 +594,8 @@ INLINE void failed(struct totals *totals, const struct sock *socket, struct atte
 	forget(attempt);
 }
 
-/* Who closes first has the port in TIME_WAIT. Connections that were there before the trace count as well, if their process
- * has connected to the same destination since. */
+/* Counts an active close, which leaves the port in TIME_WAIT. A connection from before the trace counts too, if its process
+ * has connected to the same destination since the trace began. */
 INLINE void closing(const struct sock *socket, int from)
 {
 	u32 only = 0;
@@ -605,7 +607,7 @@ INLINE void closing(const struct sock *socket, int from)
 	struct tuple *tuple;
 	u64 task = current_task_id();
 	u32 *place;
-	/* Of what a server has accepted the peer's port is one that nobody has connected to. */
+	/* A connection that a server accepted has a peer port that no traced connect() used. */
 	if (!wanted || !totals || !is_port_known(__builtin_bswap16(socket->__sk_common.skc_dport)))
 		return;
 	attempt = attempt_of(number_of(socket, totals));
@@ -629,9 +631,9 @@ INLINE void closing(const struct sock *socket, int from)
 		ADD(tuple->closed_by_peer, 1);
 }
 
-/* A program that is interrupted does not run for what the interrupt brings: the kernel leaves it out. So what a task does is
- * in one program and what comes from outside is in another, which is over at once when a task goes by. What it misses all
- * the same is seen when the connection is closed, or when its socket connects again. */
+/* The kernel skips a program that is already running when an interrupt triggers it. So one program handles the transitions that
+ * a task makes, and another one handles transitions by packets; the latter returns at once in the first case. A transition that
+ * is still missed is found when the connection is closed or when its socket connects again. */
 SECTION("tp_btf/inet_sock_set_state")
 int called(u64 *context)
 {
@@ -683,7 +685,7 @@ int route_lookup(u64 *context)
 	if (!source_port || flow->__fl_common.flowic_proto != TCP)
 		return 0;
 	caller = searching();
-	/* A packet that came in meanwhile is routed under the name of the same task. */
+	/* A packet that arrives in between is routed in the context of the same task. */
 	if (!caller || *(u32 *)(caller->key.address + 12) != flow->daddr ||
 	    caller->key.port != __builtin_bswap16(flow->uli.ports.dport) ||
 	    *(u32 *)(caller->key.address + 8) != __builtin_bswap32(0xffff))
@@ -695,7 +697,7 @@ int route_lookup(u64 *context)
 	return 0;
 }
 
-/* Every packet of the host comes by here: only attached once there is IPv6. */
+/* Runs for every packet of the host, so it is attached only after the first connect over IPv6. */
 SECTION("tp_btf/net_dev_queue")
 int packet_queued(u64 *context)
 {

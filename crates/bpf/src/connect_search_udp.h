@@ -1,4 +1,4 @@
-/* How long connect() of UDP looks for a source port.
+/* Measures how long connect() of UDP searches for a source port.
  *
  *   start   cgroup/connect4 and connect6, which inet_dgram_connect() runs right before inet_autobind(), the search
  *   end     fib_table_lookup (IPv6: fib6_table_lookup) of the same task for the same destination with a source port, for
@@ -21,7 +21,7 @@ INLINE u32 process_from_leader(const struct wanted *wanted)
 	struct pid_namespace *namespace = NULL;
 	u32 inode = 0;
 	int number = 0;
-	/* Read, and not followed, it is a number, with which the verifier of 6.1 lets one calculate. */
+	/* The pointer is read as a number, on which the verifier of 6.1 allows arithmetic. */
 	if (read_kernel(&pid, sizeof(pid), &task->group_leader->thread_pid) || !pid ||
 	    read_kernel(&level, sizeof(level), &pid->level))
 		return current_task_id() >> 32;
@@ -39,8 +39,8 @@ INLINE u32 namespace_of(struct caller *caller, const struct bpf_sock *shown)
 	const struct sock *socket;
 	struct net *net = NULL;
 	u32 inode = 0;
-	/* What is shown is the socket itself. The verifier lets nobody calculate with a pointer of its kind; out of a map it comes
-	 * as a number. */
+	/* The context points to the socket itself. The verifier rejects arithmetic on a pointer of this type, but a value read
+	 * from a map is a number. */
 	*place = (u64)shown;
 	socket = (const struct sock *)*place;
 	if (read_kernel(&net, sizeof(net), &socket->__sk_common.skc_net.net) || !net)
@@ -61,7 +61,7 @@ INLINE void count_failure(struct totals *totals, u32 place, u32 errno)
 	__sync_fetch_and_add(&tuple->to_retry, 1);
 }
 
-/* The task's own place; else one that is free; else that of another task, whose search has ended unseen long ago. */
+/* Returns the task's own entry, or a free entry, or the entry of another task whose search ended unseen long ago. */
 INLINE struct caller *place_for(struct totals *totals, u64 task)
 {
 	struct caller *first = caller_at(slot_of(task, 0));
@@ -101,7 +101,7 @@ INLINE void udp_connects(struct bpf_sock_addr *context, struct tuple_key *key)
 	if (!caller)
 		return;
 	if (caller->task == task && caller->socket) {
-		/* The search before this one has not come to its end. If the socket is the same and has a port, it found one. */
+		/* The end of the previous search was not seen. If the socket is the same and has a port, that search found a port. */
 		if (caller->socket == cookie && port)
 			ADD(totals->lost_answers, 1);
 		else
@@ -157,11 +157,11 @@ int udp_connects_ipv4(struct bpf_sock_addr *context)
 	u32 address = context->user_ip4;
 	if (context->protocol != UDP)
 		return ALLOW;
-	/* To a group or to all no route is looked up: nothing would end the search. */
+	/* connect() to a multicast or broadcast address looks up no route, so no hook would see the end of the search. */
 	if (__builtin_bswap32(address) >> 28 >= 14)
 		return ALLOW;
 	words[2] = __builtin_bswap32(0xffff);
-	/* To nowhere is to this host. */
+	/* The unspecified address means this host. */
 	words[3] = address ? address : __builtin_bswap32(0x7f000001);
 	key.port = __builtin_bswap16(context->user_port);
 	udp_connects(context, &key);
@@ -201,7 +201,7 @@ int udp_route_lookup(u64 *context)
 	if (!caller || caller->key.port != __builtin_bswap16(flow->uli.ports.dport))
 		return 0;
 	words = (const u32 *)caller->key.address;
-	/* A packet that came in meanwhile is routed under the name of the same task. */
+	/* A packet that arrives in between is routed in the context of the same task. */
 	if (words[3] != flow->daddr || words[2] != __builtin_bswap32(0xffff) || words[1] || words[0])
 		return 0;
 	udp_search_ended(caller, source_port);

@@ -1,4 +1,4 @@
-/* What programs that count have in common: histograms, and how they name sockets and processes. Its counterpart is
+/* The common part of the counting programs: histograms, and the ids of sockets and processes. Its counterpart is
  * tracing.rs. */
 #pragma once
 #include "kernel.h"
@@ -104,7 +104,7 @@ INLINE int same_16(const u8 *one, const u8 *other)
 	return 1;
 }
 
-/* Cgroups below the one that is asked for count as well. */
+/* Returns whether the current task is in this cgroup or below it. */
 INLINE int is_in_cgroup(u64 cgroup)
 {
 	for (int level = 0; level < 16; level++) {
@@ -132,7 +132,7 @@ INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)
 	return !(flags & HAS_CGROUP) || is_in_cgroup(cgroup);
 }
 
-/* The process as the one who traces calls it; by its number for the whole host if it is of another PID namespace. */
+/* Returns the process id in the PID namespace of the tracing process, or in the initial one if the task is not in there. */
 INLINE u32 current_process(u64 namespace_device, u64 namespace_inode)
 {
 	struct ids_in_namespace ids = {};

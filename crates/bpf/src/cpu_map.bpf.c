@@ -1,5 +1,5 @@
-/* Gives packets for a group of sockets to processors, whichever one the device interrupted. crates/bpf/src/cpu_map.rs is
- * the other half, and has the same layouts. */
+/* Passes packets for a group of sockets to processors, independently of which processor the device interrupted. Its
+ * counterpart is crates/bpf/src/cpu_map.rs, which has the same layouts. */
 #include "udp_packet.h"
 
 enum kind { IN_TURN = 0, AT_RANDOM = 1, BY_KEY = 2 };
@@ -9,7 +9,7 @@ enum kind { IN_TURN = 0, AT_RANDOM = 1, BY_KEY = 2 };
 
 struct state {
     struct target target;
-    u32 processors; /* how many there are in the map, 0: nothing is done */
+    u32 processors; /* how many there are in the map; 0: every packet passes */
     u32 kind;
     u32 offset; /* of the key within the payload */
     u32 width;
@@ -59,7 +59,7 @@ long cpu_map(struct context *context)
         number = random_u32();
     else
         number = __sync_fetch_and_add(&all->cursor, 1);
-    /* Of a processor that is not in the map the packet is passed, not dropped. */
+    /* If the processor is not in the map, the packet passes; it is not dropped. */
     long action = redirect_to(&processors, number % among, PASS);
     if (action == PASS)
         __sync_fetch_and_add(&counts->passed, 1);

@@ -1,4 +1,4 @@
-//! Packets for a group are given to processors, whichever one the device interrupted.
+//! Passes packets for a group to processors, independently of which processor the device interrupted.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use crate::error::BpfError;
 use crate::group_map::Chooser;
 use crate::object::Program;
 use crate::shared::{AllAtomic, Shared};
-use crate::xdp::{self, Attached, Counted, Counts, Mode, PROCESSORS, Target, Wish};
+use crate::xdp::{self, Attached, Counted, Counts, Mode, ModeRequest, PROCESSORS, Target};
 
-/// What an entry of the map says: how many packets may wait for the processor. More are dropped.
+/// The value of a map entry: how many packets may wait for the processor. Further packets are dropped.
 const QUEUE: u64 = 2048;
 
 #[derive(Debug)]
@@ -40,11 +40,11 @@ const IN_TURN: u32 = 0;
 const AT_RANDOM: u32 = 1;
 const BY_KEY: u32 = 2;
 
-/// The program at its device, and a thread of the kernel for each processor that it gives packets to.
+/// The program at its device, and one kernel thread for each processor that receives packets.
 ///
-/// Native, it takes packets away before their checksum is looked at, and those that have none yet, of a sender on this host
-/// whose device leaves it to the next one (CHECKSUM_PARTIAL), come out with a wrong one: over veth with tx offload on all is
-/// lost.
+/// In native mode the program redirects packets before their checksum is verified. A packet of a sender on this host may have
+/// no checksum yet, because its device leaves that to the next device (CHECKSUM_PARTIAL); it then arrives with a wrong checksum.
+/// Over veth with tx offload on, all packets are lost this way.
 #[derive(Debug)]
 pub struct CpuMap {
     state: Shared<State>,
@@ -53,11 +53,11 @@ pub struct CpuMap {
 }
 
 impl CpuMap {
-    /// How far into the payload a key may begin, in bytes.
+    /// The largest offset of a key within the payload, in bytes.
     pub const FARTHEST_KEY: u16 = 0x3fff;
 
-    /// Loads the program and puts it before the device with the index `device`: packets to `group` go to the processors 0 to
-    /// `processors` - 1, in turn or as `by` says, of which [`Chooser::Hash`] and [`Chooser::Processor`] mean in turn.
+    /// Loads the program and attaches it to the device with the index `device`. Packets to `group` go to the processors 0 to
+    /// `processors` - 1, which `by` chooses; [`Chooser::Hash`] and [`Chooser::Processor`] mean round robin.
     ///
     /// # Errors
     ///
@@ -68,31 +68,31 @@ impl CpuMap {
         processors: u32,
         by: Chooser,
         device: u32,
-        wish: Wish,
+        wish: ModeRequest,
     ) -> Result<CpuMap, BpfError> {
         let (program, state, map) = load(group, processors, by)?;
         let attached = xdp::attach(program.as_fd(), device, wish)?;
         Ok(CpuMap { state, attached, _map: map })
     }
 
-    /// What keeps it at the device, also when this value is gone, as long as a descriptor of it is open: for a process that is
-    /// to take over.
+    /// Returns the BPF link. The program stays at the device while a descriptor of the link is open, also after this value is
+    /// dropped, so that another process can take over.
     pub fn link(&self) -> BorrowedFd<'_> {
         self.attached.link()
     }
 
-    /// Where it sees packets.
+    /// Returns the mode in which the program is attached.
     pub fn mode(&self) -> Mode {
         self.attached.mode
     }
 
-    /// What it did so far.
+    /// Returns the packets counted so far.
     pub fn counted(&self) -> Counted {
         xdp::counted(&self.state.counts)
     }
 }
 
-/// The program, its state, and the map of processors.
+/// Loads the program and returns it with its state and the map of processors.
 fn load(
     group: SocketAddr,
     processors: u32,
@@ -103,7 +103,7 @@ fn load(
     let size = mem::size_of::<State>();
     let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
         .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
-    // More than a machine can have, or than this one has.
+    // The map is larger than the kernel allows, or this machine has fewer processors.
     let refused = |call, source: std::io::Error| match source.raw_os_error() {
         Some(libc::E2BIG | libc::ENODEV | libc::EINVAL) => {
             BpfError::Processors { wanted: processors, call, source }
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// What an empty CPUMAP would do to packets if the program did not ask.
+    /// Checks that a packet for a processor without an entry in the CPUMAP passes; a redirect would drop it.
     #[test]
     fn without_the_processor_a_packet_passes() {
         let _alone = packet::alone();

@@ -1,4 +1,4 @@
-/* What the task that runs is at: its thread, its system call, the sockets behind its descriptors. */
+/* Reads the current task: its thread, its system call, and the sockets of its descriptors. */
 #pragma once
 #include "kernel.h"
 
@@ -6,7 +6,7 @@
 #define READ(into, place) read_kernel(&(into), sizeof(into), (const void *)&(place))
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-/* Of x86-64 and of arm64: which it is the loader finds out. */
+/* The registers of x86-64 and of arm64; the loader finds out which of them the kernel has. */
 struct pt_regs {
 	unsigned long orig_ax;
 	unsigned long di;
@@ -15,7 +15,7 @@ struct pt_regs {
 };
 #pragma clang attribute pop
 
-/* As the one who traces numbers them; by their numbers for the whole host if they are of another PID namespace. */
+/* Stores thread and process id in the PID namespace of the tracing process, or in the initial one for tasks outside. */
 INLINE void current_thread(u64 device, u64 inode, u32 *thread, u32 *process)
 {
 	struct ids_in_namespace ids = {};
@@ -59,7 +59,7 @@ INLINE int is_wait(int call)
 	return call == 22 || call == 441 || call == 73 || call == 72;
 }
 
-/* The socket behind a descriptor of the current task; 0: there is none. What is no socket gives an address that is nobody's. */
+/* Returns the socket of a descriptor of the current task, or 0. For a file that is no socket, the address matches no socket. */
 INLINE u64 socket_of(u32 descriptor)
 {
 	struct task_struct *task = current_task();

@@ -1,77 +1,77 @@
-//! What can go wrong with a BPF program.
+//! Errors of loading, attaching and using BPF programs.
 
 use std::io;
 
 use fourtuple_syscalls::errno_name;
 
-/// Why a program was not loaded or not attached, or a map not changed.
+/// The reason why a program was not loaded or attached, or a map not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// EPERM or EACCES: this process may not.
+    /// EPERM or EACCES: this process lacks the permission.
     #[error("{call}: {} ({source}); {}", errno_name(source), BpfError::NEEDS)]
     NotPermitted {
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// EPERM or EACCES for a process that was allowed the like of it: no right of its own is missing.
+    /// EPERM or EACCES for a process that has all capabilities for the call.
     #[error(
-        "{call}: {} ({source}): this host refuses {what} even to who may attach to tracepoints (lockdown, or \
+        "{call}: {} ({source}): this host refuses {what} even to a process that may attach to tracepoints (lockdown, or \
              another security module)",
         errno_name(source)
     )]
     Barred {
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What is refused.
+        /// The refused operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// This kernel has not got it.
+    /// This kernel does not have the feature.
     #[error("{call}: {} ({source}): this kernel has no {what}", errno_name(source))]
     Absent {
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What is missing, with the release that brought it.
+        /// The missing feature, with the release that introduced it.
         what: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// The kernel's verifier does not believe that the program is harmless.
+    /// The kernel's verifier rejects the program.
     #[error("BPF_PROG_LOAD: {}: the verifier refuses {program}: {log}", errno_name(source))]
     Refused {
         /// The program's name.
         program: &'static str,
-        /// What the kernel said at first.
+        /// The error of the first attempt to load.
         source: io::Error,
         /// The end of the verifier's log.
         log: String,
     },
-    /// Any other failure.
+    /// Any other failed call.
     #[error("{call}: {} ({source})", errno_name(source))]
     Call {
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// A seat that is not there.
+    /// A seat number out of range.
     #[error("seat {seat}: there are {seats}")]
     NoSuchSeat {
-        /// The one asked for.
+        /// The requested seat.
         seat: usize,
-        /// How many there are.
+        /// The number of seats.
         seats: usize,
     },
-    /// A number of seats that no group can have.
+    /// A number of seats outside the range of a group.
     #[error("{seats} seats: 1 to {} can be had", crate::SEATS)]
     Seats {
-        /// How many were asked for.
+        /// The requested number of seats.
         seats: usize,
     },
-    /// The device has an XDP program already, and can have one.
+    /// The device already has an XDP program, and it supports only one.
     #[error(
         "{call}: {} ({source}): the device has an XDP program already (ip link shows it)",
         errno_name(source)
@@ -79,35 +79,35 @@ pub enum BpfError {
     Busy {
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
     /// More processors than this machine has.
     #[error("{call}: {} ({source}): this machine has not got {wanted} processors", errno_name(source))]
     Processors {
-        /// How many were asked for.
+        /// The requested number of processors.
         wanted: u32,
         /// The call, with the command of bpf(2).
         call: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// An object of this crate is not what it should be, which its tests rule out.
+    /// An object file of this crate is invalid, which the tests of the crate rule out.
     #[error("the object of {program}: {what}")]
     Object {
         /// The program's name.
         program: &'static str,
-        /// What is wrong with it.
+        /// The defect of the object file.
         what: String,
     },
 }
 
 impl BpfError {
-    /// Which permission it takes, for whoever is told [`BpfError::NotPermitted`].
+    /// The permission to name in [`BpfError::NotPermitted`].
     pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace: CAP_PERFMON) in the initial user \
                              namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
 
-    /// The error of a call whose failures mean a missing right or anything else.
+    /// Maps the error of a call to a missing permission, a missing bpf(2), or any other failure.
     pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => BpfError::NotPermitted { call, source },
@@ -116,7 +116,7 @@ impl BpfError {
         }
     }
 
-    /// The same, where EINVAL (E2BIG: a longer attribute than it knows) says that the kernel does not know the thing.
+    /// Like [`BpfError::of`], for calls that return EINVAL if the kernel lacks the feature (E2BIG: it knows a shorter attribute).
     pub(crate) fn or_absent(call: &'static str, what: &'static str, source: io::Error) -> BpfError {
         match source.raw_os_error() {
             Some(libc::EINVAL | libc::E2BIG | libc::ENOPROTOOPT) => BpfError::Absent { call, what, source },

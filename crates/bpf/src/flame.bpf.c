@@ -1,11 +1,11 @@
-/* Where programs are in the kernel while they run: called by the clock of each processor, it counts stacks by process.
+/* Samples where processes run in the kernel: a clock event of each processor runs the program, which counts stacks by process.
  *
- * Everything is counted here: which stacks there are the map of stacks knows, and how often the map of counts. */
+ * Everything is counted here: one map has the stacks, another one has the counts. */
 #include "counting.h"
 
-/* The same numbers and structs are in flame.rs. A stack has its place by a hash: many places, so that two rarely want one. */
+/* The same numbers and structs are in flame.rs. A hash gives each stack its slot; many slots make collisions rare. */
 enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
-/* What bpf_get_stackid says when another stack has the place. */
+/* The error of bpf_get_stackid when another stack has the slot. */
 enum { EEXIST = 17 };
 /* In place of callers: there are none; there was no room for them. */
 #define NO_CALLERS 0xffffffffU

@@ -1,4 +1,4 @@
-//! Where programs are in the kernel while they run: their stacks, counted in the kernel as each processor's clock ticks.
+//! Samples where processes run in the kernel: a clock event of each processor counts their stacks in the kernel.
 
 use std::collections::HashMap as Table;
 use std::collections::hash_map::Entry;
@@ -19,17 +19,17 @@ use crate::tracing::{self, Programs, thread_name, thread_name_bytes};
 const NAME: &str = "flame";
 const OPEN: &str = "perf_event_open(PERF_COUNT_SW_CPU_CLOCK)";
 
-/// Samples a second of each processor: not a round number, so that it does not keep step with what programs do.
+/// Samples per second and processor. The number is not round, so that samples are not in step with periodic work.
 pub const SAMPLES_PER_S: u64 = 997;
 
-/// Whose stacks are looked at: all that match everything that is set.
+/// A filter of tasks. A task must match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sampled {
-    /// Process, as this process's PID namespace numbers it.
+    /// Process id in this process's PID namespace.
     pub process: Option<u32>,
     /// Name of the thread (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
-    /// Id of a cgroup (version 2), which is the inode of its directory; those below it count as well.
+    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
 }
 
@@ -44,20 +44,20 @@ struct Settings {
     name: [u8; 16],
 }
 
-/// A thread's name and process, where it was, and the place of its callers in the map of stacks.
+/// A thread's name and process, its innermost function, and the index of its callers in the map of stacks.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Place {
     name: [u8; 16],
-    /// 0: the program itself ran.
+    /// Innermost address; 0: the sample is from user space.
     innermost: u64,
     process: u32,
     callers: u32,
 }
 
-/// In place of callers: there are none.
+/// In place of callers: the stack has no callers.
 const NO_CALLERS: u32 = u32::MAX;
-/// In place of callers: others had their place.
+/// In place of callers: another stack had the slot.
 const NO_ROOM: u32 = u32::MAX - 1;
 
 // As in flame.bpf.c.
@@ -69,21 +69,21 @@ unsafe impl Pod for Settings {}
 // SAFETY: as above.
 unsafe impl Pod for Place {}
 
-/// Threads of one name and process that were seen in one place.
+/// The samples of threads with one name and process in one stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
     /// Name of the thread.
     pub name: String,
-    /// Process, in this process's PID namespace if it is there.
+    /// Process id in this process's PID namespace if the process is in it, otherwise in the initial one.
     pub process: u32,
-    /// Return addresses in the kernel, innermost first; empty: the program itself ran; `None`: there was no room for them.
+    /// Return addresses in the kernel, innermost first. Empty: the sample is from user space. `None`: the map had no room.
     pub frames: Option<Vec<u64>>,
-    /// How often it was seen there.
+    /// Number of samples.
     pub samples: u64,
 }
 
-/// The sampling program, attached to the clock of every processor that is online. It goes with this value, and with the
-/// process.
+/// The sampling program, attached to the clock of every online processor. It is detached when this value is dropped or the
+/// process ends.
 pub struct Flame {
     // The links are of the program, and go first.
     links: Vec<PerfEventLink>,
@@ -99,7 +99,7 @@ impl Flame {
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF,
-    /// [`BpfError::Refused`] when the verifier does not take the program.
+    /// [`BpfError::Refused`] if the verifier rejects the program.
     pub fn attach(sampled: &Sampled) -> Result<Flame, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("flame.o"))?;
         programs.set("settings", sampled.settings(tracing::pid_namespace()))?;
@@ -123,26 +123,26 @@ impl Flame {
         Ok(Flame { links, lost, counts, stacks, _programs: programs })
     }
 
-    /// Takes the program off; what it counted stays.
+    /// Detaches the program; its counts stay readable.
     pub fn detach(&mut self) {
         self.links.clear();
     }
 
-    /// Samples that are nowhere else, because there were too many different ones.
+    /// Returns the number of samples that were not counted because the map was full.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn lost(&self) -> Result<u64, BpfError> {
         let lost = self.lost.get(&0, 0);
         lost.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
     }
 
-    /// All that was seen, in no order.
+    /// Returns all samples by thread and stack, in no particular order.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn stacks(&self) -> Result<Vec<Stack>, BpfError> {
         let mut known: Table<u32, Option<Vec<u64>>> = Table::new();
         let mut stacks = Vec::new();

@@ -6,9 +6,9 @@ typedef unsigned short u16;
 
 /* Entries of the table, a power of two. */
 #define SLOTS 4096
-/* Seats that data may have; control packets have the one behind the last. */
+/* Seats for data packets; the seat after the last is for control packets. */
 #define SEATS 1024
-/* Slots looked at when there is nobody at the seat that was chosen. */
+/* Slots that the program tries when the chosen seat has no socket. */
 #define TRIES 8
 /* Where the packet begins for this program: the UDP header. */
 #define UDP_HEADER 8
@@ -21,12 +21,12 @@ enum rule { BY_HASH = 0, AT_RANDOM = 1, BY_KEY = 2, BY_PROCESSOR = 3 };
 enum control { NOTHING = 0, BY_BYTES = 1, BY_HOPS = 2, BY_SOURCE_PORT = 3, BY_NEIGHBOUR = 4 };
 
 struct state {
-    /* Kind, width, offset and mask of what chooses a slot, and of what is control: one word each, so that nobody sees half
-     * of a change. */
+    /* Kind, width, offset and mask of the field that chooses a slot, and of the field that marks control packets. Each is one
+     * word, so that no program run sees half of a change. */
     volatile u64 rule;
     volatile u64 control;
     volatile u64 control_value;
-    volatile u64 strays; /* packets that met an empty seat so often that the hash chose */
+    volatile u64 strays; /* packets that met only empty seats, so that the kernel's hash chose */
     u64 room[4];
     volatile u32 slot[SLOTS];
 };
@@ -39,7 +39,7 @@ static u32 (*const processor)(void) = (void *)8;
 static long (*const load)(struct context *context, u32 offset, void *to, u32 length) = (void *)26;
 static long (*const load_from)(struct context *context, u32 offset, void *to, u32 length, u32 from) = (void *)68;
 
-/* Of the packet from the UDP header on. False: it ends before. */
+/* Reads from the packet, counted from the UDP header. Returns false if the packet is too short. */
 INLINE int number_at(struct context *context, u32 offset, u32 width, u32 *number)
 {
     if (width == 4) {
@@ -126,7 +126,7 @@ enum verdict group_map(struct context *context)
         u32 seat = all->slot[number & (SLOTS - 1)];
         if (!select_socket(context, &sockets, &seat, 0))
             return PASS;
-        /* Closed without a word, as when its process was killed. Neighbours have other seats, as a rule. */
+        /* The socket is closed, for example after its process was killed. The next slots usually have other seats. */
         number++;
     }
     __sync_fetch_and_add(&all->strays, 1);

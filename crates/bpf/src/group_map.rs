@@ -1,4 +1,4 @@
-//! A group of UDP sockets whose table says who gets a datagram, and may be changed while they come.
+//! A group of UDP sockets with a table that selects the socket for each datagram. The table may change at any time.
 
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,58 +29,58 @@ unsafe impl AllAtomic for State {}
 // As struct state in group_map.bpf.c.
 const _: () = assert!(mem::offset_of!(State, slot) == 64 && mem::size_of::<State>() == 64 + 4 * SLOTS);
 
-/// What chooses the slot of the table, modulo their number.
+/// The value that selects the slot of the table, modulo the number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Chooser {
     /// The kernel's hash of the 4-tuple.
     Hash,
     /// A random number.
     Random,
-    /// A big-endian number in the payload. Packets that end before it have the number 0.
+    /// A big-endian number in the payload. For packets too short to contain the number, it is 0.
     Key {
-        /// Where it begins, in bytes.
+        /// Offset of the number in bytes.
         offset: u16,
-        /// Its length: 1, 2 or 4 bytes.
+        /// Length of the number: 1, 2 or 4 bytes.
         width: u8,
-        /// Which of its bits count.
+        /// The mask of the bits that count.
         mask: u32,
     },
     /// The number of the processor that handles the packet.
     Processor,
 }
 
-/// What makes a packet one of control.
+/// The property that marks a control packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Control {
     /// A big-endian number in the payload, masked.
     Bytes {
-        /// Where it begins, in bytes.
+        /// Offset of the number in bytes.
         offset: u16,
-        /// Its length: 1, 2 or 4 bytes.
+        /// Length of the number: 1, 2 or 4 bytes.
         width: u8,
-        /// Which of its bits count.
+        /// The mask of the bits that count.
         mask: u32,
-        /// What they are.
+        /// The value of these bits.
         value: u32,
     },
-    /// The time to live, or hop limit, with which it came.
+    /// The TTL or hop limit of the received packet.
     Hops(u8),
-    /// Its source port.
+    /// The source port.
     SourcePort(u16),
-    /// A number in the payload as in `Bytes`, of a packet that came with 255 hops to live.
+    /// A number in the payload as in `Bytes`, of a packet received with a TTL or hop limit of 255.
     Neighbour {
-        /// Where it begins, in bytes.
+        /// Offset of the number in bytes.
         offset: u16,
-        /// Its length: 1, 2 or 4 bytes.
+        /// Length of the number: 1, 2 or 4 bytes.
         width: u8,
-        /// Which of its bits count.
+        /// The mask of the bits that count.
         mask: u32,
-        /// What they are.
+        /// The value of these bits.
         value: u32,
     },
 }
 
-/// Kind, width, offset and mask, as the program takes them apart.
+/// Packs kind, width, offset and mask into the word that the program unpacks.
 fn word(kind: u8, offset: u16, width: u8, mask: u32) -> u64 {
     u64::from(mask) << 32 | u64::from(offset) << 16 | u64::from(width) << 8 | u64::from(kind)
 }
@@ -96,7 +96,12 @@ impl Chooser {
     }
 }
 
-/// The program, its sockets and its table. Everything ends with the value and the last socket of the group.
+/// Returns the seat number for the program. The number after the last seat is for control packets and is out of range here.
+fn number(seat: usize) -> Result<u32, BpfError> {
+    if seat < SEATS { Ok(seat as u32) } else { Err(BpfError::NoSuchSeat { seat, seats: SEATS }) }
+}
+
+/// The program, its sockets and its table. The kernel frees them with this value and the last socket of the group.
 #[derive(Debug)]
 pub struct GroupMap {
     program: OwnedFd,
@@ -108,10 +113,10 @@ pub struct GroupMap {
 impl GroupMap {
     /// Entries of the table.
     pub const SLOTS: usize = SLOTS;
-    /// The most sockets that data can be spread over.
+    /// The largest number of sockets for data packets.
     pub const SEATS: usize = SEATS;
 
-    /// Gives the program to the kernel. All slots are seat 0's.
+    /// Loads the program into the kernel. All slots point to seat 0.
     ///
     /// # Errors
     ///
@@ -142,7 +147,7 @@ impl GroupMap {
         Ok(GroupMap { program, sockets, state })
     }
 
-    /// Makes it the program of the group that a UDP socket with SO_REUSEPORT belongs to or will found with bind().
+    /// Attaches the program to the SO_REUSEPORT group that a UDP socket belongs to or will create with bind().
     ///
     /// # Errors
     ///
@@ -152,40 +157,37 @@ impl GroupMap {
             .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 
-    /// Puts a bound socket of the group at a seat, in place of who was there.
+    /// Puts a bound socket of the group at a seat and replaces the socket that was there.
     ///
     /// # Errors
     ///
     /// [`BpfError::NoSuchSeat`]. [`BpfError::Call`], with EINVAL for a socket that is not bound or lacks SO_REUSEPORT, EBUSY
-    /// for one that has a seat already.
+    /// for a socket that has a seat already.
     pub fn seat(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        if seat >= SEATS {
-            return Err(BpfError::NoSuchSeat { seat, seats: SEATS });
-        }
-        self.put(seat, socket)
+        self.put(number(seat)?, socket)
     }
 
-    /// Makes a bound socket of the group the one that control packets go to.
+    /// Makes a bound socket of the group the receiver of control packets.
     ///
     /// # Errors
     ///
-    /// As [`GroupMap::seat`].
+    /// The errors of [`GroupMap::seat`].
     pub fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        self.put(SEATS, socket)
+        self.put(SEATS as u32, socket)
     }
 
-    fn put(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        call::put_socket(self.sockets.as_fd(), seat as u32, socket)
+    fn put(&self, seat: u32, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
+        call::put_socket(self.sockets.as_fd(), seat, socket)
             .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))
     }
 
-    /// Empties a seat. What its slots still get goes to the next slots that have somebody.
+    /// Empties a seat. Packets for its slots then go to the next slots with a socket.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`]; an empty seat is none.
+    /// [`BpfError::NoSuchSeat`]; [`BpfError::Call`]. An empty seat is no error.
     pub fn leave(&self, seat: usize) -> Result<(), BpfError> {
-        match call::take_socket(self.sockets.as_fd(), seat as u32) {
+        match call::take_socket(self.sockets.as_fd(), number(seat)?) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
                 Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
             }
@@ -193,19 +195,26 @@ impl GroupMap {
         }
     }
 
-    /// Another way to choose, from the next packet on.
+    /// Sets how a packet selects its slot, from the next packet on.
     pub fn choose(&self, chooser: Chooser) {
         self.state.rule.store(chooser.word(), Ordering::Release);
     }
 
-    /// Gives a slot to a seat, from the next packet on. Slots beyond the last are nobody's.
-    pub fn give(&self, slot: usize, seat: usize) {
+    /// Assigns a slot to a seat, from the next packet on. A slot number out of range has no effect.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::NoSuchSeat`]
+    pub fn give(&self, slot: usize, seat: usize) -> Result<(), BpfError> {
+        let seat = number(seat)?;
         if let Some(slot) = self.state.slot.get(slot) {
-            slot.store(seat as u32, Ordering::Release);
+            slot.store(seat, Ordering::Release);
         }
+        Ok(())
     }
 
-    /// Packets whose slot and the seven behind it were of empty seats, so that the kernel's hash chose.
+    /// Returns the number of packets for which the slot and the seven slots after it had empty seats, so that the kernel's hash
+    /// chose.
     pub fn strays(&self) -> u64 {
         self.state.strays.load(Ordering::Relaxed)
     }

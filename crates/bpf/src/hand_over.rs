@@ -1,4 +1,4 @@
-//! A group of listeners whose members leave without resetting what waits in their queues.
+//! A group of listeners whose members close without a reset of the connections in their accept queues.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -6,8 +6,8 @@ use crate::call;
 use crate::error::BpfError;
 use crate::object::Program;
 
-/// A program that leaves the choice to the kernel's hash, and gives the connections of a listener that is closed to the
-/// other ones of its group: without it, or the sysctl `net.ipv4.tcp_migrate_req`, the kernel resets them
+/// A program that leaves the choice to the kernel's hash and moves the connections of a closed listener to other listeners of
+/// its group. Without it, or the sysctl `net.ipv4.tcp_migrate_req`, the kernel resets these connections
 /// (`inet_csk_listen_stop`).
 #[derive(Debug)]
 pub struct HandOver {
@@ -15,7 +15,7 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Gives the program to the kernel.
+    /// Loads the program into the kernel.
     ///
     /// # Errors
     ///
@@ -25,8 +25,8 @@ impl HandOver {
         Ok(HandOver { program })
     }
 
-    /// Makes it the program of the group that a TCP socket with SO_REUSEPORT belongs to. Once for a group, which keeps it
-    /// as long as it has members.
+    /// Attaches the program to the SO_REUSEPORT group of a TCP socket. One call per group suffices: the group keeps the program
+    /// while it has members.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-/* What tracing programs need of the kernel: helpers, kinds of maps, and of its structs the fields that are read. Only names
- * and types count: where a field lies the loader finds out from the BTF of the running kernel (CO-RE). A struct within an
- * anonymous union is written without the union, for the loader looks through it. */
+/* Declarations for tracing programs: helpers, map types, and the fields of kernel structs that the programs read. Only names
+ * and types count: the loader takes the offset of a field from the BTF of the running kernel (CO-RE). A struct within an
+ * anonymous union is written without the union, because the loader looks through it. */
 #pragma once
 
 typedef unsigned char u8;
@@ -27,7 +27,7 @@ enum map_kind {
 };
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
-/* Nobody is woken for one event: whoever reads the ring comes by anyway. */
+/* BPF_RB_NO_WAKEUP: an event wakes no thread, because the reader polls the ring at intervals. */
 enum { NO_WAKEUP = 1 };
 
 enum family { INET = 2, INET6 = 10 };
@@ -62,8 +62,8 @@ static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_
 #define HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
 #define KERNEL_SIZE(type) __builtin_preserve_type_info(*(type *)0, 1)
 
-/* What programs of a cgroup are shown of a connect() (include/uapi/linux/bpf.h): for everybody the same, not the kernel's own
- * structs. */
+/* The context of cgroup programs for connect() (include/uapi/linux/bpf.h). It is the same on all kernels, unlike the
+ * kernel's internal structs. */
 struct bpf_sock {
 	u32 bound_dev_if;
 	u32 family;

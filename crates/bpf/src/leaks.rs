@@ -1,34 +1,34 @@
-//! Connections that were counted at their SYN and never come: floods, resets before the accept, queues that overflow.
+//! Connections that were counted at their SYN and never completed: SYN floods, resets before the accept, full queues.
 //!
-//! A worker looks now and then. What was claimed more than a second ago and is neither accepted nor in the accept queue has
-//! leaked. Where accepts go on meanwhile, newer connections stand in for the missing ones and less is found: never too
-//! much. A worker that gets none meanwhile finds the rest within a second; but one that gets a few, because the others are
-//! busier still, would look busier than it is for as long as that goes on: two claims that leaked took a worker nine tenths
-//! of its share. So there is a second rule: the lowest number that was on its way at any glance in two seconds is taken
-//! off, too. Some of that may be handshakes over long paths, which take turns being on their way; every worker has its
-//! share of those, so that they make no difference between workers. When they come no more, `accepted` is too high by
-//! them, and is put right.
+//! Each worker checks its counters at intervals. A claim that is older than one second and is neither accepted nor in the
+//! accept queue has leaked. While accepts continue, newer connections hide some leaks, so the check finds too few leaks but
+//! never too many. A worker that gets no connection finds the remaining leaks within a second. A worker that gets only a few
+//! connections, because all other workers are busier, would count as busier than it is: two leaked claims took nine tenths of
+//! its share from a worker. So a second rule also subtracts the lowest number of connections on their way in any glance during
+//! two seconds. This number can include handshakes over long paths, of which some are always on their way. All workers have
+//! the same share of such handshakes, so the difference between workers is unaffected. When these handshakes stop, `accepted`
+//! is too high by their number, and the next look corrects it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How old a claim must be to count as lost. Handshakes over the longest paths take less, and a SYN-ACK that was lost is
-/// sent again after this time (TCP_TIMEOUT_INIT): such a connection is put right when it comes.
+/// The age from which a claim counts as lost. Handshakes over the longest paths take less time. A lost SYN-ACK is retransmitted
+/// after this time (TCP_TIMEOUT_INIT); the count of such a connection is corrected when it completes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a number on its way must never have been lower to be taken off.
+/// The time during which the number on its way must not have been lower before it is subtracted.
 const STEADY: Duration = Duration::from_secs(2);
 
-/// The fewest glances that tell a number which is always there from one that was there by chance. A worker that starves
-/// has few: one for each connection that it still gets.
+/// The least number of glances that tell a constant number from a random one. A starved worker has few glances: one for each
+/// connection that it still gets.
 const GLANCES: u32 = 8;
 
-/// The memory of one worker's looks.
+/// The history of one worker's looks.
 #[derive(Debug, Default)]
 pub struct Leaks {
-    /// When, and what was claimed then; oldest first. Only the first may be older than the patience.
+    /// Time of each look and claims at that time, oldest first. Only the first look may be older than [`PATIENCE`].
     looks: VecDeque<(Duration, u64)>,
-    /// What was on its way, at the least, since the first look of this span.
+    /// The lowest number on its way since the first look of this span.
     least: Option<Least>,
 }
 
@@ -40,24 +40,24 @@ struct Least {
 }
 
 impl Leaks {
-    /// Nothing seen yet. To be made anew with every seat that is taken.
+    /// Returns an empty history. Each time a worker takes a seat, it needs a new value.
     pub fn new() -> Leaks {
         Leaks::default()
     }
 
-    /// A look in between that changes nothing: `claimed`, `accepted` and `queued` as they are now. It costs next to nothing
-    /// while the span has seen nobody on the way, and then `queued` is not asked for.
+    /// Records the current counters between two looks and changes no count. If this span had a glance with no connection on its
+    /// way, the call returns at once and does not call `queued`.
     pub fn glance(&mut self, claimed: u64, accepted: u64, queued: impl FnOnce() -> u64) {
         let Some(least) = self.least.as_mut().filter(|least| least.coming > 0) else { return };
         least.glances += 1;
         let coming = claimed.saturating_sub(accepted);
-        // With its queue it can only be lower.
+        // The length of the queue can only reduce the number.
         let coming = if coming == 0 { 0 } else { coming.saturating_sub(queued()) };
         least.coming = least.coming.min(coming);
     }
 
-    /// What is to be added to `accepted`: the claims that are lost, or, below 0, connections that nobody claimed here (SYN
-    /// cookies, the kernel's hash).
+    /// Returns the number to add to `accepted`: the lost claims. A negative number stands for connections that were never
+    /// claimed for this worker (SYN cookies, the kernel's hash).
     pub fn look(&mut self, now: Duration, claimed: u64, accepted: u64, queued: u64) -> i64 {
         self.looks.push_back((now, claimed));
         let is_old = |&(then, _): &(Duration, u64)| now.saturating_sub(then) >= PATIENCE;
@@ -80,7 +80,7 @@ impl Leaks {
         signed(change)
     }
 
-    /// What was never lower, where that is known by now.
+    /// Returns the lowest number of the span when the span is complete, otherwise 0.
     fn steady(&mut self, now: Duration, coming: u64) -> u64 {
         let least = self.least.get_or_insert(Least { since: now, coming, glances: 0 });
         least.coming = least.coming.min(coming);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_in_the_queue_is_not_lost() {
+    fn queued_connections_are_not_lost() {
         let mut leaks = Leaks::new();
         for look in 0..10 {
             assert_eq!(leaks.look(ms(500 * look), 7, 0, 7), 0);
@@ -125,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_under_way_are_not_lost() {
-        // 100 connections a second, each 200 ms on its way, looked at every 500 ms.
+    fn handshakes_in_progress_are_not_lost() {
+        // 100 connections a second, each on its way for 200 ms, and a look every 500 ms.
         let mut leaks = Leaks::new();
         for look in 0..20_u64 {
             let claimed = 50 * look + 20;
@@ -135,9 +135,9 @@ mod tests {
     }
 
     #[test]
-    fn under_load_fewer_are_found_and_the_rest_when_it_ends() {
+    fn load_hides_some_leaks_until_it_ends() {
         let mut leaks = Leaks::new();
-        // 10 of the first second never come; 50 more do in every half second.
+        // 10 connections of the first second never complete; 50 further connections complete every half second.
         let mut accepted = 0;
         for look in 1..6_u64 {
             accepted += 50;
@@ -150,9 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_always_on_its_way_is_found_under_load_by_looking_often() {
+    fn frequent_looks_find_connections_in_flight_under_load() {
         let mut leaks = Leaks::new();
-        // 3 leaked at the start; then one comes every 10 ms, and is there at every second glance.
+        // 3 claims leaked at the start; then a connection arrives every 10 ms and is on its way at every second glance.
         let mut found = 0;
         for tick in 0..500_u64 {
             let accepted = tick / 2 + found;
@@ -166,9 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_gets_ten_a_second_is_not_starved_by_two_that_leaked() {
+    fn two_leaks_do_not_starve_a_worker_at_ten_per_second() {
         let mut leaks = Leaks::new();
-        // As the soak has seen it: what it gets stands in for what is missing, for ever.
+        // Seen in the soak test: new connections hide the missing ones without end.
         let mut found = 0;
         for tick in 0..100_u64 {
             leaks.glance(2 + tick, tick + found, || 0);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_now_and_then_is_not_taken_off() {
+    fn connections_sometimes_on_their_way_are_kept() {
         let mut leaks = Leaks::new();
         for tick in 0..2_000_u64 {
             let coming = u64::from(tick % 70 != 0);
@@ -192,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_nobody_claimed_are_put_right_at_once() {
+    fn unclaimed_connections_are_corrected_at_once() {
         let mut leaks = Leaks::new();
         assert_eq!(leaks.look(ms(0), 3, 5, 0), -2);
         assert_eq!(leaks.look(ms(100), 3, 3, 0), 0);
     }
 
     #[test]
-    fn looks_that_come_late_or_often_change_nothing() {
+    fn late_or_frequent_looks_change_nothing() {
         let mut leaks = Leaks::new();
         for look in 0..100_000_u64 {
             assert_eq!(leaks.look(Duration::from_micros(look), 1, 0, 0), 0);

@@ -5,11 +5,11 @@
 #define SEATS 64
 /* Seats found empty that one packet may clear away. With more of them the kernel's hash chooses this time. */
 #define ROUNDS 8
-/* The highest key; that of a seat is lower, for score and open connections are cut off. */
+/* The highest key. The key of a seat is lower, because score and open connections are capped. */
 #define NOBODY 0x7fffffffffffffffLL
 #define MOST_SCORE 0x7ffffffeLL
 #define MOST_OPEN 0xffffffLL
-/* What people write into the counters, without the sign. */
+/* The mask of counters that user space writes, without the sign bit. */
 #define NUMBER 0x3fffffffffffffffULL
 #define NOT_FOUND (-2)
 
@@ -17,7 +17,7 @@
 struct seat {
     volatile u64 listener; /* the listener's socket cookie; 0: the seat is free */
     volatile u64 claimed;  /* connections sent here, by this program */
-    volatile u64 accepted; /* of these the worker has, or knows that they never come */
+    volatile u64 accepted; /* of these, accepted by the worker or known to be lost */
     volatile u64 busy;     /* requests at work */
     volatile u64 open;     /* connections */
     u64 room[3];
@@ -49,8 +49,8 @@ INLINE s64 lower(s64 a, s64 b)
     return b + (difference & all_ones_if_negative(difference));
 }
 
-/* Low is good: what is on its way or at work first, then open connections, then the distance from the cursor. NOBODY's
- * for a free seat. */
+/* Returns the key of a seat; the lowest key wins. It compares connections on their way plus requests in progress first, then
+ * open connections, then the distance from the cursor. A free seat has the highest key. */
 INLINE s64 key_of(struct seat *seat, u32 distance)
 {
     s64 coming = seat->claimed - seat->accepted;
@@ -59,7 +59,8 @@ INLINE s64 key_of(struct seat *seat, u32 distance)
     s64 score = lower(coming + (seat->busy & NUMBER), MOST_SCORE);
     s64 key = score << 32 | lower(seat->open & NUMBER, MOST_OPEN) << 8 | distance;
     u64 free = all_ones_if_negative((seat->listener & NUMBER) - 1);
-    /* NOBODY without saying it: a mask with a constant is a branch too, for newer verifiers (seen on 6.18). */
+    /* For a free seat this is the highest key, without the constant: newer verifiers (seen on 6.18) treat a mask with a constant as
+     * a branch. */
     return key | free >> 1;
 }
 
@@ -87,7 +88,7 @@ enum verdict least_busy(struct context *context)
         return PASS;
     u32 start = (u32)__sync_fetch_and_add(&all->cursor, 1) % seats;
 
-    /* Free seats are skipped, so going round all 64 is going round those in use, in the same order. */
+    /* Free seats are skipped, so a turn over all 64 seats visits the seats in use in the same order. */
 #pragma clang loop unroll(disable)
     for (int round = 0; round < ROUNDS; round++) {
         s64 best = NOBODY;
@@ -98,7 +99,7 @@ enum verdict least_busy(struct context *context)
             break;
         u32 index = (start + (u32)best) & (SEATS - 1);
         struct seat *seat = &all->seat[index];
-        /* Read before trying, so that a worker who takes the seat in between is not shown out below. */
+        /* Read before the selection, so that a worker that takes the seat in between does not lose it below. */
         u64 listener = seat->listener;
         long error = select_socket(context, &listeners, &index, 0);
         if (!error) {
@@ -106,7 +107,8 @@ enum verdict least_busy(struct context *context)
                 __sync_fetch_and_add(&seat->claimed, 1);
             return PASS;
         }
-        /* Closed without a word: its worker was killed. Nobody looks here again until somebody takes the seat. */
+        /* The listener is closed but was not removed: its worker was killed. The program skips this seat until a worker
+         * takes it. */
         if (error == NOT_FOUND)
             __sync_val_compare_and_swap(&seat->listener, listener, 0);
         else

@@ -1,4 +1,4 @@
-//! A group of listeners in which the kernel chooses, at the SYN, the worker with the least to do.
+//! A group of listeners in which the kernel chooses the least busy worker at the SYN.
 
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,16 +13,16 @@ use crate::leaks::Leaks;
 use crate::object::Program;
 use crate::shared::{AllAtomic, Shared};
 
-/// The most seats a group can have, as in least_busy.bpf.c.
+/// The largest number of seats of a group, as in least_busy.bpf.c.
 pub const SEATS: usize = 64;
 
-/// What one worker has to do, as the program sees it. It is shared with the kernel and with forked processes.
+/// The load of one worker as the program sees it. It is shared with the kernel and with forked processes.
 ///
-/// The program looks at connections that are on their way plus requests at work, then at open connections.
+/// The program compares connections on their way plus requests in progress, then open connections.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Seat {
-    /// Cookie of the listener; 0 when nobody sits here.
+    /// The cookie of the listener; 0 for a free seat.
     listener: AtomicU64,
     claimed: AtomicU64,
     accepted: AtomicU64,
@@ -52,49 +52,49 @@ const _: () = assert!(mem::size_of::<State>() == 64 * (SEATS + 1) && mem::offset
 pub struct Counters {
     /// Connections that the program has sent here.
     pub claimed: u64,
-    /// Of these, the ones that were accepted or are known not to come.
+    /// Claimed connections that were accepted or are known to be lost.
     pub accepted: u64,
-    /// Requests at work.
+    /// Requests in progress.
     pub busy: u64,
     /// Open connections.
     pub open: u64,
 }
 
 impl Seat {
-    /// A connection has come out of the accept queue. What it makes of the worker (`set_busy`, `opened`) should be said
-    /// before, or the worker looks idle in between.
+    /// Counts a connection that the worker took from the accept queue. Call `set_busy` or `opened` for the connection before,
+    /// or the worker looks idle in between.
     pub fn accepted(&self) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many requests are at work now.
+    /// Sets the number of requests in progress.
     pub fn set_busy(&self, requests: u64) {
         self.busy.store(requests, Ordering::Relaxed);
     }
 
-    /// How many connections are open now, for whoever counts them anyway.
+    /// Sets the number of open connections, for a caller that counts them itself.
     pub fn set_open(&self, connections: u64) {
         self.open.store(connections, Ordering::Relaxed);
     }
 
-    /// One connection more is open.
+    /// Counts an opened connection.
     pub fn opened(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One connection less is open.
+    /// Counts a closed connection.
     pub fn closed(&self) {
-        // Connections may outlive a seat, and find it taken anew with its counters at 0.
+        // A connection may outlive its worker's seat, which may be reused with its counters at 0.
         let less = |open: u64| open.checked_sub(1);
         let _ = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Whether somebody sits here. A worker that was killed does until the program finds its listener gone.
+    /// Returns whether the seat is taken. The seat of a killed worker stays taken until the program finds its listener closed.
     pub fn is_taken(&self) -> bool {
         self.listener.load(Ordering::Acquire) != 0
     }
 
-    /// The counters now. `accepted` is read before `claimed`, so that what comes in between looks as if it were on its way.
+    /// Returns the current counters. `accepted` is read before `claimed`, so that a connection in between counts as on its way.
     pub fn counters(&self) -> Counters {
         let accepted = self.accepted.load(Ordering::Acquire);
         Counters {
@@ -105,9 +105,9 @@ impl Seat {
         }
     }
 
-    /// Takes off what was counted and never comes. To be called by the worker itself, not while it is between accept() and
-    /// [`Seat::accepted`], at least every 500 ms; `now` is any clock that does not go back, `queued` what
-    /// [`option::accept_queue`] says. Returns by how much `accepted` was changed; 0 most of the time.
+    /// Subtracts leaked claims. The worker itself must call this at least every 500 ms, but not between accept() and
+    /// [`Seat::accepted`]. `now` is any monotonic clock, `queued` is the length that [`option::accept_queue`] returns. Returns
+    /// the change of `accepted`, which is 0 most of the time.
     pub fn reconcile(&self, leaks: &mut Leaks, now: Duration, queued: u64) -> i64 {
         let counters = self.counters();
         let change = leaks.look(now, counters.claimed, counters.accepted, queued);
@@ -116,8 +116,8 @@ impl Seat {
         change
     }
 
-    /// To be called by the worker itself whenever it is about to wait, so that [`Seat::reconcile`] knows what was on its
-    /// way between two looks; `queued` is asked for if it matters.
+    /// Records the connections on their way, for [`Seat::reconcile`]. The worker itself must call this whenever it is about to
+    /// wait. `queued` is called only if its result matters.
     pub fn glance(&self, leaks: &mut Leaks, queued: impl FnOnce() -> u64) {
         let counters = self.counters();
         leaks.glance(counters.claimed, counters.accepted, queued);
@@ -132,7 +132,7 @@ impl Seat {
 
 /// The program, its listeners and its counters.
 ///
-/// Load it before forking: children share counters and descriptors. Everything ends with the last of them.
+/// Load it before forking: children share counters and descriptors. The kernel frees all objects with the last descriptor.
 #[derive(Debug)]
 pub struct LeastBusy {
     program: OwnedFd,
@@ -143,7 +143,7 @@ pub struct LeastBusy {
 }
 
 impl LeastBusy {
-    /// Gives the program to the kernel, for a group of at most `seats` workers at one time, 1 to [`SEATS`].
+    /// Loads the program into the kernel for a group of at most `seats` workers at one time, 1 to [`SEATS`].
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl LeastBusy {
         Ok(LeastBusy { program, listeners, state, seats })
     }
 
-    /// Makes it the program of the group that a TCP socket with SO_REUSEPORT belongs to. Once for a group, which keeps it
-    /// as long as it has members; a group that lost its last one needs it again.
+    /// Attaches the program to the SO_REUSEPORT group of a TCP socket. One call per group suffices: the group keeps the program
+    /// while it has members. A group that lost its last member needs another call.
     ///
     /// # Errors
     ///
@@ -179,12 +179,12 @@ impl LeastBusy {
             .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 
-    /// A worker takes a seat with a listener of its own: counters at 0, connections from now on.
+    /// Takes a seat for a worker with its own listener. The counters start at 0, and connections may arrive from now on.
     ///
     /// # Errors
     ///
     /// [`BpfError::NoSuchSeat`]. [`BpfError::Call`], with EINVAL for a socket that does not listen or lacks
-    /// SO_REUSEPORT, EBUSY for one that has a seat already.
+    /// SO_REUSEPORT, EBUSY for a socket that has a seat already.
     pub fn seat_taken(&self, seat: usize, listener: BorrowedFd<'_>) -> Result<(), BpfError> {
         let counters = self.seat(seat)?;
         let cookie = option::cookie(listener)
@@ -198,12 +198,12 @@ impl LeastBusy {
         Ok(())
     }
 
-    /// A worker gives up its seat: no new connections from now on, but a few may be on their way. Its queue is still its
-    /// own; when it closes the listener, the kernel gives what is left in there to the others.
+    /// Gives up a worker's seat: the program sends no new connections to it, but a few may still be on their way. The worker
+    /// keeps its accept queue; when it closes the listener, the kernel moves the queued connections to other listeners.
     ///
     /// # Errors
     ///
-    /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is free already is none.
+    /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is already free is no error.
     pub fn seat_left(&self, seat: usize) -> Result<(), BpfError> {
         self.seat(seat)?.listener.store(0, Ordering::Release);
         match call::take_socket(self.listeners.as_fd(), seat as u32) {
@@ -214,7 +214,7 @@ impl LeastBusy {
         }
     }
 
-    /// The counters of a seat.
+    /// Returns the counters of a seat.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ impl LeastBusy {
         self.state.seat[..seats].get(seat).ok_or(BpfError::NoSuchSeat { seat, seats })
     }
 
-    /// How many seats there are, taken or not.
+    /// Returns the number of seats, taken or free.
     pub fn seats(&self) -> usize {
         self.seats
     }

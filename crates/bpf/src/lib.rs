@@ -1,7 +1,7 @@
-//! BPF programs, their prebuilt objects, and what loads them: one program per file, with the same name in C and in Rust.
+//! BPF programs, their prebuilt objects and their loaders: one program per file, with the same name in C and in Rust.
 //!
-//! Nobody needs a compiler: the objects are in the tree, and `cargo xtask bpf` builds them anew. Programs and maps belong
-//! to whoever loaded them and go with the last descriptor and the last socket that they are attached to; nothing is
+//! A build needs no BPF compiler: the objects are in the tree, and `cargo xtask bpf` rebuilds them. Programs and maps belong
+//! to the process that loaded them and the kernel frees them with the last descriptor and the last attached socket; nothing is
 //! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, tracing CAP_BPF and CAP_PERFMON.
 #![allow(unsafe_code)]
 
@@ -39,4 +39,4 @@ pub use lock_waits::LockWaits;
 pub use objects::Objects;
 pub use source_port::SourcePort;
 pub use tier::Tier;
-pub use xdp::{Counted, Mode, Wish};
+pub use xdp::{Counted, Mode, ModeRequest};

@@ -1,14 +1,15 @@
-/* Which spinlocks are waited for and from where, and who sleeps until a socket has no owner.
+/* Traces which spinlocks of the kernel tasks wait for and from where, and which tasks sleep in lock_sock() until the socket has
+ * no owner.
  *
  *   spin    lock:contention_begin -> contention_end (since Linux 5.19)
  *   sleep   sched_switch away from a task that is uninterruptible in __lock_sock -> sched_switch to it
  *
- * A wait is known by the kernel's stack; what kind of lock it was is found out from that by who traces. Between the beginning
- * and the end of a wait nothing is done that takes long but at the beginning, for at the end the lock is held. */
+ * A wait is identified by the kernel's stack, from which the tracing process derives the kind of lock. Expensive work is done
+ * at the beginning of a wait only, because at the end the lock is held. */
 #include "counting.h"
 
 /* The same numbers and structs are in lock_waits.rs. */
-enum { LOCKS = 16384, PATHS = 2048, STACKS = 4096, FRAMES = 96, SLEEPERS = 4096 };
+enum { LOCKS = 16384, PATHS = 4096, FRAMES = 96, SLEEPERS = 4096 };
 /* A task, a softirq, a hardirq and an NMI may wait on one processor at a time. */
 enum { NESTED = 4 };
 /* So many frames from sched_switch up to __lock_sock: the tracing itself has some of them. */
@@ -16,9 +17,12 @@ enum { NEAR = 12 };
 /* include/trace/events/lock.h; a queued spinlock has none. */
 enum contention { SPIN = 1, MUTEX = 32 };
 enum { UNINTERRUPTIBLE = 2 };
-enum { NO_STACK = -1 };
+/* The path of waits whose stack is not known. No stack has this hash. */
+enum { NO_PATH = 0 };
+/* The error of a map update: the map is full. */
+enum { FULL = -7 };
 
-/* Whose waits; unset fields are not looked at. */
+/* The filter of tasks; unset fields match every task. */
 struct wanted {
 	u64 cgroup;
 	u64 namespace_device;
@@ -33,8 +37,7 @@ struct wanted {
 
 struct wait_key {
 	u64 lock; /* 0: slept for, which lock is not known */
-	s32 stack;
-	u32 hole;
+	u64 path; /* hash of the stack */
 };
 
 struct wait {
@@ -45,9 +48,19 @@ struct wait {
 	u32 hole;
 };
 
-/* Waits on one path by time. */
+/* A stack, and the waits on it by time. The key is a hash of 64 bits: that two of 4,096 stacks share one has a chance of
+ * 5e-13. A map of the kernel's own for stacks (BPF_MAP_TYPE_STACK_TRACE) has one place for each stack, by the hash, and
+ * refuses a second stack at a place: it loses stacks long before it is full. */
 struct path {
+	u64 depth; /* frames that are set */
+	u64 frames[FRAMES]; /* return addresses, the innermost first */
 	u32 buckets[COARSE];
+};
+
+/* A buffer per processor for a stack trace, which is too long for the stack of a BPF program. */
+struct scratch {
+	u64 in_use;
+	struct path path;
 };
 
 /* TCP's hash tables. */
@@ -66,12 +79,14 @@ struct tables {
 
 struct totals {
 	u64 lost_waits;  /* no room for the lock or the sleeper */
-	u64 lost_stacks; /* counted without a path */
+	u64 lost_paths;  /* counted without a path: no room for it */
+	u64 lost_stacks; /* counted without a path: the stack could not be read */
+	u64 lost_busy;   /* the map was being changed on this processor */
 	u64 lost_nested; /* more waits at a time than there can be */
 	u64 asleep;
 	u64 opened;
 	u64 accepted;
-	u64 closed; /* by those who are wanted */
+	u64 closed; /* by tasks that the filter selects */
 	struct tables tables;
 };
 
@@ -93,9 +108,9 @@ struct sleeper {
 LAYOUT(struct wanted, 64);
 LAYOUT(struct wait_key, 16);
 LAYOUT(struct wait, 32);
-LAYOUT(struct path, 4 * COARSE);
+LAYOUT(struct path, 8 + 8 * FRAMES + 4 * COARSE);
 LAYOUT(struct tables, 56);
-LAYOUT(struct totals, 112);
+LAYOUT(struct totals, 128);
 
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -111,13 +126,12 @@ struct {
 	TYPE(value, struct totals);
 } sums SECTION(".maps");
 
-/* One path of zeroes: it is too long for the stack. */
 struct {
-	NUMBER(type, MAP_ARRAY);
+	NUMBER(type, MAP_ARRAY_PER_CPU);
 	NUMBER(max_entries, 1);
 	TYPE(key, u32);
-	TYPE(value, struct path);
-} blank SECTION(".maps");
+	TYPE(value, struct scratch);
+} scratches SECTION(".maps");
 
 struct {
 	NUMBER(type, MAP_ARRAY_PER_CPU);
@@ -136,7 +150,7 @@ struct {
 struct {
 	NUMBER(type, MAP_HASH);
 	NUMBER(max_entries, PATHS);
-	TYPE(key, s32);
+	TYPE(key, u64);
 	TYPE(value, struct path);
 } paths SECTION(".maps");
 
@@ -146,13 +160,6 @@ struct {
 	TYPE(key, u64);
 	TYPE(value, struct sleeper);
 } sleepers SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_STACKS);
-	NUMBER(max_entries, STACKS);
-	NUMBER(key_size, sizeof(u32));
-	NUMBER(value_size, FRAMES * sizeof(u64));
-} stacks SECTION(".maps");
 
 INLINE struct totals *the_totals(void)
 {
@@ -174,36 +181,76 @@ INLINE int is_wanted(const struct wanted *wanted)
 	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
 
-/* Makes room for a wait of the current task before it is counted; false when there is none. */
+/* Reads the stack into `path`, whose histogram stays empty. Returns its hash, or NO_PATH. */
+INLINE u64 read_stack(void *context, struct path *path)
+{
+	u64 hash = 0;
+	long bytes = copy_stack(context, path->frames, sizeof(path->frames), 0);
+	if (bytes <= 0)
+		return NO_PATH;
+	path->depth = (u64)bytes / sizeof(u64);
+	for (u32 at = 0; at < FRAMES && at < path->depth; at++) {
+		hash = (hash ^ path->frames[at]) * 0x9e3779b97f4a7c15ULL;
+		hash ^= hash >> 32;
+	}
+	return hash == NO_PATH ? 1 : hash;
+}
+
+/* Returns the path of the current task after adding it to the map, or NO_PATH, which is counted, if that fails. */
+INLINE u64 find_path(struct totals *totals, void *context)
+{
+	u32 only = 0;
+	u64 hash;
+	long error;
+	struct scratch *scratch = map_lookup(&scratches, &only);
+	/* An interrupt may come while the program that it interrupts is here: since Linux 6.1 to another program of this object
+	 * only, before to the same one as well. */
+	if (!scratch || scratch->in_use) {
+		ADD(totals->lost_stacks, 1);
+		return NO_PATH;
+	}
+	scratch->in_use = 1;
+	hash = read_stack(context, &scratch->path);
+	if (hash == NO_PATH) {
+		ADD(totals->lost_stacks, 1);
+	} else if (!map_lookup(&paths, &hash)) {
+		error = map_update(&paths, &hash, &scratch->path, NOT_TWICE);
+		/* Another processor may have added the entry first. */
+		if (error && !map_lookup(&paths, &hash)) {
+			if (error == FULL)
+				ADD(totals->lost_paths, 1);
+			else
+				ADD(totals->lost_stacks, 1);
+			hash = NO_PATH;
+		}
+	}
+	scratch->in_use = 0;
+	return hash;
+}
+
+/* Adds the entry for a wait of the current task before it is counted. Returns false if the map is full. */
 INLINE int prepare(struct totals *totals, void *context, struct wait_key *key)
 {
 	struct wait wait = {};
-	struct path *path;
-	u32 only = 0;
-	long stack = stack_id(context, &stacks, 0);
-	if (stack < 0)
-		ADD(totals->lost_stacks, 1);
-	key->stack = stack < 0 ? NO_STACK : stack;
-	if (!map_lookup(&waits, key)) {
-		wait.mix = current_task()->nsproxy->net_ns->hash_mix;
-		map_update(&waits, key, &wait, NOT_TWICE);
-		if (!map_lookup(&waits, key)) {
-			ADD(totals->lost_waits, 1);
-			return 0;
-		}
-	}
-	if (!map_lookup(&paths, &key->stack)) {
-		path = map_lookup(&blank, &only);
-		if (path)
-			map_update(&paths, &key->stack, path, NOT_TWICE);
-	}
-	return 1;
+	long error;
+	key->path = find_path(totals, context);
+	if (map_lookup(&waits, key))
+		return 1;
+	wait.mix = current_task()->nsproxy->net_ns->hash_mix;
+	error = map_update(&waits, key, &wait, NOT_TWICE);
+	if (!error || map_lookup(&waits, key))
+		return 1;
+	if (error == FULL)
+		ADD(totals->lost_waits, 1);
+	else
+		ADD(totals->lost_busy, 1);
+	return 0;
 }
 
 INLINE void count_wait(const struct wait_key *key, u64 ns)
 {
 	struct wait *wait = map_lookup(&waits, key);
-	struct path *path = map_lookup(&paths, &key->stack);
+	struct path *path = map_lookup(&paths, &key->path);
 	u32 bucket = bucket_of(ns, COARSE_BITS);
 	if (!wait)
 		return;
@@ -234,13 +281,13 @@ int spin_begins(u64 *context)
 	processor = map_lookup(&processors, &only);
 	if (!totals || !wanted || !processor || !is_wanted(wanted))
 		return 0;
-	/* Interrupts come and go in between: whoever takes the same place has left it when this one goes on. */
+	/* Interrupts nest: a wait in an interrupt that takes the same entry has released it when this program continues. */
 #pragma unroll
 	for (int at = 0; at < NESTED; at++)
 		if (!place && (!processor->waiting[at].lock || processor->waiting[at].lock == lock))
 			place = &processor->waiting[at];
 	if (!place) {
-		/* An end was not seen, for it came while another one was counted: the oldest is forgotten. */
+		/* The end of a wait was missed because another wait was being counted; the oldest wait is dropped. */
 		place = &processor->waiting[0];
 		ADD(totals->lost_nested, 1);
 	}
@@ -277,7 +324,7 @@ int spin_ends(u64 *context)
 	return 0;
 }
 
-/* Whether the task waits for the owner of a socket to let go of it. */
+/* Returns whether the task waits until the owner of a socket releases it. */
 INLINE int is_in_lock_sock(void *context, const struct wanted *wanted)
 {
 	u64 frames[NEAR] = {};
@@ -293,15 +340,19 @@ INLINE void falls_asleep(struct totals *totals, void *context, u64 task)
 {
 	struct wanted *wanted = the_wanted();
 	struct sleeper sleeper = {};
+	long error;
 	if (!wanted || !is_wanted(wanted) || !is_in_lock_sock(context, wanted))
 		return;
 	if (!prepare(totals, context, &sleeper.key))
 		return;
 	sleeper.started_ns = monotonic_ns();
-	if (map_update(&sleepers, &task, &sleeper, ANY))
+	error = map_update(&sleepers, &task, &sleeper, ANY);
+	if (!error)
+		ADD(totals->asleep, 1);
+	else if (error == FULL)
 		ADD(totals->lost_waits, 1);
 	else
-		ADD(totals->asleep, 1);
+		ADD(totals->lost_busy, 1);
 }
 
 INLINE void wakes_up(struct totals *totals, u64 task)
@@ -324,7 +375,7 @@ int task_switched(u64 *context)
 	struct totals *totals = the_totals();
 	if (!totals)
 		return 0;
-	/* All switches of the host come by here. */
+	/* Runs for every context switch of the host. */
 	if (!preempted && from->__state == UNINTERRUPTIBLE)
 		falls_asleep(totals, context, (u64)from);
 	if (totals->asleep)
@@ -373,7 +424,7 @@ int set_state(u64 *context)
 			ADD(totals->accepted, 1);
 		return 0;
 	}
-	/* Handshakes end in whatever task a packet interrupts; connect() and close() are called by those who are wanted. */
+	/* A handshake ends in any task that a packet interrupts, but connect() and close() run in the selected tasks. */
 	if (from == CLOSED && to == SYN_SENT) {
 		if (is_wanted(wanted))
 			ADD(totals->opened, 1);

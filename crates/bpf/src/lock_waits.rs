@@ -1,10 +1,10 @@
-//! Which spinlocks of the kernel are waited for and from where, on a live system, and who sleeps until a socket has no
-//! owner. What kind of lock it was, the stacks tell.
+//! Traces on a live system which spinlocks of the kernel tasks wait for and from where, and which tasks sleep until a socket
+//! has no owner. The stacks show the kind of lock.
 
 use std::fmt;
 use std::mem;
 
-use aya::maps::{Array, HashMap, MapData, MapError, StackTraceMap};
+use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
@@ -13,17 +13,26 @@ use crate::tracing::{self, COARSE, Programs, thread_name_bytes};
 
 const NAME: &str = "lock_waits";
 
-/// Whose waits are looked at: all that match everything that is set. A softirq counts as the task that it interrupts.
+/// The largest number of paths with separate counts.
+pub const PATHS: usize = 4096;
+/// The largest number of pairs of lock and path with separate counts.
+pub const LOCKS: usize = 16_384;
+/// The largest number of functions in a path; the innermost functions are kept.
+const FRAMES: usize = 96;
+/// The value of [`WaitKey::path`] for an unknown stack.
+pub const NO_PATH: u64 = 0;
+
+/// A filter of tasks. A task must match every field that is set. A softirq counts as the task that it interrupts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// Process, as this process's PID namespace numbers it.
+pub struct LockFilter {
+    /// Process id in this process's PID namespace.
     pub process: Option<u32>,
     /// Name of the thread that waits (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
-    /// Id of a cgroup (version 2), which is the inode of its directory; those below it count as well.
+    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
-    /// Where the function `__lock_sock` begins, and where it has ended; absent: sleeps are not looked at, and switches of
-    /// tasks are not traced.
+    /// Start and end address of the function `__lock_sock`. Without them, sleeps are not counted and context switches are not
+    /// traced.
     pub lock_sock: Option<(u64, u64)>,
 }
 
@@ -40,38 +49,46 @@ struct Settings {
     name: [u8; 16],
 }
 
-/// A lock, and a path on which it was waited for.
+/// A lock and a path on which tasks waited for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct WaitKey {
-    /// Its address; 0: it was slept for, and is not known.
+    /// Address of the lock; 0 for a sleep, whose lock is not known.
     pub lock: u64,
-    /// Number of the stack ([`LockWaits::stack`]); negative: it was lost.
-    pub stack: i32,
-    hole: u32,
+    /// Hash of the stack for [`LockWaits::path`], or [`NO_PATH`] if the stack was lost.
+    pub path: u64,
 }
 
 /// Waits for one lock on one path.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Wait {
-    /// How many.
+    /// Number of waits.
     pub waits: u64,
-    /// How long they took together, in nanoseconds.
+    /// Total time of the waits, in nanoseconds.
     pub wait_ns: u64,
-    /// The longest.
+    /// The longest wait, in nanoseconds.
     pub max_ns: u64,
     /// `hash_mix` of the network namespace of the task that waited first.
     pub mix: u32,
     hole: u32,
 }
 
-/// Waits on one path by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
+/// A stack, and the waits on it by time.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Path {
-    /// Counts by bucket.
+    depth: u64,
+    frames: [u64; FRAMES],
+    /// Waits by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub buckets: [u32; COARSE],
+}
+
+impl Path {
+    /// Returns the return addresses, the innermost first. The first addresses belong to the tracing itself.
+    pub fn frames(&self) -> &[u64] {
+        &self.frames[..FRAMES.min(self.depth as usize)]
+    }
 }
 
 /// TCP's hash tables, as `struct inet_hashinfo` has them. All zero until a socket has changed its state.
@@ -100,34 +117,38 @@ pub struct Tables {
     pub listen_bytes: u32,
 }
 
-/// Sums over all that was wanted.
+/// Sums over all waits that the filter selects.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Totals {
-    /// Waits for which the maps had no room; nothing else is known of them.
+    /// Waits that were not counted because the maps were full.
     pub lost_waits: u64,
-    /// Waits that were counted without their path.
+    /// Waits that were counted without a path because the map of paths was full.
+    pub lost_paths: u64,
+    /// Waits that were counted without a path because the stack could not be read.
     pub lost_stacks: u64,
-    /// Waits whose end was not seen.
+    /// Waits that were not counted because the processor was changing the map at the time.
+    pub lost_busy: u64,
+    /// Waits for which the end was not seen.
     pub lost_nested: u64,
     asleep: u64,
-    /// Connections opened: established ones of everybody, or the calls of connect() of those who are wanted.
+    /// Connections opened: all established connections of the host, or calls of connect() by the tasks that the filter selects.
     pub opened: u64,
-    /// Connections of listeners, of everybody.
+    /// Connections of all listeners of the host.
     pub accepted: u64,
-    /// Connections that those who are wanted began to close.
+    /// Connections that the selected tasks closed first or in answer to a FIN.
     pub closed: u64,
-    /// Where the hash tables are.
+    /// Addresses of the hash tables.
     pub tables: Tables,
 }
 
 // As in lock_waits.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 64 && mem::offset_of!(Settings, name) == 48);
-const _: () = assert!(mem::size_of::<WaitKey>() == 16 && mem::offset_of!(WaitKey, stack) == 8);
+const _: () = assert!(mem::size_of::<WaitKey>() == 16 && mem::offset_of!(WaitKey, path) == 8);
 const _: () = assert!(mem::size_of::<Wait>() == 32 && mem::offset_of!(Wait, mix) == 24);
-const _: () = assert!(mem::size_of::<Path>() == 4 * COARSE);
+const _: () = assert!(mem::size_of::<Path>() == 8 + 8 * FRAMES + 4 * COARSE);
 const _: () = assert!(mem::size_of::<Tables>() == 56 && mem::offset_of!(Tables, bucket_bytes) == 44);
-const _: () = assert!(mem::size_of::<Totals>() == 112 && mem::offset_of!(Totals, tables) == 56);
+const _: () = assert!(mem::size_of::<Totals>() == 128 && mem::offset_of!(Totals, tables) == 72);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Settings {}
@@ -140,7 +161,7 @@ unsafe impl Pod for Path {}
 // SAFETY: as above.
 unsafe impl Pod for Totals {}
 
-impl Wanted {
+impl LockFilter {
     fn settings(&self, namespace: (u64, u64)) -> Settings {
         let (sleep_from, sleep_to) = self.lock_sock.unwrap_or_default();
         Settings {
@@ -158,37 +179,39 @@ impl Wanted {
     }
 }
 
-/// Programs on contention, attached. They go with this value, and with the process.
+/// The attached programs for lock contention. They are detached when this value is dropped or the process ends.
 pub struct LockWaits {
     programs: Programs,
     sums: Array<MapData, Totals>,
     waits: HashMap<MapData, WaitKey, Wait>,
-    paths: HashMap<MapData, i32, Path>,
-    stacks: StackTraceMap<MapData>,
+    paths: HashMap<MapData, u64, Path>,
 }
 
 impl LockWaits {
-    /// How the kernel is asked: BTF-typed tracepoints.
+    /// The instrument: BTF-typed tracepoints.
     pub const TIER: &str = "tp_btf";
 
-    /// Loads the programs and attaches them. Waits that are under way are not looked at.
+    /// Loads the programs and attaches them. Waits in progress are not counted.
     ///
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
-    /// one of the tracepoints (those of contention came with Linux 5.19), [`BpfError::Refused`] when the verifier does not
-    /// take a program.
-    pub fn attach(wanted: &Wanted) -> Result<LockWaits, BpfError> {
+    /// one of the tracepoints (the lock contention tracepoints need Linux 5.19), [`BpfError::Refused`] if the verifier rejects
+    /// a program.
+    pub fn attach(wanted: &LockFilter) -> Result<LockWaits, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("lock_waits.o"))?;
         programs.set("settings", wanted.settings(tracing::pid_namespace()))?;
         let mut waits = LockWaits {
             sums: programs.map("sums")?,
             waits: programs.map("waits")?,
             paths: programs.map("paths")?,
-            stacks: programs.map("stacks")?,
             programs,
         };
-        // What begins a wait comes last, and goes first.
+        // Waits whose path is lost still have a histogram.
+        let unknown = Path { depth: 0, frames: [0; FRAMES], buckets: [0; COARSE] };
+        let made = waits.paths.insert(NO_PATH, unknown, 0);
+        made.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_UPDATE_ELEM)", &error))?;
+        // The program at the start of a wait is attached last and detached first.
         let programs = &mut waits.programs;
         programs.attach("set_state", "inet_sock_set_state")?;
         if wanted.lock_sock.is_some() {
@@ -199,57 +222,50 @@ impl LockWaits {
         Ok(waits)
     }
 
-    /// Takes the programs off; what they counted stays. A wait that is under way is not counted any more.
+    /// Detaches the programs; their counts stay readable. A wait in progress is no longer counted.
     pub fn detach(&mut self) {
         self.programs.detach();
     }
 
-    /// The sums as they are now.
+    /// Returns the current sums.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn totals(&self) -> Result<Totals, BpfError> {
         self.sums.get(&0, 0).map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
     }
 
-    /// All waits by lock and path, in no order.
+    /// Returns all waits by lock and path, in no particular order.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn waits(&self) -> Result<Vec<(WaitKey, Wait)>, BpfError> {
         let waits: Result<Vec<_>, _> = self.waits.iter().collect();
         waits.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
     }
 
-    /// Waits on a path by time; `None` if there was no room for it.
+    /// Returns the path with this hash ([`WaitKey::path`]), or `None` if the map has none.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
-    pub fn path(&self, stack: i32) -> Result<Option<Path>, BpfError> {
-        found(self.paths.get(&stack, 0))
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn path(&self, hash: u64) -> Result<Option<Path>, BpfError> {
+        match self.paths.get(&hash, 0) {
+            Ok(path) => Ok(Some(path)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error)),
+        }
     }
 
-    /// Return addresses of a stack, the innermost first; those of the tracing itself are the first of them. Empty if it is
-    /// not there.
+    /// Returns the number of events that a program missed because it was already running on that processor.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
-    pub fn stack(&self, stack: i32) -> Result<Vec<u64>, BpfError> {
-        let Ok(number) = u32::try_from(stack) else { return Ok(Vec::new()) };
-        let stack = found(self.stacks.get(&number, 0))?;
-        Ok(stack.map_or_else(Vec::new, |stack| stack.frames().iter().map(|frame| frame.ip).collect()))
-    }
-}
-
-fn found<T>(looked: Result<T, MapError>) -> Result<Option<T>, BpfError> {
-    match looked {
-        Ok(value) => Ok(Some(value)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(error) => Err(tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error)),
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn missed(&self) -> Result<u64, BpfError> {
+        self.programs.missed()
     }
 }
 

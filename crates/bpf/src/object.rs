@@ -1,4 +1,4 @@
-//! An object of this crate: its one program, and where it names maps.
+//! Reads an object file of this crate: its only program, and the instructions that refer to maps.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,7 +10,7 @@ use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, R
 use crate::call::{self, CHOOSES_SOCKETS, ProgramKind, SEES_PACKETS};
 use crate::error::BpfError;
 
-/// The programs of this crate call nothing that is for GPL programs only.
+/// The programs of this crate call no GPL-only helper.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 const CALL: &str = "bpf(BPF_PROG_LOAD)";
 /// The section that a program is in, one per object, what it makes of it, and what it is that a kernel that refuses it
@@ -21,22 +21,22 @@ const SECTIONS: [(&str, ProgramKind, &str); 2] = [
 ];
 /// Loads 64 bits that stand in this instruction and the next one (BPF_LD | BPF_IMM | BPF_DW).
 const LOAD_64: u8 = 0x18;
-/// In the source register of such a load: the number is a descriptor, make it the map's address.
+/// In the source register of such a load (BPF_PSEUDO_MAP_FD): the kernel replaces the descriptor by the map's address.
 const PSEUDO_MAP_FD: u8 = 1;
 
-/// A program's instructions, and which of them want a map.
+/// A program's instructions, and which of them refer to a map.
 #[derive(Debug)]
 pub(crate) struct Program {
     name: &'static str,
     kind: ProgramKind,
-    /// For the error of a kernel that does not know this kind.
+    /// The feature that [`BpfError::Absent`] names if the kernel does not support this program type.
     absent: &'static str,
     code: Vec<[u8; 8]>,
-    /// Index of the instruction, name of the map.
+    /// Index of each instruction that refers to a map, and the name of the map.
     wants: Vec<(usize, String)>,
 }
 
-// Instructions are of the machine's order.
+// Instructions are in the byte order of the machine.
 const _: () =
     assert!(cfg!(target_endian = "little"), "the objects in the tree are for little-endian machines");
 
@@ -86,12 +86,12 @@ impl Program {
         Ok(Program { name, kind: *kind, absent, code: code.to_vec(), wants })
     }
 
-    /// The instructions with the maps' descriptors in them.
+    /// Returns the instructions with the descriptors of the maps filled in.
     fn linked(&self, maps: &[(&str, BorrowedFd<'_>)]) -> Result<Vec<[u8; 8]>, BpfError> {
         let mut code = self.code.clone();
         for (at, name) in &self.wants {
             let Some((_, map)) = maps.iter().find(|(known, _)| known == name) else {
-                let what = format!("wants a map {name}, which nobody made");
+                let what = format!("needs the map {name}, which was not created");
                 return Err(BpfError::Object { program: self.name, what });
             };
             let instruction = &mut code[*at];
@@ -101,7 +101,7 @@ impl Program {
         Ok(code)
     }
 
-    /// Gives the program to the kernel.
+    /// Loads the program into the kernel.
     pub(crate) fn load(&self, maps: &[(&str, &OwnedFd)]) -> Result<OwnedFd, BpfError> {
         let maps: Vec<_> = maps.iter().map(|(name, map)| (*name, map.as_fd())).collect();
         let code = self.linked(&maps)?;
@@ -114,7 +114,7 @@ impl Program {
         }
     }
 
-    /// Once more, for the verifier's reasons: EINVAL and EACCES are its answers too, and only the log tells.
+    /// Loads the program again with a verifier log, because only the log tells whether EINVAL or EACCES is from the verifier.
     fn load_aloud(&self, code: &[[u8; 8]], error: io::Error) -> Result<OwnedFd, BpfError> {
         let mut log = vec![0; 64 << 10];
         if let Ok(program) = call::load(self.kind, self.name, LICENSE, code, &mut log) {
@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_nobody_made_is_named() {
+    fn an_unresolved_map_is_named_in_the_error() {
         let program = Program::read("least_busy", LEAST_BUSY).unwrap();
         let error = program.linked(&[]).unwrap_err().to_string();
-        assert!(error.contains("wants a map"), "{error}");
+        assert!(error.contains("needs the map"), "{error}");
     }
 
     #[test]
-    fn what_is_no_object_of_ours_is_refused() {
+    fn foreign_or_truncated_objects_are_refused() {
         assert!(Program::read("least_busy", b"").is_err());
         assert!(Program::read("least_busy", &LEAST_BUSY[..200]).is_err());
         let error = Program::read("hand_over", LEAST_BUSY).unwrap_err().to_string();

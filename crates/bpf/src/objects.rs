@@ -1,4 +1,4 @@
-//! Programs, links and maps by their numbers: what a process holds, and whether it is still there.
+//! BPF programs, links and maps by their ids: which of them a process holds, and which still exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,30 +7,30 @@ use std::io;
 use crate::call::{self, ObjectKind};
 use crate::error::BpfError;
 
-/// Some programs, links and maps of the host, by the numbers that the kernel gives them. It gives the next number each time,
-/// so that one which is gone stays gone.
+/// A set of programs, links and maps of the host, by the ids that the kernel assigns. Ids increase, so the id of a freed
+/// object does not soon belong to another object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Programs.
     pub programs: BTreeSet<u32>,
-    /// What keeps programs attached.
+    /// Links, which keep programs attached.
     pub links: BTreeSet<u32>,
     /// Maps.
     pub maps: BTreeSet<u32>,
 }
 
 impl Objects {
-    /// All that a process has descriptors of. Read from /proc/PID/fdinfo, for which it must be one's own, or one be root.
+    /// Returns the objects that a process has descriptors of. Reads /proc/PID/fdinfo, which needs the same user or root.
     ///
     /// # Errors
     ///
-    /// ENOENT when there is no such process, EACCES when it is somebody else's.
+    /// ENOENT when there is no such process, EACCES when it belongs to another user.
     pub fn of_process(process: u32) -> io::Result<Objects> {
         let mut objects = Objects::default();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
             match fs::read_to_string(entry?.path()) {
                 Ok(text) => objects.add(&text),
-                // Closed since.
+                // The descriptor has been closed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -38,12 +38,12 @@ impl Objects {
         Ok(objects)
     }
 
-    /// Of these those that the kernel still has: held by somebody, attached or pinned. It frees them a moment after their
-    /// last holder is gone.
+    /// Returns the objects that still exist in the kernel: held by a process, attached or pinned. The kernel frees an object a
+    /// moment after its last reference is gone.
     ///
     /// # Errors
     ///
-    /// [`BpfError::NotPermitted`] without CAP_SYS_ADMIN, [`BpfError::Call`] of bpf(2) where nothing explains it.
+    /// [`BpfError::NotPermitted`] without CAP_SYS_ADMIN, [`BpfError::Call`] if bpf(2) fails for another reason.
     pub fn remaining(&self) -> Result<Objects, BpfError> {
         let of_kind = |kind, numbers: &BTreeSet<u32>| {
             let mut there = BTreeSet::new();
@@ -65,12 +65,12 @@ impl Objects {
         })
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.programs.is_empty() && self.links.is_empty() && self.maps.is_empty()
     }
 
-    /// Of one descriptor. That of a link names the program, too.
+    /// Adds the object of one descriptor. The fdinfo of a link names its program, too.
     fn add(&mut self, fdinfo: &str) {
         for line in fdinfo.lines() {
             let Some((name, value)) = line.split_once(':') else { continue };
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_tell_their_numbers() {
+    fn fdinfo_lists_the_ids_of_objects() {
         let mut objects = Objects::default();
         objects.add(
             "pos:\t0\nflags:\t02000000\nlink_type:\ttracing\nlink_id:\t7\nprog_tag:\tab\nprog_id:\t41\n",

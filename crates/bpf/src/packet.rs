@@ -18,9 +18,9 @@ pub(crate) enum Net {
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
-    /// Where the UDP header begins.
+    /// Offset of the UDP header.
     pub(crate) udp: usize,
-    /// Sum over the addresses, the protocol and the length, which is not in the packet.
+    /// Checksum of the pseudo-header: addresses, protocol and length.
     pub(crate) pseudo: u32,
 }
 

@@ -1,4 +1,4 @@
-/* What programs of type BPF_PROG_TYPE_SK_REUSEPORT need of the kernel, written down from bpf(2), bpf-helpers(7) and the
+/* Kernel declarations for programs of type BPF_PROG_TYPE_SK_REUSEPORT, written from bpf(2), bpf-helpers(7) and the
  * kernel's documentation, so that no kernel header is needed to build them. The layouts are fixed (kernel ABI). */
 #pragma once
 

@@ -1,24 +1,24 @@
-/* Gives packets of one 4-tuple many: their source port becomes a random one of so many. The kernel's hash then spreads them
- * over a group of sockets. crates/bpf/src/source_port.rs is the other half, and has the same layouts. */
+/* Gives packets of one 4-tuple many 4-tuples: it sets their source port to a random port of a range. The kernel's hash then
+ * distributes them over a group of sockets. crates/bpf/src/source_port.rs is the other half, and has the same layouts. */
 #include "udp_packet.h"
 
 struct state {
     struct target target;
     u32 first; /* of the ports, in the machine's order */
-    u32 ports; /* how many there are, 0: nothing is done */
+    u32 ports; /* how many there are; 0: every packet passes unchanged */
     struct counts counts[PROCESSORS];
 };
 
 extern struct map state; /* array of one struct state */
 
-/* RFC 1624: the sum over the packet, of which the old port was a part, with the new one in its place. */
+/* Updates the checksum for the new port (RFC 1624). */
 INLINE u16 updated(u16 checksum, u16 old, u16 new)
 {
     u32 sum = (u16)~checksum + (u16)~old + new;
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     u16 result = ~sum;
-    /* 0 says that there is none (RFC 768). */
+    /* The value 0 means that there is no checksum (RFC 768). */
     return result ? result : 0xffff;
 }
 
@@ -38,7 +38,7 @@ enum action source_port(struct context *context)
         return PASS;
     }
     u16 checksum = *(u16 *)(udp + 6);
-    /* Without a checksum IPv6 does not take it (RFC 8200, 8.1): that is the kernel's to say. */
+    /* IPv6 requires a checksum (RFC 8200, 8.1). The packet passes unchanged, and the kernel handles it. */
     if (!checksum && !is_ipv4) {
         __sync_fetch_and_add(&counts->passed, 1);
         return PASS;

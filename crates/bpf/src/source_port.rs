@@ -1,4 +1,4 @@
-//! Packets of one 4-tuple are given many source ports, before the kernel sees them.
+//! Replaces the source port of packets before the kernel sees them, so that one 4-tuple becomes many.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -9,9 +9,9 @@ use crate::call::{self, MapKind};
 use crate::error::BpfError;
 use crate::object::Program;
 use crate::shared::{AllAtomic, Shared};
-use crate::xdp::{self, Attached, Counted, Counts, Mode, PROCESSORS, Target, Wish};
+use crate::xdp::{self, Attached, Counted, Counts, Mode, ModeRequest, PROCESSORS, Target};
 
-/// The first port that packets are given; this one and those above are nobody's by right (RFC 6335, dynamic ports).
+/// The first port that packets are given; this port and all higher ports are dynamic ports, not assigned to any service (RFC 6335).
 const FIRST: u16 = 49_152;
 
 #[derive(Debug)]
@@ -29,11 +29,11 @@ unsafe impl AllAtomic for State {}
 // As struct state in source_port.bpf.c.
 const _: () = assert!(mem::offset_of!(State, counts) == 32);
 
-/// The program at its device. The receiver sees the ports that it gave, so replies do not reach the sender.
+/// The program at its device. The receiver sees the replaced source ports, so replies do not reach the sender.
 ///
-/// The sum over a packet stays what it was, for the checksum makes up for the port (RFC 1624): also where the network card
-/// has computed it (CHECKSUM_COMPLETE). A packet that has no checksum yet (CHECKSUM_PARTIAL: from a sender on this host whose
-/// device leaves it to the next one) is received, and must not be forwarded.
+/// The program adjusts the checksum to the new port (RFC 1624), so the sum over the packet stays the same, also if the network
+/// card has computed it (CHECKSUM_COMPLETE). A packet without a checksum yet (CHECKSUM_PARTIAL: from a sender on this host
+/// whose device leaves the checksum to the next device) is received correctly, but must not be forwarded.
 #[derive(Debug)]
 pub struct SourcePort {
     state: Shared<State>,
@@ -41,34 +41,39 @@ pub struct SourcePort {
 }
 
 impl SourcePort {
-    /// The most ports that can be given.
+    /// The largest number of source ports.
     pub const MOST: u16 = u16::MAX - FIRST + 1;
 
-    /// Loads the program and puts it before the device with the index `device`: packets to `group` come from one of `ports`
-    /// ports, 1 to [`SourcePort::MOST`], chosen at random for each.
+    /// Loads the program and attaches it to the device with the index `device`. Packets to `group` get a random source port out of
+    /// `ports` ports, 1 to [`SourcePort::MOST`].
     ///
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN; [`BpfError::Absent`] before Linux 5.9;
     /// [`BpfError::Busy`].
-    pub fn attach(group: SocketAddr, ports: u16, device: u32, wish: Wish) -> Result<SourcePort, BpfError> {
+    pub fn attach(
+        group: SocketAddr,
+        ports: u16,
+        device: u32,
+        wish: ModeRequest,
+    ) -> Result<SourcePort, BpfError> {
         let (program, state) = load(group, ports)?;
         let attached = xdp::attach(program.as_fd(), device, wish)?;
         Ok(SourcePort { state, attached })
     }
 
-    /// What keeps it at the device, also when this value is gone, as long as a descriptor of it is open: for a process that is
-    /// to take over.
+    /// Returns the BPF link. The program stays at the device while a descriptor of the link is open, also after this value is
+    /// dropped, so that another process can take over.
     pub fn link(&self) -> BorrowedFd<'_> {
         self.attached.link()
     }
 
-    /// Where it sees packets.
+    /// Returns the mode in which the program is attached.
     pub fn mode(&self) -> Mode {
         self.attached.mode
     }
 
-    /// What it did so far.
+    /// Returns the packets counted so far.
     pub fn counted(&self) -> Counted {
         xdp::counted(&self.state.counts)
     }
@@ -94,7 +99,7 @@ mod tests {
 
     const PORTS: u16 = 4;
 
-    /// What becomes of a packet, or `None` where BPF cannot be had; and what was counted.
+    /// Returns the packet after the program and the counters, or `None` if BPF is not available.
     fn run(test: &str, group: &str, packet: &Packet) -> Option<(Packet, Counted)> {
         let (program, state) = match load(group.parse().unwrap(), PORTS) {
             Ok(loaded) => loaded,
@@ -126,12 +131,12 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_another_and_the_checksum_right() {
+    fn the_port_changes_and_the_checksum_is_right() {
         let _alone = packet::alone();
         let mut ports = Vec::new();
         for (group, packet) in all() {
             assert!(packet.checksum_is_right());
-            let test = "the_port_is_another_and_the_checksum_right";
+            let test = "the_port_changes_and_the_checksum_is_right";
             let Some((changed, counted)) = run(test, group, &packet) else { return };
             assert_eq!(counted, CHANGED, "{packet:?}");
             assert!(changed.checksum_is_right(), "{packet:?} {changed:?}");
@@ -143,7 +148,7 @@ mod tests {
         assert_eq!(ports, [49_152, 49_153, 49_154, 49_155]);
     }
 
-    /// Every sum there is, so that also the one is met whose checksum would be 0, which means that there is none.
+    /// Covers every sum, including the sum whose checksum would be 0, which means that there is no checksum.
     #[test]
     fn no_checksum_becomes_none() {
         let _alone = packet::alone();
@@ -160,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_checksum_there_is_none_later() {
+    fn packets_without_a_checksum_get_none() {
         let _alone = packet::alone();
-        let test = "without_a_checksum_there_is_none_later";
+        let test = "packets_without_a_checksum_get_none";
         let mut packet = Packet::new(Net::V4 { options: 0 }, &[], b"data");
         packet.set_checksum(0);
         let Some((changed, counted)) = run(test, "192.0.2.1:7000", &packet) else { return };
         assert_eq!((changed.checksum(), counted), (0, CHANGED));
         assert_ne!(changed.source_port(), packet.source_port());
-        // Over IPv6 it is not legal, and for the kernel to refuse.
+        // IPv6 does not allow packets without a checksum; the kernel handles them.
         let mut packet = Packet::new(Net::V6, &[], b"data");
         packet.set_checksum(0);
         let (passed, counted) = run(test, "[2001:db8::1]:7000", &packet).unwrap();
@@ -207,7 +212,7 @@ mod tests {
             // A header between, another version.
             ("[2001:db8::1]:7000", with(&v6, 20, 44)),
             ("[2001:db8::1]:7000", with(&v6, 14, 0x40)),
-            // Ended early.
+            // Truncated packets.
             ("192.0.2.1:7000", cut(&v4, 41)),
             ("192.0.2.1:7000", cut(&v4, 33)),
             ("[2001:db8::1]:7000", cut(&v6, 61)),

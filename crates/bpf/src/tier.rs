@@ -1,6 +1,6 @@
-//! How the kernel is asked: what one tier of instrument cannot do on a kernel, the next one may.
+//! Tiers of instruments: where a kernel does not support one tier, the next tier may work.
 
-/// A tier of instrument. Which one was used belongs beside every number that it gave.
+/// A tier of instrument. Reports name the tier beside every number that it measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Stable tracepoints, typed by BTF: they stay where they are from kernel to kernel.
@@ -11,10 +11,10 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// All, in the order in which they are tried.
+    /// All tiers, in the order in which they are tried.
     pub const ALL: [Tier; 2] = [Tier::TpBtf, Tier::Fexit];
 
-    /// As records have it.
+    /// Returns the name in records.
     pub fn name(self) -> &'static str {
         match self {
             Tier::TpBtf => "tp_btf",

@@ -1,4 +1,4 @@
-//! What programs that trace have in common: how they are loaded and attached, and how they count. Its counterpart is
+//! The common part of the tracing programs: how they are loaded and attached, and how they count. The counterpart in C is
 //! `counting.h`.
 
 use std::fs;
@@ -16,28 +16,29 @@ use aya::programs::{
 };
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 
+use crate::call;
 use crate::error::BpfError;
 
 const LOAD: &str = "bpf(BPF_PROG_LOAD)";
 const ATTACH: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
-/// What a kernel that cannot attach to a function says; libc does not know it.
+/// The errno of a kernel that cannot attach to functions; libc has no name for it.
 const ENOTSUPP: i32 = 524;
 const TRAMPOLINES: &str = "fentry and fexit (CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)";
 
 /// Octaves of the histograms: they go up to 2^36 ns (69 s).
 pub const OCTAVES: u32 = 36;
-/// The histograms of all have 2^5 steps to an octave.
+/// Histograms of totals have 2^5 steps per octave.
 pub const FINE_BITS: u32 = 5;
-/// Those of one row of a table have 2^3.
+/// Histograms of a table row have 2^3 steps per octave.
 pub const COARSE_BITS: u32 = 3;
 const FINE: usize = ((OCTAVES - FINE_BITS + 1) << FINE_BITS) as usize;
 pub(crate) const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as usize;
 
-/// Times, counted in the kernel.
+/// A histogram of times, counted in the kernel.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Times {
-    /// How many.
+    /// The number of times.
     pub count: u64,
     /// Their sum, in nanoseconds.
     pub sum_ns: u64,
@@ -59,7 +60,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// Adds what another one has counted: each processor may have its own.
+    /// Adds another histogram, for example of another processor.
     pub fn add(&mut self, other: &Times) {
         self.count += other.count;
         self.sum_ns += other.sum_ns;
@@ -68,7 +69,7 @@ impl Times {
     }
 }
 
-/// Programs of one object; those that were attached go with this value, and with the process.
+/// Programs of one object. They are detached when this value is dropped or the process ends.
 pub(crate) struct Programs {
     name: &'static str,
     btf: Btf,
@@ -77,7 +78,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Reads the object and makes its maps; nothing is attached.
+    /// Reads the object and creates its maps; attaches nothing.
     pub(crate) fn load(name: &'static str, object: &[u8]) -> Result<Programs, BpfError> {
         let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
             call: "open(/sys/kernel/btf/vmlinux)",
@@ -92,18 +93,18 @@ impl Programs {
         Ok(Programs { name, btf, object, links: Vec::new() })
     }
 
-    /// One of the maps, as the kind that it is. It is the caller's to keep until all programs are attached.
+    /// Takes one of the maps out of the object, with its type. The caller must keep it until all programs are attached.
     pub(crate) fn map<M: TryFrom<Map>>(&mut self, map: &str) -> Result<M, BpfError> {
         let what =
             || BpfError::Object { program: self.name, what: format!("no map {map} of the expected kind") };
         M::try_from(self.object.take_map(map).ok_or_else(what)?).map_err(|_| what())
     }
 
-    /// Writes the only entry of the map of this name, which is what the programs shall do.
+    /// Writes the settings of the programs: the only entry of the map of this name.
     pub(crate) fn set<V: Pod>(&mut self, map: &str, settings: V) -> Result<(), BpfError> {
         let what =
             || BpfError::Object { program: self.name, what: format!("no map {map} of the expected kind") };
-        // It stays with the object: the programs need it when they are loaded.
+        // The map stays with the object, because the programs need it when they are loaded.
         let found = self.object.map_mut(map).ok_or_else(what)?;
         let mut array: Array<&mut MapData, V> = found.try_into().map_err(|_| what())?;
         array.set(0, settings, 0).map_err(|error| failure(self.name, "bpf(BPF_MAP_UPDATE_ELEM)", &error))
@@ -120,7 +121,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Loads one of the programs to be run by hand (`call::run`); it is attached to nothing.
+    /// Loads one of the programs for `call::run`, without attaching it.
     pub(crate) fn runnable(&mut self, program: &'static str) -> Result<OwnedFd, BpfError> {
         let name = self.name;
         let what = || BpfError::Object { program: name, what: format!("no program {program} to be run") };
@@ -131,7 +132,7 @@ impl Programs {
         program.as_fd().try_clone_to_owned().map_err(|error| BpfError::of("fcntl(F_DUPFD_CLOEXEC)", error))
     }
 
-    /// Attaches one of the programs to where a function of the kernel begins (fentry).
+    /// Attaches one of the programs to the entry of a kernel function (fentry).
     pub(crate) fn attach_entry(
         &mut self,
         program: &'static str,
@@ -149,7 +150,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Attaches one of the programs to where a function of the kernel returns (fexit).
+    /// Attaches one of the programs to the return of a kernel function (fexit).
     pub(crate) fn attach_exit(
         &mut self,
         program: &'static str,
@@ -167,7 +168,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Attaches one of the programs to a cgroup (version 2), beside those that others have there.
+    /// Attaches one of the programs to a cgroup (version 2), beside the programs that are attached there already.
     pub(crate) fn attach_cgroup(
         &mut self,
         program: &'static str,
@@ -189,7 +190,8 @@ impl Programs {
         let found = self.object.program_mut(program).ok_or_else(|| no_program(self.name, program))?;
         Ok((self.name, found, &self.btf))
     }
-    /// Loads one of the programs for perf events. What it is attached to is the caller's.
+
+    /// Loads one of the programs for perf events. The caller attaches it.
     pub(crate) fn perf_event(&mut self, program: &'static str) -> Result<&mut PerfEvent, BpfError> {
         let name = self.name;
         let what =
@@ -200,7 +202,20 @@ impl Programs {
         Ok(found)
     }
 
-    /// Takes all programs off, the last that was attached first; what they counted stays.
+    /// Events that the kernel did not show to one of the programs because the same program was at work on that processor
+    /// already (`recursion_misses`). The programs were loaded for this value alone, so that each began with 0.
+    pub(crate) fn missed(&self) -> Result<u64, BpfError> {
+        let mut missed = 0;
+        for (_, program) in self.object.programs() {
+            // A program that was not loaded has no descriptor.
+            let Ok(descriptor) = program.fd() else { continue };
+            let of_program = call::recursion_misses(descriptor.as_fd());
+            missed += of_program.map_err(|error| BpfError::of("bpf(BPF_OBJ_GET_INFO_BY_FD)", error))?;
+        }
+        Ok(missed)
+    }
+
+    /// Detaches all programs in reverse order of attaching; their counts stay readable.
     pub(crate) fn detach(&mut self) {
         while self.links.pop().is_some() {}
     }
@@ -210,7 +225,7 @@ fn no_program(name: &'static str, program: &'static str) -> BpfError {
     BpfError::Object { program: name, what: format!("no program {program} of the expected kind") }
 }
 
-/// Why a program was not attached to a function. `may_trace`: this process has attached to a tracepoint.
+/// Returns the reason why a program was not attached to a function. `may_trace`: this process has attached to a tracepoint.
 fn no_trampoline(error: BpfError, may_trace: bool) -> BpfError {
     match error {
         // A kernel may load the program all the same. What is to be changed is not a call that ftrace knows, or there is no
@@ -227,7 +242,7 @@ fn no_trampoline(error: BpfError, may_trace: bool) -> BpfError {
     }
 }
 
-/// Why a program was not loaded.
+/// Returns the reason why a program was not loaded.
 fn refusal(
     name: &'static str,
     program: &'static str,
@@ -252,7 +267,7 @@ fn refusal(
     }
 }
 
-/// aya's error as one of ours: what counts is the errno at its bottom.
+/// Converts aya's error by the errno of its innermost source.
 pub(crate) fn failure(
     name: &'static str,
     call: &'static str,
@@ -276,7 +291,7 @@ fn io_error(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
     None
 }
 
-/// CLOCK_MONOTONIC, which the programs read as well.
+/// Returns CLOCK_MONOTONIC, the clock that the programs read as well.
 pub(crate) fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one timespec. The clock is there on every kernel.
@@ -284,7 +299,7 @@ pub(crate) fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Device and inode of this process's PID namespace, by which the programs number processes.
+/// Returns device and inode of this process's PID namespace, in which the programs report process ids.
 pub(crate) fn pid_namespace() -> (u64, u64) {
     fs::metadata("/proc/self/ns/pid").map_or((0, 0), |namespace| (namespace.dev(), namespace.ino()))
 }
@@ -328,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracepoint_that_is_missing_is_named() {
+    fn a_missing_tracepoint_is_named() {
         let missing = BtfError::UnknownBtfTypeName { type_name: "btf_trace_fib_table_lookup".to_owned() };
         let error = refusal("connect_search", "route_lookup", "fib_table_lookup", ProgramError::Btf(missing));
         assert!(matches!(error, BpfError::Absent { what: "fib_table_lookup", .. }), "{error:?}");

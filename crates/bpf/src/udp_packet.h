@@ -1,5 +1,5 @@
-/* What XDP programs need of the kernel, written down from bpf(2) and bpf-helpers(7) (fixed ABI), and how they find the
- * packets that are for a group of UDP sockets. */
+/* Kernel declarations for XDP programs, written from bpf(2) and bpf-helpers(7) (fixed ABI), and the function that finds the
+ * packets for a group of UDP sockets. */
 #pragma once
 
 typedef unsigned char u8;
@@ -39,14 +39,14 @@ static long (*const redirect_to)(struct map *map, u64 key, u64 flags) = (void *)
 
 enum families { ANY_IPV4 = 1, ANY_IPV6 = 2, ONE_IPV4 = 4, ONE_IPV6 = 8 };
 
-/* Whose packets are meant. All of it in the order of the wire. */
+/* The destination of the packets that a program handles, in network byte order. */
 struct target {
     u32 families;
     u32 port;
     u32 address[4];
 };
 
-/* What one processor has counted, on a cache line of its own. */
+/* The counters of one processor, on a cache line of its own. */
 struct counts {
     volatile u64 changed;
     volatile u64 passed;

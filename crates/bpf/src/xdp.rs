@@ -1,5 +1,5 @@
-//! What programs that see packets before the kernel have in common: whose packets they look for, how they are attached, what
-//! they count. Its counterpart is `udp_packet.h`.
+//! The common part of the XDP programs: which packets they match, how they are attached and what they count. The counterpart
+//! in C is `udp_packet.h`.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -13,31 +13,31 @@ use crate::error::BpfError;
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
 
-/// Where a program sees packets.
+/// The XDP mode, which is the place where a program sees packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// In the device's driver, before the kernel has made anything of them.
+    /// In the device's driver, before the kernel allocates a socket buffer.
     Native,
-    /// In the kernel, for every device; what it spares is then little.
+    /// In the kernel's receive path, for every device; this saves little work.
     Generic,
 }
 
-/// Which [`Mode`] will do.
+/// The acceptable [`Mode`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wish {
-    /// Native where the driver can, else generic. Which of them it became is told.
+pub enum ModeRequest {
+    /// Native if the driver supports it, otherwise generic. The value reports the actual mode.
     #[default]
     Either,
-    /// This one or none.
+    /// Only this mode.
     Only(Mode),
 }
 
-/// What a program did with the packets of its device.
+/// Counts of the packets that a program changed or passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Packets that it changed, or gave to a processor.
+    /// Packets that the program changed or redirected to a processor.
     pub changed: u64,
-    /// Packets that it let pass as they were: of others, fragments, what has no checksum where there must be one.
+    /// Packets that passed unchanged: packets to other destinations, fragments, and IPv6 packets without a checksum.
     pub passed: u64,
 }
 
@@ -56,7 +56,7 @@ const ONE_IPV4: u32 = 4;
 const ONE_IPV6: u32 = 8;
 
 impl Target {
-    /// Packets to this address; the unspecified one is all. A socket bound to `[::]` gets those of IPv4 too.
+    /// Selects packets to this address; the unspecified address selects all. A socket bound to `[::]` also receives IPv4 packets.
     pub(crate) fn set(&self, group: SocketAddr) {
         let (families, octets) = match group.ip() {
             IpAddr::V4(address) if address.is_unspecified() => (ANY_IPV4, [0; 16]),
@@ -94,7 +94,7 @@ pub(crate) struct Counts {
 
 const _: () = assert!(mem::size_of::<Target>() == 24 && mem::size_of::<Counts>() == 64);
 
-/// Of all processors.
+/// Returns the sum over all processors.
 pub(crate) fn counted(counts: &[Counts]) -> Counted {
     let sum = |counter: fn(&Counts) -> &AtomicU64| {
         counts.iter().map(|counts| counter(counts).load(Ordering::Relaxed)).sum()
@@ -110,22 +110,22 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// What keeps the program at the device, with all that it uses, as long as a descriptor of it is open.
+    /// Returns the BPF link, which keeps the program and its maps at the device while a descriptor of the link is open.
     pub(crate) fn link(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
     }
 }
 
-/// Puts a program before the device with this index, in the namespace of the calling thread.
-pub(crate) fn attach(program: BorrowedFd<'_>, device: u32, wish: Wish) -> Result<Attached, BpfError> {
+/// Attaches a program to the device with this index in the network namespace of the calling thread.
+pub(crate) fn attach(program: BorrowedFd<'_>, device: u32, wish: ModeRequest) -> Result<Attached, BpfError> {
     let attach = |mode| {
         let flags = if mode == Mode::Native { NATIVE } else { GENERIC };
         call::link(program, device, flags).map(|link| Attached { link, mode })
     };
     let result = match wish {
-        Wish::Only(mode) => attach(mode),
-        Wish::Either => match attach(Mode::Native) {
-            // The driver has no XDP. Whatever else is wrong would be wrong in the other mode too, or is not ours to hide.
+        ModeRequest::Only(mode) => attach(mode),
+        ModeRequest::Either => match attach(Mode::Native) {
+            // The driver has no XDP. Other errors occur in generic mode too, or the caller must see them.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => attach(Mode::Generic),
             result => result,
         },

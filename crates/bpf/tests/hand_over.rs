@@ -1,4 +1,4 @@
-//! A listener that is closed leaves its connections to the others of its group.
+//! The connections of a closed listener move to other listeners of its group.
 
 mod group;
 
@@ -11,7 +11,7 @@ use fourtuple_testing::in_namespace;
 
 use self::group::{Group, listen, loaded, until};
 
-/// The server's side says something and the client hears it: the connection is alive.
+/// Checks that the connection is alive: the client receives data from the server's socket.
 fn is_served(client: &mut TcpStream, server: OwnedFd) {
     let mut server = TcpStream::from(server);
     server.set_nonblocking(false).unwrap();
@@ -35,13 +35,13 @@ fn serve_all(mut clients: Vec<TcpStream>, mut accept: impl FnMut() -> OwnedFd) {
 }
 
 #[test]
-fn the_queue_of_one_who_is_gone_goes_to_the_least_busy() {
+fn the_queue_of_a_closed_listener_goes_to_the_least_busy() {
     in_namespace(|| {
-        let test = "the_queue_of_one_who_is_gone_goes_to_the_least_busy";
+        let test = "the_queue_of_a_closed_listener_goes_to_the_least_busy";
         let Some(mut group) = Group::open(test, 4) else { return };
         let clients: Vec<_> = (0..40).map(|_| group.connect()).collect();
         until("10 in each queue", || group.all_queued() == [10; 4]);
-        // As the kernel does for a worker that is killed: without a word to the program.
+        // Like the kernel for a killed worker: the listener closes without a call of the program's API.
         group.listeners[0] = None;
         until("all with the others", || group.all_queued().iter().sum::<u64>() == 40);
         let queued = group.all_queued();
@@ -49,16 +49,16 @@ fn the_queue_of_one_who_is_gone_goes_to_the_least_busy() {
         assert_eq!(group.coming()[1..].iter().sum::<i64>(), 40);
         serve_all(clients, || group.accept_anywhere().1);
 
-        // The first of them found the seat empty and cleared it.
+        // The first connection found the seat empty and cleared it.
         assert!(!group.busy.seat(0).unwrap().is_taken());
         assert_eq!(group.shares(30)[0], 0);
     });
 }
 
 #[test]
-fn all_but_one_may_be_gone() {
+fn one_open_listener_of_the_group_suffices() {
     in_namespace(|| {
-        let Some(mut group) = Group::open("all_but_one_may_be_gone", 64) else { return };
+        let Some(mut group) = Group::open("one_open_listener_of_the_group_suffices", 64) else { return };
         let clients: Vec<_> = (0..64).map(|_| group.connect()).collect();
         until("one in each queue", || group.all_queued() == [1; 64]);
         for seat in 0..64 {
@@ -79,7 +79,7 @@ fn the_hash_hands_over_too() {
         let (first, address) = listen("127.0.0.1", 0);
         let (second, _) = listen("127.0.0.1", address.port());
         program.attach(first.as_fd()).unwrap();
-        // The program is the group's: it stays when whoever attached it goes.
+        // The program belongs to the group: it stays attached after the socket that attached it is closed.
         drop(program);
         let clients: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
         let queued = |listener: &OwnedFd| fourtuple_syscalls::option::accept_queue(listener.as_fd()).unwrap();

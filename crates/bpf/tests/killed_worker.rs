@@ -1,5 +1,5 @@
-//! A worker process that is killed. Alone in its program: a child has a copy of every descriptor, so the listeners of
-//! tests beside it would not be closed as these expect.
+//! A worker process is killed. The test has a binary of its own: a child has a copy of every descriptor, so listeners of other
+//! tests in the same process would stay open.
 #![allow(unsafe_code)]
 
 mod group;
@@ -9,16 +9,16 @@ use fourtuple_testing::in_namespace;
 use self::group::{Group, until};
 
 #[test]
-fn nobody_notices_that_a_worker_was_killed() {
+fn clients_do_not_notice_a_killed_worker() {
     in_namespace(|| {
-        let Some(mut group) = Group::open("nobody_notices_that_a_worker_was_killed", 3) else { return };
+        let Some(mut group) = Group::open("clients_do_not_notice_a_killed_worker", 3) else { return };
         // SAFETY: the child makes async-signal-safe calls only: stores to atomics, prctl and pause.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: this operation takes a number; whatever becomes of the test, the child goes with it.
+            // SAFETY: this operation takes a number. The kernel kills the child when the test ends.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) };
-            // It has the listener of seat 0, and says that it has something to do.
+            // The child has the listener of seat 0 and counts itself as busy.
             let _ = group.busy.seat(0).map(|seat| seat.set_busy(5));
             loop {
                 // SAFETY: pause() takes nothing.
@@ -50,7 +50,7 @@ fn nobody_notices_that_a_worker_was_killed() {
             assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "alive and silent, not reset");
         }
         assert_eq!(group.shares(20)[0], 0);
-        // Its seat is found empty when it is its turn at the latest, and the connection that finds it goes elsewhere.
+        // The program finds the seat empty at its turn at the latest, and sends the connection to another seat.
         for seat in 1..3 {
             group.busy.seat(seat).unwrap().set_busy(100);
         }

@@ -1,4 +1,4 @@
-//! The program chooses the worker with the least to do, whatever else comes to the port.
+//! The program chooses the least busy worker, regardless of other packets to the port.
 #![forbid(unsafe_code)]
 
 mod group;
@@ -15,10 +15,12 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use self::group::{Group, listen, loaded, until};
 
 #[test]
-fn the_idle_worker_gets_them() {
+fn the_idle_worker_gets_all_connections() {
     in_namespace(|| {
         for address in ["127.0.0.1", "::1"] {
-            let Some(group) = Group::open_at("the_idle_worker_gets_them", address, 4) else { return };
+            let Some(group) = Group::open_at("the_idle_worker_gets_all_connections", address, 4) else {
+                return;
+            };
             for idle in 0..4 {
                 for seat in 0..4 {
                     group.busy.seat(seat).unwrap().set_busy(u64::from(seat != idle));
@@ -38,7 +40,7 @@ fn open_connections_break_ties_and_the_cursor_the_rest() {
             return;
         };
         assert_eq!(group.shares(200), [50; 4]);
-        // All the same, and nothing kept open: round robin.
+        // All workers have the same load and no connection stays open: round robin.
         let mut seats = Vec::new();
         for _ in 0..8 {
             let _client = group.connect();
@@ -50,7 +52,7 @@ fn open_connections_break_ties_and_the_cursor_the_rest() {
         seats.truncate(4);
         seats.sort();
         assert_eq!(seats, [0, 1, 2, 3]);
-        // One has 3 open: the others get the next 9.
+        // One worker has 3 open connections: the three remaining workers get the next 9.
         for _ in 0..3 {
             group.busy.seat(2).unwrap().opened();
         }
@@ -59,9 +61,9 @@ fn open_connections_break_ties_and_the_cursor_the_rest() {
 }
 
 #[test]
-fn what_nobody_has_accepted_yet_counts() {
+fn queued_connections_count_as_load() {
     in_namespace(|| {
-        let Some(group) = Group::open("what_nobody_has_accepted_yet_counts", 3) else { return };
+        let Some(group) = Group::open("queued_connections_count_as_load", 3) else { return };
         group.busy.seat(1).unwrap().set_busy(10);
         let _clients: Vec<_> = (0..20).map(|_| group.connect()).collect();
         until("all in the queues", || group.all_queued() == [10, 0, 10]);
@@ -86,9 +88,9 @@ fn a_whole_group_of_64_is_searched() {
 }
 
 #[test]
-fn one_who_leaves_gets_nothing_new_and_keeps_its_queue() {
+fn a_leaving_worker_gets_nothing_new_and_keeps_its_queue() {
     in_namespace(|| {
-        let test = "one_who_leaves_gets_nothing_new_and_keeps_its_queue";
+        let test = "a_leaving_worker_gets_nothing_new_and_keeps_its_queue";
         let Some(mut group) = Group::open(test, 2) else { return };
         let _clients: Vec<_> = (0..10).map(|_| group.connect()).collect();
         until("all in the queues", || group.all_queued() == [5, 5]);
@@ -99,14 +101,14 @@ fn one_who_leaves_gets_nothing_new_and_keeps_its_queue() {
         while group.accept(0).is_some() {}
         group.listeners[0] = None;
 
-        // Somebody else takes the seat, with a clean sheet.
+        // Another listener takes the seat; its counters start at 0.
         group.busy.seat(0).unwrap().set_busy(99);
         let (listener, _) = listen("127.0.0.1", group.address.port());
         group.busy.seat_taken(0, listener.as_fd()).unwrap();
         assert_eq!(group.busy.seat(0).unwrap().counters(), fourtuple_bpf::Counters::default());
         group.listeners[0] = Some(listener);
         let _rest: Vec<_> = (0..10).map(|_| group.connect()).collect();
-        until("all at the new one, who had less", || group.all_queued() == [10, 15]);
+        until("all at the new listener, which had less", || group.all_queued() == [10, 15]);
     });
 }
 
@@ -128,18 +130,18 @@ fn only_a_syn_is_a_claim() {
     });
 }
 
-/// 4,000 SYNs whose sender knows of nothing, all counted at one worker; stray packets; connections reset in its queue.
+/// Sends 4,000 SYNs of spoofed sources, all counted at one worker, stray packets, and connections reset in its queue.
 #[test]
-fn a_flood_starves_nobody() {
+fn a_flood_starves_no_worker() {
     in_namespace(|| {
-        let Some(group) = Group::open("a_flood_starves_nobody", 4) else { return };
+        let Some(group) = Group::open("a_flood_starves_no_worker", 4) else { return };
         const SYNS: u16 = 4000;
-        // With their ACKs less than the kernel lets wait (net.core.netdev_max_backlog, 1,000).
+        // A volley and its ACKs stay below net.core.netdev_max_backlog (1,000).
         const VOLLEY: u16 = 100;
         for seat in 1..4 {
             group.busy.seat(seat).unwrap().set_busy(1_000_000);
         }
-        // Reset before the accept: they stay in the queue, so they are not lost, and come out of it.
+        // A connection that is reset before the accept stays in the queue, so it is not lost and accept() returns it.
         const RESETS: i64 = 50;
         for _ in 0..RESETS {
             option::set_reset_on_close(group.connect().as_fd()).unwrap();
@@ -152,7 +154,7 @@ fn a_flood_starves_nobody() {
                 raw.send(2000 + volley * VOLLEY + port, SYN);
                 raw.send(2000 + volley * VOLLEY + port, ACK);
             }
-            // What waits for the kernel to look at it would be counted at others, once they have nothing to do.
+            // Packets that the kernel has not processed yet would count for other workers once these are idle.
             sent += i64::from(VOLLEY);
             until("the flood is counted", || group.coming()[0] >= sent);
         }
@@ -161,7 +163,7 @@ fn a_flood_starves_nobody() {
         for seat in 1..4 {
             group.busy.seat(seat).unwrap().set_busy(0);
         }
-        // Its looks, in a time that is told.
+        // The looks of the worker, with times that the test passes.
         let seat = group.busy.seat(0).unwrap();
         let mut leaks = Leaks::new();
         let mut look = |ms| seat.reconcile(&mut leaks, Duration::from_millis(ms), group.queued(0));
@@ -171,7 +173,7 @@ fn a_flood_starves_nobody() {
             seat.accepted();
         }
         assert_eq!(look(500), 0);
-        // What leaked is work that never ends: the flooded one gets nothing.
+        // Leaked claims count as load that never ends: the flooded worker gets nothing.
         assert_eq!(group.shares(99), [0, 33, 33, 33]);
         let leaked = group.coming()[0];
         assert_eq!(look(1000), leaked);
@@ -181,11 +183,11 @@ fn a_flood_starves_nobody() {
     });
 }
 
-/// With cookies the last ACK of a handshake looks for a listener too, and may find another than the SYN did.
+/// With SYN cookies the last ACK of a handshake selects a listener again, possibly another listener than the SYN did.
 #[test]
-fn syn_cookies_are_put_right() {
+fn claims_with_syn_cookies_are_corrected() {
     in_namespace(|| {
-        let Some(group) = Group::open("syn_cookies_are_put_right", 4) else { return };
+        let Some(group) = Group::open("claims_with_syn_cookies_are_corrected", 4) else { return };
         set_sysctl("net.ipv4.tcp_syncookies", "2");
         let total: usize = group.shares(200).iter().sum();
         assert_eq!(total, 200);
@@ -203,11 +205,11 @@ fn syn_cookies_are_put_right() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_seats_are_refused() {
     in_namespace(|| {
         assert!(matches!(LeastBusy::load(0), Err(BpfError::Seats { seats: 0 })));
         assert!(matches!(LeastBusy::load(SEATS + 1), Err(BpfError::Seats { seats: 65 })));
-        let Some(busy) = loaded("what_cannot_be_is_refused", LeastBusy::load(2)) else { return };
+        let Some(busy) = loaded("invalid_seats_are_refused", LeastBusy::load(2)) else { return };
         let (listener, _) = listen("127.0.0.1", 0);
         assert!(matches!(busy.seat(2), Err(BpfError::NoSuchSeat { seat: 2, seats: 2 })));
         assert!(busy.seat_taken(2, listener.as_fd()).is_err());

@@ -1,4 +1,4 @@
-//! Where BPF is refused, that is what the error says, with what to do; never another one.
+//! A process without the permission for BPF gets an error that says so and says what to do.
 
 use std::io;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn refused(errors: [BpfError; 2]) {
 
 #[test]
 fn by_a_seccomp_filter() {
-    // On a thread of its own: there is no way back.
+    // The filter cannot be removed, so the test uses a thread of its own.
     let test = std::thread::spawn(|| {
         seccomp::refuse(Facility::Bpf).unwrap();
         refused([LeastBusy::load(2).unwrap_err(), HandOver::load().unwrap_err()]);

@@ -1,9 +1,9 @@
-//! The serial console, one whole line at a time.
+//! Output to the serial console, by complete lines.
 
 use std::io::{self, Write};
 use std::sync::Mutex;
 
-/// Keeps the lines of several threads apart.
+/// Serializes the lines of several threads.
 #[derive(Default)]
 pub(crate) struct Console {
     turn: Mutex<()>,
@@ -15,7 +15,7 @@ impl Console {
         self.line("FOURTUPLE-GUEST ", message.as_bytes());
     }
 
-    /// Writes one line behind a prefix. A console that is gone leaves nobody to tell, so errors are dropped.
+    /// Writes one line with a prefix. Ignores errors: without a console there is no place to report them.
     pub(crate) fn line(&self, prefix: &str, text: &[u8]) {
         let _turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut line = Vec::with_capacity(prefix.len() + text.len() + 1);

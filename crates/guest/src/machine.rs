@@ -1,4 +1,4 @@
-//! From a bare kernel to a machine on which tests can run.
+//! Turns a bare kernel into a machine that can run tests.
 
 use std::fs::{self, File};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use fourtuple_syscalls::{boot, netns, resource};
 
-/// File system type and where it goes.
+/// File system types and their mount points.
 const MOUNTS: &[(&str, &str)] = &[
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -19,10 +19,10 @@ const MOUNTS: &[(&str, &str)] = &[
 /// PID 1 starts with 1,024 descriptors (4,096 hard); the labs hold a socket or two per port.
 const DESCRIPTORS: u64 = 20_000;
 
-/// Modules lie here as `00-name.ko`, `01-name.ko`, ... in the order in which they must be loaded.
+/// Directory of the modules: `00-name.ko`, `01-name.ko`, ... in the order in which they must be loaded.
 const MODULES: &str = "/modules";
 
-/// Brings the machine up as far as it goes and returns what went wrong, one line each.
+/// Brings the machine up. Continues after a failure, and returns the failures, one line each.
 pub(crate) fn bring_up() -> Vec<String> {
     let mut troubles = Vec::new();
     let mut note = |what: &str, result: io::Result<()>| {
@@ -32,7 +32,7 @@ pub(crate) fn bring_up() -> Vec<String> {
     };
     for (kind, target) in MOUNTS {
         let mounted = fs::create_dir_all(target).and_then(|()| boot::mount(kind, target));
-        // With CONFIG_DEVTMPFS_MOUNT the kernel may have been there first.
+        // With CONFIG_DEVTMPFS_MOUNT the kernel may have mounted devtmpfs already.
         let busy = mounted.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
         note(&format!("mount {kind} on {target}"), if busy { Ok(()) } else { mounted });
     }

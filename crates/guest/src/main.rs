@@ -1,5 +1,5 @@
-//! PID 1 of the virtual machines that `cargo xtask kernels` boots: it brings the machine up, runs what `/plan` says
-//! and switches the machine off. All it has to say goes to the serial console:
+//! PID 1 of the virtual machines that `cargo xtask kernels` boots: brings the machine up, runs the programs listed in
+//! `/plan` and powers the machine off. All output goes to the serial console:
 //!
 //! ```text
 //! FOURTUPLE-GUEST kernel 6.1.0-56-cloud-amd64
@@ -41,6 +41,6 @@ fn main() {
     }
     console.say(&format!("done failed={failed}"));
     let error = fourtuple_syscalls::boot::power_off();
-    // Returning from PID 1 panics the kernel, which ends the machine as well, only louder.
+    // Returning from PID 1 would panic the kernel, which also ends the machine but prints a trace.
     console.say(&format!("trouble power off: {error}"));
 }

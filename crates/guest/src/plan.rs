@@ -1,4 +1,4 @@
-//! What to run: one line per entry, fields separated by tabs: `name`, `seconds allowed`, `program`, `arguments`...
+//! The list of programs to run, with one line per entry and fields separated by tabs: `name`, `seconds allowed`, `program`, `arguments`...
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) struct Entry {
     pub(crate) arguments: Vec<String>,
 }
 
-/// Reads a plan; a plan that cannot be read whole is not run in part.
+/// Parses a plan. One invalid line makes the whole plan invalid.
 pub(crate) fn read(path: &str) -> Result<Vec<Entry>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("read {path}: {error}"))?;
     text.lines().filter(|line| !line.is_empty()).map(parse).collect()

@@ -11,10 +11,10 @@ use fourtuple_syscalls::boot;
 use crate::console::Console;
 use crate::plan::Entry;
 
-/// How often a running program is looked at.
+/// Interval at which a running program is polled.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Runs the program and reports its end; true when it exited with 0 in time.
+/// Runs the program and reports its end; returns true if it exited with 0 in time.
 pub(crate) fn run(entry: &Entry, console: &Console) -> bool {
     console.say(&format!("{} begin", entry.name));
     let started = Instant::now();
@@ -22,7 +22,7 @@ pub(crate) fn run(entry: &Entry, console: &Console) -> bool {
         Ok(child) => watch(child, entry, console),
         Err(error) => {
             console.line(&format!("{}! ", entry.name), format!("{}: {error}", entry.program).as_bytes());
-            // What a shell says of a program that it cannot start.
+            // The exit code of a shell for a program that cannot be started.
             "127".to_owned()
         }
     };
@@ -48,7 +48,7 @@ fn command(entry: &Entry) -> Command {
     command
 }
 
-/// Passes output on until the program ends or its time is up; returns the end in words of one.
+/// Forwards the output until the program ends or reaches its time limit; returns the end as one word.
 fn watch(mut child: Child, entry: &Entry, console: &Console) -> String {
     let stdout = child.stdout.take();
     let stderr = child.stderr.take();
@@ -57,8 +57,8 @@ fn watch(mut child: Child, entry: &Entry, console: &Console) -> String {
         scope.spawn(|| pass_on(stdout, &format!("{}| ", entry.name), console));
         scope.spawn(|| pass_on(stderr, &format!("{}! ", entry.name), console));
         let end = wait(&mut child, entry.limit);
-        // Whoever is left of the group would hold the pipes open, and the next entry would share the machine with it.
-        // ESRCH, nobody left, is the usual answer.
+        // A remaining process of the group would hold the pipes open and compete with the next entry.
+        // ESRCH is the usual result: no process remains.
         let _ = boot::kill_group(group);
         if end == "timeout" {
             let _ = child.wait();

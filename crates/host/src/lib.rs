@@ -1,7 +1,7 @@
-//! Reads a host into a snapshot.
+//! Reads the fingerprint of a host.
 //!
-//! It changes nothing and opens no socket: files of /proc and /sys under a root path that is passed in, so that the
-//! snapshot of another machine can be read as well.
+//! The crate changes nothing and opens no socket. It reads files of /proc and /sys below a root path that the caller
+//! passes in, so that tests can use a copy.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use std::thread;
 
 use fourtuple_record::Host;
 
-/// The fingerprint of the host below `root`, with the named sysctls of the calling thread's namespace. What cannot be
-/// read is left out; capabilities are for those who tried them.
+/// Returns the fingerprint of the host below `root`, with the named sysctls of the calling thread's namespace.
+/// Sysctls that cannot be read are left out; `capabilities` is empty until a command has probed the kernel.
 pub fn read(root: &Path, sysctls: &[&str]) -> Host {
     Host {
         kernel: text(root, "proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
@@ -23,13 +23,13 @@ pub fn read(root: &Path, sysctls: &[&str]) -> Host {
     }
 }
 
-/// A sysctl by its dotted name, columns separated by single spaces.
+/// Returns the value of a sysctl by its dotted name, columns separated by single spaces.
 pub fn sysctl(root: &Path, name: &str) -> Option<String> {
     let value = text(root, &format!("proc/sys/{}", name.replace('.', "/")))?;
     Some(value.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// `none` on bare metal; else the vendor that the firmware names, or `virtual machine`.
+/// Returns `none` on bare metal, otherwise the vendor that the firmware names, or `virtual machine`.
 fn virtualization(root: &Path) -> String {
     let virtual_machine = text(root, "proc/cpuinfo").is_some_and(|cpuinfo| {
         cpuinfo
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_holds_what_the_files_say() {
+    fn the_fingerprint_matches_the_files() {
         let root = Root::with(
             "vm",
             &[
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn bare_metal_and_an_empty_root_are_told_apart_from_a_vm() {
+    fn bare_metal_and_an_empty_root_are_no_virtual_machine() {
         let metal = Root::with("metal", &[("proc/cpuinfo", "flags : fpu\n")]);
         assert_eq!(read(&metal.0, &[]).virtualization, "none");
         let empty = read(Path::new("/nonexistent"), &["net.core.somaxconn"]);

@@ -1,4 +1,4 @@
-//! A network namespace for each test, and skips that are counted. Only ever a dev-dependency.
+//! Network namespaces for tests, and counted skips. A dev-dependency only.
 #![forbid(unsafe_code)]
 
 pub mod segment;
@@ -22,9 +22,9 @@ const INSIDE: &str = "FOURTUPLE_TEST_IS_INSIDE";
 
 /// Runs the body of a test in a network namespace of its own, with loopback up and nothing else in it.
 ///
-/// As root the body runs on a new thread in a new namespace. Without root the test binary is started again for this one
-/// test, in a new user namespace. Where neither is allowed the test is skipped, aloud, or fails if `FOURTUPLE_REQUIRE`
-/// names `netns`. The body must be a closure written in the test itself: its type tells the name of the test.
+/// As root the body runs on a new thread in a new namespace. Without root the test binary runs again for this test, in a new user
+/// namespace. If neither is allowed, the test is skipped with a message, or fails if `FOURTUPLE_REQUIRE` names `netns`. The body
+/// must be a closure in the test function, because the name of the test is derived from the closure's type.
 pub fn in_namespace<F: FnOnce() + Send + 'static>(body: F) {
     if env::var_os(INSIDE).is_some() {
         return body();
@@ -57,7 +57,7 @@ fn again_in_user_namespace(name: &str) {
                 "{name} failed in a user namespace:\n{}{said}",
                 String::from_utf8_lossy(&output.stdout)
             );
-            // BPF, for one, is not to be had in there.
+            // Some facilities, such as BPF, are not available in a user namespace.
             for skipped in said.lines().filter(|line| line.starts_with("SKIPPED ")) {
                 writeln!(io::stderr(), "{skipped}").expect("stderr takes a line");
             }
@@ -66,20 +66,20 @@ fn again_in_user_namespace(name: &str) {
     }
 }
 
-/// Path of a test function within its crate, from the type name of a closure in it.
+/// Returns the path of a test function within its crate, from the type name of a closure in it.
 fn test_name(closure: &str) -> String {
     let path = closure.split("::{{closure}}").next().expect("split gives at least one part");
     path.split_once("::").map_or(path, |(_, rest)| rest).to_owned()
 }
 
-/// Says, past the test runner's capture, that a test did not run; fails it if `FOURTUPLE_REQUIRE` names `need`.
+/// Reports a skipped test on standard error, or fails the test if `FOURTUPLE_REQUIRE` names `need`.
 pub fn skip(test: &str, need: &str, reason: &str) {
     let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
     assert!(
         !required.split(',').any(|name| name == need),
         "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}"
     );
-    // Not eprintln!, which the test runner swallows when the test passes.
+    // Not eprintln!: the test runner captures its output when the test passes.
     writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
 }
 
@@ -89,12 +89,12 @@ pub fn set_sysctl(name: &str, value: &str) {
     fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
 }
 
-/// A listener that nobody accepts from: its queue holds the other side of the connections without descriptors.
+/// Opens a listener without accept(): its accept queue holds the server side of connections without descriptors.
 pub fn listener(address: &str, backlog: i32) -> (OwnedFd, SocketAddr) {
     let address: IpAddr = address.parse().expect("an address");
     let wanted = SocketAddr::new(address, 0);
     let socket = socket::open(Transport::Tcp, wanted, false).expect("a socket");
-    // Well below the small ranges that tests set, so that it takes none of their ports.
+    // Below the small ranges that tests set, so that the listener takes none of their ports.
     let port = (4000..5000)
         .find(|port| socket::bind(socket.as_fd(), SocketAddr::new(address, *port)).is_ok())
         .expect("a free port for the listener");
@@ -102,7 +102,7 @@ pub fn listener(address: &str, backlog: i32) -> (OwnedFd, SocketAddr) {
     (socket, SocketAddr::new(address, port))
 }
 
-/// Number of descriptors that this process has open.
+/// Returns the number of open descriptors of this process.
 pub fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("procfs").count()
 }

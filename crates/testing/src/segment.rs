@@ -1,22 +1,22 @@
-//! TCP segments from nowhere.
+//! TCP segments without a socket, for floods.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::socket;
 
-/// Asks for a connection.
+/// The SYN flag: requests a connection.
 pub const SYN: u8 = 0x02;
-/// Ends one at once.
+/// The RST flag: resets a connection.
 pub const RST: u8 = 0x04;
-/// Acknowledges.
+/// The ACK flag.
 pub const ACK: u8 = 0x10;
 
-/// IPPROTO_TCP, in the pseudo header.
+/// Protocol number of TCP in the pseudo header.
 const TCP: u8 = 6;
 
-/// A raw IPv4 socket with a source address at which the kernel knows no connection. Whoever gets a SYN from it answers in
-/// vain, and is told so with a RST where that address is of this host.
+/// A raw IPv4 socket whose source address has no connection in the kernel. The kernel answers a reply to its SYN with RST if the
+/// address belongs to this host.
 pub struct Raw {
     socket: OwnedFd,
     source: Ipv4Addr,
@@ -24,11 +24,11 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// From `source`, which this namespace must have (all of 127.0.0.0/8 where loopback is up). Needs CAP_NET_RAW.
+    /// Opens a raw socket bound to `source`, an address of this namespace (any of 127.0.0.0/8 if loopback is up). Needs CAP_NET_RAW.
     pub fn open(source: Ipv4Addr, to: SocketAddrV4) -> Raw {
         let socket = socket::open_raw_tcp().expect("a raw socket");
         socket::bind(socket.as_fd(), SocketAddrV4::new(source, 0).into()).expect("an address of this host");
-        // Of a raw socket it is only where segments go.
+        // On a raw socket connect() only sets the destination.
         socket::connect(socket.as_fd(), SocketAddrV4::new(*to.ip(), 0).into()).expect("a way there");
         Raw { socket, source, to }
     }
@@ -48,7 +48,7 @@ impl Raw {
     }
 }
 
-/// RFC 9293, 3.1: over the pseudo header and the segment.
+/// Computes the TCP checksum over the pseudo header and the segment (RFC 9293, section 3.1).
 fn checksum(source: Ipv4Addr, destination: Ipv4Addr, segment: &[u8; 20]) -> u16 {
     let mut words: Vec<u8> = [source.octets(), destination.octets()].concat();
     words.extend([0, TCP]);

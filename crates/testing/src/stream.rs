@@ -1,4 +1,4 @@
-//! Numbered packets, sent all the time, of which each has to come out once.
+//! A continuous stream of numbered packets, each of which must arrive exactly once.
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Nothing takes as long on a machine that works.
+/// Time limit of each wait, longer than any wait of a working test.
 pub const LONG: Duration = Duration::from_secs(20);
-/// Packets under way: fewer than any queue has room for.
+/// Maximum number of packets in flight, below the capacity of each queue.
 const WINDOW: u32 = 64;
 
-/// At a port of its own.
+/// Opens a socket on a free port.
 pub fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
     socket
 }
 
-/// Where packets come from and where they go. With replies the far end sends everything back, and it is the client that counts.
+/// The two ends of a stream. With replies the far end returns each packet, and the client counts them.
 pub struct Stream {
     client: UdpSocket,
     target: UdpSocket,
@@ -26,17 +26,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// One way, or with replies.
+    /// Opens both ends, with or without replies.
     pub fn new(replies: bool) -> Stream {
         Stream { client: socket(), target: socket(), replies }
     }
 
-    /// Where packets are to go.
+    /// Returns the address of the far end.
     pub fn target(&self) -> SocketAddr {
         self.target.local_addr().unwrap()
     }
 
-    /// Sends to `to` while `body` runs: how many were sent, all of which came out, each of them once.
+    /// Sends to `to` while `body` runs, and returns the number of packets. Panics unless each packet arrived exactly once.
     pub fn run(&mut self, to: SocketAddr, body: impl FnOnce()) -> u64 {
         let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let (client, target) = (&self.client, &self.target);
@@ -45,7 +45,7 @@ impl Stream {
             let echo = self.replies.then(|| scope.spawn(move || echo(target, over)));
             let out = if self.replies { client } else { target };
             let stream = scope.spawn(move || stream(to, client, out, stop));
-            // The threads are to end as well when it fails.
+            // The threads must also end if `body` panics.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
             stop.store(true, Ordering::Relaxed);
             let sent = stream.join();
@@ -70,8 +70,8 @@ fn echo(target: &UdpSocket, over: &AtomicBool) {
     }
 }
 
-/// Sends numbered packets to `to` until told to stop, no more than a window of them under way, and gives how many came out at
-/// `out`, each of them once.
+/// Sends numbered packets to `to` until `stop` is set, with a limited number in flight, and returns how many arrived at `out`,
+/// each exactly once.
 fn stream(to: SocketAddr, sender: &UdpSocket, out: &UdpSocket, stop: &AtomicBool) -> u32 {
     let (mut sent, mut got) = (0, HashSet::new());
     let mut room = [0; 100];

@@ -1,4 +1,4 @@
-//! Two network namespaces and a wire (veth) between them, on which packets have checksums.
+//! A pair of network devices (veth) between two network namespaces, with checksums on all packets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,29 +7,29 @@ use std::thread;
 
 use fourtuple_syscalls::{device, netns};
 
-/// The end that is in the namespace of the thread that has called [`Wire::open`].
+/// Device in the namespace of the thread that called [`Wire::open`].
 pub const NEAR: &str = "near";
-/// The end in the other one.
+/// Device in the far namespace.
 pub const FAR: &str = "far";
-/// Addresses of both, of IPv4 and of IPv6.
+/// IPv4 address of the near device.
 pub const NEAR_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
-/// As above.
+/// IPv4 address of the far device.
 pub const FAR_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
-/// As above.
+/// IPv6 address of the near device.
 pub const NEAR_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1));
-/// As above.
+/// IPv6 address of the far device.
 pub const FAR_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2));
 
-/// A wire, whose other end is in a namespace that ends with this value.
+/// A veth pair whose far device is in a second namespace. Dropping the value removes that namespace.
 #[derive(Debug)]
 pub struct Wire {
     namespace: OwnedFd,
 }
 
 impl Wire {
-    /// Makes both ends and brings them up. Both compute the checksums of what they send, as real cards or `ethtool -K DEV tx
-    /// off` do, and as veth alone does not. To be called in a namespace of the test's own; where there is no veth that is a
-    /// skip of `test`.
+    /// Creates both devices and brings them up. Both compute the checksums of sent packets, as hardware does, or a veth device after
+    /// `ethtool -K DEV tx off`. Call it in a namespace of the test. Returns `None` and reports `test` as skipped if the kernel has no
+    /// veth.
     pub fn open(test: &str) -> Option<Wire> {
         let made = || -> io::Result<Wire> {
             let far = thread::spawn(|| {
@@ -51,7 +51,7 @@ impl Wire {
         }
     }
 
-    /// Runs something in the other namespace. A socket that is opened there stays there, wherever it is used.
+    /// Runs `what` in the far namespace. A socket opened there belongs to that namespace, in whichever thread it is used.
     pub fn far_away<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let there = scope.spawn(|| {

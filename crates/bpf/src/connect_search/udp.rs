@@ -1,4 +1,4 @@
-//! connect() of UDP: the same maps, with programs of its own (`connect_search_udp.h`).
+//! The part for connect() of UDP, which has its own programs (`connect_search_udp.h`) and shares the maps with TCP.
 
 use std::mem;
 use std::net::IpAddr;
@@ -7,17 +7,17 @@ use std::os::fd::BorrowedFd;
 use aya::Pod;
 use aya::maps::{Array, MapData};
 
-use super::{ConnectSearch, Packets, TupleKey, Wanted};
+use crate::connect_search::{ConnectFilter, ConnectSearch, Packets, TupleKey};
 use crate::error::BpfError;
 
-/// What a program is attached to: a tracepoint, or the root of the cgroups.
+/// The hook of a program: a tracepoint, or the root of the cgroups.
 #[derive(Clone, Copy)]
 enum Hook {
     Tracepoint(&'static str),
     Cgroup,
 }
 
-/// Which programs in the order of attaching, with the family of the destinations that alone need it.
+/// Programs in the order of attaching, with the address family that needs the program; `None` for both families.
 const UDP: [(&str, Hook, Option<Family>); 4] = [
     ("udp_route_lookup_ipv6", Hook::Tracepoint("fib6_table_lookup"), Some(Family::Ipv6)),
     ("udp_route_lookup", Hook::Tracepoint("fib_table_lookup"), Some(Family::Ipv4)),
@@ -32,7 +32,7 @@ enum Family {
     Ipv6,
 }
 
-/// How UDP is seen, as records have it.
+/// The tier of UDP in records.
 pub const UDP_TIER: &str = "cgroup+tp_btf";
 
 /// A task and its last connect().
@@ -40,7 +40,7 @@ pub const UDP_TIER: &str = "cgroup+tp_btf";
 #[repr(C)]
 pub(super) struct Caller {
     task: u64,
-    /// 0: in no search.
+    /// Start of the current search; 0 outside a search.
     socket: u64,
     key: TupleKey,
     tuple: u32,
@@ -55,19 +55,19 @@ const _: () = assert!(mem::size_of::<Caller>() == 64 && mem::offset_of!(Caller, 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Caller {}
 
-/// Place in the table of tuples of each search that has no end.
+/// Returns the index in the table of tuples of each search without an end.
 pub(super) fn unended(callers: &Array<MapData, Caller>) -> Vec<u32> {
     callers.iter().flatten().filter(|caller| caller.socket != 0).map(|caller| caller.tuple).collect()
 }
 
 impl ConnectSearch {
-    /// The same for UDP ([`UDP_TIER`]). `root` is the root of the cgroup2 file system: the programs there see what is in it
-    /// and below it, let everything pass, and change nothing.
+    /// Loads and attaches the programs for UDP ([`UDP_TIER`]). `root` is the root of the cgroup2 file system, so that the programs
+    /// see the tasks of all cgroups. The programs allow every call and change nothing.
     ///
     /// # Errors
     ///
-    /// As of [`ConnectSearch::attach`]; programs of cgroups take CAP_NET_ADMIN as well.
-    pub fn attach_udp(wanted: &Wanted, root: BorrowedFd<'_>) -> Result<ConnectSearch, BpfError> {
+    /// The errors of [`ConnectSearch::attach`]. Cgroup programs also need CAP_NET_ADMIN.
+    pub fn attach_udp(wanted: &ConnectFilter, root: BorrowedFd<'_>) -> Result<ConnectSearch, BpfError> {
         let family = wanted.address.map(|address| match address.to_canonical() {
             IpAddr::V4(_) => Family::Ipv4,
             IpAddr::V6(_) => Family::Ipv6,

@@ -11,17 +11,17 @@ use fourtuple_bpf::{BpfError, LeastBusy};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 
-/// How long the slowest machine may take for what the fastest does at once.
+/// The deadline for each step, generous enough for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Group {
     pub(crate) busy: LeastBusy,
-    /// Of every seat, until it is closed.
+    /// The listener of every seat, until it is closed.
     pub(crate) listeners: Vec<Option<OwnedFd>>,
     pub(crate) address: SocketAddr,
 }
 
-/// What was loaded, or a counted skip where BPF cannot be had.
+/// Returns the loaded program, or counts a skip if BPF is not available.
 pub(crate) fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
     match result {
         Ok(loaded) => Some(loaded),
@@ -33,7 +33,7 @@ pub(crate) fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
     }
 }
 
-/// A listener in the group of `port`, or of a new port for 0.
+/// Opens a listener in the group of `port`, or of a new port for 0.
 pub(crate) fn listen(address: &str, port: u16) -> (OwnedFd, SocketAddr) {
     let wanted = SocketAddr::new(address.parse().unwrap(), port);
     let listener = socket::open(Transport::Tcp, wanted, true).unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn listen(address: &str, port: u16) -> (OwnedFd, SocketAddr) {
     (listener, address)
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !is_so() {
@@ -54,7 +54,7 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 impl Group {
-    /// As many listeners as seats, all taken; or a skip.
+    /// Opens one listener per seat, with all seats taken, or skips the test.
     pub(crate) fn open(test: &str, seats: usize) -> Option<Group> {
         Self::open_at(test, "127.0.0.1", seats)
     }
@@ -83,7 +83,7 @@ impl Group {
         TcpStream::connect_timeout(&self.address, DEADLINE).unwrap()
     }
 
-    /// What comes out of a seat's accept queue now.
+    /// Accepts from a seat's queue, without waiting.
     pub(crate) fn accept(&self, seat: usize) -> Option<OwnedFd> {
         match socket::accept(self.listeners[seat].as_ref()?.as_fd()) {
             Ok(connection) => Some(connection),
@@ -92,7 +92,7 @@ impl Group {
         }
     }
 
-    /// The next connection, wherever it comes, with its seat; counted as a worker does.
+    /// Accepts the next connection of any seat and counts it as a worker does. Returns the connection and the seat.
     pub(crate) fn accept_anywhere(&self) -> (usize, OwnedFd) {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -109,7 +109,7 @@ impl Group {
         }
     }
 
-    /// Connects and accepts so many times, one after the other and keeping all open; how many came to each seat.
+    /// Makes and accepts this many connections in sequence, keeps them open, and returns how many each seat got.
     pub(crate) fn shares(&self, connections: usize) -> Vec<usize> {
         let mut shares = vec![0; self.listeners.len()];
         let mut open = Vec::new();
@@ -125,7 +125,7 @@ impl Group {
         shares
     }
 
-    /// Length of a seat's accept queue.
+    /// Returns the length of a seat's accept queue.
     pub(crate) fn queued(&self, seat: usize) -> u64 {
         let listener = self.listeners[seat].as_ref();
         listener.map_or(0, |listener| option::accept_queue(listener.as_fd()).unwrap().into())
@@ -135,7 +135,7 @@ impl Group {
         (0..self.listeners.len()).map(|seat| self.queued(seat)).collect()
     }
 
-    /// What is claimed and not accepted, of every seat.
+    /// Returns for every seat the number of connections that are claimed and not accepted.
     pub(crate) fn coming(&self) -> Vec<i64> {
         let seats = 0..self.listeners.len();
         seats

@@ -1,4 +1,4 @@
-//! How long connect() looks for a source port, on a live system: counts and histograms made in the kernel.
+//! Measures on a live system how long connect() searches for a source port, with counts and histograms made in the kernel.
 
 use std::fmt;
 use std::io;
@@ -22,15 +22,15 @@ pub use udp::UDP_TIER;
 const NAME: &str = "connect_search";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
 
-/// The most pairs of process and destination that are told apart.
+/// The largest number of pairs of process and destination with separate counts.
 pub const TUPLES: usize = 2048;
 
-/// In `errnos`: nobody told.
+/// Index in `errnos` of failures with an unknown errno.
 const UNKNOWN: usize = 0;
-/// In `errnos`: the program closed the socket while the handshake went on.
+/// Index in `errnos` of sockets that the program closed during the handshake.
 const CLOSED_EARLY: usize = 255;
 
-/// What a program is attached to: a tracepoint, or the beginning or the return of a function.
+/// The hook of a program: a tracepoint, or the entry or the return of a function.
 #[derive(Clone, Copy)]
 enum Hook {
     Tracepoint(&'static str),
@@ -38,7 +38,7 @@ enum Hook {
     Exit(&'static str),
 }
 
-/// Which programs in the order of attaching: what begins a search comes last, and goes first.
+/// Programs in the order of attaching: the program at the start of a search is attached last and detached first.
 const TP_BTF: [(&str, Hook); 4] = [
     ("sent_again", Hook::Tracepoint("tcp_retransmit_skb")),
     ("route_lookup", Hook::Tracepoint("fib_table_lookup")),
@@ -46,7 +46,7 @@ const TP_BTF: [(&str, Hook); 4] = [
     ("called", Hook::Tracepoint("inet_sock_set_state")),
 ];
 
-/// The same for the tier that times the search itself.
+/// The programs of the tier that times the search function itself.
 const FEXIT: [(&str, Hook); 5] = [
     ("sent_again", Hook::Tracepoint("tcp_retransmit_skb")),
     ("search_returns", Hook::Exit("__inet_hash_connect")),
@@ -55,16 +55,16 @@ const FEXIT: [(&str, Hook); 5] = [
     ("called", Hook::Tracepoint("inet_sock_set_state")),
 ];
 
-/// What every packet of the host goes through: only for IPv6, whose searches end there.
+/// Program and tracepoint that every packet of the host passes. Attached only for IPv6, whose searches end there.
 const PACKETS: (&str, &str) = ("packet_queued", "net_dev_queue");
 
-/// In the map of times.
+/// Number of histograms in the map of times.
 const TIMES: usize = 4;
 
-/// Which connects are looked at: all that match everything that is set.
+/// A filter of connects. A connect must match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// Process, as this process's PID namespace numbers it.
+pub struct ConnectFilter {
+    /// Process id in this process's PID namespace.
     pub process: Option<u32>,
     /// Name of the thread that connects (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
@@ -72,9 +72,9 @@ pub struct Wanted {
     pub address: Option<IpAddr>,
     /// Port of the destination.
     pub port: Option<u16>,
-    /// Id of a cgroup (version 2), which is the inode of its directory; those below it count as well.
+    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
-    /// How many single searches a second are told, about; and as many that took `outlier_ns` or longer.
+    /// Approximate number of samples per second, and of additional samples of searches that took `outlier_ns` or longer.
     pub samples_per_s: u32,
     /// See `samples_per_s`.
     pub outlier_ns: u64,
@@ -101,42 +101,42 @@ struct Settings {
 /// Samples are taken in windows of 2^24 ns.
 const WINDOW_NS: u64 = 1 << 24;
 
-/// A process and where it connects to.
+/// A process and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct TupleKey {
     address: [u8; 16],
-    /// Process, in this process's PID namespace if it is there.
+    /// Process id in this process's PID namespace if the process is in it, otherwise in the initial one.
     pub process: u32,
     /// Port of the destination.
     pub port: u16,
     hole: u16,
 }
 
-/// What is known of the connects of one process to one destination. Arrays of two are of even and of odd source ports.
+/// Counts of the connects of one process to one destination. Arrays of two have a value for even and one for odd source ports.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Tuple {
-    /// How long the searches that found a port took together, in nanoseconds.
+    /// Total time of the searches that found a port, in nanoseconds.
     pub search_ns: [u64; 2],
-    /// Handshakes that came to their end.
+    /// Completed handshakes.
     pub established: u64,
-    /// Connections that the process closed before its peer did: it has the port in TIME_WAIT.
+    /// Connections that the process closed first (active close), so that the port is in TIME_WAIT.
     pub closed_first: u64,
-    /// Connections that its peer had closed when the process did.
+    /// Connections that the peer closed first.
     pub closed_by_peer: u64,
-    /// Connects from a port that was bound before: without a search.
+    /// Connects from a port that the program bound before, without a search.
     pub given_port: u64,
     to_retry: u32,
     /// Network namespace of the socket that connected first: inode of `/proc/PID/ns/net`.
     pub namespace: u32,
-    /// Connects that failed, whenever.
+    /// Connects that failed, during the call or later.
     pub failed: u64,
-    /// Of these, for want of a port: with EADDRNOTAVAIL, of UDP with EAGAIN.
+    /// Failures because no port was free: EADDRNOTAVAIL, or EAGAIN for UDP.
     pub no_port: u64,
-    /// Connects that came after one that had failed, before one succeeded.
+    /// Connects after a failed connect, up to the next successful connect.
     pub retries: u64,
-    /// SYNs that were sent again.
+    /// Retransmitted SYNs.
     pub syn_retries: u64,
     /// Process and destination.
     pub key: TupleKey,
@@ -165,24 +165,24 @@ struct Sums {
     errnos: [u64; 256],
 }
 
-/// Sums over all connects that were wanted.
+/// Sums over all connects that the filter selects.
 #[derive(Clone, Debug)]
 pub struct Totals {
     /// Samples for which the ring had no room.
     pub lost_events: u64,
-    /// Connects for which the maps had no room; nothing else is known of them.
+    /// Connects that were not counted because the maps were full.
     pub lost_starts: u64,
-    /// Searches, failures and handshakes that are in no tuple, because there were too many.
+    /// Searches, failures and handshakes that are in no tuple because the table of tuples was full.
     pub lost_tuples: u64,
-    /// Connections whose search's end was not seen.
+    /// Connections for which the end of the search was not seen.
     pub without_end: u64,
-    /// Connects whose end, established or failed, went by while the processor looked at another one.
+    /// Connects whose result was missed because the processor was counting another connect.
     pub lost_answers: u64,
-    /// Handshakes that came to their end: those of `handshake`, and those whose time is not known.
+    /// Completed handshakes: the handshakes in `handshake`, and handshakes whose time is not known.
     pub established: u64,
-    /// Connections over IPv6 from before the first one was noticed: their search has an end, which nobody looked for.
+    /// Connections over IPv6 whose search ended before the program at the end of IPv6 searches was attached.
     pub untimed: u64,
-    /// Connects from a port that was bound before.
+    /// Connects from a port that the program bound before connect().
     pub given_port: u64,
     /// Searches during which the task was not running all the time.
     pub switched: u64,
@@ -192,9 +192,9 @@ pub struct Totals {
     pub even: Times,
     /// Searches that found an odd port.
     pub odd: Times,
-    /// From the end of the search until the connection was established.
+    /// Times between the end of the search and the end of the handshake.
     pub handshake: Times,
-    /// Searches that found none.
+    /// Searches that found no port.
     pub failed: Times,
 }
 
@@ -202,13 +202,13 @@ pub struct Totals {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Event {
-    /// When it ended, in nanoseconds since the programs were attached.
+    /// End of the search in nanoseconds since the programs were attached.
     pub at_ns: u64,
-    /// How long it took.
+    /// Duration of the search.
     pub search_ns: u64,
-    /// Its place in [`ConnectSearch::tuples`]; beyond these: it is not there for want of room.
+    /// Index in [`ConnectSearch::tuples`]. An index past the end means that the table was full.
     pub tuple: u32,
-    /// The port that was found; 0: none.
+    /// The port that the search found, or 0 if it failed.
     pub source_port: u16,
     hole: u16,
 }
@@ -228,16 +228,16 @@ unsafe impl Pod for Tuple {}
 unsafe impl Pod for Sums {}
 
 impl TupleKey {
-    /// The destination.
+    /// Returns the destination.
     pub fn address(&self) -> IpAddr {
         address(self.address)
     }
 }
 
 impl Totals {
-    /// Failures by the name of their errno: `closed` when the program closed the socket while the handshake went on,
-    /// `unknown` when a port was found and the SYN not made (no route from there, or no memory), and of UDP when a search
-    /// had no end yet when the programs were taken off.
+    /// Returns the failures by the name of their errno. `closed` means that the program closed the socket during the handshake.
+    /// `unknown` means that a port was found but no SYN was made (no route from that port, or no memory), or, for UDP, that a
+    /// search was still in progress when the programs were detached.
     pub fn failures(&self) -> impl Iterator<Item = (String, u64)> + '_ {
         let numbers = self.errnos.iter().enumerate().map(|(errno, number)| match errno {
             UNKNOWN => ("unknown".to_owned(), *number),
@@ -257,18 +257,18 @@ impl Event {
 }
 
 impl Tuple {
-    /// Searches that found a port, by its parity.
+    /// Returns the searches that found a port, by the parity of the port.
     pub fn searches(&self) -> [u64; 2] {
         self.buckets.map(|buckets| buckets.iter().map(|&number| u64::from(number)).sum())
     }
 
-    /// Name of the thread that connected first.
+    /// Returns the name of the thread that connected first.
     pub fn name(&self) -> String {
         thread_name(&self.name)
     }
 }
 
-impl Wanted {
+impl ConnectFilter {
     fn settings(&self, began_ns: u64, namespace: (u64, u64)) -> Settings {
         let windows_per_s = 1_000_000_000 / WINDOW_NS;
         let per_window = u64::from(self.samples_per_s).div_ceil(windows_per_s) as u32;
@@ -294,7 +294,7 @@ impl Wanted {
     }
 }
 
-/// Programs on connect(), attached. They go with this value, and with the process.
+/// The attached programs for connect(). They are detached when this value is dropped or the process ends.
 pub struct ConnectSearch {
     programs: Programs,
     sums: Array<MapData, Sums>,
@@ -302,30 +302,30 @@ pub struct ConnectSearch {
     tuples: Array<MapData, Tuple>,
     ring: RingBuf<MapData>,
     packets: Packets,
-    /// Of UDP, while it is attached.
+    /// The map of callers for UDP, while its programs are attached.
     callers: Option<Array<MapData, udp::Caller>>,
-    /// Place in `tuples` of each search of UDP that had no end when the programs were taken off.
+    /// Index in `tuples` of each UDP search that was in progress when the programs were detached.
     unended: Vec<u32>,
 }
 
-/// Whether every packet is looked at.
+/// Whether the program on every packet of the host is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packets {
-    /// As soon as there is a connect over IPv6.
+    /// It will be attached after the first connect over IPv6.
     Later,
     Watched,
-    /// Only IPv4 is wanted, or the programs are off.
+    /// It is not needed: the filter selects only IPv4, or the programs are detached.
     Never,
 }
 
 impl ConnectSearch {
-    /// Loads the programs of a tier and attaches them. Connects that are under way are not looked at.
+    /// Loads the programs of a tier and attaches them. Connects in progress are not counted.
     ///
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
-    /// what the tier attaches to, [`BpfError::Refused`] when the verifier does not take a program.
-    pub fn attach(wanted: &Wanted, tier: Tier) -> Result<ConnectSearch, BpfError> {
+    /// the hooks of the tier, [`BpfError::Refused`] if the verifier rejects a program.
+    pub fn attach(wanted: &ConnectFilter, tier: Tier) -> Result<ConnectSearch, BpfError> {
         let mut search = ConnectSearch::load(wanted)?;
         let programs: &[(&str, Hook)] = match tier {
             Tier::TpBtf => &TP_BTF,
@@ -335,7 +335,7 @@ impl ConnectSearch {
             (Tier::TpBtf, Some(IpAddr::V6(_))) => search.watch_packets()?,
             (Tier::TpBtf, None) => {}
             (Tier::TpBtf, Some(IpAddr::V4(_))) => search.packets = Packets::Never,
-            // The search of both families ends where the function returns.
+            // The search of both address families ends when the function returns.
             (Tier::Fexit, _) => {
                 search.packets = Packets::Never;
                 search.programs.set("watched", 1_u32)?;
@@ -351,8 +351,8 @@ impl ConnectSearch {
         Ok(search)
     }
 
-    fn load(wanted: &Wanted) -> Result<ConnectSearch, BpfError> {
-        let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
+    fn load(wanted: &ConnectFilter) -> Result<ConnectSearch, BpfError> {
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("../connect_search.o"))?;
         programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
         Ok(ConnectSearch {
             sums: programs.map("sums")?,
@@ -366,12 +366,12 @@ impl ConnectSearch {
         })
     }
 
-    /// To be called now and then: looks for the end of searches over IPv6 as soon as there has been one. That is a look at
-    /// every packet of the host, which a host that uses IPv4 need not pay for.
+    /// Attaches the program for the end of IPv6 searches after the first connect over IPv6; call it at intervals. It runs
+    /// for every packet of the host, a cost that hosts with only IPv4 avoid.
     ///
     /// # Errors
     ///
-    /// As of [`ConnectSearch::attach`].
+    /// The errors of [`ConnectSearch::attach`].
     pub fn keep_up(&mut self) -> Result<(), BpfError> {
         if self.packets == Packets::Later && self.sums()?.ipv6_seen != 0 {
             self.watch_packets()?;
@@ -386,15 +386,15 @@ impl ConnectSearch {
         self.programs.set("watched", 1_u32)
     }
 
-    /// Takes the programs off; what they counted stays. A search that is under way is not counted any more; of UDP it is a
-    /// failure that nobody knows more of, for one that has failed and one that goes on look the same.
+    /// Detaches the programs; their counts stay readable. A TCP search in progress is no longer counted. A UDP search in progress
+    /// counts as a failure with an unknown errno, because it cannot be told from a failed search.
     pub fn detach(&mut self) {
         self.packets = Packets::Never;
         self.programs.detach();
         self.unended = self.callers.take().map(|callers| udp::unended(&callers)).unwrap_or_default();
     }
 
-    /// Hands over the samples since the last time.
+    /// Passes the samples since the previous call to `take`.
     pub fn drain(&mut self, mut take: impl FnMut(Event)) {
         while let Some(item) = self.ring.next() {
             if let Some(event) = Event::read(&item) {
@@ -403,11 +403,11 @@ impl ConnectSearch {
         }
     }
 
-    /// The sums as they are now.
+    /// Returns the current sums.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn totals(&self) -> Result<Totals, BpfError> {
         let sums = self.sums()?;
         let mut times = [Times::default(); TIMES];
@@ -436,16 +436,25 @@ impl ConnectSearch {
         })
     }
 
+    /// Returns the number of events that a program missed because it was already running on that processor.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn missed(&self) -> Result<u64, BpfError> {
+        self.programs.missed()
+    }
+
     fn sums(&self) -> Result<Sums, BpfError> {
         self.sums.get(&0, 0).map_err(|error| tracing::failure(NAME, LOOKUP, &error))
     }
 
-    /// All pairs of process and destination, in the order in which they came; a few places may be empty (port 0), where two
-    /// threads came at the same time.
+    /// Returns all pairs of process and destination in the order of their first connect. A few entries may be empty (port 0) where
+    /// two threads added the same pair at the same time.
     ///
     /// # Errors
     ///
-    /// [`BpfError::Call`] of bpf(2), which nothing explains.
+    /// [`BpfError::Call`] if bpf(2) fails.
     pub fn tuples(&self) -> Result<Vec<Tuple>, BpfError> {
         let known = self.sums()?.tuples.min(TUPLES as u32);
         let tuples: Result<Vec<Tuple>, _> = (0..known).map(|place| self.tuples.get(&place, 0)).collect();

@@ -1,4 +1,4 @@
-//! What a [`Dialer`] costs over the system calls that it makes: both, in one network namespace, on loopback.
+//! Measures the cost of a [`Dialer`] beyond its system calls: dials with it and bare calls, in one network namespace, on loopback.
 //!
 //! `cargo bench -p fourtuple --bench dial`; `-- overhead` for the comparison alone, without criterion.
 //!
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-fn through(builder: fourtuple::dial::Builder) -> Arm {
+fn through(builder: fourtuple::dial::DialerBuilder) -> Arm {
     let dialer: &'static Dialer = Box::leak(Box::new(builder.build().expect("a dialer")));
     let dial = || {
         let (stream, report) = dialer.dial().expect("a connection");
@@ -126,7 +126,7 @@ fn by_hand(
     Arm { name: "bare calls", dial: Box::new(move || dial().expect("a connection")), release: None }
 }
 
-/// Windows of one port each, none twice within thousands: what a dialer names from its book.
+/// Windows of one port each, none twice within thousands: what a dialer names from its ledger.
 fn named_ports() -> impl FnMut() -> Option<PortRange> {
     let range = PortRange::KERNEL_DEFAULT;
     let mut offset = 0;

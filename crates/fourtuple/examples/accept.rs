@@ -1,7 +1,7 @@
-//! Serves HTTP/1.1 with hyper, on a tokio runtime per worker, and says at the end what each worker did.
+//! Serves HTTP/1.1 with hyper, on a tokio runtime per worker, and prints the counters of each worker at the end.
 //!
 //! `cargo run -p fourtuple --features tokio --example accept -- --policy rotate --listen 127.0.0.1:8080 --workers 4`, ended
-//! with Ctrl-C. `--listen /run/x.sock` is a unix socket; `--close-every 100` closes connections after so many requests.
+//! with Ctrl-C. `--listen /run/x.sock` is a unix socket; `--close-every 100` closes connections after 100 requests.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use fourtuple::listen::{Accepted, AsyncAcceptor, Endpoint, Group, Listen, Policy, Recycle, Visit};
+use fourtuple::listen::{
+    AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, ListenerGroup, ListenerGroupBuilder, Recycle, Session,
+};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONNECTION, HeaderValue};
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 struct Arguments {
-    policy: Policy,
+    policy: AcceptPolicy,
     listen: Endpoint,
     workers: usize,
     recycle: Recycle,
@@ -42,7 +44,7 @@ struct Arguments {
 
 fn arguments() -> Result<Arguments, Box<dyn Error>> {
     let mut found = Arguments {
-        policy: Policy::Auto,
+        policy: AcceptPolicy::Auto,
         listen: Endpoint::Inet(([127, 0, 0, 1], 8080).into()),
         workers: 4,
         recycle: Recycle::Never,
@@ -73,10 +75,10 @@ fn runtime() -> std::io::Result<Runtime> {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let Arguments { policy, listen, workers, recycle } = arguments()?;
-    let group = Listen::at(listen).policy(policy).seats(workers).recycle(recycle).open()?;
+    let group = ListenerGroupBuilder::at(listen).policy(policy).seats(workers).recycle(recycle).open()?;
     eprintln!("listening on {}, {workers} workers, {}", group.endpoint(), group.choice());
-    // Under this policy one thread accepts for all.
-    let dispatcher = (group.policy() == Policy::Dispatcher).then(|| group.dispatcher()).transpose()?;
+    // With this policy one thread accepts for all workers.
+    let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| group.dispatcher()).transpose()?;
     let over = AtomicBool::new(false);
     let (stop, stopped) = watch::channel(());
     thread::scope(|scope| {
@@ -94,7 +96,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         runtime()?.block_on(tokio::signal::ctrl_c())?;
         drop(stop);
         let mut ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        // After the workers: whom they hand over at the end it takes.
+        // The dispatcher stops after the workers, because it takes the connections that they hand over.
         over.store(true, Ordering::Release);
         ended.extend(dispatcher.map(|thread| thread.join()));
         for thread in ended {
@@ -112,10 +114,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One worker: its own runtime, its own acceptor.
-fn work(group: &Group, mut stopped: watch::Receiver<()>) -> Result<(), Box<dyn Error>> {
+/// Runs one worker, with its own runtime and acceptor.
+fn work(group: &ListenerGroup, mut stopped: watch::Receiver<()>) -> Result<(), Box<dyn Error>> {
     runtime()?.block_on(async {
-        // This is what `TcpListener::bind(address).await?` was.
+        // This replaces `TcpListener::bind(address).await?`.
         let mut acceptor = AsyncAcceptor::new(group.join()?)?;
         loop {
             tokio::select! {
@@ -128,11 +130,11 @@ fn work(group: &Group, mut stopped: watch::Receiver<()>) -> Result<(), Box<dyn E
     })
 }
 
-async fn serve(Accepted { stream, visit, .. }: Accepted) {
-    // It is held until the connection ends. hyper reads the further requests.
-    let visit = Arc::new(Mutex::new(visit));
+async fn serve(Accepted { stream, session, .. }: Accepted) {
+    // The session exists until the connection ends. hyper reads the further requests.
+    let session = Arc::new(Mutex::new(session));
     let answer = service_fn(move |_: Request<Incoming>| {
-        let last = answered(&mut visit.lock().unwrap_or_else(PoisonError::into_inner));
+        let last = answered(&mut session.lock().unwrap_or_else(PoisonError::into_inner));
         async move {
             let mut response = Response::new(Full::new(Bytes::from_static(b"hello\n")));
             if last {
@@ -141,13 +143,13 @@ async fn serve(Accepted { stream, visit, .. }: Accepted) {
             Ok::<_, Infallible>(response)
         }
     });
-    // A client that goes away in the middle is no error of ours.
+    // A client may close the connection in the middle of a request.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
-/// Counts a request; whether it is the last of its connection.
-fn answered(visit: &mut Visit) -> bool {
-    let last = visit.is_last();
-    visit.answered();
+/// Counts a request. Returns whether it is the last of its connection.
+fn answered(session: &mut Session) -> bool {
+    let last = session.is_last();
+    session.answered();
     last
 }

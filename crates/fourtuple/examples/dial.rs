@@ -54,21 +54,21 @@ fn fetch() -> Result<(), Box<dyn Error>> {
     stream.read_to_end(&mut answer)?;
     io::stdout().write_all(&answer)?;
 
-    // The server closed first, so the port is free; had we done it, it would stay in TIME_WAIT for 60 s.
+    // The server closed first, so the port is free. If the client had closed first, the port would stay in TIME_WAIT for 60 s.
     drop(stream);
     dialer.release(report.source);
     Ok(())
 }
 
-/// What the one who started this can do.
+/// Returns what the user can do about an error.
 fn advice(error: &DialError) -> Option<&'static str> {
     Some(match error {
-        DialError::PortsExhausted { census: Some(census), .. } if census.time_wait > census.established => {
+        DialError::PortsExhausted { census: Ok(census), .. } if census.time_wait > census.established => {
             "most ports wait out TIME_WAIT: let the server close first, keep connections, or dial from more sources"
         }
         DialError::PortsExhausted { .. } => "dial from more sources, or widen net.ipv4.ip_local_port_range",
         DialError::NotSupported { .. } => "the strategy auto works on every kernel",
-        DialError::Refused(_) => "no port was lost by this: start the server and dial again",
+        DialError::Refused { .. } => "no port was lost by this: start the server and dial again",
         _ => return None,
     })
 }

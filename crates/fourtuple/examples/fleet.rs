@@ -7,7 +7,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{Fleet, PortRange, PortSet, Search};
+use fourtuple::ports::{Fleet, PortRange, PortSet, WindowSearch};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fleet = Fleet {
         range: PortRange::KERNEL_DEFAULT,
         reserved: &PortSet::new(),
-        search: Search::Linear,
+        search: WindowSearch::Linear,
         strategy,
         pairs,
         connections,

@@ -1,8 +1,8 @@
-//! Worker processes that share a listener: each answers lines with its number. The supervisor starts another worker where one
-//! dies, and replaces all of them one by one when it is told to.
+//! Worker processes that share a listener: each answers lines with its seat. The supervisor replaces a worker that dies, and all
+//! workers one by one on request.
 //!
 //! `cargo run -p fourtuple --example prefork -- [POLICY] [ADDRESS] [WORKERS]`, as in `-- rotate 127.0.0.1:8000 4`; then on
-//! standard input `kill N`, `reload`, `stats` or `leaks`, until its end.
+//! standard input the commands `kill N`, `reload`, `stats` or `leaks`.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use fourtuple::listen::{Acceptor, Connection, Group, Listen, ListenError, Policy, Workers};
+use fourtuple::listen::{
+    AcceptPolicy, Acceptor, Connection, ListenError, ListenerGroup, ListenerGroupBuilder, Workers,
+};
 use fourtuple_syscalls::fork::{self, Process};
 
 fn main() -> ExitCode {
@@ -30,11 +32,12 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
-    let policy: Policy = arguments.next().map_or(Ok(Policy::Auto), |name| name.parse())?;
+    let policy: AcceptPolicy = arguments.next().map_or(Ok(AcceptPolicy::Auto), |name| name.parse())?;
     let address: SocketAddr = arguments.next().unwrap_or_else(|| "127.0.0.1:0".to_owned()).parse()?;
     let count = arguments.next().map_or(Ok(4), |count| count.parse::<usize>())?;
-    // One seat more, so that a new worker can join before an old one leaves.
-    let listen = Listen::at(address.into()).policy(policy).workers(Workers::Processes).seats(count + 1);
+    // One additional seat lets a new worker join before an old one leaves.
+    let listen =
+        ListenerGroupBuilder::at(address.into()).policy(policy).workers(Workers::Processes).seats(count + 1);
     let group = listen.open()?;
     let mut workers = (0..count).map(|_| Worker::start(&group)).collect::<io::Result<Vec<_>>>()?;
     println!("listening on {} with {}", group.endpoint(), group.choice());
@@ -70,7 +73,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A process, and the stream by which it is told to leave.
+/// A worker process, and the stream that tells it to leave.
 struct Worker {
     process: Process,
     seat: usize,
@@ -78,7 +81,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(group: &Group) -> io::Result<Worker> {
+    fn start(group: &ListenerGroup) -> io::Result<Worker> {
         let (mut ours, mut theirs) = UnixStream::pair()?;
         let process = fork::run_in_child(|| match work(group, &mut theirs) {
             Ok(()) => 0,
@@ -88,7 +91,7 @@ impl Worker {
             }
         })?;
         drop(theirs);
-        // It tells its seat when it has joined.
+        // The worker sends its seat when it has joined.
         let mut seat = [0];
         ours.read_exact(&mut seat)?;
         Ok(Worker { process, seat: seat[0].into(), ours })
@@ -101,14 +104,14 @@ impl Worker {
     }
 }
 
-/// In the worker's process.
-fn work(group: &Group, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
+/// Runs in the worker process.
+fn work(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
     let mut acceptor = group.join()?;
     theirs.write_all(&[u8::try_from(acceptor.seat())?])?;
     let told = Arc::new(AtomicBool::new(false));
     let (waker, tell, mut parent) = (acceptor.waker(), Arc::clone(&told), theirs.try_clone()?);
     thread::spawn(move || {
-        // A byte, or the end of the supervisor.
+        // Readable when the supervisor sends a byte or ends.
         let _ = parent.read(&mut [0]);
         tell.store(true, Ordering::Release);
         waker.wake();
@@ -122,7 +125,7 @@ fn work(group: &Group, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Answers the lines that are there, each with the seat of the worker and the number of the line.
+/// Answers the complete lines, each with the seat of the worker and the number of the line.
 fn answer(acceptor: &mut Acceptor, mut connection: Connection) -> Result<(), ListenError> {
     let mut room = [0; 4096];
     match connection.read(&mut room) {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::{Group, Spread};
+use fourtuple::spread::{Selector, UdpGroup};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::{netns, socket};
 use fourtuple_testing::wire::{FAR_V4, NEAR_V4, Wire};
@@ -76,8 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn row(selector: &str, sockets: usize, packets: u32, wire: &Wire) -> Result<String, Box<dyn Error>> {
-    let spread: Spread = selector.parse()?;
-    let group = Group::open(SocketAddr::new(NEAR_V4, 0), sockets, &spread)?;
+    let spread: Selector = selector.parse()?;
+    let group = UdpGroup::open(SocketAddr::new(NEAR_V4, 0), sockets, &spread)?;
     let sender = wire.far_away(|| UdpSocket::bind((FAR_V4, 0)))?;
     let (received, ended) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut arrivals = Vec::new();

@@ -1,5 +1,6 @@
-//! What this kernel can do, found by trying. The release number of a kernel says little: 6.1.y has
-//! IP_LOCAL_PORT_RANGE by a backport, but not the linear search that came with it in 6.8.
+//! Probes for the socket options of this kernel.
+//!
+//! The release number of a kernel does not tell: 6.1.y has a backport of IP_LOCAL_PORT_RANGE, but not the linear search of 6.8.
 
 use std::fs;
 use std::io;
@@ -13,22 +14,22 @@ use fourtuple_syscalls::{errno_name, netns};
 
 use crate::ports::{PortRange, PortSet};
 
-/// How far this kernel has IP_LOCAL_PORT_RANGE (option 51 of SOL_IP).
+/// Support for IP_LOCAL_PORT_RANGE (option 51 of SOL_IP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LocalPortRange {
-    /// ENOPROTOOPT: before 6.3, without a backport, or filtered away.
+    /// `setsockopt(IP_LOCAL_PORT_RANGE)` fails with ENOPROTOOPT: before Linux 6.3 without a backport, or refused by a filter.
     Absent,
-    /// The window is honoured, but searched as ever: one half of its ports, then the other (6.3 to 6.7, and 6.1.y).
+    /// The kernel searches the window by parity: all ports of one parity, then the rest (Linux 6.3 to 6.7, and 6.1.y).
     Parity,
-    /// The window is searched one port after the other, from either parity (6.8 and later).
+    /// The kernel searches the window port by port, from a start of either parity (Linux 6.8 and later).
     Linear,
-    /// There is the option; how it searches could not be tried, because the loopback device is down
-    /// or no port is left for the probe itself. It is tried again at the next call.
+    /// The kernel has the option, but its search could not be probed: the loopback device is down, or no port is free for the
+    /// probe. The next call probes again.
     Unproven,
 }
 
 impl LocalPortRange {
-    /// The name it has in records.
+    /// Returns the name used in records.
     pub fn name(self) -> &'static str {
         match self {
             LocalPortRange::Absent => "absent",
@@ -39,30 +40,30 @@ impl LocalPortRange {
     }
 }
 
-/// What was found out about the calling thread's network namespace.
+/// Results of the probe in the calling thread's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// IP_LOCAL_PORT_RANGE.
+    /// Support for IP_LOCAL_PORT_RANGE.
     pub local_port_range: LocalPortRange,
 }
 
-/// A probe that could not be made. Never "not supported": that is an answer, not an error.
+/// A failed probe. A kernel without support is a result, not an error.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot find out what this kernel can do: {call}: {}", errno_name(.error))]
 pub struct ProbeError {
     /// The call that failed.
     pub call: &'static str,
-    /// How it failed.
+    /// The error of the call.
     #[source]
     pub error: io::Error,
 }
 
-/// Finds out, once per network namespace; later calls there answer from memory.
+/// Probes the kernel, once per network namespace; later calls return the stored result.
 ///
-/// The probe makes 16 connections to a listener of its own on 127.0.0.1 and resets them: nothing stays behind.
+/// The probe opens 16 connections to its own listener on 127.0.0.1 and resets them, so that no TIME_WAIT socket remains.
 pub fn probe() -> Result<Capabilities, ProbeError> {
     static KNOWN: Mutex<Vec<(u64, Capabilities)>> = Mutex::new(Vec::new());
-    // Where namespaces cannot be told apart (before 5.14) nothing is remembered.
+    // Without SO_NETNS_COOKIE (before Linux 5.14) namespaces cannot be distinguished, and no result is stored.
     let Ok(namespace) = netns::identity() else {
         return probe_now();
     };
@@ -109,11 +110,11 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
     }
 }
 
-/// Whether connections with the option set take ports of both parities while there are plenty of either. Each is reset before
-/// the next, so that even a range of a few ports is enough.
+/// Returns whether connections with IP_LOCAL_PORT_RANGE get ports of both parities.
 ///
-/// A search by parity exhausts one half first, so on a tuple of its own it never gets to the other; a linear one misses
-/// a parity in 16 tries once in 2^15 (its start moves on by 1 to 8 at random).
+/// Each connection is reset before the next, so that a range of a few ports is enough. A search by parity takes all ports of one
+/// parity first, and 16 connections do not exhaust them. A linear search misses one parity in 16 tries with a probability of 2^-15,
+/// because its start moves by a random 1 to 8 ports each time.
 fn parities() -> Result<bool, ProbeError> {
     let at = |call| move |error| ProbeError { call, error };
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -133,11 +134,11 @@ fn parities() -> Result<bool, ProbeError> {
     Ok(seen == [true, true])
 }
 
-/// The ephemeral range of the calling thread's namespace, and the ports that it may not choose by itself.
+/// Returns the ephemeral port range and the reserved ports of the calling thread's network namespace.
 ///
 /// # Errors
 ///
-/// Whatever reading /proc/sys/net/ipv4 gives; a content that is no range is [`io::ErrorKind::InvalidData`].
+/// The errors of reading /proc/sys/net/ipv4; [`io::ErrorKind::InvalidData`] if the content is no range.
 pub fn local_ports() -> io::Result<(PortRange, PortSet)> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?.parse().map_err(invalid)?;

@@ -1,9 +1,12 @@
-//! Make connections cheap: what the Linux kernel does between `socket()` and the first byte, done well.
+//! Socket calls for programs that open, accept or spread many connections on Linux: proxies, servers, crawlers, load generators.
 //!
-//! This crate does not resolve names, pool connections, speak a protocol or change a sysctl. It makes the socket calls
-//! that a proxy, crawler or load generator should make: [`dial`] opens connections with a source port that is found
-//! quickly and failures that say what is wrong; [`ports`] knows ranges, budgets and costs, and has the kernel's port search
-//! in memory; [`capabilities`] finds out, by trying, what the kernel can do. Linux only.
+//! - [`dial`] opens TCP connections and connected UDP sockets: it finds a free source port quickly, and its errors name the cause.
+//! - [`listen`] distributes connections over the workers of a server.
+//! - [`spread`] distributes the packets of a UDP port over a group of sockets.
+//! - [`ports`] calculates with port ranges and budgets; with the feature `plan` it also simulates the kernel's port search.
+//! - [`capabilities`] probes which socket options the kernel supports.
+//!
+//! The crate resolves no names, keeps no pool of connections, speaks no protocol and changes no sysctl.
 #![forbid(unsafe_code)]
 
 pub mod capabilities;
@@ -11,8 +14,9 @@ pub mod dial;
 pub mod listen;
 pub mod ports;
 pub mod spread;
+mod sync;
 
-// Keeps the code in the README true.
+// Compiles the examples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

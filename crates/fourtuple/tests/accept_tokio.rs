@@ -1,4 +1,4 @@
-//! The acceptor on tokio runtimes, under every policy.
+//! The acceptor on tokio runtimes with every policy.
 
 use std::convert::Infallible;
 use std::ops::Deref;
@@ -9,9 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fourtuple::listen::{
-    Accepted, AsyncAcceptor, Endpoint, Family, Group, Listen, ListenError, Policy, Recycle, Workers,
+    AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, Family, ListenError, ListenerGroup,
+    ListenerGroupBuilder, Recycle, Workers,
 };
 use fourtuple_measure::balance;
+use fourtuple_syscalls::seccomp;
 use fourtuple_testing::in_namespace;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -38,17 +40,17 @@ fn endpoint(family: Family) -> Endpoint {
     }
 }
 
-/// A group, and the thread that accepts for it where the policy has one.
+/// A group, and the thread of its dispatcher if the policy has one.
 struct Open {
-    group: Group,
+    group: ListenerGroup,
     over: Arc<AtomicBool>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
-fn open(policy: Policy, family: Family) -> Open {
-    let group = Listen::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
+fn open(policy: AcceptPolicy, family: Family) -> Open {
+    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
     let over = Arc::new(AtomicBool::new(false));
-    let dispatcher = (group.policy() == Policy::Dispatcher).then(|| {
+    let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| {
         let (mut dispatcher, over) = (group.dispatcher().unwrap(), Arc::clone(&over));
         thread::spawn(move || dispatcher.run(&over).unwrap())
     });
@@ -56,9 +58,9 @@ fn open(policy: Policy, family: Family) -> Open {
 }
 
 impl Deref for Open {
-    type Target = Group;
+    type Target = ListenerGroup;
 
-    fn deref(&self) -> &Group {
+    fn deref(&self) -> &ListenerGroup {
         &self.group
     }
 }
@@ -78,7 +80,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Runs what a client does, and fails the test where that takes for ever.
+/// Runs a client, and fails the test if the client does not end.
 fn client<T>(future: impl Future<Output = T>) -> T {
     runtime().block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an answer in time") })
 }
@@ -86,14 +88,14 @@ fn client<T>(future: impl Future<Output = T>) -> T {
 trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
 
-async fn connect(group: &Group) -> Box<dyn Both> {
+async fn connect(group: &ListenerGroup) -> Box<dyn Both> {
     match group.endpoint() {
         Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await.unwrap()),
         Endpoint::Inet(address) => Box::new(TcpStream::connect(address).await.unwrap()),
     }
 }
 
-/// A worker with a runtime of its own.
+/// A worker with its own runtime.
 struct Worker {
     thread: JoinHandle<()>,
     stop: oneshot::Sender<()>,
@@ -101,7 +103,10 @@ struct Worker {
 
 impl Worker {
     /// Joins in the calling thread, so that seats are in order.
-    fn start<F: Future<Output = ()> + Send + 'static>(group: &Group, serve: fn(Accepted) -> F) -> Worker {
+    fn start<F: Future<Output = ()> + Send + 'static>(
+        group: &ListenerGroup,
+        serve: fn(Accepted) -> F,
+    ) -> Worker {
         let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
         let (stop, mut stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
@@ -112,15 +117,15 @@ impl Worker {
                         _ = &mut stopped => break,
                     }
                 }
-                let farewell = acceptor.leave().await.unwrap();
-                assert!(farewell.kept.is_empty(), "{farewell:?}");
+                let report = acceptor.leave().await.unwrap();
+                assert!(report.kept.is_empty(), "{report:?}");
             });
         });
         Worker { thread, stop }
     }
 
     fn start_many<F: Future<Output = ()> + Send + 'static>(
-        group: &Group,
+        group: &ListenerGroup,
         count: usize,
         serve: fn(Accepted) -> F,
     ) -> Vec<Worker> {
@@ -134,11 +139,11 @@ impl Worker {
 }
 
 /// Answers each byte with the next one.
-async fn serve_bytes(Accepted { mut stream, mut visit, carry }: Accepted) {
+async fn serve_bytes(Accepted { mut stream, mut session, carry }: Accepted) {
     assert!(carry.is_empty());
     while let Ok(byte) = stream.read_u8().await {
-        let last = visit.is_last();
-        visit.answered();
+        let last = session.is_last();
+        session.answered();
         if stream.write_u8(byte.wrapping_add(1)).await.is_err() || last {
             break;
         }
@@ -149,44 +154,32 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
     Ok(Response::new(Full::new(Bytes::from_static(b"hello"))))
 }
 
-async fn serve_http(Accepted { stream, visit, .. }: Accepted) {
+async fn serve_http(Accepted { stream, session, .. }: Accepted) {
     let _ =
         server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(hello)).await;
-    drop(visit);
+    drop(session);
 }
 
-/// Whether the policy can be had here; if not, that it is left out is said aloud, or a failure.
-fn is_here(policy: Policy, need: &str) -> bool {
-    match Listen::at(endpoint(Family::Tcp4)).policy(policy).open() {
-        Ok(_) => true,
-        Err(ListenError::NotBuilt { .. }) => false,
-        Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
-            fourtuple_testing::skip(&format!("{policy} on tokio"), need, &error.to_string());
+/// Whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
+fn is_available(policy: AcceptPolicy) -> bool {
+    match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
+        (Ok(_), _) => true,
+        (Err(ListenError::NotBuilt { .. }), Some("bpf")) if !cfg!(feature = "bpf") => false,
+        (Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })), Some(facility)) => {
+            fourtuple_testing::skip(&format!("{policy} on tokio"), facility, &error.to_string());
             false
         }
-        Err(error) => panic!("{error}"),
+        (Err(error), _) => panic!("{policy}: {error}"),
     }
 }
 
-/// Policies with the families they go with.
-fn everywhere() -> impl Iterator<Item = (Policy, Family)> {
-    let policies = [
-        Policy::Exclusive,
-        Policy::Plain,
-        Policy::Blocking,
-        Policy::ROTATE,
-        Policy::SharedOneshot,
-        Policy::Dispatcher,
-        Policy::Reuseport,
-    ];
-    let uring = is_here(Policy::UringOneshot, "io_uring").then_some(Policy::UringOneshot);
-    let least_busy = is_here(Policy::ReuseportLeastBusy, "bpf").then_some(Policy::ReuseportLeastBusy);
-    let all = policies
+/// Returns every policy that this host can open, with each family that it supports.
+fn everywhere() -> impl Iterator<Item = (AcceptPolicy, Family)> {
+    AcceptPolicy::ALL
         .into_iter()
-        .chain(least_busy)
-        .chain(uring)
-        .flat_map(|policy| Family::ALL.map(|family| (policy, family)));
-    all.filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
+        .filter(|policy| is_available(*policy))
+        .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
+        .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
 
 #[test]
@@ -214,23 +207,54 @@ fn a_hundred_requests_are_answered_under_every_policy() {
             workers.into_iter().for_each(Worker::stop);
             let stats = group.stats();
             assert_eq!(stats.iter().map(|seat| seat.accepts).sum::<u64>(), 10, "{policy} over {family}");
-            // Runtimes that ended have dropped what they had.
+            // A runtime drops its connections when it ends.
             assert_eq!(stats.iter().map(|seat| seat.open).sum::<u64>(), 0, "{policy} over {family}");
         }
     });
 }
 
-/// Would fail if the runtime's own epoll waited around that of the acceptor: all would be woken for each connection.
 #[test]
-fn one_worker_is_woken_for_a_connection_and_they_take_turns() {
+fn a_connection_without_a_watch_is_counted_and_closed() {
+    in_namespace(|| {
+        let group = open(AcceptPolicy::Exclusive, Family::Tcp4);
+        let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+        let runtime = runtime();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let worker = thread::spawn(move || {
+            // The seccomp filter applies to this thread only, not to the thread of the acceptor.
+            seccomp::exhaust_watches().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    accepted = acceptor.accept() => panic!("{accepted:?}"),
+                    _ = stopped => {}
+                }
+            });
+        });
+        client(async {
+            for _ in 0..3 {
+                let mut stream = connect(&group).await;
+                stream.write_u8(1).await.unwrap();
+                // The server closes the socket with a byte unread: the client reads an end of file or a reset.
+                assert!(stream.read_u8().await.is_err());
+            }
+        });
+        assert_eq!(group.stats()[0].unwatched, 3);
+        drop(stop);
+        worker.join().unwrap();
+    });
+}
+
+/// Would fail if the runtime watched the acceptor epoll: the kernel would wake all workers for each connection.
+#[test]
+fn rotate_wakes_one_worker_per_connection_in_turn() {
     in_namespace(|| {
         for family in Family::ALL {
-            let group = open(Policy::ROTATE, family);
+            let group = open(AcceptPolicy::ROTATE, family);
             let workers = Worker::start_many(&group, 4, serve_bytes);
             client(async {
                 let mut kept = Vec::new();
                 for number in 0..48 {
-                    // All wait again.
+                    // All workers wait.
                     tokio::time::sleep(Duration::from_millis(3)).await;
                     let mut stream = connect(&group).await;
                     stream.write_u8(number).await.unwrap();
@@ -248,17 +272,17 @@ fn one_worker_is_woken_for_a_connection_and_they_take_turns() {
 }
 
 #[test]
-fn a_runtime_that_is_busy_has_one_connection_waiting_at_most() {
+fn at_most_one_connection_waits_for_a_busy_runtime() {
     in_namespace(|| {
-        let group = open(Policy::Exclusive, Family::Unix);
+        let group = open(AcceptPolicy::Exclusive, Family::Unix);
         let (held, holding) = mpsc::channel::<()>();
         let mut first = AsyncAcceptor::new(group.join().unwrap()).unwrap();
         let busy = thread::spawn(move || {
             runtime().block_on(async {
-                // Asks for a connection, and then does something else for long.
+                // Polls for a connection, and then blocks its thread.
                 tokio::select! {
                     biased;
-                    _ = first.accept() => panic!("nobody has come yet"),
+                    _ = first.accept() => panic!("no connection has arrived yet"),
                     () = std::future::ready(()) => {}
                 }
                 holding.recv().unwrap_err();
@@ -270,7 +294,7 @@ fn a_runtime_that_is_busy_has_one_connection_waiting_at_most() {
         client(async {
             let mut kept = Vec::new();
             let mut after = 0;
-            // One comes to wait for the busy runtime. All that come after it do not.
+            // One connection waits for the busy runtime. The idle worker gets every later connection.
             while after < 10 {
                 after += u64::from(group.stats()[0].accepts > 0);
                 let mut stream = connect(&group).await;
@@ -289,26 +313,26 @@ fn a_runtime_that_is_busy_has_one_connection_waiting_at_most() {
     });
 }
 
-/// Takes its time to read.
-async fn serve_slowly(Accepted { mut stream, visit, .. }: Accepted) {
+/// Reads slowly.
+async fn serve_slowly(Accepted { mut stream, session, .. }: Accepted) {
     stream.read_u8().await.unwrap();
     stream.write_u8(0).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     stream.read_u8().await.unwrap();
     stream.write_u8(0).await.unwrap();
-    drop(visit);
+    drop(session);
 }
 
 #[test]
-fn what_the_runtime_is_told_of_a_connection_wakes_nobody_else() {
+fn runtime_events_wake_no_other_worker() {
     in_namespace(|| {
-        // From a dispatcher a worker gets a connection when that has something to say, and watches none.
-        for (policy, family) in everywhere().filter(|(policy, _)| *policy != Policy::Dispatcher) {
+        // A dispatcher sends only readable connections, so its workers watch none.
+        for (policy, family) in everywhere().filter(|(policy, _)| *policy != AcceptPolicy::Dispatcher) {
             let group = open(policy, family);
             let worker = Worker::start(&group, serve_slowly);
             client(async {
                 let mut stream = connect(&group).await;
-                // It is accepted before it has something to say, so that the acceptor watches it at first.
+                // The connection is accepted before its first bytes, so the acceptor watches it at first.
                 while group.stats()[0].accepts == 0 {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -323,20 +347,20 @@ fn what_the_runtime_is_told_of_a_connection_wakes_nobody_else() {
 }
 
 #[test]
-fn what_no_task_has_taken_is_for_whoever_stays() {
+fn an_untaken_connection_goes_to_another_worker() {
     in_namespace(|| {
-        let group = open(Policy::Exclusive, Family::Unix);
+        let group = open(AcceptPolicy::Exclusive, Family::Unix);
         let mut leaving = AsyncAcceptor::new(group.join().unwrap()).unwrap();
         client(async {
-            // A task asked, and gave up.
+            // A task polled for a connection and was dropped.
             assert!(tokio::time::timeout(Duration::from_millis(1), leaving.accept()).await.is_err());
             let mut stream = connect(&group).await;
             stream.write_u8(1).await.unwrap();
             while group.stats()[0].accepts == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            let farewell = leaving.leave().await.unwrap();
-            assert_eq!(farewell.handed_over, 1);
+            let report = leaving.leave().await.unwrap();
+            assert_eq!((report.handed_over, report.waiting), (0, 1));
             let staying = Worker::start(&group, serve_bytes);
             assert_eq!(stream.read_u8().await.unwrap(), 2);
             tokio::task::spawn_blocking(|| staying.stop()).await.unwrap();
@@ -345,9 +369,10 @@ fn what_no_task_has_taken_is_for_whoever_stays() {
 }
 
 #[test]
-fn connections_are_closed_after_so_many_requests_and_what_cannot_be_measured_is_refused() {
+fn recycle_closes_connections_and_measured_is_refused() {
     in_namespace(|| {
-        let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::SharedOneshot).seats(4);
+        let listen =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::SharedOneshot).seats(4);
         let group = listen.clone().recycle(Recycle::Requests(2)).open().unwrap();
         let worker = Worker::start(&group, serve_bytes);
         client(async {

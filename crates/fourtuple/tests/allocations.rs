@@ -1,4 +1,4 @@
-//! A dial allocates nothing, whichever way it goes. The only test of its binary, for the allocator is the whole binary's.
+//! A dial allocates no memory, with any strategy and any result. The binary has no other test, because its allocator is global.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const DIALS: u64 = 50;
 
-/// Allocations of this thread while `act` runs; whatever a thread sets up once is done before.
+/// Counts the allocations of this thread while `act` runs. A thread's one-time allocations happen before.
 fn allocations_of(mut act: impl FnMut()) -> u64 {
     act();
     let before = allocations();
@@ -69,7 +69,7 @@ fn dials_allocate_nothing(
     let mut told = false;
     let count = allocations_of(|| {
         let (stream, report) = dialer.dial().unwrap();
-        // Every other one is given back, so that the book is written both ways.
+        // Every second port is returned, so that the ledger is written both ways.
         if told {
             dialer.release(report.source);
         }
@@ -92,11 +92,11 @@ fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
     assert_eq!(count, 0, "prepare and finish");
 }
 
-/// A crawler meets as many of these as it meets connections.
+/// A crawler meets such failures as often as connections.
 fn failures_allocate_nothing() {
-    let nobody: SocketAddr = "127.0.0.1:4999".parse().unwrap();
-    let dialer = Dialer::to(nobody).build().unwrap();
-    let count = allocations_of(|| assert!(matches!(dialer.dial(), Err(DialError::Refused(_)))));
+    let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
+    let dialer = Dialer::to(refusing).build().unwrap();
+    let count = allocations_of(|| assert!(matches!(dialer.dial(), Err(DialError::Refused { .. }))));
     assert_eq!(count, 0, "refused connections");
     let (_listener, destination) = listener("127.0.0.9", 4096);
     let dialer = Dialer::to(destination).without_census().build().unwrap();

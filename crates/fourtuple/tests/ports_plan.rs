@@ -1,4 +1,4 @@
-//! What the simulator and the plan say, against what was published and measured.
+//! The results of the simulation and the plan equal published and measured figures.
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroU16;
@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fourtuple::dial::Strategy;
 use fourtuple::ports::{
-    BudgetError, Closer, Costs, Fill, Fleet, Plan, PlanError, PortRange, PortSet, Search, expected_probes,
+    BudgetError, Closer, Costs, Fill, Fleet, Plan, PlanError, PortRange, PortSet, WindowSearch,
+    expected_probes,
 };
 
 fn published_window(width: u16) -> Strategy {
@@ -14,8 +15,8 @@ fn published_window(width: u16) -> Strategy {
     Strategy::RandomWindow { width, tries, then_full_range: false }
 }
 
-/// Five fills of 9024-65535, the range of seed 000.
-fn fill(strategy: Strategy, search: Search, parts: usize) -> Fill {
+/// Simulates five fills of 9024-65535, the range of Cloudflare's "connect() - why are you so slow?".
+fn fill(strategy: Strategy, search: WindowSearch, parts: usize) -> Fill {
     let range = PortRange::new(9024, 65535).unwrap();
     let reserved = &PortSet::new();
     let connections = 5 * u64::from(range.len());
@@ -24,14 +25,14 @@ fn fill(strategy: Strategy, search: Search, parts: usize) -> Fill {
 
 #[test]
 fn windows_fail_as_often_as_measured_and_published() {
-    // Width, errors measured on Linux 6.18, errors that seed 000 publishes (before 6.8).
+    // Width, errors measured on Linux 6.18, published errors (before 6.8).
     for (width, measured, published) in [
         (500, 1_072.0, 868.0),
         (1_000, 1_124.0, 1_129.0),
         (5_000, 4_188.0, 4_037.0),
         (10_000, 6_639.0, 6_695.0),
     ] {
-        for (search, expected) in [(Search::Linear, measured), (Search::Parity, published)] {
+        for (search, expected) in [(WindowSearch::Linear, measured), (WindowSearch::Parity, published)] {
             let failed = fill(published_window(width), search, 1).failed() as f64 / 5.0;
             let off: f64 = failed / expected - 1.0;
             assert!(off.abs() < 0.15, "width {width}, {search:?}: {failed} simulated, {expected} expected");
@@ -41,7 +42,7 @@ fn windows_fail_as_often_as_measured_and_published() {
 
 #[test]
 fn a_window_with_a_way_out_and_the_full_range_never_fail() {
-    for search in [Search::Linear, Search::Parity] {
+    for search in [WindowSearch::Linear, WindowSearch::Parity] {
         for strategy in [Strategy::RANDOM_WINDOW, Strategy::FullRange, Strategy::KernelDefault] {
             let fill = fill(strategy, search, 4);
             assert_eq!((fill.failed(), fill.connected()), (0, 5 * 56_512), "{strategy} {search:?}");
@@ -51,7 +52,7 @@ fn a_window_with_a_way_out_and_the_full_range_never_fail() {
 
 #[test]
 fn the_cliff_is_at_half_of_the_ports() {
-    let fill = fill(Strategy::KernelDefault, Search::Linear, 8);
+    let fill = fill(Strategy::KernelDefault, WindowSearch::Linear, 8);
     let probes: Vec<f64> = fill.parts.iter().map(|part| part.probes_per_dial().unwrap()).collect();
     assert!(probes[..4].iter().all(|&probes| probes < 20.0), "{probes:?}");
     assert!(probes[4..].iter().all(|probes| (28_257.0..28_300.0).contains(probes)), "{probes:?}");
@@ -60,7 +61,7 @@ fn the_cliff_is_at_half_of_the_ports() {
 #[test]
 fn the_reference_costs_predict_what_was_measured() {
     let costs = Costs::reference();
-    let halves = fill(Strategy::KernelDefault, Search::Linear, 2);
+    let halves = fill(Strategy::KernelDefault, WindowSearch::Linear, 2);
     let (even, odd) = (costs.mean_ns(&halves.parts[0]).unwrap(), costs.mean_ns(&halves.parts[1]).unwrap());
     assert!((even / 16_500.0 - 1.0).abs() < 0.25, "{even}");
     assert!((odd / 4_682_000.0 - 1.0).abs() < 0.25, "{odd}");
@@ -71,7 +72,7 @@ fn the_reference_costs_predict_what_was_measured() {
         (published_window(5_000), 22_450.0),
         (published_window(10_000), 45_000.0),
     ] {
-        let whole = fill(strategy, Search::Linear, 1);
+        let whole = fill(strategy, WindowSearch::Linear, 1);
         let mean = costs.mean_ns(&whole.parts[0]).unwrap();
         assert!((mean / measured - 1.0).abs() < 0.25, "{strategy}: {mean} predicted, {measured} measured");
     }
@@ -80,10 +81,10 @@ fn the_reference_costs_predict_what_was_measured() {
 #[test]
 fn closed_form_and_simulation_agree() {
     for (strategy, search) in [
-        (Strategy::KernelDefault, Search::Linear),
-        (Strategy::FullRange, Search::Linear),
-        (Strategy::FullRange, Search::Parity),
-        (Strategy::SELECT_TEST_REPEAT, Search::Linear),
+        (Strategy::KernelDefault, WindowSearch::Linear),
+        (Strategy::FullRange, WindowSearch::Linear),
+        (Strategy::FullRange, WindowSearch::Parity),
+        (Strategy::SELECT_TEST_REPEAT, WindowSearch::Linear),
     ] {
         let fill = fill(strategy, search, 8);
         // The last part of a half is steep and clumped; the rest is within a factor of two, and the cliff within 1%.
@@ -102,7 +103,7 @@ fn predictions_never_fall_along_the_fill() {
     for strategy in [Strategy::KernelDefault, Strategy::FullRange, Strategy::SELECT_TEST_REPEAT] {
         let by_fill = Plan::new(strategy).outcome().unwrap().by_fill;
         assert_eq!(by_fill.len(), 16);
-        // A sixteenth may be luckier than the one before, by little.
+        // By chance a sixteenth may be slightly cheaper than the previous sixteenth.
         let rising = by_fill.windows(2).all(|pair| pair[1].mean_ns as f64 >= 0.98 * pair[0].mean_ns as f64);
         assert!(rising, "{strategy}: {by_fill:?}");
         assert!(by_fill[15].mean_ns > by_fill[0].mean_ns);
@@ -116,13 +117,13 @@ fn time_wait_costs_more_than_open_connections() {
         Plan { hold, closer, arrival_per_s, ..Plan::new(Strategy::KernelDefault) }.outcome().unwrap()
     };
     let (us, them) = (plan(Closer::Us), plan(Closer::Them));
-    // 6,000 are open: beyond the cliff most of the ports walked past are in TIME_WAIT.
+    // 6,000 connections are open: beyond the cliff the search skips mostly ports in TIME_WAIT.
     assert!(us.by_fill[15].mean_ns > them.by_fill[15].mean_ns * 5 / 4, "{us:?}");
     assert_eq!((us.steady_tuples, them.steady_tuples), (Some(12_000), Some(6_000)));
 }
 
 #[test]
-fn seed_002_on_linux() {
+fn the_published_time_wait_limit_on_linux() {
     // 16,384 ports as on the published machine, we close first as its benchmark did, 1,350 a second.
     let range = PortRange::new(49152, 65535).unwrap();
     let (closer, arrival_per_s) = (Closer::Us, Some(1_350.79));
@@ -132,7 +133,7 @@ fn seed_002_on_linux() {
     assert!((after.as_secs_f64() - 12.13).abs() < 0.01, "16,384 / 1,350.79 a second: {after:?}");
     assert_eq!(outcome.sources_needed, 5);
 
-    // Linux's own range: 28,232 / 60 s = 470.5 a second go on for ever, and 471 do not.
+    // Linux's default range: 28,232 / 60 s = 470.5 connections a second last for ever, and 471 do not.
     let at = |rate| {
         let plan = Plan { closer, arrival_per_s: Some(rate), ..Plan::new(Strategy::FullRange) };
         plan.outcome().unwrap()
@@ -140,33 +141,16 @@ fn seed_002_on_linux() {
     assert_eq!((at(470.5).exhausted_after, at(470.5).sources_needed), (None, 1));
     assert_eq!(at(471.0).sources_needed, 2);
     assert!(at(471.0).exhausted_after.is_some());
-    let advice = at(471.0).advice.join("\n");
-    assert!(advice.contains("from then on 470.5 new connections a second succeed"), "{advice}");
 }
 
 #[test]
-fn advice_names_the_cliff_the_time_and_what_to_set() {
-    let plan =
-        Plan { arrival_per_s: Some(2_000.0), closer: Closer::Us, ..Plan::new(Strategy::KernelDefault) };
-    let advice = plan.outcome().unwrap().advice.join("\n");
-    for part in [
-        "28,232 connections fit",
-        "The cliff is at 14,116 connections; at 2,000/s you are there in 7.06 s.",
-        "IP_LOCAL_PORT_RANGE to 0xFFFF0000",
-        "9 source addresses would stay before the cliff.",
-        "ip_local_port_range of \"1024 65535\"",
-    ] {
-        assert!(advice.contains(part), "{part:?} is not in\n{advice}");
-    }
-    let old = Plan { search: Search::Parity, ..plan }.outcome().unwrap().advice.join("\n");
-    assert!(old.contains("random-window:500") && !old.contains("0xFFFF0000"), "{old}");
+fn published_windows_fail_and_have_no_cliff() {
     let windows = Plan::new(published_window(1_000)).outcome().unwrap();
     assert!(windows.failed_dials > 0 && windows.cliff_connections.is_none());
-    assert!(windows.advice.join("\n").contains("let the last try search the full range"));
 }
 
 #[test]
-fn a_fleet_is_simulated_whole_up_to_the_limit_and_by_a_sample_beyond() {
+fn fleets_are_simulated_whole_up_to_the_limit() {
     // 1,000 tuples in each of 10,000 pairs.
     let plan = Plan { destinations: 10_000, arrival_per_s: Some(1e6), ..Plan::new(Strategy::FullRange) };
     let plan = Plan { hold: Duration::from_secs(10), ..plan };
@@ -178,20 +162,12 @@ fn a_fleet_is_simulated_whole_up_to_the_limit_and_by_a_sample_beyond() {
 }
 
 #[test]
-fn nothing_is_to_be_set_where_nothing_happens() {
-    let plan = Plan { arrival_per_s: Some(10.0), closer: Closer::Us, ..Plan::new(Strategy::KernelDefault) };
-    let advice = plan.outcome().unwrap().advice;
-    assert!(advice[2].contains("at 10/s you never get there") && advice.len() == 3, "{advice:?}");
-}
-
-#[test]
 fn an_odd_range_plans_with_one_port_less_by_parity() {
     let range = PortRange::new(32768, 32796).unwrap();
     let plan = |strategy| Plan { range, ..Plan::new(strategy) }.outcome().unwrap();
     let (parity, linear) = (plan(Strategy::KernelDefault), plan(Strategy::FullRange));
     assert_eq!((parity.capacity, linear.capacity), (28, 29));
     assert_eq!((parity.cliff_connections, linear.cliff_connections), (Some(14), None));
-    assert!(parity.advice.iter().any(|line| line.contains("odd number of ports")));
 }
 
 #[test]
@@ -233,7 +209,7 @@ fn extremes_get_an_answer_or_a_clear_error() {
     let huge = huge.outcome().unwrap();
     assert_eq!((huge.capacity, huge.steady_tuples), (u64::MAX, Some(u64::MAX)));
 
-    // Slower than one in the age of the universe.
+    // A rate below one connection in the age of the universe.
     let slow = Plan { arrival_per_s: Some(1e-300), hold: Duration::MAX, ..plan }.outcome().unwrap();
     assert_eq!((slow.steady_tuples, slow.exhausted_after), (Some(1), None));
 }
@@ -243,7 +219,7 @@ fn a_fleet_is_the_sum_of_its_pairs_and_excess_is_not_dialed() {
     let fleet = Fleet {
         range: PortRange::new(1000, 1099).unwrap(),
         reserved: &PortSet::parse_list("1000-1009").unwrap(),
-        search: Search::Linear,
+        search: WindowSearch::Linear,
         strategy: Strategy::FullRange,
         pairs: 7,
         connections: 1_000_000_000,

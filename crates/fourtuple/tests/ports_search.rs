@@ -1,23 +1,23 @@
-//! The model of the kernel's search against one that looks at port after port, and what follows from its rules.
+//! Compares the model of the kernel's port search with a simple search over all ports, and checks consequences of its rules.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashSet};
 
 use fastrand::Rng;
-use fourtuple::ports::{Found, PortRange, PortSet, Probes, Search, TupleTable};
+use fourtuple::ports::{PortRange, PortSet, Probes, SearchResult, TupleTable, WindowSearch};
 use proptest::prelude::*;
 
-/// What a tuple is in.
+/// The state of a tuple.
 #[derive(Clone, Copy, PartialEq)]
 enum Held {
     Established,
     TimeWait,
 }
 
-/// The search as one writes it down without a thought of speed.
+/// A simple search that is not optimized for speed.
 struct PortByPort {
     range: PortRange,
-    search: Search,
+    search: WindowSearch,
     passed: HashSet<u16>,
     bound: HashSet<u16>,
     held: BTreeMap<u16, Held>,
@@ -25,7 +25,7 @@ struct PortByPort {
 }
 
 impl PortByPort {
-    fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> Found {
+    fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> SearchResult {
         let window = window.filter(|window| (window.low(), window.high()) != (0, 0));
         let (mut low, mut high) = (u32::from(self.range.low()), u32::from(self.range.high()));
         if let Some(window) = window {
@@ -34,7 +34,7 @@ impl PortByPort {
             low = if within.contains(&first) { first } else { low };
             high = if within.contains(&last) { last } else { high };
         }
-        let linear = window.is_some() && self.search == Search::Linear;
+        let linear = window.is_some() && self.search == WindowSearch::Linear;
         let (step, end) = (if linear { 1 } else { 2 }, high + 1);
         let mut length = end - low;
         if !linear && length > 1 {
@@ -63,7 +63,7 @@ impl PortByPort {
                             self.held.insert(candidate, Held::Established);
                             let jump = walked.max((random.u32(..) >> 29) * step);
                             self.pointer = self.pointer.wrapping_add(jump + step);
-                            return Found { port: Some(candidate), probes };
+                            return SearchResult { port: Some(candidate), probes };
                         }
                     }
                 }
@@ -72,7 +72,7 @@ impl PortByPort {
             }
             offset += 1;
             if linear || offset.is_multiple_of(2) || length <= 1 {
-                return Found { port: None, probes };
+                return SearchResult { port: None, probes };
             }
         }
     }
@@ -151,14 +151,14 @@ proptest! {
         linear: bool,
         seed: u64,
     ) {
-        let search = if linear { Search::Linear } else { Search::Parity };
+        let search = if linear { WindowSearch::Linear } else { WindowSearch::Parity };
         let mut set = PortSet::new();
         for &port in &reserved {
             set.insert(port);
         }
         let (mut random, mut same) = (Rng::with_seed(seed), Rng::with_seed(seed));
         let mut table = TupleTable::new(range, search, &set, &mut random);
-        // The second round is on the table of another destination, which keeps only what is true of the namespace.
+        // The second round uses the table of another destination, which keeps only the state of the namespace.
         for _ in 0..2 {
             random.seed(seed);
             same.seed(seed);
@@ -220,7 +220,8 @@ proptest! {
     }
 }
 
-/// Every range of up to 9 ports, every set of them taken, twenty starts: a port is found if there is one.
+/// Checks every range of up to 9 ports with every set of ports in use and twenty starts: the search finds a free port if there
+/// is one.
 #[test]
 fn a_free_port_is_found_wherever_it_is() {
     let mut lost = 0;
@@ -231,19 +232,19 @@ fn a_free_port_is_found_wherever_it_is() {
             let free: Vec<u16> = range.iter().filter(is_free).collect();
             for seed in 0..20 {
                 for (search, window) in [
-                    (Search::Linear, Some(PortRange::ALL)),
-                    (Search::Parity, Some(PortRange::ALL)),
-                    (Search::Linear, None),
+                    (WindowSearch::Linear, Some(PortRange::ALL)),
+                    (WindowSearch::Parity, Some(PortRange::ALL)),
+                    (WindowSearch::Linear, None),
                 ] {
                     let mut random = Rng::with_seed(seed);
                     let mut table = TupleTable::new(range, search, &PortSet::new(), &mut random);
                     for port in range.iter().filter(|port| !is_free(port)) {
                         table.poison(port);
                     }
-                    let by_parity = window.is_none() || search == Search::Parity;
+                    let by_parity = window.is_none() || search == WindowSearch::Parity;
                     match table.connect(window, &mut random).port {
                         Some(port) => assert!(free.contains(&port)),
-                        // Trap 12: by parity, one end of a range of odd length is out of sight.
+                        // Trap 12: the search by parity never reaches one end of a range of odd length.
                         None if by_parity && length % 2 == 1 && length > 1 && !free.is_empty() => {
                             assert!(free == [range.low()] || free == [range.high()]);
                             lost += 1;
@@ -258,24 +259,24 @@ fn a_free_port_is_found_wherever_it_is() {
 }
 
 #[test]
-fn a_range_of_odd_length_can_lose_a_port_by_parity_and_none_port_by_port() {
+fn an_odd_range_loses_a_port_only_by_parity() {
     let range = PortRange::new(32768, 32796).unwrap();
     assert_eq!(range.len(), 29);
     let mut lost = 0;
     for seed in 0..50 {
         let mut random = Rng::with_seed(seed);
-        let mut table = TupleTable::new(range, Search::Linear, &PortSet::new(), &mut random);
+        let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
         assert!((0..28).all(|_| table.connect(None, &mut random).port.is_some()));
         let last = table.connect(None, &mut random);
         if last.port.is_none() {
             lost += 1;
             assert_eq!(last.probes.established, 28, "all but one were looked at");
-            // The same socket, after setting the option, finds the very port that was out of sight.
+            // After setting the option, the same socket finds the port that the search did not reach before.
             let found = table.connect(Some(PortRange::ALL), &mut random).port;
             assert!(found == Some(range.low()) || found == Some(range.high()), "{found:?}");
         }
     }
-    // Now and then a start falls on the one offset from which the port is seen, so that not every fill loses it.
+    // Some starts have the only offset from which the search reaches the port, so that not every fill misses it.
     assert!((1..50).contains(&lost), "{lost} of 50");
 }
 
@@ -311,12 +312,12 @@ fn an_old_kernel_takes_every_second_port_of_a_window_first() {
         assert_eq!((ports.len(), table.connect(Some(window), &mut random).port), (10, None));
         ports
     };
-    let old = ports(Search::Parity);
+    let old = ports(WindowSearch::Parity);
     assert!(
         old[..5].iter().all(|port| port % 2 == 1),
-        "those with the parity of the window's first port: {old:?}"
+        "ports with the parity of the window's first port come first: {old:?}"
     );
-    let new = ports(Search::Linear);
+    let new = ports(WindowSearch::Linear);
     assert!(
         new[..5].iter().any(|port| port % 2 == 0) && new[..5].iter().any(|port| port % 2 == 1),
         "{new:?}"
@@ -324,11 +325,11 @@ fn an_old_kernel_takes_every_second_port_of_a_window_first() {
 }
 
 #[test]
-fn a_bind_takes_over_time_wait_and_reserved_ports_but_not_open_ones() {
+fn a_bind_reuses_time_wait_and_reserved_ports_only() {
     let range = PortRange::new(5000, 5003).unwrap();
     let mut random = Rng::with_seed(1);
     let mut table =
-        TupleTable::new(range, Search::Linear, &PortSet::parse_list("5000").unwrap(), &mut random);
+        TupleTable::new(range, WindowSearch::Linear, &PortSet::parse_list("5000").unwrap(), &mut random);
     assert_eq!(table.ports(), 3);
     assert!(table.bind(5000).port.is_some() && table.bind(80).port.is_some());
     assert!(table.bind(5001).port.is_some() && table.bind(5001).port.is_none());
@@ -336,7 +337,7 @@ fn a_bind_takes_over_time_wait_and_reserved_ports_but_not_open_ones() {
     assert_eq!((table.held(), table.in_time_wait()), (3, 1));
     assert!(table.bind(5001).port.is_some());
     assert_eq!((table.held(), table.in_time_wait()), (3, 0));
-    // 5002 and 5003 are what is left for a search.
+    // A search can only take 5002 and 5003.
     assert!((0..2).all(|_| table.connect(Some(PortRange::ALL), &mut random).port >= Some(5002)));
     let full = table.connect(Some(PortRange::ALL), &mut random);
     assert_eq!((full.port, full.probes.skipped, full.probes.established), (None, 2, 2));

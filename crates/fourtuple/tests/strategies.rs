@@ -51,7 +51,7 @@ fn fills_every_port(strategy: Strategy, address: &'static str) {
     assert!(ports.iter().all(|port| (20000..20000 + PORTS).contains(port)));
     assert!(reports.iter().all(|report| report.attempts >= 1 && report.connect > Duration::ZERO));
     match error {
-        DialError::PortsExhausted { census: Some(census), .. } => {
+        DialError::PortsExhausted { census: Ok(census), .. } => {
             assert_eq!((census.ports, census.established), (PORTS.into(), PORTS.into()));
             assert_eq!((census.time_wait, census.otherwise), (0, 0));
         }
@@ -60,7 +60,7 @@ fn fills_every_port(strategy: Strategy, address: &'static str) {
     drop(streams);
 }
 
-/// What a caller does that makes its system calls by itself, each on a socket of its own.
+/// Dials like a caller that makes its own system calls, with a new socket for each try.
 fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, SocketAddr), DialError> {
     let (mut attempt, mut wanted) = dialer.begin()?;
     loop {
@@ -128,7 +128,7 @@ fn sources_take_turns_also_where_the_kernel_chooses_the_ports() {
             assert_eq!((known.port(), known.ip()), (0, stream.local_addr().unwrap().ip()));
             order.push(known.ip().to_string());
             if round == 0 {
-                // A port that is given back makes room again.
+                // A returned port can be dialed from again.
                 option::set_reset_on_close(stream.as_fd()).unwrap();
                 drop(stream);
                 dialer.release(known);
@@ -208,7 +208,7 @@ fn a_random_window_without_a_way_out_fails_with_ports_free() {
         let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
         let (streams, _, error) = fill(&dialer);
         assert!(streams.len() < usize::from(PORTS), "it would be a wonder if no window had been full");
-        let DialError::PortsExhausted { census: Some(census), .. } = error else { panic!("{error:?}") };
+        let DialError::PortsExhausted { census: Ok(census), .. } = error else { panic!("{error:?}") };
         assert_eq!(census.established as usize, streams.len());
         assert_eq!(census.otherwise as usize, usize::from(PORTS) - streams.len());
     });
@@ -331,7 +331,7 @@ fn sources_are_filled_evenly_and_to_the_last_port() {
 }
 
 #[test]
-fn without_the_option_auto_falls_back_by_name_and_full_range_says_so() {
+fn without_the_option_auto_falls_back_and_full_range_fails() {
     in_namespace(|| {
         seccomp::refuse_option(0, IP_LOCAL_PORT_RANGE).unwrap();
         small_range();

@@ -59,13 +59,16 @@ fn a_stream_comes_connected_and_with_a_report() {
 fn a_refused_connection_burns_no_port() {
     in_namespace(|| {
         range("20000 20007");
-        let nobody: SocketAddr = "127.0.0.1:4999".parse().unwrap();
+        let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
-            let dialer = Dialer::to(nobody).strategy(strategy).build().unwrap();
+            let dialer = Dialer::to(refusing).strategy(strategy).build().unwrap();
             run(async {
                 for _ in 0..32 {
                     let error = dialer.dial_tokio().await.unwrap_err();
-                    assert!(matches!(error, DialError::Refused(address) if address == nobody), "{error:?}");
+                    assert!(
+                        matches!(error, DialError::Refused { destination, .. } if destination == refusing),
+                        "{error:?}"
+                    );
                 }
             });
         }
@@ -82,11 +85,11 @@ fn no_answer_is_a_timeout_in_time_and_frees_its_port() {
         let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
         let mut held = Vec::new();
         run(async {
-            // More often than there are ports: one that waited in vain must come back.
+            // There are more dials than ports, so the port of a dial that timed out must be free again.
             for _ in 0..16 {
                 match dialer.dial_tokio().await {
                     Ok((stream, _)) => held.push(stream),
-                    Err(DialError::TimedOut { destination: to, after }) => {
+                    Err(DialError::TimedOut { destination: to, after, .. }) => {
                         assert_eq!(to, destination);
                         assert!(after >= timeout, "{after:?}");
                     }
@@ -130,7 +133,7 @@ fn exhaustion_is_named() {
                     held.push(dialer.dial_tokio().await.unwrap());
                 }
                 match dialer.dial_tokio().await {
-                    Err(DialError::PortsExhausted { census: Some(census), .. }) => {
+                    Err(DialError::PortsExhausted { census: Ok(census), .. }) => {
                         assert_eq!((census.ports, census.established), (8, 8));
                     }
                     other => panic!("{strategy}: {other:?}"),
@@ -147,7 +150,7 @@ fn exhaustion_is_named() {
 fn many_dials_at_once_share_few_ports_out_among_them() {
     in_namespace(|| {
         const DIALS: usize = 200;
-        // Not one port more than there are dials.
+        // There are exactly as many ports as dials.
         range("20000 20199");
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let dialer = Arc::new(Dialer::to(destination).timeout(Duration::from_secs(30)).build().unwrap());
@@ -167,6 +170,6 @@ fn many_dials_at_once_share_few_ports_out_among_them() {
         });
         let ports: HashSet<u16> = held.iter().map(|(_, report)| report.source.port()).collect();
         assert_eq!(ports.len(), DIALS);
-        assert!(held.iter().all(|(_, report)| report.attempts == 1), "the book names each port once");
+        assert!(held.iter().all(|(_, report)| report.attempts == 1), "the ledger names each port once");
     });
 }

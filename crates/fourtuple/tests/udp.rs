@@ -55,7 +55,7 @@ fn shared_ports_serve_every_destination() {
             let (sockets, error) = dial_all(&dialer(&destination, Sharing::Shared));
             assert_eq!(sockets.len(), 16, "{destination}");
             match error {
-                DialError::PortsExhausted { census: Some(census), .. } => {
+                DialError::PortsExhausted { census: Ok(census), .. } => {
                     assert_eq!((census.ports, census.established), (16, 16));
                 }
                 other => panic!("{other:?}"),
@@ -87,7 +87,7 @@ fn a_tuple_with_an_owner_is_not_taken_over() {
             Err(DialError::WouldShadow { local, .. }) => assert_eq!(local, report.source),
             other => panic!("{other:?}"),
         }
-        // What would have happened without the dance: the same calls succeed, and the newest socket gets the packets.
+        // Plain system calls without the dialer succeed, and then the newest socket gets the packets.
         let destination: SocketAddr = to.parse().unwrap();
         let thief = socket::open(Transport::Udp, destination, false).unwrap();
         option::set_reuse_address(thief.as_fd(), true).unwrap();
@@ -142,7 +142,7 @@ fn threads_that_dial_the_same_destinations_never_share_a_tuple() {
 }
 
 #[test]
-fn an_exhausted_autobind_is_eagain_and_an_exhausted_bind_eaddrinuse() {
+fn exhaustion_is_eagain_of_connect_and_eaddrinuse_of_bind() {
     in_namespace(|| {
         range("20000 20001");
         let destination: SocketAddr = "127.0.0.1:9".parse().unwrap();

@@ -1,41 +1,48 @@
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::book::Book;
-use super::dialer::Dialer;
-use super::error::BuildError;
-use super::source::SourcePool;
-use super::strategy::Strategy;
 use crate::capabilities::{self, LocalPortRange};
+use crate::dial::census::Counter;
+use crate::dial::dialer::Dialer;
+use crate::dial::error::{BuildError, SOCK_DIAG, Unseen};
+use crate::dial::ledger::PortLedger;
+use crate::dial::source::SourcePool;
+use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
-/// What a dialer was found to do best here, or was told to do.
+/// The strategy of a dialer, and how it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// The strategy for dials that the book does not help.
+pub struct StrategyChoice {
+    /// The strategy for dials without a port from the ledger.
     pub strategy: Strategy,
-    /// Whether free ports are named from the dialer's own book of the ports it holds.
+    /// Whether the dialer takes free ports from its ledger, its own record of the ports in use.
     pub steered: bool,
-    /// What IP_LOCAL_PORT_RANGE was found to be; `None` when nothing was probed, because the strategy was given.
+    /// Result of the probe of IP_LOCAL_PORT_RANGE; `None`: the caller chose the strategy, so the kernel was not probed.
     pub found: Option<LocalPortRange>,
+    /// The failure to list the sockets of other processes when the dialer was built. The ledger then contains only the dialer's own
+    /// connections and gives ports that the kernel refuses. [`Dialer::refresh`] tries again.
+    pub unseen: Option<Unseen>,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for StrategyChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.steered && self.found == Some(LocalPortRange::Absent) {
             write!(formatter, "kernel-default up to half of the ports, then ")?;
         }
         self.strategy.fmt(formatter)?;
-        if self.steered { write!(formatter, " steered by its own book") } else { Ok(()) }
+        if self.steered {
+            write!(formatter, " steered by its port ledger")?;
+        }
+        self.unseen.map_or(Ok(()), |unseen| write!(formatter, ", other sockets cannot be seen ({unseen})"))
     }
 }
 
-/// Settings of a [`Dialer`] to be.
+/// Settings from which a [`Dialer`] is built.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct Builder {
+pub struct DialerBuilder {
     destination: SocketAddr,
     sources: SourcePool,
     strategy: Strategy,
@@ -45,9 +52,9 @@ pub struct Builder {
     census: bool,
 }
 
-impl Builder {
+impl DialerBuilder {
     pub(super) fn new(destination: SocketAddr) -> Self {
-        Builder {
+        DialerBuilder {
             destination,
             sources: SourcePool::any(),
             strategy: Strategy::Auto,
@@ -58,48 +65,48 @@ impl Builder {
         }
     }
 
-    /// Where connections come from; by default the kernel chooses by route.
+    /// Sets the source addresses. By default the kernel chooses the source address by route.
     pub fn sources(mut self, sources: SourcePool) -> Self {
         self.sources = sources;
         self
     }
 
-    /// How a source port is chosen; by default [`Strategy::Auto`].
+    /// Sets how source ports are chosen. Default: [`Strategy::Auto`].
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.strategy = strategy;
         self
     }
 
-    /// Dials from this very port instead of choosing one; the strategy is then not asked.
+    /// Dials from this source port only. The strategy is not used.
     pub fn source_port(mut self, port: u16) -> Self {
         self.source_port = Some(port);
         self
     }
 
-    /// Dials through a network device or a VRF (SO_BINDTODEVICE).
+    /// Dials through a network device or a VRF: `setsockopt(SO_BINDTODEVICE)`.
     pub fn device(mut self, name: &str) -> Self {
         self.device = Some(name.to_owned());
         self
     }
 
-    /// Gives up when a connection is not there after this long; by default when the kernel does (tcp_syn_retries, about
-    /// 130 s).
+    /// Limits the duration of a dial. By default the kernel's limit applies (tcp_syn_retries, about 130 s).
     ///
-    /// With a timeout connect() is made without blocking, so that [`DialReport::connect`](super::DialReport::connect) is the port search and the SYN
-    /// alone; it costs two system calls more (ppoll, and setting the stream back to blocking).
+    /// With a timeout the socket is non-blocking during connect(), so that
+    /// [`DialReport::connect`](super::DialReport::connect) covers only the port search and the SYN. This costs two more system calls:
+    /// ppoll(), and ioctl(FIONBIO) to make the stream blocking again.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Leaves it unsaid who holds the ports when they are exhausted: for callers that would rather fail at once than ask
-    /// the kernel, which takes about 1.2 us per socket on the destination. It is asked once a second at most.
+    /// Omits the census when the ports are exhausted, for callers that must fail at once. A census takes about 1.2 us for each socket
+    /// on the destination, and a dialer takes at most one per second.
     pub fn without_census(mut self) -> Self {
         self.census = false;
         self
     }
 
-    /// Checks the settings, probes the kernel where the strategy wants that, and reads what ports are in use already.
+    /// Checks the settings, probes the kernel if the strategy is [`Strategy::Auto`], and reads the ports in use from the kernel.
     pub fn build(self) -> Result<Dialer, BuildError> {
         let destination = self.destination;
         if destination.port() == 0 {
@@ -122,7 +129,7 @@ impl Builder {
         let steered = choice.steered || addresses.len() > 1;
         let (range, reserved) = match ports {
             Some(ports) => ports,
-            // These two draw ports themselves and must know where from; a pool must know how much room there is.
+            // These two strategies draw ports from the range, and a pool needs the number of ports.
             None if steered
                 || matches!(
                     choice.strategy,
@@ -133,7 +140,7 @@ impl Builder {
             }
             None => (PortRange::KERNEL_DEFAULT, PortSet::new()),
         };
-        let dialer = Dialer {
+        let mut dialer = Dialer {
             destination,
             choice,
             range,
@@ -144,30 +151,34 @@ impl Builder {
             source_port: self.source_port,
             device: self.device,
             timeout: self.timeout,
-            book: steered.then(|| Mutex::new(Book::new(range, reserved, addresses))),
-            census: self.census.then(Mutex::default),
+            ledger: steered.then(|| Mutex::new(PortLedger::new(range, reserved.clone(), addresses))),
+            census: self.census.then(|| Arc::new(Counter::new(destination))),
+            #[cfg(feature = "tokio")]
+            census_task: tokio::sync::Mutex::default(),
+            reserved,
+            sources: self.sources,
         };
-        // Not knowing what others hold costs a refused connect() here and there, and is no reason not to dial.
-        let _ = dialer.refresh();
+        // Without the sockets of other processes some connect() calls are refused: reported in `unseen`, but no failure.
+        dialer.choice.unseen = dialer.refresh().err().map(|error| Unseen::new(SOCK_DIAG, &error));
         Ok(dialer)
     }
 }
 
-/// Settles what `Auto` stands for on this kernel, and reads the ports where that needs them.
-fn choose(strategy: Strategy) -> Result<(Choice, Option<(PortRange, PortSet)>), BuildError> {
+/// Chooses the strategy for `Auto` on this kernel, and reads the port range and the reserved ports.
+fn choose(strategy: Strategy) -> Result<(StrategyChoice, Option<(PortRange, PortSet)>), BuildError> {
     if strategy != Strategy::Auto {
-        return Ok((Choice { strategy, steered: false, found: None }, None));
+        return Ok((StrategyChoice { strategy, steered: false, found: None, unseen: None }, None));
     }
     let found = capabilities::probe()?.local_port_range;
     let ports = capabilities::local_ports().ok();
     let strategy = match found {
         LocalPortRange::Linear => Strategy::FullRange,
-        // Ends at the full range, so it is right whichever way the kernel searches.
+        // The last step searches the full range, so the strategy works with either kind of search.
         LocalPortRange::Parity | LocalPortRange::Unproven if ports.is_some() => Strategy::RANDOM_WINDOW,
         LocalPortRange::Parity | LocalPortRange::Unproven => Strategy::FullRange,
-        // Up to half of the ports the kernel's own search is as good as any and does no harm; beyond, see `Attempt`.
+        // While fewer than half of the ports are in use, `Attempt` uses the kernel's own search instead.
         LocalPortRange::Absent if ports.is_some() => Strategy::SELECT_TEST_REPEAT,
         LocalPortRange::Absent => Strategy::KernelDefault,
     };
-    Ok((Choice { strategy, steered: ports.is_some(), found: Some(found) }, ports))
+    Ok((StrategyChoice { strategy, steered: ports.is_some(), found: Some(found), unseen: None }, ports))
 }

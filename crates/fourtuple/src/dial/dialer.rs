@@ -1,25 +1,27 @@
 use std::io;
+use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::sock_diag;
 use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
-use super::attempt::{Attempt, Retry, Wanted};
-use super::book::Book;
-use super::builder::{Builder, Choice};
-use super::census;
-use super::error::{Census, DialError};
-use super::report::DialReport;
-use crate::ports::PortRange;
+use crate::dial::attempt::{Attempt, ConnectRequest, Retry};
+use crate::dial::builder::{DialerBuilder, StrategyChoice};
+use crate::dial::census::Counter;
+use crate::dial::error::{DialError, Uncounted};
+use crate::dial::ledger::PortLedger;
+use crate::dial::report::DialReport;
+use crate::dial::source::SourcePool;
+use crate::ports::{PortRange, PortSet};
 
 /// Opens TCP connections to one destination.
 ///
-/// A dialer is built once per destination (and may be shared by threads); [`Dialer::dial`] then makes no allocation and
-/// no system call beyond those of the connection itself.
+/// Build one dialer per destination; threads may share it. [`Dialer::dial`] allocates no memory and makes only the system calls of
+/// the connection.
 ///
 /// ```no_run
 /// use fourtuple::dial::{Dialer, SourcePool};
@@ -37,48 +39,51 @@ use crate::ports::PortRange;
 #[derive(Debug)]
 pub struct Dialer {
     pub(super) destination: SocketAddr,
-    pub(super) choice: Choice,
+    pub(super) choice: StrategyChoice,
     pub(super) range: PortRange,
+    pub(super) reserved: PortSet,
+    pub(super) sources: SourcePool,
     pub(super) fixed_source: Option<IpAddr>,
     pub(super) source_port: Option<u16>,
     pub(super) device: Option<String>,
     pub(super) timeout: Option<Duration>,
-    pub(super) book: Option<Mutex<Book>>,
-    /// `None` where the ports are not to be counted.
-    pub(super) census: Option<Mutex<LastCensus>>,
+    pub(super) ledger: Option<Mutex<PortLedger>>,
+    /// `None` without a census: [`DialerBuilder::without_census`].
+    pub(super) census: Option<Arc<Counter>>,
+    /// Held by the task that waits for a census; other tasks of the dialer wait for it, and occupy no blocking thread meanwhile.
+    #[cfg(feature = "tokio")]
+    pub(super) census_task: tokio::sync::Mutex<()>,
 }
 
-/// When the ports were last counted, and with what result.
-pub(super) type LastCensus = Option<(Instant, Option<Census>)>;
-
 impl Dialer {
-    /// Begins the settings of a dialer to `destination`.
-    pub fn to(destination: SocketAddr) -> Builder {
-        Builder::new(destination)
+    /// Returns the settings for a dialer to `destination`.
+    pub fn to(destination: SocketAddr) -> DialerBuilder {
+        DialerBuilder::new(destination)
     }
 
-    /// What this dialer does here.
-    pub fn choice(&self) -> Choice {
+    /// Returns the strategy of this dialer, and how it was chosen.
+    pub fn choice(&self) -> StrategyChoice {
         self.choice
     }
 
-    /// Where it dials to.
+    /// Returns the destination.
     pub fn destination(&self) -> SocketAddr {
         self.destination
     }
 
-    /// Opens a connection, blocking.
+    /// Opens a connection and blocks until it is established.
     ///
     /// # Errors
     ///
-    /// See [`DialError`]. Only ports that are taken are tried again; a connection that is refused or not answered ends
-    /// the dial at once.
+    /// See [`DialError`]. The dialer retries only when a port is in use or a source of the pool fails. A refused or unanswered
+    /// connection ends the dial.
     pub fn dial(&self) -> Result<(TcpStream, DialReport), DialError> {
         let begun = Instant::now();
-        let (socket, mut attempt, connected) = self.start(self.timeout.is_some())?;
+        let started = self.start(self.timeout.is_some());
+        let (socket, mut attempt, connected) = started.map_err(|error| self.counted(error))?;
         if !connected {
             let waiting = Instant::now();
-            self.wait(&socket, begun)?;
+            self.wait(&socket, &attempt, begun).inspect_err(|error| attempt.lost(error))?;
             attempt.add_handshake(waiting.elapsed());
         }
         if self.timeout.is_some() {
@@ -88,24 +93,31 @@ impl Dialer {
         Ok((TcpStream::from(socket), report))
     }
 
-    /// Waits for the handshake of a dial that began at `begun`.
-    fn wait(&self, socket: &OwnedFd, begun: Instant) -> Result<(), DialError> {
-        let rest = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-        match self.call("ppoll", socket::wait_connected(socket.as_fd(), rest))? {
-            Progress::Connected => Ok(()),
-            Progress::Failed => match self.call("getsockopt SO_ERROR", option::take_error(socket.as_fd()))? {
-                Some(error) => Err(self.connect_error(error, begun.elapsed())),
-                None => Ok(()),
-            },
-            Progress::Pending => {
-                Err(DialError::TimedOut { destination: self.destination, after: begun.elapsed() })
+    /// Waits for the handshake of a dial that began at `begun`, at most until the dialer's timeout.
+    fn wait(&self, socket: &OwnedFd, attempt: &Attempt<'_>, begun: Instant) -> Result<(), DialError> {
+        let progress = loop {
+            let rest = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            match socket::wait_connected(socket.as_fd(), rest) {
+                // After a signal the loop waits for the rest of the time.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break attempt.called("ppoll", result)?,
             }
+        };
+        match progress {
+            Progress::Connected => Ok(()),
+            Progress::Failed => {
+                match attempt.called("getsockopt SO_ERROR", option::take_error(socket.as_fd()))? {
+                    Some(error) => Err(attempt.connect_error(error, begun.elapsed())),
+                    None => Ok(()),
+                }
+            }
+            Progress::Pending => Err(attempt.timed_out(begun.elapsed())),
         }
     }
 
-    /// Makes `socket`, which the caller opened (non-blocking or not), ready for the caller's own connect().
+    /// Prepares a socket of the caller, blocking or non-blocking, for the caller's own connect().
     ///
-    /// The socket keeps whatever else is set on it: IP_TRANSPARENT, IP_FREEBIND, TCP_FASTOPEN_CONNECT, marks. Loop:
+    /// The socket keeps its other options, such as IP_TRANSPARENT, IP_FREEBIND, TCP_FASTOPEN_CONNECT and SO_MARK. The caller's loop:
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -117,7 +129,7 @@ impl Dialer {
     /// let mut socket = open();
     /// let mut attempt = dialer.prepare(socket.as_fd())?;
     /// while let Err(error) = connect(socket.as_fd(), dialer.destination()) {
-    ///     // (EINPROGRESS is no failure: wait until the socket is writable, as the runtime does it.)
+    ///     // EINPROGRESS is no failure: wait until the socket is writable.
     ///     if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
     ///         socket = open();
     ///         attempt.renew(socket.as_fd())?;
@@ -127,49 +139,57 @@ impl Dialer {
     /// # Ok(()) }
     /// ```
     pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
+        self.prepare_uncounted(socket).map_err(|error| self.counted(error))
+    }
+
+    /// Does the same as [`Dialer::prepare`] without a census.
+    pub(super) fn prepare_uncounted(
+        &self,
+        socket: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<Attempt<'_>, DialError> {
         let mut attempt = Attempt::begin(self);
         attempt.first(socket)?;
         Ok(attempt)
     }
 
-    /// Begins a dial whose system calls the caller makes in a way of its own: options and bind() as [`Wanted`] says, then
-    /// connect(). Where the port was taken, [`Attempt::taken`] says what the next socket must be given; at the end
-    /// comes [`Attempt::keep`]. An attempt that is dropped gives the port back.
+    /// Begins a dial whose system calls the caller makes itself, for example through io_uring: the options and the bind() of
+    /// [`ConnectRequest`], then connect(). If the port is in use, [`Attempt::taken`] returns the request for the next socket. A
+    /// successful dial ends with [`Attempt::keep`]. Dropping the attempt returns the port to the ledger.
     ///
     /// # Errors
     ///
-    /// None of its own: those of [`Attempt::taken`].
-    pub fn begin(&self) -> Result<(Attempt<'_>, Wanted), DialError> {
+    /// The same as [`Attempt::taken`].
+    pub fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
         let mut attempt = Attempt::begin(self);
-        let wanted = attempt.want()?;
-        Ok((attempt, wanted))
+        let request = attempt.next_request()?;
+        Ok((attempt, request))
     }
 
-    /// Tells the dialer that a connection is closed, so that its port can be named again.
+    /// Marks the port of a closed connection as free in the ledger.
     ///
-    /// Need not be called: a dialer that is never told tries other ports first, and starts its book anew when that is
-    /// full. Call it for connections that the peer closed first; one that was closed here keeps its port in TIME_WAIT
-    /// for 60 s.
+    /// The call is optional: without it the dialer uses other ports first, and clears a page of the ledger when the page is full.
+    /// Call it for connections that the peer closed first. A connection that this host closed first keeps its port in TIME_WAIT for
+    /// 60 s.
     pub fn release(&self, source: SocketAddr) {
-        if let Some(mut book) = self.book()
-            && let Some(page) = book.page_of(source.ip())
+        if let Some(mut ledger) = self.ledger()
+            && let Some(page) = ledger.page_of(source.ip())
         {
             match source.port() {
-                // From `Attempt::keep`: one that the kernel chose.
-                0 => book.free_unknown(page),
-                port => book.free(page, port),
+                // From `Attempt::keep`: the kernel chose the port.
+                0 => ledger.free_unknown(page),
+                port => ledger.free(page, port),
             }
         }
     }
 
-    /// Reads from the kernel (sock_diag) which ports towards the destination are in use, by whichever process: about
-    /// 1.2 us a socket. Building a dialer does it once.
+    /// Reads the ports in use towards the destination, by all processes, from the kernel (sock_diag): about 1.2 us for each socket.
+    /// [`DialerBuilder::build`] does so once.
     ///
     /// # Errors
     ///
-    /// What sock_diag(7) says; ENOENT where the kernel has none.
+    /// The errors of sock_diag(7); ENOENT: the kernel lacks inet_diag or tcp_diag. The ledger is then unchanged.
     pub fn refresh(&self) -> io::Result<()> {
-        let Some(book) = &self.book else {
+        let Some(ledger) = &self.ledger else {
             return Ok(());
         };
         let filter = sock_diag::Filter {
@@ -178,31 +198,31 @@ impl Dialer {
             source_port: None,
             destination: self.destination,
         };
-        let mut taken = Vec::new();
-        sock_diag::each(&filter, |entry| taken.push(entry.local))?;
-        let mut book = book.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        book.forget_all();
-        for local in taken {
-            if let Some(page) = book.page_of(local.ip()) {
-                book.note(page, local.port());
+        // Filled before it replaces the old ledger: no dial waits for the dump.
+        let mut fresh = PortLedger::new(self.range, self.reserved.clone(), self.sources.addresses());
+        sock_diag::each(&filter, |entry| {
+            if let Some(page) = fresh.page_of(entry.local.ip()) {
+                fresh.note(page, entry.local.port());
             }
-        }
+        })?;
+        let old = mem::replace(&mut *ledger.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), fresh);
+        drop(old);
         Ok(())
     }
 
-    /// Everything up to the handshake: opens a socket (or several, where ports are bound by number) and calls connect()
-    /// until a port is found. The flag says whether the connection is there already.
+    /// Dials up to the handshake: opens a socket, or several if ports are bound by number, and calls connect() until a port is
+    /// found. The flag says whether the connection is established.
     pub(super) fn start(&self, nonblocking: bool) -> Result<(OwnedFd, Attempt<'_>, bool), DialError> {
         let mut socket = self.open(nonblocking)?;
-        let mut attempt = self.prepare(socket.as_fd())?;
+        let mut attempt = self.prepare_uncounted(socket.as_fd())?;
         loop {
             let error = match attempt.connect(socket.as_fd()) {
                 Ok(progress) => return Ok((socket, attempt, progress == Connect::Done)),
                 Err(error) => error,
             };
-            if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
+            if attempt.retry(socket.as_fd(), error)? == Retry::FreshSocket {
                 socket = self.open(nonblocking)?;
-                attempt.renew(socket.as_fd())?;
+                attempt.renew_uncounted(socket.as_fd())?;
             }
         }
     }
@@ -211,40 +231,46 @@ impl Dialer {
         self.call("socket", socket::open(Transport::Tcp, self.destination, nonblocking))
     }
 
-    pub(super) fn book(&self) -> Option<MutexGuard<'_, Book>> {
-        // The book is a hint: one that a panic left half-written is as good as any.
-        self.book.as_ref().map(|book| book.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    pub(super) fn ledger(&self) -> Option<MutexGuard<'_, PortLedger>> {
+        // The ledger is a hint: entries that a panic left incomplete do no harm.
+        self.ledger.as_ref().map(|ledger| ledger.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Who holds the ports, not older than a second: a caller that dials on and on must not be slowed down by counting.
-    pub(super) fn census(&self, source: Option<IpAddr>) -> Option<Census> {
-        const FRESH: Duration = Duration::from_secs(1);
-        let mut last = self.census.as_ref()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match *last {
-            Some((taken, census)) if taken.elapsed() < FRESH => census,
-            _ => {
-                let census = census::take(Transport::Tcp, source, self.destination);
-                *last = Some((Instant::now(), census));
-                census
-            }
+    /// Adds a census to [`DialError::PortsExhausted`], unless the dialer was built without one. Returns other errors unchanged.
+    pub(super) fn counted(&self, mut error: DialError) -> DialError {
+        if let (DialError::PortsExhausted { source_address, census, .. }, Some(counter)) =
+            (&mut error, &self.census)
+        {
+            *census = counter.count(*source_address).map_err(Uncounted::Unseen);
         }
+        error
     }
 
     pub(super) fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, DialError> {
-        result.map_err(|error| DialError::Call { call, address: self.destination, error })
+        result.map_err(|error| DialError::Call {
+            call,
+            address: self.destination,
+            source_address: self.fixed_source,
+            error,
+        })
     }
 
-    /// What an error of connect() means that is not about ports.
-    pub(super) fn connect_error(&self, error: io::Error, after: Duration) -> DialError {
+    /// Converts an error of connect() other than EADDRNOTAVAIL.
+    pub(super) fn connect_error(
+        &self,
+        error: io::Error,
+        source_address: Option<IpAddr>,
+        after: Duration,
+    ) -> DialError {
         let destination = self.destination;
         match error.kind() {
-            io::ErrorKind::ConnectionRefused => DialError::Refused(destination),
-            io::ErrorKind::TimedOut => DialError::TimedOut { destination, after },
-            _ => DialError::Call { call: "connect", address: destination, error },
+            io::ErrorKind::ConnectionRefused => DialError::Refused { destination, source_address },
+            io::ErrorKind::TimedOut => DialError::TimedOut { destination, source_address, after },
+            _ => DialError::Call { call: "connect", address: destination, source_address, error },
         }
     }
 
-    /// The address that stands for "any" in the family of the destination.
+    /// Returns the wildcard address of the destination's family.
     pub(super) fn unspecified(&self) -> IpAddr {
         match self.destination {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

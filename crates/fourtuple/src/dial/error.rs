@@ -5,44 +5,87 @@ use std::time::Duration;
 
 use fourtuple_syscalls::errno_name;
 
-/// Who holds the ports towards a destination, as sock_diag sees it.
+/// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Ports that an automatic choice could use from one source: the range less the reserved ones.
+    /// Ports that an automatic choice can take from one source: the range without reserved ports.
     pub ports: u64,
-    /// Sockets on that destination that are ESTABLISHED.
+    /// Sockets towards the destination in state ESTABLISHED.
     pub established: u64,
-    /// Sockets on that destination in TIME_WAIT.
+    /// Sockets towards the destination in state TIME_WAIT.
     pub time_wait: u64,
-    /// What is left of `ports`: connections that are opening or closing, and ports bound by number (on any address: an
-    /// automatic choice avoids them all). Without a source the two counts above are those of all sources, and this one
-    /// may be too low.
+    /// The rest of `ports`: connections that are opening or closing, and ports bound by number on any address, which an automatic
+    /// choice avoids. Without a source, `established` and `time_wait` count the sockets of all sources, and this count may be too
+    /// low.
     pub otherwise: u64,
 }
 
-/// Why a dial failed, told apart by the call that failed: the same errno means different things from different calls.
+/// The reason for a missing [`Census`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uncounted {
+    /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set.
+    NotAsked,
+    /// The kernel could not list its sockets.
+    Unseen(Unseen),
+}
+
+/// A failure to list the kernel's sockets. The ports held by other processes are then unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unseen {
+    /// The call that failed: `sock_diag`, or the path of a file in /proc.
+    pub call: &'static str,
+    /// The errno. ENOENT from sock_diag(7): the kernel has no inet_diag or tcp_diag (for UDP: udp_diag) and cannot load it.
+    pub errno: i32,
+}
+
+impl Unseen {
+    pub(super) fn new(call: &'static str, error: &io::Error) -> Self {
+        // An error without an errno: a file in /proc with unexpected content.
+        Unseen { call, errno: error.raw_os_error().unwrap_or(EPROTO) }
+    }
+}
+
+/// EPROTO, "protocol error", of include/uapi/asm-generic/errno.h.
+const EPROTO: i32 = 71;
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = errno_name(&io::Error::from_raw_os_error(self.errno));
+        write!(formatter, "{}: {name}", self.call)?;
+        match name.as_str() {
+            "ENOENT" if self.call == SOCK_DIAG => {
+                write!(formatter, "; is the module tcp_diag or udp_diag loaded?")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Name of sock_diag(7) in errors.
+pub(super) const SOCK_DIAG: &str = "sock_diag";
+
+/// A failed dial. The variants depend on the failed call, because one errno has different meanings in different calls.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
-    /// No source port is left: EADDRNOTAVAIL from connect() of TCP, EADDRINUSE from bind() of port 0, EAGAIN from
-    /// connect() of UDP.
+    /// No source port is free: connect() of TCP failed with EADDRNOTAVAIL, bind() to port 0 with EADDRINUSE, or connect() of UDP
+    /// with EAGAIN.
     #[error("no source port is left from {} to {destination}: {}", Source(*.source_address), Holders(.census))]
     PortsExhausted {
         /// The source, if one was set.
         source_address: Option<IpAddr>,
         /// The destination.
         destination: SocketAddr,
-        /// Who holds the ports, at most a second old; `None` where the kernel has no sock_diag to ask, or was not to
-        /// be asked.
-        census: Option<Census>,
+        /// The sockets that hold the ports, counted at most one second ago.
+        census: Result<Census, Uncounted>,
     },
-    /// EADDRNOTAVAIL from bind(): the source is no address of this host.
+    /// The source is no address of this host: bind() failed with EADDRNOTAVAIL.
     #[error(
         "the source {0} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
     )]
     SourceNotLocal(IpAddr),
-    /// The port that was asked for is in use on this tuple (EADDRNOTAVAIL from connect()), or held by a socket that does
-    /// not share it (EADDRINUSE from bind()).
+    /// The fixed source port is in use on this tuple: connect() failed with EADDRNOTAVAIL. Or a socket without SO_REUSEADDR holds
+    /// the port: bind() failed with EADDRINUSE.
     #[error("the tuple {local} -> {destination} is busy")]
     TupleBusy {
         /// Source address and port.
@@ -50,7 +93,7 @@ pub enum DialError {
         /// The destination.
         destination: SocketAddr,
     },
-    /// UDP: another socket owns this 4-tuple, and this one would have taken its packets without a word.
+    /// UDP: another socket owns this 4-tuple. A second socket would receive the packets of the first without an error.
     #[error("another UDP socket owns {local} -> {destination}; this one would silently take its packets")]
     WouldShadow {
         /// Source address and port.
@@ -58,25 +101,44 @@ pub enum DialError {
         /// The destination.
         destination: SocketAddr,
     },
-    /// ECONNREFUSED: nobody listens there.
-    #[error("{0} refused the connection: nobody listens there")]
-    Refused(SocketAddr),
-    /// The kernel chose the destination's own address and port for the source, and connected the socket to itself. It
-    /// happens to whoever dials a local port within the ephemeral range on which nobody listens.
+    /// UDP: sock_diag failed, so that an owner of this 4-tuple cannot be detected. The dialer does not share the port.
+    #[error(
+        "cannot see whether another UDP socket owns {local} -> {destination} ({unseen}); Sharing::Exclusive does not need to"
+    )]
+    CannotSee {
+        /// Source address and port.
+        local: SocketAddr,
+        /// The destination.
+        destination: SocketAddr,
+        /// The failure of sock_diag.
+        unseen: Unseen,
+    },
+    /// The destination refused the connection: ECONNREFUSED.
+    #[error("{destination} refused the connection{}: no socket listens there", From(*.source_address))]
+    Refused {
+        /// The destination.
+        destination: SocketAddr,
+        /// The source, if one was set.
+        source_address: Option<IpAddr>,
+    },
+    /// The kernel chose the destination's address and port as the source and connected the socket to itself. This happens when the
+    /// destination is a local port in the ephemeral range without a listener.
     #[error(
         "{0} is not listened on: the kernel connected the socket to itself. Keep listening ports out of \
          net.ipv4.ip_local_port_range, or reserve them (net.ipv4.ip_local_reserved_ports)"
     )]
     SelfConnect(SocketAddr),
-    /// No answer within the timeout of the dialer, or of the kernel (ETIMEDOUT).
-    #[error("{destination} did not answer within {}", Time(.after))]
+    /// The destination did not answer within the timeout of the dialer or of the kernel (ETIMEDOUT).
+    #[error("{destination} did not answer{} within {}", From(*.source_address), Time(.after))]
     TimedOut {
         /// The destination.
         destination: SocketAddr,
+        /// The source, if one was set.
+        source_address: Option<IpAddr>,
         /// How long the dial took.
         after: Duration,
     },
-    /// The strategy needs an option that this kernel has not got.
+    /// The strategy needs a socket option that this kernel lacks.
     #[error("the strategy {strategy} needs {option}, which this kernel has not got; use auto")]
     NotSupported {
         /// Name of the option.
@@ -85,26 +147,28 @@ pub enum DialError {
         strategy: String,
     },
     /// Any other failure.
-    #[error("{call} for {address}: {} ({error})", errno_name(.error))]
+    #[error("{call} for {address}{}: {} ({error})", From(*.source_address), errno_name(.error))]
     Call {
         /// The system call.
         call: &'static str,
-        /// The address that it was about.
+        /// The address passed to the call.
         address: SocketAddr,
-        /// What it said.
+        /// The source, if one was set.
+        source_address: Option<IpAddr>,
+        /// The error of the call.
         #[source]
         error: io::Error,
     },
 }
 
-/// Why a dialer could not be built.
+/// Invalid settings of a dialer, or a kernel that could not be probed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Port 0 is nobody's.
+    /// The destination has port 0.
     #[error("the destination {0} has port 0")]
     PortZero(SocketAddr),
-    /// A source of the other family.
+    /// The source and the destination have different address families.
     #[error("the source {source_address} cannot reach {destination}: one is IPv4, the other IPv6")]
     Family {
         /// The source.
@@ -112,27 +176,36 @@ pub enum BuildError {
         /// The destination.
         destination: SocketAddr,
     },
-    /// A device name that the kernel cannot have (IFNAMSIZ).
+    /// The device name is empty or longer than 15 bytes (IFNAMSIZ).
     #[error("{0:?} is not the name of a network device: expected 1 to 15 bytes")]
     Device(String),
-    /// A fixed source port with more than one source, or port 0.
+    /// The fixed source port is 0, or there is more than one source.
     #[error("a fixed source port must be 1 to 65535 and goes with at most one source address")]
     SourcePort,
     /// The kernel could not be probed.
     #[error(transparent)]
     Probe(#[from] crate::capabilities::ProbeError),
-    /// A file of /proc that is needed could not be read.
+    /// The port range of the namespace could not be read from /proc.
     #[error("cannot read the port range of this namespace: {0}")]
     Range(#[source] io::Error),
-    /// The source address could not be found out.
+    /// The kernel has no route to the destination, so there is no source address.
     #[error("no route to {destination}: {error}")]
     Route {
         /// The destination.
         destination: SocketAddr,
-        /// What the kernel said.
+        /// The error of the route lookup.
         #[source]
         error: io::Error,
     },
+}
+
+/// Displays ` from 10.0.0.2`, or nothing without a source.
+struct From(Option<IpAddr>);
+
+impl fmt::Display for From {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |source| write!(formatter, " from {source}"))
+    }
 }
 
 struct Source(Option<IpAddr>);
@@ -146,16 +219,17 @@ impl fmt::Display for Source {
     }
 }
 
-struct Holders<'a>(&'a Option<Census>);
+struct Holders<'a>(&'a Result<Census, Uncounted>);
 
 impl fmt::Display for Holders<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(Census { ports, established, time_wait, otherwise }) => write!(
+            Ok(Census { ports, established, time_wait, otherwise }) => write!(
                 formatter,
                 "of {ports} ports {established} are established, {time_wait} in TIME_WAIT, {otherwise} otherwise held"
             ),
-            None => write!(formatter, "who holds them was not asked"),
+            Err(Uncounted::NotAsked) => write!(formatter, "the holders were not counted"),
+            Err(Uncounted::Unseen(unseen)) => write!(formatter, "the holders cannot be listed ({unseen})"),
         }
     }
 }

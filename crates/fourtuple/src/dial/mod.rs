@@ -1,14 +1,14 @@
-//! Dialing: a source port chosen well, and failures told apart.
+//! Dialers, which open connections with a source port that is found quickly, and report each cause of a failure separately.
 //!
-//! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. What they leave alone: names are not resolved,
-//! connections are not pooled, nothing on the host is changed, and no thread is started.
+//! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. They resolve no names, keep no pool of connections, change
+//! nothing on the host, and start no threads.
 
 mod attempt;
-mod book;
 mod builder;
 mod census;
 mod dialer;
 mod error;
+mod ledger;
 mod random;
 mod report;
 mod rooms;
@@ -18,10 +18,10 @@ pub mod strategy;
 mod tokio;
 mod udp;
 
-pub use attempt::{Attempt, Retry, Wanted};
-pub use builder::{Builder, Choice};
+pub use attempt::{Attempt, ConnectRequest, Retry};
+pub use builder::{DialerBuilder, StrategyChoice};
 pub use dialer::Dialer;
-pub use error::{BuildError, Census, DialError};
+pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
 pub use report::DialReport;
 pub use source::{MOST_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};

@@ -1,4 +1,5 @@
-//! One generator per thread, seeded anew in a child process: two processes that draw the same ports collide on all.
+//! One random number generator per thread, with a new seed in each forked process: two processes with one seed would draw the same
+//! ports.
 
 use std::cell::RefCell;
 
@@ -9,13 +10,13 @@ thread_local! {
     static GENERATOR: RefCell<(u32, Rng)> = const { RefCell::new((0, Rng::with_seed(0))) };
 }
 
-/// Lends this thread's generator.
+/// Calls `use_it` with the generator of this thread.
 pub(super) fn with<R>(use_it: impl FnOnce(&mut Rng) -> R) -> R {
     GENERATOR.with_borrow_mut(|(seeded_in, generator)| {
         let generation = fork::generation();
         if *seeded_in != generation {
-            // Rng::new() hashes the thread, the time and an address; the process id tells parent and child apart even
-            // if they get here in the same nanosecond.
+            // Rng::new() hashes the thread, the time and an address. The process id separates parent and child even if both
+            // seed in the same nanosecond.
             *generator = Rng::with_seed(Rng::new().u64(..) ^ u64::from(generation) << 32);
             *seeded_in = generation;
         }

@@ -1,20 +1,20 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::strategy::Strategy;
+use crate::dial::strategy::Strategy;
 
-/// How a connection came about.
+/// The source port of a connection, and the time it took to get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DialReport {
-    /// The strategy that was used; for [`Strategy::Auto`], what it chose.
+    /// The strategy of the dial; for [`Strategy::Auto`] the strategy that the dialer chose.
     pub strategy: Strategy,
     /// Source address and port.
     pub source: SocketAddr,
-    /// Calls of bind() or connect() that were made for a port, the successful one included: at least 1.
+    /// Calls of bind() or connect() to get a port, the successful call included: at least 1.
     pub attempts: u32,
-    /// Time in connect(), and in bind() where a port was bound by number, over all attempts. Blocking dials without a
-    /// timeout spend the handshake in there too.
+    /// Time in connect(), and in bind() to a port, over all attempts. In a blocking dial without a timeout this includes the
+    /// handshake.
     pub connect: Duration,
-    /// Time waited for the handshake after a connect() that did not block.
+    /// Time waited for the handshake after a non-blocking connect().
     pub handshake: Duration,
 }

@@ -1,16 +1,15 @@
-/// The ports left on each page of the book, and which page has most, found without looking at them all.
+/// The rank of each page of the ledger, in a tree that finds the page with the highest rank.
 ///
-/// A tree in which every node holds the larger of its two children: with thousands of sources a look at each would cost a
-/// sixth of a dial.
+/// Each node holds the larger value of its two children. With thousands of sources a linear search would cost a sixth of a dial.
 #[derive(Debug)]
 pub(super) struct Rooms {
-    /// The root is at 1, the children of `n` at `2n` and `2n + 1`; the pages are the leaves, from `leaves` on.
+    /// The root is at 1, the children of `n` at `2n` and `2n + 1`. The pages are the leaves, from `leaves` on.
     tree: Vec<u32>,
     leaves: usize,
 }
 
 impl Rooms {
-    /// The same room on each of `pages` pages.
+    /// Creates a tree in which each of `pages` pages has the rank `room`.
     pub(super) fn new(pages: usize, room: u32) -> Self {
         let leaves = pages.next_power_of_two();
         let mut rooms = Rooms { tree: vec![0; 2 * leaves], leaves };
@@ -37,11 +36,11 @@ impl Rooms {
         }
     }
 
-    /// The page with the most room, of equals the first.
+    /// Returns the first page with the highest rank.
     pub(super) fn roomiest(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {
-            // Left first; the leaves that are no pages are all on the right.
+            // The left child comes first: unused leaves are on the right.
             node = 2 * node + usize::from(self.tree[2 * node] != self.tree[node]);
         }
         node - self.leaves
@@ -55,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_roomiest_is_the_one_a_look_at_all_would_find() {
+    fn the_tree_agrees_with_a_linear_search() {
         let mut random = Rng::with_seed(3);
         for pages in [1, 2, 3, 14, 16, 33] {
             let mut rooms = Rooms::new(pages, 5);
@@ -69,7 +68,7 @@ mod tests {
                 assert_eq!((rooms.roomiest(), rooms.get(first)), (first, most));
             }
             expected.iter().enumerate().for_each(|(page, _)| rooms.set(page, 0));
-            assert_eq!(rooms.roomiest(), 0, "never a leaf that is no page");
+            assert_eq!(rooms.roomiest(), 0, "an unused leaf is never chosen");
         }
     }
 }

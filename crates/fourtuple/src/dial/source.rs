@@ -3,48 +3,48 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-/// The addresses that connections may come from.
+/// A pool of source addresses.
 ///
-/// One address, several, or all hosts of a network such as `127.0.0.0/28` (of an IPv4 network its first and last address
-/// are left out, since they are not hosts). Text is read as a comma-separated list of both.
+/// A pool consists of one or more addresses, or of all hosts of a network such as `127.0.0.0/28`. The first and the last address
+/// of an IPv4 network are not hosts. `FromStr` reads a comma-separated list of addresses and networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourcePool {
-    /// Empty: the kernel's choice by route.
+    /// Empty: the kernel chooses the source address by route.
     addresses: Vec<IpAddr>,
 }
 
-/// Most addresses that a pool takes: a dialer keeps 8 KiB of book per address.
+/// Maximum number of addresses in a pool: a dialer keeps a ledger page of 8 KiB for each.
 pub const MOST_SOURCES: usize = 4096;
 
-/// Why something is not a pool of source addresses.
+/// An invalid pool of source addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// Not an address, not a network.
+    /// The text is neither an address nor a network.
     #[error("{0:?} is not a source: expected an address such as 10.0.0.7, or a network such as 127.0.0.0/28")]
     Malformed(String),
-    /// More than [`MOST_SOURCES`].
+    /// The pool has more than [`MOST_SOURCES`] addresses.
     #[error("{0} holds more than {MOST_SOURCES} source addresses; take a smaller network")]
     TooMany(String),
-    /// IPv4 and IPv6 in one pool.
+    /// The pool mixes IPv4 and IPv6.
     #[error("a pool of sources is either IPv4 or IPv6, and {0} is of the other family")]
     Mixed(IpAddr),
-    /// A network without hosts, or an empty list.
+    /// The network has no hosts, or the list is empty.
     #[error("{0:?} holds no source address")]
     Empty(String),
 }
 
 impl SourcePool {
-    /// Leaves the source to the kernel, which takes the one that the route names.
+    /// Returns a pool that leaves the choice to the kernel, which takes the source address of the route.
     pub fn any() -> Self {
         SourcePool::default()
     }
 
-    /// Just `address`.
+    /// Returns a pool of one address.
     pub fn one(address: IpAddr) -> Self {
         SourcePool { addresses: vec![address] }
     }
 
-    /// All of `addresses`, of one family; repetitions count once.
+    /// Returns a pool of several addresses of one family. Duplicates are ignored.
     pub fn several(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, SourceError> {
         let mut pool = SourcePool::default();
         for address in addresses {
@@ -53,19 +53,19 @@ impl SourcePool {
         if pool.addresses.is_empty() { Err(SourceError::Empty(String::new())) } else { Ok(pool) }
     }
 
-    /// All hosts of `network`.
+    /// Returns a pool of all hosts of `network`.
     pub fn network(network: IpNet) -> Result<Self, SourceError> {
         let mut pool = SourcePool::default();
         pool.add_network(network)?;
         Ok(pool)
     }
 
-    /// The addresses; empty when the kernel chooses.
+    /// Returns the addresses; empty if the kernel chooses.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// The first address whose family is not that of `destination`.
+    /// Returns the first address whose family differs from the family of `destination`.
     pub(crate) fn foreign_family(&self, destination: SocketAddr) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| address.is_ipv4() != destination.is_ipv4())
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pool_is_refused() {
+    fn invalid_pools_are_refused() {
         let error = |text: &str| text.parse::<SourcePool>().unwrap_err();
         assert_eq!(error("eth0"), SourceError::Malformed("eth0".into()));
         assert_eq!(error(""), SourceError::Malformed("".into()));

@@ -1,43 +1,159 @@
+use std::io;
 use std::net::TcpStream as StdStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic;
+use std::sync::Arc;
 use std::time::Instant;
 
+use fourtuple_syscalls::socket::{self, Connect};
 use tokio::net::TcpStream;
+use tokio::task::{self, JoinError};
 use tokio::time;
 
-use super::dialer::Dialer;
-use super::error::DialError;
-use super::report::DialReport;
+use crate::capabilities::ProbeError;
+use crate::dial::attempt::{Attempt, Retry};
+use crate::dial::builder::DialerBuilder;
+use crate::dial::dialer::Dialer;
+use crate::dial::error::{BuildError, DialError, Uncounted};
+use crate::dial::report::DialReport;
+
+const SPAWN: &str = "spawn_blocking";
+
+impl DialerBuilder {
+    /// Does the same as [`DialerBuilder::build`] on a blocking thread of the current tokio runtime, so that no task waits while the
+    /// dialer probes the kernel and reads the ports in use (about 1.2 us for each). That thread must be in the network namespace of
+    /// the caller.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`DialerBuilder::build`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn build_tokio(self) -> Result<Dialer, BuildError> {
+        let built = task::spawn_blocking(|| self.build()).await;
+        built.unwrap_or_else(|error| Err(ProbeError { call: SPAWN, error: stopped(error) }.into()))
+    }
+}
 
 impl Dialer {
     /// Opens a connection on the current tokio runtime.
     ///
+    /// A connect() that may search more than 1,024 ports, and the census after exhausted ports, run on blocking threads of the
+    /// runtime: each can take milliseconds. These threads must be in the network namespace of the caller.
+    ///
     /// # Errors
     ///
-    /// As [`Dialer::dial`].
+    /// The same as [`Dialer::dial`].
     ///
     /// # Panics
     ///
     /// Outside of a tokio runtime with I/O (and, with a timeout, time) enabled.
     pub async fn dial_tokio(&self) -> Result<(TcpStream, DialReport), DialError> {
         let begun = Instant::now();
-        let (socket, mut attempt, _) = self.start(true)?;
-        let stream = self.call("epoll_ctl", TcpStream::from_std(StdStream::from(socket)))?;
-        let waiting = Instant::now();
-        let writable = match self.timeout {
-            Some(timeout) => {
-                time::timeout(timeout.saturating_sub(begun.elapsed()), stream.writable()).await.map_err(
-                    |_| DialError::TimedOut { destination: self.destination(), after: begun.elapsed() },
-                )?
-            }
-            None => stream.writable().await,
+        let (socket, mut attempt) = match self.start_tokio().await {
+            Ok(started) => started,
+            Err(error) => return Err(self.counted_tokio(error).await),
         };
-        self.call("epoll_wait", writable)?;
-        if let Some(error) = self.call("getsockopt SO_ERROR", stream.take_error())? {
-            return Err(self.connect_error(error, begun.elapsed()));
-        }
+        let stream = attempt.called("epoll_ctl", TcpStream::from_std(StdStream::from(socket)))?;
+        let waiting = Instant::now();
+        let connected = self.connected(&stream, &attempt, begun).await;
+        connected.inspect_err(|error| attempt.lost(error))?;
         attempt.add_handshake(waiting.elapsed());
         let report = attempt.finish(stream.as_fd())?;
         Ok((stream, report))
+    }
+
+    async fn connected(
+        &self,
+        stream: &TcpStream,
+        attempt: &Attempt<'_>,
+        begun: Instant,
+    ) -> Result<(), DialError> {
+        let writable = match self.timeout {
+            Some(timeout) => time::timeout(timeout.saturating_sub(begun.elapsed()), stream.writable())
+                .await
+                .map_err(|_| attempt.timed_out(begun.elapsed()))?,
+            None => stream.writable().await,
+        };
+        attempt.called("epoll_wait", writable)?;
+        match attempt.called("getsockopt SO_ERROR", stream.take_error())? {
+            Some(error) => Err(attempt.connect_error(error, begun.elapsed())),
+            None => Ok(()),
+        }
+    }
+
+    /// Dials up to the handshake, as [`Dialer::start`] does.
+    async fn start_tokio(&self) -> Result<(OwnedFd, Attempt<'_>), DialError> {
+        let mut socket = self.open(true)?;
+        let mut attempt = self.prepare_uncounted(socket.as_fd())?;
+        loop {
+            let result;
+            (socket, result) = self.connect_tokio(socket, &mut attempt).await?;
+            let error = match result {
+                Ok(_) => return Ok((socket, attempt)),
+                Err(error) => error,
+            };
+            if attempt.retry(socket.as_fd(), error)? == Retry::FreshSocket {
+                socket = self.open(true)?;
+                attempt.renew_uncounted(socket.as_fd())?;
+            }
+            // Each attempt is short, but a strategy may make a hundred.
+            task::yield_now().await;
+        }
+    }
+
+    /// Calls connect(), on a blocking thread if its search may be long. If the dial is dropped meanwhile, that thread closes the
+    /// socket.
+    async fn connect_tokio(
+        &self,
+        socket: OwnedFd,
+        attempt: &mut Attempt<'_>,
+    ) -> Result<(OwnedFd, io::Result<Connect>), DialError> {
+        if !attempt.searches_for_long() {
+            let result = attempt.connect(socket.as_fd());
+            return Ok((socket, result));
+        }
+        let destination = self.destination;
+        let searched = task::spawn_blocking(move || {
+            let begun = Instant::now();
+            let result = socket::connect(socket.as_fd(), destination);
+            (socket, result, begun.elapsed())
+        });
+        let (socket, result, time) = attempt.called(SPAWN, searched.await.map_err(stopped))?;
+        attempt.add_connect(time);
+        Ok((socket, result))
+    }
+
+    /// Does the same as [`Dialer::counted`], with the dump on a blocking thread.
+    async fn counted_tokio(&self, mut error: DialError) -> DialError {
+        if let (DialError::PortsExhausted { source_address, census, .. }, Some(counter)) =
+            (&mut error, &self.census)
+        {
+            let source = *source_address;
+            let _census_task = self.census_task.lock().await;
+            let counted = match counter.fresh() {
+                Some(counted) => Ok(counted),
+                None => {
+                    let counter = Arc::clone(counter);
+                    task::spawn_blocking(move || counter.count(source)).await
+                }
+            };
+            match counted.map_err(stopped) {
+                Ok(counted) => *census = counted.map_err(Uncounted::Unseen),
+                // The runtime shuts down: no census was taken.
+                Err(_) => *census = Err(Uncounted::NotAsked),
+            }
+        }
+        error
+    }
+}
+
+/// Converts the error of a blocking task: resumes its panic, or reports that the runtime shuts down.
+fn stopped(error: JoinError) -> io::Error {
+    match error.try_into_panic() {
+        Ok(payload) => panic::resume_unwind(payload),
+        Err(error) => io::Error::other(error),
     }
 }

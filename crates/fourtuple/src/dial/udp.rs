@@ -8,45 +8,48 @@ use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
-use super::census;
-use super::error::{BuildError, DialError};
-use super::random;
-use super::report::DialReport;
-use super::strategy::Strategy;
 use crate::capabilities;
+use crate::dial::census;
+use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
+use crate::dial::random;
+use crate::dial::report::DialReport;
+use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
 /// Whether a connected UDP socket shares its port with sockets to other destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// A port of its own per socket and source address: as many sockets as there are ports. The kernel's default, and
-    /// free of danger.
+    /// Each socket has a port of its own on its source address, so there are at most as many sockets as ports. This is the kernel's
+    /// default.
     Exclusive,
-    /// One port for many destinations, as TCP has it: as many sockets *per destination* as there are ports. UDP has
-    /// no such search, so this is done by hand (SO_REUSEADDR and sock_diag), and it protects only among those who do it
-    /// the same way.
+    /// Sockets to different destinations share ports, as in TCP, so there are as many sockets *per destination* as ports. The kernel
+    /// has no such search for UDP: the dialer uses SO_REUSEADDR and sock_diag. It detects owners of a 4-tuple reliably only if the
+    /// other sockets are opened in the same way.
     Shared,
 }
 
-/// Opens connected UDP sockets of which no two own one 4-tuple.
+/// Opens connected UDP sockets, each with a 4-tuple of its own.
 ///
-/// With SO_REUSEADDR alone a second socket on the same 4-tuple is bound without complaint, and the newest one gets all
-/// packets (`udp_lib_lport_inuse` and the order of the lookup). This dialer never leaves such a pair behind.
-#[derive(Debug)]
+/// With SO_REUSEADDR alone the kernel binds a second socket to the same 4-tuple without an error, and the newer socket receives all
+/// packets (`udp_lib_lport_inuse` and the order of the lookup). This dialer never leaves such a pair of sockets behind.
+#[derive(Clone, Debug)]
 pub struct UdpDialer {
     destination: SocketAddr,
     source: IpAddr,
+    /// The source comes from the route. If the address is removed from the host, the dialer looks up the route again.
+    by_route: bool,
     source_port: Option<u16>,
     sharing: Sharing,
     range: PortRange,
     reserved: PortSet,
 }
 
-/// Ports drawn blindly before the kernel is asked which are free.
+/// Ports drawn at random before the dialer asks the kernel for the ports in use.
 const BLIND_TRIES: u32 = 8;
 
 impl UdpDialer {
-    /// A dialer to `destination` from `source`; without one the address is that of today's route, once and for all.
+    /// Creates a dialer to `destination` from `source`. Without a source the dialer uses the source address of the route, and looks
+    /// up the route again after the address was removed from the host.
     pub fn new(
         destination: SocketAddr,
         source: Option<IpAddr>,
@@ -55,6 +58,7 @@ impl UdpDialer {
         if destination.port() == 0 {
             return Err(BuildError::PortZero(destination));
         }
+        let by_route = source.is_none();
         let source = match source {
             Some(source_address) if source_address.is_ipv4() != destination.is_ipv4() => {
                 return Err(BuildError::Family { source_address, destination });
@@ -64,10 +68,10 @@ impl UdpDialer {
                 .map_err(|error| BuildError::Route { destination, error })?,
         };
         let (range, reserved) = capabilities::local_ports().map_err(BuildError::Range)?;
-        Ok(UdpDialer { destination, source, source_port: None, sharing, range, reserved })
+        Ok(UdpDialer { destination, source, by_route, source_port: None, sharing, range, reserved })
     }
 
-    /// Dials from this very port, which may lie outside of the ephemeral range.
+    /// Dials from this source port, inside or outside of the ephemeral range.
     #[must_use]
     pub fn source_port(mut self, port: u16) -> Self {
         self.source_port = Some(port);
@@ -78,10 +82,21 @@ impl UdpDialer {
     ///
     /// # Errors
     ///
-    /// [`DialError::PortsExhausted`], [`DialError::SourceNotLocal`], [`DialError::Call`]; with a fixed source port
-    /// [`DialError::WouldShadow`] when the 4-tuple has an owner, and [`DialError::TupleBusy`] when the port belongs to a
-    /// socket that does not share it.
+    /// [`DialError::PortsExhausted`], [`DialError::SourceNotLocal`], [`DialError::Call`]; with [`Sharing::Shared`]
+    /// [`DialError::CannotSee`] if the kernel has no udp_diag; with a fixed source port [`DialError::WouldShadow`] if the
+    /// 4-tuple has an owner, and [`DialError::TupleBusy`] if a socket without SO_REUSEADDR holds the port.
     pub fn dial(&self) -> Result<(UdpSocket, DialReport), DialError> {
+        let dialed = self.dial_from_source();
+        if !self.by_route || !matches!(dialed, Err(DialError::SourceNotLocal(_))) {
+            return dialed;
+        }
+        match route::source_for(self.destination.ip()) {
+            Ok(source) if source != self.source => UdpDialer { source, ..self.clone() }.dial_from_source(),
+            _ => dialed,
+        }
+    }
+
+    fn dial_from_source(&self) -> Result<(UdpSocket, DialReport), DialError> {
         match self.sharing {
             Sharing::Exclusive => self.dial_exclusive(),
             Sharing::Shared => self.dial_shared(),
@@ -132,9 +147,11 @@ impl UdpDialer {
         Err(self.exhausted())
     }
 
-    /// The dance. SO_REUSEADDR lets the port be shared; off again it keeps everybody else from binding the port while
-    /// we look whether the 4-tuple has an owner, connect, and look once more: of two who bound at the same time, the
-    /// later to connect sees the other and steps back.
+    /// Opens a socket and shares `port` if its 4-tuple has no owner.
+    ///
+    /// SO_REUSEADDR lets bind() share the port. While it is off again, no other socket can bind the port, and this dialer looks for
+    /// an owner of the 4-tuple, connects, and looks once more: if two dialers bound the port at the same time, the second to connect
+    /// finds the other socket and closes its own.
     fn try_port(&self, port: u16) -> Result<Tried, DialError> {
         let socket = self.open()?;
         let reuse = |on| self.call("setsockopt SO_REUSEADDR", option::set_reuse_address(socket.as_fd(), on));
@@ -157,11 +174,11 @@ impl UdpDialer {
         Ok(Tried::Connected(socket))
     }
 
-    /// Sockets that are connected on the 4-tuple with this source port.
+    /// Counts the sockets that are connected on the 4-tuple with this source port.
     fn owners(&self, port: u16) -> Result<u32, DialError> {
         let mut owners = 0;
         let filter = Filter { source_port: Some(port), ..self.filter() };
-        self.call("sock_diag", sock_diag::each(&filter, |_| owners += 1))?;
+        sock_diag::each(&filter, |_| owners += 1).map_err(|error| self.cannot_see(port, &error))?;
         Ok(owners)
     }
 
@@ -170,8 +187,16 @@ impl UdpDialer {
         let note = |entry: sock_diag::Entry| {
             taken.insert(entry.local.port());
         };
-        self.call("sock_diag", sock_diag::each(&self.filter(), note))?;
+        sock_diag::each(&self.filter(), note).map_err(|error| self.cannot_see(0, &error))?;
         Ok(taken)
+    }
+
+    fn cannot_see(&self, port: u16, error: &io::Error) -> DialError {
+        DialError::CannotSee {
+            local: self.local(port),
+            destination: self.destination,
+            unseen: Unseen::new(SOCK_DIAG, error),
+        }
     }
 
     fn filter(&self) -> Filter {
@@ -189,9 +214,9 @@ impl UdpDialer {
 
     fn connect(&self, socket: &OwnedFd) -> Result<(), DialError> {
         socket::connect(socket.as_fd(), self.destination).map(drop).map_err(|error| match error.kind() {
-            // EAGAIN: the automatic choice of a port failed (inet_autobind), which event loops take for "later".
+            // EAGAIN: inet_autobind() found no port. An event loop would take this error for "try again later".
             io::ErrorKind::WouldBlock => self.exhausted(),
-            _ => DialError::Call { call: "connect", address: self.destination, error },
+            _ => self.error("connect", self.destination, error),
         })
     }
 
@@ -200,7 +225,7 @@ impl UdpDialer {
             io::ErrorKind::AddrInUse if local.port() == 0 => self.exhausted(),
             io::ErrorKind::AddrInUse => DialError::TupleBusy { local, destination: self.destination },
             io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal(self.source),
-            _ => DialError::Call { call: "bind", address: local, error },
+            _ => self.error("bind", local, error),
         }
     }
 
@@ -228,7 +253,8 @@ impl UdpDialer {
         DialError::PortsExhausted {
             source_address: Some(self.source),
             destination: self.destination,
-            census: census::take(Transport::Udp, Some(self.source), self.destination),
+            census: census::take(Transport::Udp, Some(self.source), self.destination)
+                .map_err(Uncounted::Unseen),
         }
     }
 
@@ -241,7 +267,11 @@ impl UdpDialer {
     }
 
     fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, DialError> {
-        result.map_err(|error| DialError::Call { call, address: self.destination, error })
+        result.map_err(|error| self.error(call, self.destination, error))
+    }
+
+    fn error(&self, call: &'static str, address: SocketAddr, error: io::Error) -> DialError {
+        DialError::Call { call, address, source_address: Some(self.source), error }
     }
 }
 
@@ -249,6 +279,6 @@ enum Tried {
     Connected(OwnedFd),
     /// The 4-tuple has an owner.
     Owned,
-    /// A socket without SO_REUSEADDR has the port.
+    /// A socket without SO_REUSEADDR holds the port.
     NotShared,
 }

@@ -1,54 +1,73 @@
+//! The acceptor of one worker.
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::bell::Bell;
+use fourtuple_syscalls::event_fd::EventFd;
 
-use crate::listen::connection::{Connection, Place};
+use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
-use crate::listen::group::Group;
-use crate::listen::seats::{Count, SeatStats};
-use crate::listen::wait::{self, Seat, Wait};
+use crate::listen::group::ListenerGroup;
+use crate::listen::policy_table::open_waiter;
+use crate::listen::seats::{Count, Phase, SeatStats};
+use crate::listen::wait::seat::{Seat, Wait};
 
-/// A worker's end of a group. Dropping it leaves, as [`leave`](Acceptor::leave) does.
+/// The acceptor of one worker of a group. Dropping it leaves the group, as [`leave`](Acceptor::leave) does.
 pub struct Acceptor {
     seat: Seat,
     wait: Box<dyn Wait>,
-    /// Since when the worker has something to do.
+    /// The time at which `next` returned a connection.
     busy: Option<Instant>,
     random: fastrand::Rng,
     left: bool,
 }
 
-/// What became of what a worker had when it left.
+/// The connections of a worker that left its group.
 #[derive(Debug, Default)]
-pub struct Farewell {
-    /// Idle connections that other workers have taken over, or will.
+pub struct LeaveReport {
+    /// Idle connections that were handed to other workers of the group.
     pub handed_over: usize,
-    /// Idle connections that nobody made room for within a second. To drop them is to close them: better wait for their next
-    /// request, and say in the answer that it is the last.
+    /// Idle connections in the handoff queue while the group has no other worker: connections of this worker and of earlier
+    /// workers. They are closed with the group unless a worker joins before.
+    pub waiting: usize,
+    /// Idle connections for which the handoff queue had no room within a second. Dropping them closes them. To lose no request,
+    /// wait for the next request of each and mark its response as the last.
     pub kept: Vec<Connection>,
 }
 
-/// Ends the waiting of an acceptor, from any thread.
+/// A handle that ends the wait of an acceptor, from any thread.
 #[derive(Clone, Debug)]
-pub struct Waker(pub(crate) Arc<Bell>);
+pub struct AcceptWaker(pub(crate) Arc<EventFd>);
 
-impl Waker {
-    /// Makes [`Acceptor::next`] return `None`: at once, or within 50 ms where the policy waits in a call that nothing else
-    /// ends (`Blocking`, `SharedOneshot`). A worker that is busy finds it the next time it asks.
+impl AcceptWaker {
+    /// Makes [`Acceptor::next`] return `None`: at once, or within 50 ms with the policies `Blocking` and `SharedOneshot`, whose
+    /// wait only a timeout ends. If the worker is busy, its next call of `next` returns `None`.
     pub fn wake(&self) {
         self.0.ring();
     }
 }
 
+impl ListenerGroup {
+    /// Takes the lowest free seat. Where the order of workers matters (`Exclusive` wakes the first idle worker), it is the order
+    /// of these calls, whichever threads use the acceptors afterwards.
+    ///
+    /// # Errors
+    ///
+    /// No seat is free, or a system call failed.
+    pub fn join(&self) -> Result<Acceptor, ListenError> {
+        Acceptor::join(self)
+    }
+}
+
 impl Acceptor {
-    pub(crate) fn join(group: &Group) -> Result<Acceptor, ListenError> {
-        let bell = Arc::new(Bell::new().map_err(group.failed("eventfd()"))?);
+    fn join(group: &ListenerGroup) -> Result<Acceptor, ListenError> {
+        let waker = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
+        group.register_waker(&waker);
         let seats = &group.0.seats;
         let number = seats.take().ok_or(ListenError::Full { seats: seats.count() })?;
-        let seat = Seat { group: group.clone(), number, bell };
-        match wait::open(&seat) {
+        let seat = Seat { group: group.clone(), number, waker };
+        match open_waiter(&seat) {
             Ok(wait) => Ok(Acceptor { seat, wait, busy: None, random: fastrand::Rng::new(), left: false }),
             Err(error) => {
                 seats.free(number);
@@ -57,17 +76,20 @@ impl Acceptor {
         }
     }
 
-    /// Waits for a connection that has something to read: a new one with its first bytes, or one that was kept. `None`: the
-    /// time is over, or it was [woken](Waker::wake).
+    /// Waits for a readable connection: a new one with its first bytes, or a kept one. Returns `None` after `timeout`, after a
+    /// [wakeup](AcceptWaker::wake), or when the group is [drained](ListenerGroup::drain).
     ///
-    /// From when it returns a connection until it is called again the worker counts as busy.
+    /// The worker counts as busy from the return of a connection until the next call.
     ///
     /// # Errors
     ///
-    /// A call of the kernel that should not fail. What concerns one connection alone is counted, or found by reading it.
+    /// An unexpected failure of a system call. An error of a single connection is counted, or returned by reading from it.
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let Seat { group, number, .. } = &self.seat;
         let seats = &group.0.seats;
+        if seats.phase() == Phase::Drained {
+            return Ok(None);
+        }
         if let Some(since) = self.busy.take() {
             let busy = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             seats.add(*number, Count::Busy, busy);
@@ -77,17 +99,18 @@ impl Acceptor {
         seats.set(*number, Count::Idle, 0);
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
+        connection.write_left = group.0.write_limit;
         connection.moves_to(seats, *number);
         let recycle = group.0.recycle;
         connection.last = recycle.is_last(connection.served, connection.age(), connection.chance());
         if group.is_measured() {
-            connection.last = seats.scales().is_last(self.random.f64());
+            connection.last = seats.comparison().is_last(self.random.f64());
             connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
         }
         Ok(Some(connection))
     }
 
-    /// Waits for the connection's next request, which with some policies another worker will get.
+    /// Keeps a connection for its next request. With some policies another worker may get this request.
     ///
     /// # Errors
     ///
@@ -99,76 +122,88 @@ impl Acceptor {
         self.wait.keep(&self.seat, connection)
     }
 
-    /// Takes a connection out of the group's hands, for a runtime that has its own ways to wait. While the place is held it
-    /// counts as open.
+    /// Removes a connection from the group's epoll, for a runtime with its own event loop. The connection counts as open while
+    /// the guard exists.
     ///
     /// # Errors
     ///
     /// As [`next`](Acceptor::next).
-    pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, Place), ListenError> {
+    pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, OpenGuard), ListenError> {
         self.forget(&mut connection)?;
         Ok(connection.into_parts())
     }
 
-    /// Watches a connection no longer, until it is kept again.
+    /// Stops watching a connection until it is kept again.
     pub(crate) fn forget(&mut self, connection: &mut Connection) -> Result<(), ListenError> {
         self.wait.forget(&self.seat, connection)
     }
 
-    /// The group it belongs to.
-    pub fn group(&self) -> &Group {
+    /// Returns the group of this acceptor.
+    pub fn group(&self) -> &ListenerGroup {
         &self.seat.group
     }
 
-    /// Ends the waiting of this acceptor from elsewhere.
-    pub fn waker(&self) -> Waker {
-        Waker(Arc::clone(&self.seat.bell))
+    /// Returns a handle that ends the wait of this acceptor from another thread.
+    pub fn waker(&self) -> AcceptWaker {
+        AcceptWaker(Arc::clone(&self.seat.waker))
     }
 
-    /// What has been done in its seat.
+    /// Returns the counters of this worker's seat.
     pub fn stats(&self) -> SeatStats {
         self.seat.group.0.seats.stats_of(self.seat.number)
     }
 
-    /// Its number, from 0.
+    /// Returns the number of this worker's seat, from 0.
     pub fn seat(&self) -> usize {
         self.seat.number
     }
 
-    /// Accepts no more and hands over what it has: idle connections, and a listener of its own with everybody in its
-    /// queue. Other workers take them, also one that joins later. Nobody is lost but where the whole group is closed.
+    /// Stops accepting and hands over the idle connections and, with a listener per worker, the listener with its accept queue.
+    /// Other workers take them, including one that joins later. They are closed with the group:
+    /// [drain](ListenerGroup::drain) the group first.
     ///
     /// # Errors
     ///
     /// As [`next`](Acceptor::next).
-    pub fn leave(mut self) -> Result<Farewell, ListenError> {
-        self.go()
+    pub fn leave(mut self) -> Result<LeaveReport, ListenError> {
+        self.leave_group()
     }
 
-    fn go(&mut self) -> Result<Farewell, ListenError> {
-        let mut farewell = Farewell::default();
+    fn leave_group(&mut self) -> Result<LeaveReport, ListenError> {
+        let mut report = LeaveReport::default();
         if std::mem::replace(&mut self.left, true) {
-            return Ok(farewell);
+            return Ok(report);
         }
         let group = &self.seat.group;
-        // First: of two that leave at the same time one must see that nobody is left.
-        group.0.seats.free(self.seat.number);
+        let seats = &group.0.seats;
+        // The seat is freed first: of two workers that leave at the same time, one must see that no worker remains.
+        seats.free(self.seat.number);
+        let mut sent = 0;
         for mut connection in self.wait.release(&self.seat)? {
             connection.watched = false;
-            if group.0.lobby.put(&connection).map_err(group.failed("sendmsg()"))? {
-                farewell.handed_over += 1;
+            // No worker takes a connection from a drained group.
+            if seats.phase() != Phase::Drained
+                && group.0.handoff.put(&connection).map_err(group.failed("sendmsg()"))?
+            {
+                sent += 1;
             } else {
-                farewell.kept.push(connection);
+                report.kept.push(connection);
             }
         }
-        group.0.lobby.announce_again().map_err(group.failed("sendmsg()"))?;
-        Ok(farewell)
+        let waiting = group.0.handoff.requeue_all().map_err(group.failed("sendmsg()"))?;
+        if seats.has_others(self.seat.number) {
+            report.handed_over = sent;
+        } else {
+            // With the policy `Dispatcher`, the dispatcher may hold some of the connections that were sent.
+            report.waiting = waiting.max(sent) + group.0.shared.idle_connections();
+        }
+        Ok(report)
     }
 }
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        // Nobody can be told here. What was not handed over is closed.
-        let _ = self.go();
+        // The report is lost. Connections that were not handed over are closed.
+        let _ = self.leave_group();
     }
 }

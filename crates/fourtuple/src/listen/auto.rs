@@ -1,38 +1,39 @@
-//! What `Auto` becomes, and why.
+//! The choice of a policy for `Auto`.
 
 use std::fmt;
 
-use crate::listen::group::Workers;
-use crate::listen::policy::{Family, Policy};
+use crate::listen::policy::{AcceptPolicy, Family, Workers};
 
-/// A policy, and why it was chosen.
+/// An accept policy and the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct PolicyChoice {
     /// The policy.
-    pub policy: Policy,
-    /// The reason, in a sentence.
+    pub policy: AcceptPolicy,
+    /// The reason, as a phrase.
     pub why: &'static str,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for PolicyChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}: {}", self.policy, self.why)
     }
 }
 
-/// Needs nothing that a kernel from 5.15 may lack: EPOLLEXCLUSIVE is from 4.5, EPOLLONESHOT from 2.6.
-pub(crate) fn choose(asked: Policy, _family: Family, workers: Workers) -> Choice {
-    match (asked, workers) {
-        (Policy::Auto, Workers::Threads) => Choice {
-            policy: Policy::SharedOneshot,
-            why: "threads can share one queue of listener and connections, so that no request waits behind a busy worker \
+/// Returns the requested policy, or the one for `Auto`.
+///
+/// The policies for `Auto` work on every kernel from 5.15: EPOLLEXCLUSIVE is from 4.5, EPOLLONESHOT from 2.6.
+pub(crate) fn choose(requested: AcceptPolicy, _family: Family, workers: Workers) -> PolicyChoice {
+    match (requested, workers) {
+        (AcceptPolicy::Auto, Workers::Threads) => PolicyChoice {
+            policy: AcceptPolicy::SharedOneshot,
+            why: "threads can share one epoll of listener and connections, so that no request waits behind a busy worker \
                   while another is idle",
         },
-        (Policy::Auto, Workers::Processes) => Choice {
-            policy: Policy::ROTATE,
-            why: "processes cannot share connections; with the listener added anew after each they take turns",
+        (AcceptPolicy::Auto, Workers::Processes) => PolicyChoice {
+            policy: AcceptPolicy::ROTATE,
+            why: "processes cannot share connections; they take turns because each adds the listener again after an accept",
         },
-        (policy, _) => Choice { policy, why: "it was asked for" },
+        (policy, _) => PolicyChoice { policy, why: "as requested" },
     }
 }
 
@@ -41,13 +42,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_auto_becomes_is_possible() {
+    fn auto_chooses_a_possible_policy() {
         for family in Family::ALL {
             for workers in [Workers::Threads, Workers::Processes] {
-                let choice = choose(Policy::Auto, family, workers);
+                let choice = choose(AcceptPolicy::Auto, family, workers);
                 assert!(choice.policy.check(family, workers).is_ok(), "{choice}");
             }
         }
-        assert_eq!(choose(Policy::Plain, Family::Unix, Workers::Threads).policy, Policy::Plain);
+        assert_eq!(choose(AcceptPolicy::Plain, Family::Unix, Workers::Threads).policy, AcceptPolicy::Plain);
     }
 }

@@ -1,37 +1,39 @@
-//! Whether it is better to keep a connection or to close it after each request: what one costs against what the other makes
-//! wait. No clock and no socket: waits and chances are passed in.
+//! The decision whether to keep connections or to close them after each request. It uses no clock and no socket: the caller
+//! passes waits and random numbers.
 //!
-//! Closing after every N requests costs each of them c/N + m(1 - 1/N), where c is the cost of a fresh connection and m what
-//! a request on a kept one waits in vain. That is a straight line in 1/N: the best N is 1 where m > c, else there is none.
+//! If connections are closed after every N requests, a request costs c/N + m(1 - 1/N) on average, where c is the cost of a fresh
+//! connection and m the misplaced wait of a request on a kept connection. This is linear in 1/N: the best N is 1 if m > c, and
+//! otherwise connections should never be closed.
 
+use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Fewer samples say nothing.
+/// The fewest samples for a decision.
 const LEAST: u64 = 200;
-/// While connections are kept there is a verdict after so many samples, and before where it is clear.
+/// The samples of a window while connections are kept. A clear result ends the window earlier.
 const WINDOW: u64 = 2000;
-/// While they are closed, the samples of the few that are kept. A hundredth of all requests may make all of the wait, and
-/// too few would see none of them.
+/// The samples of a window while connections are closed. They come from the few connections that are still kept. One request in
+/// a hundred may cause the whole wait, and a smaller window could miss all of these requests.
 const WINDOW_OF_PROBES: u64 = 1000;
-/// How often it is looked whether the verdict is clear.
-const LOOK: u64 = 50;
-/// How many times one must be above the other to change what is done.
+/// The number of samples between two checks for a clear result.
+const CHECK_INTERVAL: u64 = 50;
+/// The ratio of the two costs from which the decision changes.
 const FACTOR: f64 = 1.25;
-/// Share of the requests whose connection is kept all the same, so that their wait goes on being measured.
+/// The fraction of requests whose connection is kept while connections are closed, so that the wait is still measured.
 const PROBES: f64 = 1.0 / 16.0;
 
-/// What [`Recycle::Measured`](crate::listen::Recycle::Measured) has found.
+/// The measurements of [`Recycle::Measured`](crate::listen::Recycle::Measured).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BreakEven {
-    /// Time for a fresh local connection: connect(2), accept4(2) and two close(2), the median of 64 when the group was opened.
+    /// The time of connect(2), accept4(2) and two close(2) for a fresh local connection: the median of 64 when the group was
+    /// opened.
     pub fresh_connection: Duration,
-    /// Mean, over requests on kept connections, of the time that one waited for its worker while another was idle.
+    /// The mean time for which a request on a kept connection waited for its worker while another worker was idle.
     pub misplaced_wait: Duration,
     /// Whether connections are closed after each request.
     pub closes: bool,
-    /// Requests that the mean is of.
+    /// The number of requests in the mean.
     pub samples: u64,
 }
 
@@ -47,39 +49,39 @@ impl fmt::Display for BreakEven {
     }
 }
 
-/// What is summed up, in memory that all workers share.
+/// A sum over the requests of all workers, in shared memory.
 #[derive(Clone, Copy)]
 enum Sum {
-    /// Of the window that is open.
+    /// Samples of the current window.
     Samples,
-    /// Nanoseconds.
+    /// Misplaced wait in nanoseconds.
     Waited,
-    /// Square microseconds.
+    /// Sum of the squared waits, in square microseconds.
     Squares,
-    /// 1: connections are closed.
+    /// 1 while connections are closed after each request.
     Closes,
-    /// Of the window before, so that there is always something to report.
+    /// Samples of the previous window, which are reported until the current one has enough.
     SamplesBefore,
     WaitedBefore,
-    /// Nanoseconds that a fresh connection costs.
+    /// Cost of a fresh connection in nanoseconds.
     Fresh,
 }
 
-/// Weighs the wait of kept connections against the cost of fresh ones.
-pub(crate) struct Scales<'a> {
+/// The comparison of the wait on kept connections with the cost of fresh connections.
+pub(crate) struct Comparison<'a> {
     sums: &'a [AtomicU64],
 }
 
-impl<'a> Scales<'a> {
-    /// Numbers that the scales need.
+impl<'a> Comparison<'a> {
+    /// The number of shared sums.
     pub(crate) const SUMS: usize = 7;
 
-    /// `sums` are as many as that, 0 at first.
-    pub(crate) fn new(sums: &'a [AtomicU64]) -> Scales<'a> {
-        Scales { sums }
+    /// `sums` has [`SUMS`](Comparison::SUMS) elements, initially 0.
+    pub(crate) fn new(sums: &'a [AtomicU64]) -> Comparison<'a> {
+        Comparison { sums }
     }
 
-    /// Says what a fresh connection costs.
+    /// Sets the cost of a fresh connection.
     pub(crate) fn set_fresh(&self, cost: Duration) {
         self.set(Sum::Fresh, u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -100,18 +102,18 @@ impl<'a> Scales<'a> {
         self.of(sum).fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Counts a request on a kept connection, and what it waited in vain.
+    /// Adds a request on a kept connection and its misplaced wait.
     pub(crate) fn add_request(&self, waited: Duration) {
         let nanoseconds = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         if nanoseconds > 0 {
-            // Ten seconds are as bad as any longer time; more would not fit into the sum of squares.
+            // A wait counts as at most ten seconds, so that the sum of squares does not overflow.
             let nanoseconds = nanoseconds.min(10_000_000_000);
             self.add(Sum::Waited, nanoseconds);
             self.add(Sum::Squares, (nanoseconds / 1000).pow(2));
         }
         let samples = self.of(Sum::Samples).fetch_add(1, Ordering::Relaxed) + 1;
-        // One worker comes upon each such number, so they do not look all at once.
-        if samples.is_multiple_of(LOOK) && samples >= LEAST {
+        // Exactly one worker reaches each number of samples, so only one checks the result.
+        if samples.is_multiple_of(CHECK_INTERVAL) && samples >= LEAST {
             self.weigh(samples);
         }
     }
@@ -124,7 +126,7 @@ impl<'a> Scales<'a> {
         let fresh = self.get(Sum::Fresh) as f64 / 1000.0;
         let closes = self.get(Sum::Closes) != 0;
         let full = samples >= if closes { WINDOW_OF_PROBES } else { WINDOW };
-        // Who looks often sees chance more often, too.
+        // Frequent checks see random deviations more often, so they need a larger difference.
         let doubt = if full { 2.0 } else { 4.0 } * (variance / count).sqrt();
         let other_is_better = if closes {
             full && mean + doubt < fresh && mean * FACTOR < fresh
@@ -139,21 +141,20 @@ impl<'a> Scales<'a> {
         if other_is_better {
             self.set(Sum::Closes, (!closes).into());
         }
-        // What was measured before connections were closed says nothing of what is now.
+        // Samples from before a change of the decision say nothing about the time after it.
         self.set(Sum::Waited, 0);
         self.set(Sum::Squares, 0);
         self.set(Sum::Samples, 0);
     }
 
-    /// Whether the connection of a request is to be closed after it. `chance`: from 0 to 1, drawn for the request.
+    /// Whether the connection is closed after the current request. `chance`: a random number from 0 to 1 for this request.
     pub(crate) fn is_last(&self, chance: f64) -> bool {
         chance >= PROBES && self.get(Sum::Closes) != 0
     }
 
     pub(crate) fn report(&self) -> BreakEven {
         let (mut samples, mut waited) = (self.get(Sum::Samples), self.get(Sum::Waited));
-        // While connections are closed few samples come, and of a load that closing has changed: until there is a verdict on
-        // them the one before is what explains what is done.
+        // While connections are closed, samples are few. Until they fill a window, the previous window explains the decision.
         let enough = if self.get(Sum::Closes) == 0 { LEAST } else { WINDOW_OF_PROBES };
         if samples < enough && self.get(Sum::SamplesBefore) > 0 {
             (samples, waited) = (self.get(Sum::SamplesBefore), self.get(Sum::WaitedBefore));
@@ -174,30 +175,31 @@ mod tests {
     const FRESH: Duration = Duration::from_micros(50);
 
     fn sums() -> Vec<AtomicU64> {
-        (0..Scales::SUMS).map(|_| AtomicU64::new(0)).collect()
+        (0..Comparison::SUMS).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn weighing(sums: &[AtomicU64]) -> Scales<'_> {
-        let scales = Scales::new(sums);
-        scales.set_fresh(FRESH);
-        scales
+    fn weighing(sums: &[AtomicU64]) -> Comparison<'_> {
+        let comparison = Comparison::new(sums);
+        comparison.set_fresh(FRESH);
+        comparison
     }
 
-    /// Requests of which one in `one_in` waits `wait`: how often it was decided anew, and the share of kept ones.
+    /// Plays requests of which one in `one_in` waits for `wait`. Returns the number of changed decisions and the fraction of kept
+    /// connections.
     fn play(
-        scales: &Scales<'_>,
+        comparison: &Comparison<'_>,
         random: &mut fastrand::Rng,
         requests: u32,
         one_in: u32,
         wait: Duration,
     ) -> (u32, f64) {
-        let (mut changes, mut kept, mut was) = (0, 0, scales.report().closes);
+        let (mut changes, mut kept, mut was) = (0, 0, comparison.report().closes);
         for _ in 0..requests {
-            if !scales.is_last(random.f64()) {
+            if !comparison.is_last(random.f64()) {
                 kept += 1;
-                scales.add_request(if random.u32(..one_in) == 0 { wait } else { Duration::ZERO });
+                comparison.add_request(if random.u32(..one_in) == 0 { wait } else { Duration::ZERO });
             }
-            let closes = scales.report().closes;
+            let closes = comparison.report().closes;
             changes += u32::from(closes != was);
             was = closes;
         }
@@ -205,57 +207,57 @@ mod tests {
     }
 
     #[test]
-    fn it_closes_where_kept_connections_wait_and_keeps_them_again_where_they_do_not() {
+    fn connections_are_closed_while_kept_ones_wait() {
         for seed in 0..20 {
             let sums = sums();
-            let scales = weighing(&sums);
+            let comparison = weighing(&sums);
             let mut random = fastrand::Rng::with_seed(seed);
-            assert_eq!(play(&scales, &mut random, 10_000, 1000, Duration::from_micros(10)), (0, 1.0));
-            // A hundredth waits 20 ms: four times the cost of a connection.
-            let (changes, kept) = play(&scales, &mut random, 100_000, 100, Duration::from_millis(20));
+            assert_eq!(play(&comparison, &mut random, 10_000, 1000, Duration::from_micros(10)), (0, 1.0));
+            // One request in a hundred waits 20 ms: on average four times the cost of a connection.
+            let (changes, kept) = play(&comparison, &mut random, 100_000, 100, Duration::from_millis(20));
             assert!(changes == 1 && kept < 0.1, "seed {seed}: {changes} changes, {kept} kept");
-            let found = scales.report();
+            let found = comparison.report();
             assert!(found.closes && found.misplaced_wait > FRESH && found.samples >= LEAST, "{found}");
-            let (changes, kept) = play(&scales, &mut random, 100_000, 1000, Duration::from_micros(10));
+            let (changes, kept) = play(&comparison, &mut random, 100_000, 1000, Duration::from_micros(10));
             assert!(changes == 1 && kept > 0.5, "seed {seed}: {changes} changes, {kept} kept");
-            assert!(!scales.report().closes);
+            assert!(!comparison.report().closes);
         }
     }
 
     #[test]
-    fn it_does_not_flap_where_both_cost_the_same() {
+    fn equal_costs_do_not_flap() {
         for wait in [40, 45, 50, 55, 60] {
             let sums = sums();
-            let scales = weighing(&sums);
+            let comparison = weighing(&sums);
             let mut random = fastrand::Rng::with_seed(wait);
             let wait = Duration::from_micros(wait * 10);
-            let (changes, _) = play(&scales, &mut random, 1_000_000, 10, wait);
+            let (changes, _) = play(&comparison, &mut random, 1_000_000, 10, wait);
             assert!(changes <= 2, "{changes} changes at {wait:?} for a tenth");
         }
     }
 
     #[test]
-    fn a_few_waits_decide_nothing() {
+    fn too_few_samples_change_no_decision() {
         let sums = sums();
-        let scales = weighing(&sums);
+        let comparison = weighing(&sums);
         for _ in 0..LEAST - 1 {
-            scales.add_request(Duration::from_secs(1));
-            assert!(!scales.is_last(1.0));
+            comparison.add_request(Duration::from_secs(1));
+            assert!(!comparison.is_last(1.0));
         }
-        scales.add_request(Duration::from_secs(100));
-        assert!(scales.is_last(1.0) && scales.is_last(0.07) && !scales.is_last(0.05));
+        comparison.add_request(Duration::from_secs(100));
+        assert!(comparison.is_last(1.0) && comparison.is_last(0.07) && !comparison.is_last(0.05));
         assert_eq!(
-            scales.report().to_string(),
+            comparison.report().to_string(),
             "a fresh connection costs 50.0µs, a request on a kept one waits 1.0s for its worker while another is idle (mean \
              of 200): connections are closed after each request"
         );
     }
 
     #[test]
-    fn nothing_known_is_nothing_done() {
+    fn without_samples_connections_are_kept() {
         let sums = sums();
-        let scales = weighing(&sums);
-        assert_eq!(scales.report(), BreakEven { fresh_connection: FRESH, ..BreakEven::default() });
-        assert!(!scales.is_last(1.0));
+        let comparison = weighing(&sums);
+        assert_eq!(comparison.report(), BreakEven { fresh_connection: FRESH, ..BreakEven::default() });
+        assert!(!comparison.is_last(1.0));
     }
 }

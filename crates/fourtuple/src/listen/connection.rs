@@ -1,3 +1,5 @@
+//! A connection of a worker.
+
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -5,113 +7,131 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::socket;
 
-use crate::listen::seats::{Count, Seats};
+use crate::listen::seats::{Count, Phase, Seats};
 
-/// A connection's place among those of its worker: while it is held the connection counts as open.
+/// A guard that counts a connection as open in a worker's seat while it exists.
 #[derive(Debug)]
-pub struct Place {
+pub struct OpenGuard {
     seats: Arc<Seats>,
     seat: usize,
 }
 
-impl Place {
-    pub(crate) fn new(seats: &Arc<Seats>, seat: usize) -> Place {
+impl OpenGuard {
+    pub(crate) fn new(seats: &Arc<Seats>, seat: usize) -> OpenGuard {
         seats.add(seat, Count::Open, 1);
-        Place { seats: Arc::clone(seats), seat }
+        OpenGuard { seats: Arc::clone(seats), seat }
     }
 
-    /// Counts a request as answered, for a runtime that reads the further requests of a connection itself.
+    /// Whether the group closes every connection after its next response.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.seats.phase() != Phase::Serving
+    }
+
+    /// Counts a request as answered, for a runtime that reads the further requests of a connection by itself.
     pub fn answered(&self) {
         self.seats.add(self.seat, Count::Requests, 1);
     }
 }
 
-impl Drop for Place {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
-        self.seats.less(self.seat, Count::Open);
+        self.seats.subtract(self.seat, Count::Open);
     }
 }
 
-/// A connection with something to read: a request, a part of one, or its end. Dropping it closes it.
+/// A readable connection: it has a request, a part of a request, or an end of file. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
-    place: Place,
-    /// Bytes that were read and belong to the next request. They travel with the connection when it is kept, also to another
-    /// worker; over a unix socket up to about 64 KiB of them.
+    guard: OpenGuard,
+    /// Bytes that were read and belong to the next request. They stay with the connection when it is kept, even if another
+    /// worker gets it. A connection with more than about 64 KiB of them cannot go to another process or to the dispatcher.
     pub carry: Vec<u8>,
-    /// The caller's own, 0 at first. It travels too.
+    /// A value for the caller's use, 0 at first. It stays with the connection like `carry`.
     pub mark: u64,
     pub(crate) served: u32,
-    /// Drawn once: which of the ages that [`Recycle::Age`](crate::listen::Recycle::Age) allows is its own.
-    pub(crate) luck: u32,
-    /// When it was accepted.
+    /// A random number, drawn once per connection, that selects its age limit within the jitter of
+    /// [`Recycle::Age`](crate::listen::Recycle::Age).
+    pub(crate) draw: u32,
+    /// The time of the accept.
     pub(crate) born: Instant,
+    /// Whether [`Recycle`](crate::listen::Recycle) closes the connection after its next response.
     pub(crate) last: bool,
-    /// With `Recycle::Measured`: since when it waits for its next request.
+    /// With `Recycle::Measured`: the time at which the connection was kept.
     pub(crate) kept: Option<Instant>,
-    /// With `Recycle::Measured`: how long the request that it comes with has waited in vain, where it was kept.
+    /// With `Recycle::Measured`: how long the current request waited for its worker while another worker was idle.
     pub(crate) waited: Option<Duration>,
-    /// The epoll of its worker, or of all, knows it already.
+    /// Whether an epoll watches the connection.
     pub(crate) watched: bool,
+    /// Whether the connection has exceeded the idle limit while the ring of its worker still polls it.
+    pub(crate) expired: bool,
+    /// The remaining time for which its writes may wait for room until the next call of `Acceptor::next`.
+    pub(crate) write_left: Duration,
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd, place: Place) -> Connection {
+    pub(crate) fn new(socket: OwnedFd, guard: OpenGuard) -> Connection {
         Connection {
             socket,
-            place,
+            guard,
             carry: Vec::new(),
             mark: 0,
             served: 0,
-            luck: fastrand::u32(..),
+            draw: fastrand::u32(..),
             born: Instant::now(),
             last: false,
             kept: None,
             waited: None,
             watched: false,
+            expired: false,
+            write_left: Duration::ZERO,
         }
     }
 
     /// Counts a request as answered.
     pub fn answered(&mut self) {
         self.served = self.served.saturating_add(1);
-        self.place.answered();
+        self.guard.answered();
         if let Some(waited) = self.waited.take() {
-            self.place.seats.scales().add_request(waited);
+            self.guard.seats.comparison().add_request(waited);
         }
     }
 
-    /// Its luck as a number from 0 to 1.
-    pub(crate) fn chance(&self) -> f64 {
-        f64::from(self.luck) / f64::from(u32::MAX)
+    pub(crate) fn seats(&self) -> &Arc<Seats> {
+        &self.guard.seats
     }
 
-    /// Requests answered on it so far, by whichever workers.
+    /// Returns the connection's random number as a fraction from 0 to 1.
+    pub(crate) fn chance(&self) -> f64 {
+        f64::from(self.draw) / f64::from(u32::MAX)
+    }
+
+    /// Returns the number of requests answered on this connection so far, by any worker.
     pub fn served(&self) -> u32 {
         self.served
     }
 
-    /// Time since it was accepted.
+    /// Returns the time since the connection was accepted.
     pub fn age(&self) -> Duration {
         self.born.elapsed()
     }
 
-    /// Whether [`Recycle`](crate::listen::Recycle) wants it closed after the request that it comes with: say so in the
-    /// answer, and drop it.
+    /// Whether the server must close the connection after the current response: announce this in the response and drop the
+    /// connection. [`Recycle`](crate::listen::Recycle) requires it, or the group is
+    /// [draining](crate::listen::ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
-        self.last
+        self.last || self.guard.is_draining()
     }
 
-    /// The socket, which no epoll of ours watches any more.
-    pub(crate) fn into_parts(self) -> (OwnedFd, Place) {
-        (self.socket, self.place)
+    /// Returns the socket, which no epoll of the group watches, and its guard.
+    pub(crate) fn into_parts(self) -> (OwnedFd, OpenGuard) {
+        (self.socket, self.guard)
     }
 
-    /// Now it is the connection of `seat`.
+    /// Counts the connection as open in `seat` instead of its previous seat.
     pub(crate) fn moves_to(&mut self, seats: &Arc<Seats>, seat: usize) {
-        if self.place.seat != seat {
-            self.place = Place::new(seats, seat);
+        if self.guard.seat != seat {
+            self.guard = OpenGuard::new(seats, seat);
         }
     }
 }
@@ -122,25 +142,24 @@ impl AsFd for Connection {
     }
 }
 
-/// recv(2), without waiting: [`io::ErrorKind::WouldBlock`] where there is nothing (more).
+/// recv(2) without waiting: returns [`io::ErrorKind::WouldBlock`] when there is no data.
 impl Read for Connection {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         socket::receive(self.socket.as_fd(), room)
     }
 }
 
-/// send(2). It waits for room, as a worker that serves one request at a time does; [`io::ErrorKind::TimedOut`] where the
-/// client takes nothing for 10 s.
+/// send(2), which waits for room in the send buffer. The worker serves no other connection meanwhile.
+///
+/// Returns [`io::ErrorKind::TimedOut`] when the writes since [`next`](crate::listen::Acceptor::next) returned the connection have
+/// waited for longer than [`ListenerGroupBuilder::write_limit`](crate::listen::ListenerGroupBuilder::write_limit) in total, even
+/// if the client reads slowly.
 impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        const PATIENCE: Duration = Duration::from_secs(10);
         loop {
             match socket::send(self.socket.as_fd(), bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !socket::wait_writable(self.socket.as_fd(), Some(PATIENCE))? {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_room()?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => return other,
             }
         }
@@ -148,5 +167,14 @@ impl Write for Connection {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl Connection {
+    fn wait_for_room(&mut self) -> io::Result<()> {
+        let begun = Instant::now();
+        let writable = socket::wait_writable(self.socket.as_fd(), Some(self.write_left));
+        self.write_left = self.write_left.saturating_sub(begun.elapsed());
+        if writable? { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }

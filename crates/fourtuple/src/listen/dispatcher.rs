@@ -1,225 +1,219 @@
-//! Accepts for all workers, waits until a connection has something to say, and hands it to a worker that is idle: no request
-//! waits behind a busy worker while another is idle, also where workers are processes.
+//! The dispatcher of the policy `dispatcher`.
+//!
+//! It accepts for all workers, waits until a connection is readable, and sends the descriptor to an idle worker. No request
+//! waits behind a busy worker while another worker is idle, even where workers are processes.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::{errno_name, message, socket};
 
-use crate::listen::acceptor::Waker;
-use crate::listen::connection::Place;
+use crate::listen::acceptor::AcceptWaker;
+use crate::listen::channels::{self, DONE, FRESH, JOINED, KEPT_AND_DONE, LEFT, WorkerChannels, WorkerState};
+use crate::listen::connection::OpenGuard;
 use crate::listen::error::ListenError;
-use crate::listen::group::Group;
-use crate::listen::lobby::{self, Arrival, Passenger, ROOM};
-use crate::listen::policy::Policy;
-use crate::listen::seats::{Count, Seats};
-use crate::listen::wait::Common;
+use crate::listen::group::ListenerGroup;
+use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
+use crate::listen::idle::Idle;
+use crate::listen::policy::AcceptPolicy;
+use crate::listen::seats::{Count, Phase, Seats};
+use crate::listen::wait::seat::{is_out_of_watches, out_of};
+use crate::listen::wait::shared_state::SharedState;
 
-/// Set in the kind of a message to a worker whose connection nobody had before. The rest of it is the tenure of the worker
-/// for which it was meant: a seat may have another one by the time.
-pub(crate) const FRESH: u8 = 1;
-/// Kinds of messages from a worker: it waits for the first time, it has done what it was given, it is gone. The first and the
-/// last with its tenure: the seat is free before the worker is gone, so that its successor may be heard first.
-pub(crate) const JOINED: u8 = b'J';
-pub(crate) const DONE: u8 = b'D';
-pub(crate) const LEFT: u8 = b'X';
-/// A connection that is kept, and one that is kept from a worker that is done.
-pub(crate) const KEPT: u8 = b'K';
-pub(crate) const KEPT_AND_DONE: u8 = b'B';
-
-const BELL: u64 = u64::MAX;
-const LOBBY: u64 = u64::MAX - 1;
+const WAKER: u64 = u64::MAX;
+const HANDOFF: u64 = u64::MAX - 1;
 const LISTENER: u64 = u64::MAX - 2;
-/// Set in the token of a worker's end; the rest of it is the seat. That of a connection is its descriptor.
+/// Set in the token of a worker's channel. The low 32 bits are the seat. The token of a connection is its descriptor.
 const WORKER: u64 = 1 << 32;
 const EVENTS: usize = 128;
-/// Connections accepted in a row before somebody else is looked at.
+/// The most connections accepted in a row before other events are handled.
 const ACCEPTS: usize = 64;
-/// How often it looks at the flag that ends it, and for workers that died.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long it rests after a call for which there was no descriptor or no room.
+/// The interval at which the dispatcher checks its stop flag, dead workers and the idle limit.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause after a call that found no descriptor or no room.
 const BACK_OFF: Duration = Duration::from_millis(10);
+/// One choice of a worker in this number is random.
+const RANDOM_EVERY: u32 = 8;
 
-/// The dispatcher's and the worker's end, for each seat: made before workers are forked, so that all have them.
+/// A connection that is between two requests, or whose request no worker serves yet.
 #[derive(Debug)]
-pub(crate) struct Pairs {
-    ends: Vec<(OwnedFd, OwnedFd)>,
-    /// What is known of the workers, while there is no dispatcher.
-    unattended: Mutex<Option<Vec<Worker>>>,
-}
-
-impl Pairs {
-    pub(crate) fn new(seats: usize) -> io::Result<Pairs> {
-        let ends = (0..seats).map(|_| message::pair()).collect::<io::Result<Vec<_>>>()?;
-        Ok(Pairs { ends, unattended: Mutex::new(Some(vec![Worker::default(); seats])) })
-    }
-
-    pub(crate) fn of_worker(&self, seat: usize) -> BorrowedFd<'_> {
-        self.ends[seat].1.as_fd()
-    }
-
-    fn of_dispatcher(&self, seat: usize) -> BorrowedFd<'_> {
-        self.ends[seat].0.as_fd()
-    }
-}
-
-/// How many workers had a seat before, as far as it is told in messages.
-pub(crate) fn tenure(seats: &Seats, seat: usize) -> u8 {
-    seats.add(seat, Count::Joins, 1);
-    seats.get(seat, Count::Joins) as u8 & 0x7f
-}
-
-/// The kind of a message to a worker.
-pub(crate) fn kind(tenure: u8, fresh: bool) -> u8 {
-    tenure << 1 | if fresh { FRESH } else { 0 }
-}
-
-/// What the dispatcher knows of a worker.
-#[derive(Clone, Copy, Debug, Default)]
-struct Worker {
-    present: bool,
-    tenure: u8,
-    /// Connections that it was given and is not done with.
-    outstanding: u32,
-    /// When it got so idle, in turns.
-    since: u64,
-}
-
-/// A connection between two requests, or with one that nobody serves yet.
-#[derive(Debug)]
-struct Guest {
-    passenger: Passenger,
-    /// It counts as open with the worker that had it last.
-    _place: Option<Place>,
+struct PendingConnection {
+    connection: HandoffConnection,
+    /// Counts the connection as open in the seat of its last worker.
+    _guard: Option<OpenGuard>,
     fresh: bool,
 }
 
-/// What a dispatcher has done.
+impl AsFd for PendingConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// The counters of a dispatcher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DispatcherStats {
     /// Connections accepted.
     pub accepts: u64,
-    /// accept() calls that failed: no descriptor, no memory.
+    /// accept(2) calls that failed: the sum of the next three counters.
     pub failed_accepts: u64,
-    /// Connections given to workers, each as often as it was.
+    /// EMFILE: this process may have no more descriptors (RLIMIT_NOFILE).
+    pub out_of_process_descriptors: u64,
+    /// ENFILE: this host has no more descriptors (fs.file-max).
+    pub out_of_host_descriptors: u64,
+    /// ENOBUFS or ENOMEM: no memory for a socket.
+    pub out_of_memory: u64,
+    /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
+    pub unwatched: u64,
+    /// Connections that were closed because they exceeded the limit of
+    /// [`ListenerGroupBuilder::idle`](crate::listen::ListenerGroupBuilder::idle).
+    pub idle_closed: u64,
+    /// Connections sent to workers; a kept connection counts each time.
     pub handed: u64,
-    /// Kept connections that were lost, because there was no descriptor for them when they came back.
+    /// Kept connections that were lost: the dispatcher had no free descriptor when a worker returned them.
     pub lost: u64,
-    /// Times it was woken from waiting.
+    /// Returns of epoll_wait(2) with at least one event.
     pub wakeups: u64,
-    /// The most connections at one time that had something to say while no worker was idle.
+    /// The most readable connections at one time while no worker was idle.
     pub longest_queue: usize,
 }
 
-/// Accepts for the workers of a group. It does nothing until it [runs](Dispatcher::run), on a thread or in a process of its
-/// own, and holds the connections that are between two requests. What it holds when it is dropped the next one takes over,
-/// as far as that finds room (some 200 connections); the others are closed.
+/// The thread or process that accepts for the workers of a group.
+///
+/// It does nothing until it [runs](Dispatcher::run). It holds the connections that are between two requests. When it is
+/// dropped, the next dispatcher takes over up to about 200 of them; the remaining ones are closed.
 #[derive(Debug)]
 pub struct Dispatcher {
-    group: Group,
+    group: ListenerGroup,
     listener: Arc<OwnedFd>,
-    bell: Arc<Bell>,
+    waker: Arc<EventFd>,
     epoll: Epoll,
     depth: u32,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerState>,
     turn: u64,
-    /// By descriptor: connections that have nothing to say.
-    quiet: Vec<Option<Guest>>,
-    /// Those that have, in the order in which they had.
-    ready: VecDeque<Guest>,
-    /// Descriptors that are kept for connections that come back, and let go of where accept() finds none.
+    /// Connections without a request.
+    idle: Idle<PendingConnection>,
+    /// Readable connections, in the order in which they became readable.
+    ready: VecDeque<PendingConnection>,
+    /// Descriptors reserved for connections that workers return, and closed when accept(2) finds no descriptor.
     spare: Vec<OwnedFd>,
-    /// Nobody is accepted before.
+    /// The end of a pause in accepting.
     accept_after: Option<Instant>,
-    /// Nobody is given anything before.
+    /// The end of a pause in sending connections to workers.
     hand_after: Option<Instant>,
-    looked: Instant,
+    checked: Instant,
     room: Vec<u8>,
     stats: DispatcherStats,
 }
 
+impl ListenerGroup {
+    /// Returns the dispatcher of the group, where the policy is [`AcceptPolicy::Dispatcher`]. The group has one, and workers wait
+    /// until it [runs](Dispatcher::run). Call this in the process in which it will run.
+    ///
+    /// # Errors
+    ///
+    /// The group has another policy; an earlier dispatcher was not dropped; a system call failed.
+    pub fn dispatcher(&self) -> Result<Dispatcher, ListenError> {
+        Dispatcher::of(self)
+    }
+}
+
 impl Dispatcher {
-    pub(crate) fn of(group: &Group) -> Result<Dispatcher, ListenError> {
+    fn of(group: &ListenerGroup) -> Result<Dispatcher, ListenError> {
         let policy = group.policy();
-        let Common::Pairs(pairs) = &group.0.common else {
-            let why = "its workers accept by themselves; open it with Policy::Dispatcher";
+        let SharedState::Channels(channels) = &group.0.shared else {
+            let why = "its workers accept by themselves; open it with AcceptPolicy::Dispatcher";
             return Err(ListenError::NoDispatcher { policy, why });
         };
         let listener = group.listener()?;
-        let bell = Arc::new(Bell::new().map_err(group.failed("eventfd()"))?);
+        let waker = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
+        group.register_waker(&waker);
         let epoll = Epoll::new().map_err(group.failed("epoll_create1()"))?;
         let failed = group.failed("epoll_ctl()");
-        epoll.add(bell.as_fd(), BELL, Interest::ACCEPT).map_err(&failed)?;
-        epoll.add(group.0.lobby.exit(), LOBBY, Interest::ACCEPT).map_err(&failed)?;
+        epoll.add(waker.as_fd(), WAKER, Interest::ACCEPT).map_err(&failed)?;
+        epoll.add(group.0.handoff.receiver(), HANDOFF, Interest::ACCEPT).map_err(&failed)?;
         epoll.add(listener.as_fd(), LISTENER, Interest::ACCEPT).map_err(&failed)?;
-        for seat in 0..pairs.ends.len() {
-            epoll.add(pairs.of_dispatcher(seat), WORKER | seat as u64, Interest::ACCEPT).map_err(&failed)?;
+        for seat in 0..channels.count() {
+            epoll
+                .add(channels.of_dispatcher(seat), WORKER | seat as u64, Interest::ACCEPT)
+                .map_err(&failed)?;
         }
-        let workers = pairs.unattended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let workers = channels.unattended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(workers) = workers else {
             let why = "it has one already; drop that first";
-            return Err(ListenError::NoDispatcher { policy: Policy::Dispatcher, why });
+            return Err(ListenError::NoDispatcher { policy: AcceptPolicy::Dispatcher, why });
         };
         let turn = workers.iter().map(|worker| worker.since).max().unwrap_or(0);
         Ok(Dispatcher {
             group: group.clone(),
             listener,
-            bell,
+            waker,
             epoll,
             depth: 1,
             workers,
             turn,
-            quiet: Vec::new(),
+            idle: Idle::new(group.0.idle),
             ready: VecDeque::new(),
             spare: Vec::new(),
             accept_after: None,
             hand_after: None,
-            looked: Instant::now(),
+            checked: Instant::now(),
             room: vec![0; ROOM],
             stats: DispatcherStats::default(),
         })
     }
 
-    /// How many connections a worker may have been given and not be done with; 1 at first. With 1 nobody waits behind a busy
-    /// worker. More hides the way of a message, at the price of such waits.
-    #[must_use]
-    pub fn depth(mut self, depth: u32) -> Dispatcher {
-        self.depth = depth.max(1);
-        self
+    /// Sets how many unfinished connections a worker may have: 1 by default. With 1, no request waits behind a busy worker. A
+    /// larger depth hides the latency of the messages between dispatcher and worker, at the cost of such waits.
+    ///
+    /// # Errors
+    ///
+    /// 0: [`ListenError::Setting`].
+    pub fn depth(mut self, depth: u32) -> Result<Dispatcher, ListenError> {
+        if depth == 0 {
+            return Err(ListenError::Setting {
+                setting: "depth",
+                value: "0".to_owned(),
+                accepted: "at least 1",
+            });
+        }
+        self.depth = depth;
+        Ok(self)
     }
 
-    /// Ends [`run`](Dispatcher::run) at once, after the flag was set; without it, that takes up to 50 ms.
-    pub fn waker(&self) -> Waker {
-        Waker(Arc::clone(&self.bell))
+    /// Returns a waker that ends [`run`](Dispatcher::run) at once after the flag was set. Without it this takes up to 50 ms.
+    pub fn waker(&self) -> AcceptWaker {
+        AcceptWaker(Arc::clone(&self.waker))
     }
 
-    /// What it has done so far.
+    /// Returns the counters of this dispatcher.
     pub fn stats(&self) -> DispatcherStats {
         self.stats
     }
 
-    /// Accepts and hands out until `stop` is true. Whoever was not accepted by then stays in the listener's queue, and
-    /// whoever was is served when it runs again.
+    /// Accepts connections and sends them to workers until `stop` is true or the group is [drained](ListenerGroup::drain).
+    /// Connections that are not accepted by then stay in the accept queue; accepted ones are served when it runs again.
     ///
     /// # Errors
     ///
-    /// A call of the kernel that should not fail. What concerns one connection alone is counted.
+    /// An unexpected failure of a system call. An error of a single connection is counted instead.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ListenError> {
         self.reserve();
-        while !stop.load(Ordering::Acquire) {
+        while !stop.load(Ordering::Acquire) && !self.group.is_drained() {
             self.hand_out()?;
             let now = Instant::now();
-            if now.duration_since(self.looked) >= LOOK {
-                self.looked = now;
-                self.look_after_the_dead()?;
+            if now.duration_since(self.checked) >= CHECK_INTERVAL {
+                self.checked = now;
+                self.reclaim_dead_workers()?;
+                self.stats.idle_closed += self.idle.sweep().len() as u64;
             }
-            let mut left = LOOK;
+            let mut left = CHECK_INTERVAL;
             for after in [self.accept_after, self.hand_after].into_iter().flatten() {
                 left = left.min(after.saturating_duration_since(now));
             }
@@ -229,11 +223,11 @@ impl Dispatcher {
             self.stats.wakeups += u64::from(!ready.is_empty());
             for event in ready {
                 match event.token() {
-                    BELL => drop(self.bell.silence()),
-                    LOBBY => self.take_over()?,
+                    WAKER => drop(self.waker.silence()),
+                    HANDOFF => self.take_handoff()?,
                     LISTENER => self.accept()?,
-                    token if token & WORKER != 0 => self.hear((token & !WORKER) as usize)?,
-                    descriptor => self.speaks(descriptor as usize)?,
+                    token if token & WORKER != 0 => self.on_worker_message((token & !WORKER) as usize)?,
+                    descriptor => self.on_readable(descriptor as usize)?,
                 }
             }
             self.listen_again()?;
@@ -241,10 +235,10 @@ impl Dispatcher {
         Ok(())
     }
 
-    fn pairs(&self) -> &Pairs {
-        match &self.group.0.common {
-            Common::Pairs(pairs) => pairs,
-            _ => unreachable!("looked at when it was made"),
+    fn channels(&self) -> &WorkerChannels {
+        match &self.group.0.shared {
+            SharedState::Channels(channels) => channels,
+            _ => unreachable!("`Dispatcher::of` has checked the policy"),
         }
     }
 
@@ -252,23 +246,24 @@ impl Dispatcher {
         &self.group.0.seats
     }
 
-    /// Gives what is ready to those who are idle, the first to the one who has been so for longest.
+    /// Sends readable connections to idle workers.
     fn hand_out(&mut self) -> Result<(), ListenError> {
         if self.hand_after.is_some_and(|after| Instant::now() < after) {
             return Ok(());
         }
         self.hand_after = None;
-        while let Some(guest) = self.ready.front() {
-            let Some(seat) = self.idlest() else { break };
+        while let Some(pending) = self.ready.front() {
+            let Some(seat) = self.choose_worker() else { break };
             let tenure = self.workers[seat].tenure;
-            match guest.passenger.send(self.pairs().of_dispatcher(seat), kind(tenure, guest.fresh)) {
+            let kind = channels::kind(tenure, pending.fresh);
+            match pending.connection.send(self.channels().of_dispatcher(seat), kind, self.seats()) {
                 Ok(()) => {
-                    // Our copy of the descriptor is closed; the worker has its own.
+                    // This closes the dispatcher's copy of the descriptor; the worker has its own.
                     self.ready.pop_front();
                     self.workers[seat].outstanding += 1;
                     self.stats.handed += 1;
                 }
-                Err(error) if lobby::is_full(&error) => {
+                Err(error) if handoff::is_full(&error) => {
                     self.hand_after = Some(Instant::now() + BACK_OFF);
                     break;
                 }
@@ -279,11 +274,17 @@ impl Dispatcher {
         Ok(())
     }
 
-    fn idlest(&self) -> Option<usize> {
+    /// Returns the worker with the fewest unfinished connections; among several, the worker idle for longest.
+    ///
+    /// One choice in [`RANDOM_EVERY`] is random among them. Workers that take turns strictly can be in step with the traffic:
+    /// one worker then gets every request and another every end of a connection.
+    fn choose_worker(&self) -> Option<usize> {
+        let random = fastrand::u32(..RANDOM_EVERY) == 0;
         let idle = self.workers.iter().enumerate().filter(|(seat, worker)| {
             worker.present && worker.outstanding < self.depth && self.seats().get(*seat, Count::Taken) != 0
         });
-        idle.min_by_key(|(_, worker)| (worker.outstanding, worker.since)).map(|(seat, _)| seat)
+        let order = |worker: &WorkerState| if random { fastrand::u64(..) } else { worker.since };
+        idle.min_by_key(|(_, worker)| (worker.outstanding, order(worker))).map(|(seat, _)| seat)
     }
 
     fn accept(&mut self) -> Result<(), ListenError> {
@@ -291,28 +292,42 @@ impl Dispatcher {
             match socket::accept_nonblocking(self.listener.as_fd()) {
                 Ok(socket) => {
                     self.stats.accepts += 1;
-                    let guest = Guest { passenger: Passenger::new(socket), _place: None, fresh: true };
-                    self.arrive(guest)?;
+                    let connection = HandoffConnection::new(socket, self.seats());
+                    let pending = PendingConnection { connection, _guard: None, fresh: true };
+                    self.arrive(pending)?;
                 }
                 Err(error) => match errno_name(&error).as_str() {
                     "EAGAIN" => break,
                     "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => {}
-                    "EMFILE" | "ENFILE" | "ENOBUFS" | "ENOMEM" => {
-                        self.stats.failed_accepts += 1;
+                    // A drain has shut the unix listener down.
+                    "EINVAL" if self.seats().phase() != Phase::Serving => break,
+                    name => {
+                        self.count_failure(name, error)?;
                         self.spare.clear();
                         let removed = self.epoll.remove(self.listener.as_fd());
                         removed.map_err(self.group.failed("epoll_ctl()"))?;
                         self.accept_after = Some(Instant::now() + BACK_OFF);
                         break;
                     }
-                    _ => return Err(self.group.failed("accept()")(error)),
                 },
             }
         }
         Ok(())
     }
 
-    /// Listens again after a rest, if there is room for everybody who may come back.
+    /// Counts a failure of accept(2) for lack of descriptors or memory; returns any other failure.
+    fn count_failure(&mut self, errno: &str, error: io::Error) -> Result<(), ListenError> {
+        match out_of(errno) {
+            Some(Count::ProcessDescriptors) => self.stats.out_of_process_descriptors += 1,
+            Some(Count::HostDescriptors) => self.stats.out_of_host_descriptors += 1,
+            Some(_) => self.stats.out_of_memory += 1,
+            None => return Err(self.group.failed("accept()")(error)),
+        }
+        self.stats.failed_accepts += 1;
+        Ok(())
+    }
+
+    /// Adds the listener to the epoll again after a pause, if there are descriptors for all connections that workers may return.
     fn listen_again(&mut self) -> Result<(), ListenError> {
         if self.accept_after.is_none_or(|after| Instant::now() < after) {
             return Ok(());
@@ -323,76 +338,82 @@ impl Dispatcher {
             return Ok(());
         }
         self.accept_after = None;
-        let added = self.epoll.add(self.listener.as_fd(), LISTENER, Interest::ACCEPT);
-        added.map_err(self.group.failed("epoll_ctl()"))
+        match self.epoll.add(self.listener.as_fd(), LISTENER, Interest::ACCEPT) {
+            Err(error) if is_out_of_watches(&error) => {
+                self.accept_after = Some(Instant::now() + BACK_OFF);
+                Ok(())
+            }
+            added => added.map_err(self.group.failed("epoll_ctl()")),
+        }
     }
 
-    /// Takes a descriptor for each connection that workers may have; whether it got them.
+    /// Reserves a descriptor for each connection that workers may return. Returns `false` if the process has too few.
     fn reserve(&mut self) -> bool {
         let wanted = self.workers.iter().filter(|worker| worker.present).count().max(1) * self.depth as usize;
         while self.spare.len() < wanted {
-            let Ok(spare) = self.bell.as_fd().try_clone_to_owned() else { return false };
+            let Ok(spare) = self.waker.as_fd().try_clone_to_owned() else { return false };
             self.spare.push(spare);
         }
         true
     }
 
-    /// A connection that may have something to say.
-    fn arrive(&mut self, guest: Guest) -> Result<(), ListenError> {
-        if socket::has_something(guest.passenger.as_fd()) {
-            self.ready.push_back(guest);
+    /// Stores a connection, as ready if it is readable.
+    fn arrive(&mut self, pending: PendingConnection) -> Result<(), ListenError> {
+        if socket::has_something(pending.as_fd()) {
+            self.ready.push_back(pending);
             return Ok(());
         }
-        self.watch(guest)
+        self.watch(pending)
     }
 
-    fn watch(&mut self, guest: Guest) -> Result<(), ListenError> {
-        let descriptor = guest.passenger.as_fd().as_raw_fd();
-        let added = self.epoll.add(guest.passenger.as_fd(), descriptor as u64, Interest::READ);
-        added.map_err(self.group.failed("epoll_ctl()"))?;
-        let place = descriptor as usize;
-        if self.quiet.len() <= place {
-            self.quiet.resize_with(place + 1, || None);
-        }
-        self.quiet[place] = Some(guest);
-        Ok(())
-    }
-
-    fn speaks(&mut self, place: usize) -> Result<(), ListenError> {
-        if let Some(guest) = self.take_quiet(place)? {
-            self.ready.push_back(guest);
+    fn watch(&mut self, pending: PendingConnection) -> Result<(), ListenError> {
+        let token = pending.as_fd().as_raw_fd() as u64;
+        match self.epoll.add(pending.as_fd(), token, Interest::READ) {
+            Ok(()) => self.idle.put(pending),
+            Err(error) if is_out_of_watches(&error) => self.stats.unwatched += 1,
+            Err(error) => return Err(self.group.failed("epoll_ctl()")(error)),
         }
         Ok(())
     }
 
-    /// Closing our copy would not do: the epoll watches what all copies have in common.
-    fn take_quiet(&mut self, place: usize) -> Result<Option<Guest>, ListenError> {
-        let Some(guest) = self.quiet.get_mut(place).and_then(Option::take) else { return Ok(None) };
-        self.epoll.remove(guest.passenger.as_fd()).map_err(self.group.failed("epoll_ctl()"))?;
-        Ok(Some(guest))
+    /// Moves an idle connection that became readable to the ready ones.
+    fn on_readable(&mut self, descriptor: usize) -> Result<(), ListenError> {
+        if let Some(pending) = self.take_idle(descriptor)? {
+            self.ready.push_back(pending);
+        }
+        Ok(())
     }
 
-    /// Takes what a worker that left had.
-    fn take_over(&mut self) -> Result<(), ListenError> {
-        match self.group.0.lobby.take().map_err(self.group.failed("recvmsg()"))? {
-            Some(Arrival::Connection(passenger)) => {
-                self.arrive(Guest { passenger, _place: None, fresh: false })
+    /// Removes an idle connection from the epoll. Closing the descriptor is not enough: the worker's copy refers to the same
+    /// open file, which the epoll watches.
+    fn take_idle(&mut self, descriptor: usize) -> Result<Option<PendingConnection>, ListenError> {
+        let Some(pending) = self.idle.take(descriptor) else { return Ok(None) };
+        self.epoll.remove(pending.as_fd()).map_err(self.group.failed("epoll_ctl()"))?;
+        Ok(Some(pending))
+    }
+
+    /// Takes a connection of a worker that left from the handoff queue.
+    fn take_handoff(&mut self) -> Result<(), ListenError> {
+        match self.group.0.handoff.take().map_err(self.group.failed("recvmsg()"))? {
+            Some(Arrival::Connection(connection)) => {
+                self.arrive(PendingConnection { connection, _guard: None, fresh: false })
             }
             Some(Arrival::Listener(_) | Arrival::Nudge) | None => Ok(()),
         }
     }
 
-    /// What a worker has to say.
-    fn hear(&mut self, seat: usize) -> Result<(), ListenError> {
+    /// Receives a message of a worker.
+    fn on_worker_message(&mut self, seat: usize) -> Result<(), ListenError> {
         let mut room = std::mem::take(&mut self.room);
-        let heard = message::receive(self.pairs().of_dispatcher(seat), &mut room);
-        let result = match heard {
-            Ok((count, socket)) => self.heed(seat, &room[..count], socket),
+        let received = message::receive(self.channels().of_dispatcher(seat), &mut room);
+        let result = match received {
+            Ok((count, socket)) => self.handle_message(seat, &room[..count], socket),
             Err(error) => match errno_name(&error).as_str() {
                 "EAGAIN" => Ok(()),
-                // What it brought is closed, and only those who bring something are told so.
+                // The kernel has closed the connection in the message; only a message with a connection fails with EMFILE.
                 "EMFILE" => {
                     self.stats.lost += 1;
+                    self.seats().sub_in_transit();
                     self.is_done(seat);
                     Ok(())
                 }
@@ -403,24 +424,31 @@ impl Dispatcher {
         result
     }
 
-    fn heed(&mut self, seat: usize, bytes: &[u8], socket: Option<OwnedFd>) -> Result<(), ListenError> {
+    fn handle_message(
+        &mut self,
+        seat: usize,
+        bytes: &[u8],
+        socket: Option<OwnedFd>,
+    ) -> Result<(), ListenError> {
         let Some((kind, rest)) = bytes.split_first() else { return Ok(()) };
         match *kind {
             JOINED => {
                 self.turn += 1;
                 let tenure = rest.first().copied().unwrap_or(0);
-                self.workers[seat] = Worker { present: true, tenure, outstanding: 0, since: self.turn };
+                self.workers[seat] = WorkerState { present: true, tenure, outstanding: 0, since: self.turn };
                 if self.accept_after.is_none() {
                     self.reserve();
                 }
             }
-            LEFT if rest.first() == Some(&self.workers[seat].tenure) => return self.gone(seat),
+            LEFT if rest.first() == Some(&self.workers[seat].tenure) => return self.on_worker_left(seat),
             DONE | KEPT_AND_DONE => self.is_done(seat),
             _ => {}
         }
-        let Some(passenger) = socket.and_then(|socket| Passenger::read(rest, socket)) else { return Ok(()) };
-        let place = Some(Place::new(self.seats(), seat));
-        self.watch(Guest { passenger, _place: place, fresh: false })
+        let connection = socket.and_then(|socket| HandoffConnection::read(rest, socket, self.seats()));
+        let Some(mut connection) = connection else { return Ok(()) };
+        let guard = Some(OpenGuard::new(self.seats(), seat));
+        connection.end_transit();
+        self.watch(PendingConnection { connection, _guard: guard, fresh: false })
     }
 
     fn is_done(&mut self, seat: usize) {
@@ -430,37 +458,44 @@ impl Dispatcher {
         worker.since = self.turn;
     }
 
-    /// Takes back what a worker that is no more did not take. Whoever has its seat by now may have taken it, too.
-    fn gone(&mut self, seat: usize) -> Result<(), ListenError> {
+    /// Takes back the connections that a worker did not read before it left or died. The seat's next worker may have read some.
+    fn on_worker_left(&mut self, seat: usize) -> Result<(), ListenError> {
         self.workers[seat].present = false;
         self.workers[seat].outstanding = 0;
         let mut returned = Vec::new();
         let mut room = vec![0; ROOM];
         loop {
-            match message::receive(self.pairs().of_worker(seat), &mut room) {
+            match message::receive(self.channels().of_worker(seat), &mut room) {
                 Ok((count, Some(socket))) => {
                     let Some((kind, rest)) = room[..count].split_first() else { continue };
                     let fresh = kind & FRESH != 0;
-                    let passenger = Passenger::read(rest, socket);
-                    returned.extend(passenger.map(|passenger| Guest { passenger, _place: None, fresh }));
+                    let connection = HandoffConnection::read(rest, socket, self.seats());
+                    returned.extend(connection.map(|connection| PendingConnection {
+                        connection,
+                        _guard: None,
+                        fresh,
+                    }));
                 }
                 Ok((_, None)) => break,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if errno_name(&error) == "EMFILE" => self.stats.lost += 1,
+                Err(error) if errno_name(&error) == "EMFILE" => {
+                    self.stats.lost += 1;
+                    self.seats().sub_in_transit();
+                }
                 Err(error) => return Err(self.group.failed("recvmsg()")(error)),
             }
         }
-        for guest in returned.into_iter().rev() {
-            self.ready.push_front(guest);
+        for pending in returned.into_iter().rev() {
+            self.ready.push_front(pending);
         }
         Ok(())
     }
 
-    /// Workers that died without leaving, whose seats somebody has vacated.
-    fn look_after_the_dead(&mut self) -> Result<(), ListenError> {
+    /// Handles workers that died without leaving and whose seats were vacated.
+    fn reclaim_dead_workers(&mut self) -> Result<(), ListenError> {
         for seat in 0..self.workers.len() {
             if self.workers[seat].present && self.seats().get(seat, Count::Taken) == 0 {
-                self.gone(seat)?;
+                self.on_worker_left(seat)?;
             }
         }
         Ok(())
@@ -469,12 +504,14 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        let quiet = std::mem::take(&mut self.quiet).into_iter().flatten();
-        for guest in self.ready.drain(..).chain(quiet) {
-            // Those that find no room are closed. The epoll goes with us, so that they need not leave it.
-            let _ = self.group.0.lobby.offer(&guest.passenger);
+        let idle = self.idle.drain();
+        // No worker takes a connection from a drained group.
+        let all_pending = self.ready.drain(..).chain(idle).filter(|_| !self.group.is_drained());
+        for pending in all_pending {
+            // A connection for which the queue has no room is closed. The epoll is closed too, so nothing must be removed.
+            let _ = self.group.0.handoff.offer(&pending.connection);
         }
         let workers = std::mem::take(&mut self.workers);
-        *self.pairs().unattended.lock().unwrap_or_else(PoisonError::into_inner) = Some(workers);
+        *self.channels().unattended.lock().unwrap_or_else(PoisonError::into_inner) = Some(workers);
     }
 }

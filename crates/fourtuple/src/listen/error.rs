@@ -1,98 +1,113 @@
+//! The errors of `listen`.
+
 use std::io;
 use std::path::PathBuf;
 
 use fourtuple_syscalls::{Endpoint, errno_name};
 
-use crate::listen::policy::{Family, Policy};
+use crate::listen::policy::{AcceptPolicy, Family};
 
-const FREE: &str = "a path that is free, or a socket that nobody listens on";
+const FREE: &str = "a path that does not exist, or a socket on which no process listens";
 
-/// Why there is no listener, or no further connection of it.
+/// An error of a listener group or of one of its workers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// No kernel can do this.
+    /// No kernel supports the policy for this family and these workers.
     #[error("{policy} is not possible over {family}: {why}")]
     Impossible {
-        /// The policy that was asked for.
-        policy: Policy,
+        /// The requested policy.
+        policy: AcceptPolicy,
         /// The family of the address.
         family: Family,
         /// The reason.
         why: &'static str,
     },
-    /// This process may not do it.
+    /// This process lacks a permission.
     #[error("{policy} is not permitted here: {call}: {} ({source}); {needs}", errno_name(.source))]
     NotPermitted {
-        /// The policy that was asked for.
-        policy: Policy,
-        /// What was refused.
+        /// The requested policy.
+        policy: AcceptPolicy,
+        /// The refused system call.
         call: &'static str,
-        /// Which permission it takes.
+        /// The required permission.
         needs: &'static str,
         /// The errno.
         source: io::Error,
     },
-    /// This kernel has not got it.
+    /// This kernel lacks a facility.
     #[error("{policy} is not possible here: {what}: {} ({source})", errno_name(.source))]
     Absent {
-        /// The policy that was asked for.
-        policy: Policy,
-        /// What is missing.
+        /// The requested policy.
+        policy: AcceptPolicy,
+        /// The missing facility.
         what: &'static str,
         /// The errno.
         source: io::Error,
     },
-    /// A dispatcher that cannot be had.
-    #[error("a group with {policy} gives no dispatcher: {why}")]
+    /// The group has no dispatcher to return.
+    #[error("a group with {policy} has no dispatcher to return: {why}")]
     NoDispatcher {
         /// The policy of the group.
-        policy: Policy,
+        policy: AcceptPolicy,
         /// The reason.
         why: &'static str,
     },
-    /// The program that uses this crate was built without it.
+    /// The crate was built without a cargo feature.
     #[error("{policy} is not in this build: the crate fourtuple needs its feature {feature}")]
     NotBuilt {
-        /// The policy that was asked for.
-        policy: Policy,
+        /// The requested policy.
+        policy: AcceptPolicy,
         /// The feature.
         feature: &'static str,
     },
-    /// The program that chooses was not loaded, or not attached.
+    /// The BPF program that chooses a listener was not loaded or attached.
     #[cfg(feature = "bpf")]
     #[error(transparent)]
     Bpf(fourtuple_bpf::BpfError),
-    /// All seats are taken.
+    /// A setting is out of range.
+    #[error("{setting} is {value}: expected {accepted}")]
+    Setting {
+        /// The name of the method or field.
+        setting: &'static str,
+        /// The requested value.
+        value: String,
+        /// The accepted values.
+        accepted: &'static str,
+    },
+    /// The group was drained and returns no further connection.
+    #[error("the group was drained: there are no further connections")]
+    Drained,
+    /// Every seat has a worker.
     #[error("all {seats} seats of the group are taken")]
     Full {
-        /// As many as the group was opened with.
+        /// The number of seats of the group.
         seats: usize,
     },
-    /// There is something at this path that is not a socket, and which is therefore not removed.
-    #[error("{path:?}: there is something else than a socket; accepted is {FREE}")]
+    /// The path exists and is not a socket, so it was not removed.
+    #[error("{path:?}: there is something else than a socket; expected {FREE}")]
     NotASocket {
         /// The path of the unix socket.
         path: PathBuf,
     },
-    /// Somebody accepts on this path already.
-    #[error("{path:?}: another program listens there; accepted is {FREE}")]
+    /// Another process listens on this path.
+    #[error("{path:?}: another program listens there; expected {FREE}")]
     PathInUse {
         /// The path of the unix socket.
         path: PathBuf,
     },
-    /// `Recycle::Measured` where a runtime keeps the connections.
+    /// `Recycle::Measured` cannot be used with a runtime, which keeps the connections itself.
     #[error(
-        "what a kept connection waits for its runtime is not measured: take another Recycle than Measured, or workers without \
-         a runtime"
+        "Recycle::Measured needs workers without a runtime: the wait of a kept connection for its runtime is not measured; \
+         choose another Recycle"
     )]
     NotMeasurable,
-    /// A call that failed otherwise.
+    /// Another system call failed.
     #[error("{call} for {endpoint}: {} ({source}){}", errno_name(.source), hint(.source))]
     Call {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// Where the group listens.
+        /// The address of the group.
         endpoint: Endpoint,
         /// The errno.
         source: io::Error,
@@ -100,7 +115,7 @@ pub enum ListenError {
 }
 
 impl ListenError {
-    /// Whether other settings would have helped, and not another environment.
+    /// Whether the settings are at fault, rather than the environment.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -108,16 +123,17 @@ impl ListenError {
                 | ListenError::NotASocket { .. }
                 | ListenError::PathInUse { .. }
                 | ListenError::NotMeasurable
+                | ListenError::Setting { .. }
         )
     }
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match errno_name(error).as_str() {
-        "EADDRINUSE" => "; stop the program that has it, or take another port",
-        "EADDRNOTAVAIL" => "; the address must be one of this host",
+        "EADDRINUSE" => "; stop the process that uses the address, or choose another port",
+        "EADDRNOTAVAIL" => "; choose an address of this host",
         "EACCES" => {
-            "; ports below net.ipv4.ip_unprivileged_port_start (1024) need root, a path a directory to write in"
+            "; a port below net.ipv4.ip_unprivileged_port_start (1024) needs root, and a path needs write permission on its directory"
         }
         _ => "",
     }

@@ -1,4 +1,4 @@
-//! What a fresh local connection costs.
+//! The cost of a fresh local connection.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -13,16 +13,16 @@ use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
 use crate::listen::policy::Family;
 
-/// Connections of which the median is taken.
+/// The number of measured connections.
 const CONNECTIONS: usize = 64;
-/// Loopback answers at once or not at all.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The timeout of a connection over loopback, which normally completes at once.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time for connect(2), accept4(2) and two close(2) over a listener of its own on 127.0.0.1, ::1 or an abstract address, in
-/// the namespace of the calling thread: the median of 64. No other thread is needed, as a connection is complete when it is
-/// in the queue.
+/// Measures connect(2), accept4(2) and two close(2) with a separate listener on 127.0.0.1, ::1 or an abstract address, in the
+/// network namespace of the calling thread. Returns the median of 64 connections. One thread suffices, because a connection is
+/// established once it is in the accept queue.
 ///
-/// Over TCP the client closes with RST, so that no port is left in TIME_WAIT; FIN would cost a little more.
+/// Over TCP the client closes with RST, so that no TIME_WAIT socket remains; FIN would cost slightly more.
 pub(crate) fn measure(family: Family) -> io::Result<Duration> {
     let mut times = Vec::with_capacity(CONNECTIONS);
     match family {
@@ -61,7 +61,7 @@ fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = socket::open(Transport::Tcp, address, true)?;
     option::set_reset_on_close(socket.as_fd())?;
     if socket::connect(socket.as_fd(), address)? == Connect::Pending
-        && socket::wait_connected(socket.as_fd(), Some(PATIENCE))? != Progress::Connected
+        && socket::wait_connected(socket.as_fd(), Some(TIMEOUT))? != Progress::Connected
     {
         return Err(io::ErrorKind::TimedOut.into());
     }

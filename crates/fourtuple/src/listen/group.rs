@@ -1,350 +1,182 @@
+//! A group of workers that accept from one address, and its shared state.
+
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use fourtuple_syscalls::Endpoint;
-use fourtuple_syscalls::option::{self, Answer};
-use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::{Endpoint, option};
 
-use crate::listen::acceptor::Acceptor;
-use crate::listen::auto::{self, Choice};
+use crate::listen::auto::PolicyChoice;
 use crate::listen::break_even::BreakEven;
-use crate::listen::dispatcher::Dispatcher;
 use crate::listen::error::ListenError;
-use crate::listen::fresh;
-use crate::listen::lobby::Lobby;
-use crate::listen::path::{self, OwnPath};
-use crate::listen::policy::{Family, Policy};
+use crate::listen::handoff::HandoffQueue;
+use crate::listen::listeners::{self, InheritedListener, Listeners};
+use crate::listen::path::SocketPath;
+use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
-use crate::listen::seats::{Count, SeatStats, Seats};
-use crate::listen::wait::{self, Common};
+use crate::listen::seats::{Count, Phase, SeatStats, Seats};
+use crate::listen::wait::shared_state::SharedState;
 
-/// What the workers of a group are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Workers {
-    /// Threads of this process.
-    #[default]
-    Threads,
-    /// Processes, forked after [`Listen::open`]; a thread may be one too.
-    Processes,
-}
-
-/// A group of workers that is yet to be opened.
-#[derive(Clone, Debug)]
-pub struct Listen {
-    endpoint: Endpoint,
-    policy: Policy,
-    seats: usize,
-    backlog: u32,
-    workers: Workers,
-    recycle: Recycle,
-}
-
-impl Listen {
-    /// On this address or path, port 0 being any free one: [`Policy::Auto`], 64 seats, an accept queue of 4096, threads,
-    /// connections kept until the client closes them.
-    pub fn at(endpoint: Endpoint) -> Listen {
-        Listen {
-            endpoint,
-            policy: Policy::Auto,
-            seats: 64,
-            backlog: 4096,
-            workers: Workers::Threads,
-            recycle: Recycle::Never,
-        }
-    }
-
-    /// How workers wait.
-    #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Listen {
-        self.policy = policy;
-        self
-    }
-
-    /// The most workers at one time, at least 1; with [`Policy::ReuseportLeastBusy`] at most 64.
-    #[must_use]
-    pub fn seats(mut self, seats: usize) -> Listen {
-        self.seats = seats.max(1);
-        self
-    }
-
-    /// Length of each accept queue; the kernel cuts it to net.core.somaxconn without a word.
-    #[must_use]
-    pub fn backlog(mut self, backlog: u32) -> Listen {
-        self.backlog = backlog;
-        self
-    }
-
-    /// Threads or processes.
-    #[must_use]
-    pub fn workers(mut self, workers: Workers) -> Listen {
-        self.workers = workers;
-        self
-    }
-
-    /// When kept connections are closed.
-    #[must_use]
-    pub fn recycle(mut self, recycle: Recycle) -> Listen {
-        self.recycle = recycle;
-        self
-    }
-
-    /// Opens what the workers have in common. The sockets are in the network namespace of the calling thread.
-    ///
-    /// # Errors
-    ///
-    /// A policy that is impossible for the address, that this kernel has not got or does not permit; an address that
-    /// cannot be had. Another policy is never used instead.
-    pub fn open(self) -> Result<Group, ListenError> {
-        let family = Family::of(&self.endpoint);
-        let choice = auto::choose(self.policy, family, self.workers);
-        choice.policy.check(family, self.workers)?;
-        let failed = |call| {
-            let endpoint = self.endpoint.clone();
-            move |source| ListenError::Call { call, endpoint, source }
-        };
-        let seats = Arc::new(Seats::new(self.seats).map_err(failed("mmap()"))?);
-        let lobby = Lobby::new().map_err(failed("socketpair()"))?;
-        let backlog = i32::try_from(self.backlog).unwrap_or(i32::MAX);
-        let (door, endpoint, path) = match &self.endpoint {
-            Endpoint::Unix(path) => {
-                let (listener, own) = path::bind_path(path, choice.policy != Policy::Blocking)?;
-                socket::listen(listener.as_fd(), backlog).map_err(failed("listen()"))?;
-                (Door::One(Arc::new(listener)), self.endpoint.clone(), Some(own))
-            }
-            Endpoint::Inet(_) => {
-                let nonblocking = choice.policy != Policy::Blocking;
-                // SO_REUSEPORT would let another server of the same user have a part of the connections, and nobody
-                // would know. So the address is first bound as one that is not shared.
-                let first = bound(&self.endpoint, false, nonblocking)?;
-                if choice.policy.has_listener_each() {
-                    drop(first);
-                    let holder = bound(&self.endpoint, true, nonblocking)?;
-                    let endpoint = local(&holder, &self.endpoint)?;
-                    (Door::Each { _holder: holder, surplus: Mutex::default() }, endpoint, None)
-                } else {
-                    socket::listen(first.as_fd(), backlog).map_err(failed("listen()"))?;
-                    let endpoint = local(&first, &self.endpoint)?;
-                    (Door::One(Arc::new(first)), endpoint, None)
-                }
-            }
-        };
-        if self.recycle == Recycle::Measured {
-            seats
-                .scales()
-                .set_fresh(fresh::measure(family).map_err(failed("a connection to measure its cost"))?);
-        }
-        let common = wait::common(choice.policy, &door, self.seats, &endpoint)?;
-        let recycle = self.recycle;
-        let inner = Inner {
-            endpoint,
-            family,
-            choice,
-            backlog,
-            workers: self.workers,
-            recycle,
-            seats,
-            lobby,
-            door,
-            common,
-            _path: path,
-        };
-        Ok(Group(Arc::new(inner)))
-    }
-}
-
-/// A TCP socket that is bound and does not listen yet.
-fn bound(endpoint: &Endpoint, shared: bool, nonblocking: bool) -> Result<OwnedFd, ListenError> {
-    let failed = |call| move |source| ListenError::Call { call, endpoint: endpoint.clone(), source };
-    let Some(address) = endpoint.inet() else {
-        return Err(failed("bind()")(io::ErrorKind::InvalidInput.into()));
-    };
-    let socket = socket::open(Transport::Tcp, address, nonblocking).map_err(failed("socket()"))?;
-    // TIME_WAIT of an earlier server must not keep its address.
-    option::set_reuse_address(socket.as_fd(), true).map_err(failed("SO_REUSEADDR"))?;
-    // Accepted sockets have it from here. Else pipelined responses wait for the client's delayed ACK.
-    option::set_no_delay(socket.as_fd()).map_err(failed("TCP_NODELAY"))?;
-    if shared && option::set_reuse_port(socket.as_fd()).map_err(failed("SO_REUSEPORT"))? == Answer::Absent {
-        return Err(failed("SO_REUSEPORT")(io::ErrorKind::Unsupported.into()));
-    }
-    socket::bind(socket.as_fd(), address).map_err(failed("bind()"))?;
-    Ok(socket)
-}
-
-fn local(socket: &OwnedFd, endpoint: &Endpoint) -> Result<Endpoint, ListenError> {
-    let failed = |source| ListenError::Call { call: "getsockname()", endpoint: endpoint.clone(), source };
-    Ok(socket::local_address(socket.as_fd()).map_err(failed)?.into())
-}
-
-/// Whether the kernel moves connections from the queue of a listener that is closed to the others of its group
-/// (net.ipv4.tcp_migrate_req, Linux 5.14).
-fn migrates() -> bool {
-    fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
-}
-
-/// Where connections come in.
-#[derive(Debug)]
-pub(crate) enum Door {
-    /// One listener for all.
-    One(Arc<OwnedFd>),
-    /// One for each worker, opened when it joins.
-    Each {
-        /// Never listens: it keeps the port while no worker does.
-        _holder: OwnedFd,
-        /// Listeners of workers that left, each with a worker that looks after it until another one joins.
-        surplus: Mutex<Vec<Ward>>,
-    },
-}
-
-/// A listener that a worker looks after in the place of one that left.
-#[derive(Clone, Debug)]
-pub(crate) struct Ward {
-    pub(crate) listener: Arc<OwnedFd>,
-    /// Another worker has it now.
-    claimed: Arc<AtomicBool>,
-}
-
-impl Ward {
-    /// Takes it for good; `false`: somebody else was faster.
-    fn claim(&self) -> bool {
-        !self.claimed.swap(true, Ordering::AcqRel)
-    }
-
-    pub(crate) fn is_claimed(&self) -> bool {
-        self.claimed.load(Ordering::Acquire)
-    }
-}
-
+/// The state that all clones of a [`ListenerGroup`] share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) endpoint: Endpoint,
     pub(crate) family: Family,
-    pub(crate) choice: Choice,
-    backlog: i32,
-    workers: Workers,
+    pub(crate) choice: PolicyChoice,
+    pub(crate) backlog: i32,
+    pub(crate) workers: Workers,
     pub(crate) recycle: Recycle,
     pub(crate) seats: Arc<Seats>,
-    pub(crate) lobby: Lobby,
-    door: Door,
-    pub(crate) common: Common,
-    _path: Option<OwnPath>,
+    pub(crate) handoff: HandoffQueue,
+    pub(crate) listeners: Listeners,
+    pub(crate) shared: SharedState,
+    pub(crate) idle: Duration,
+    pub(crate) write_limit: Duration,
+    /// The path of a unix socket, removed when the group is drained or closed.
+    pub(crate) path: Mutex<Option<SocketPath>>,
+    /// Wakers of the acceptors and dispatchers of this process.
+    pub(crate) wakers: Mutex<Vec<Weak<EventFd>>>,
+    /// Listeners that this process has opened or received.
+    pub(crate) known_listeners: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
-/// What the workers of an address have in common. Clones are the same group; the last one closes it.
+/// A group of workers that accept from one address. Clones refer to the same group; dropping the last clone closes it.
 #[derive(Clone, Debug)]
-pub struct Group(pub(crate) Arc<Inner>);
+pub struct ListenerGroup(pub(crate) Arc<Inner>);
 
-impl Group {
-    /// Where it listens, with the port it was given.
+impl ListenerGroup {
+    /// Returns the address on which the group listens, with the port that the kernel chose.
     pub fn endpoint(&self) -> &Endpoint {
         &self.0.endpoint
     }
 
-    /// The family of its address.
+    /// Returns the address family of the group.
     pub fn family(&self) -> Family {
         self.0.family
     }
 
-    /// How its workers wait.
-    pub fn policy(&self) -> Policy {
+    /// Returns the accept policy, which is never `Auto`.
+    pub fn policy(&self) -> AcceptPolicy {
         self.0.choice.policy
     }
 
-    /// The policy, and why it is that.
-    pub fn choice(&self) -> Choice {
+    /// Returns the length of each accept queue: the smaller of [`ListenerGroupBuilder::backlog`] and net.core.somaxconn of this
+    /// network namespace. Returns `None` if the sysctl cannot be read.
+    ///
+    /// [`ListenerGroupBuilder::backlog`]: crate::listen::ListenerGroupBuilder::backlog
+    pub fn backlog(&self) -> Option<u32> {
+        let limit = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?.trim().parse::<u32>().ok()?;
+        u32::try_from(self.0.backlog).ok().map(|requested| requested.min(limit))
+    }
+
+    /// Returns the accept policy and the reason for it.
+    pub fn choice(&self) -> PolicyChoice {
         self.0.choice
     }
 
-    /// Takes the lowest free seat. Where order matters (`Exclusive` wakes the same worker first) it is the order of these
-    /// calls, whichever threads the acceptors go to afterwards.
-    ///
-    /// # Errors
-    ///
-    /// No seat is free, or a call failed.
-    pub fn join(&self) -> Result<Acceptor, ListenError> {
-        Acceptor::join(self)
-    }
-
-    /// What accepts for the workers, where the policy is [`Policy::Dispatcher`]. It is one for all, and they wait until it
-    /// [runs](Dispatcher::run); call this in the process in which it will.
-    ///
-    /// # Errors
-    ///
-    /// Another policy; a dispatcher that was given out and not dropped; a call failed.
-    pub fn dispatcher(&self) -> Result<Dispatcher, ListenError> {
-        Dispatcher::of(self)
-    }
-
-    /// Gives a seat back whose worker died without leaving. Whoever knows that it died (the parent, after waitpid(2)) may
-    /// do so.
+    /// Frees the seat of a worker that died without leaving. Call this when the death is certain, such as in the parent
+    /// process after waitpid(2).
     pub fn vacate(&self, seat: usize) {
         if seat < self.0.seats.count() {
-            // They went with it. Else whoever takes the seat looks busier than the others for ever.
+            // The connections died with the worker. Without the reset the seat's next worker would look busier than it is.
             self.0.seats.set(seat, Count::Open, 0);
             self.0.seats.free(seat);
         }
     }
 
-    /// What has been done in each seat, whoever had it.
+    /// Returns the counters of every seat, summed over all workers that held the seat.
     pub fn stats(&self) -> Vec<SeatStats> {
         self.0.seats.stats()
     }
 
-    /// What a fresh connection costs and what kept ones wait, and so whether they are closed: with [`Recycle::Measured`].
+    /// Returns the measured costs of fresh and of kept connections; `None` unless the group uses [`Recycle::Measured`].
     pub fn break_even(&self) -> Option<BreakEven> {
-        self.is_measured().then(|| self.0.seats.scales().report())
+        self.is_measured().then(|| self.0.seats.comparison().report())
     }
 
     pub(crate) fn is_measured(&self) -> bool {
         self.0.recycle == Recycle::Measured
     }
 
-    /// The listener of a worker: the one there is; or one that a worker left behind; or a new one that listens already.
+    /// Returns a listener for a worker that joins: the shared one, one that a worker left, or a new one.
     pub(crate) fn listener(&self) -> Result<Arc<OwnedFd>, ListenError> {
-        let surplus = match &self.0.door {
-            Door::One(listener) => return Ok(Arc::clone(listener)),
-            Door::Each { surplus, .. } => surplus,
+        let inherited = match &self.0.listeners {
+            Listeners::Shared(listener) => return Ok(Arc::clone(listener)),
+            Listeners::PerWorker { inherited, .. } => inherited,
         };
-        while let Some(ward) = surplus.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            if ward.claim() {
-                return Ok(ward.listener);
+        while let Some(found) = inherited.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            if found.claim() {
+                return Ok(found.listener);
             }
         }
-        if let Some(listener) = self.0.lobby.take_listener().map_err(self.failed("recvmsg()"))? {
-            return Ok(Arc::new(listener));
-        }
-        let listener = bound(&self.0.endpoint, true, true)?;
-        socket::listen(listener.as_fd(), self.0.backlog).map_err(self.failed("listen()"))?;
-        Ok(Arc::new(listener))
+        let listener = match self.0.handoff.take_listener().map_err(self.failed("recvmsg()"))? {
+            Some(listener) => listener,
+            None => listeners::open_reuseport(&self.0.endpoint, self.0.backlog)?,
+        };
+        let listener = Arc::new(listener);
+        self.register_listener(&listener)?;
+        Ok(listener)
     }
 
-    /// A listener that was left behind gets a worker that looks after it, until another one joins.
-    pub(crate) fn look_after(&self, listener: OwnedFd) -> Ward {
-        let ward = Ward { listener: Arc::new(listener), claimed: Arc::default() };
-        if let Door::Each { surplus, .. } = &self.0.door {
-            surplus.lock().unwrap_or_else(PoisonError::into_inner).push(ward.clone());
+    /// Registers a listener that a worker left. The caller accepts from it until another worker joins.
+    pub(crate) fn inherit(&self, listener: OwnedFd) -> Result<InheritedListener, ListenError> {
+        let received = InheritedListener::new(listener);
+        self.register_listener(&received.listener)?;
+        if let Listeners::PerWorker { inherited, .. } = &self.0.listeners {
+            inherited.lock().unwrap_or_else(PoisonError::into_inner).push(received.clone());
         }
-        ward
+        Ok(received)
     }
 
-    /// The listener of a worker that leaves, with everybody in its queue: another worker looks after it until one joins.
-    /// Processes do not know who has joined, and would look after more and more of them: where the kernel gives the queue to
-    /// the other listeners (tcp_migrate_req), theirs are closed, although it then resets a connection now and then whose
-    /// handshake is under way.
-    pub(crate) fn leave_behind(&self, seat: usize, listener: &OwnedFd) -> Result<(), ListenError> {
-        if self.0.workers == Workers::Processes && self.0.seats.has_others(seat) && migrates() {
+    /// Puts the listener of a worker that leaves into the handoff queue, together with the connections in its accept queue.
+    ///
+    /// Worker processes do not know when another one joins, so they would accumulate listeners. Where the kernel moves the
+    /// accept queue to another listener (tcp_migrate_req), the listener of a process is closed instead; the kernel then resets
+    /// some connections whose handshake is in progress.
+    pub(crate) fn hand_off_listener(&self, seat: usize, listener: &OwnedFd) -> Result<(), ListenError> {
+        let others = self.0.seats.has_others(seat);
+        if self.0.workers == Workers::Processes && others && listeners::kernel_migrates_queues() {
             return Ok(());
         }
-        self.0.lobby.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
+        self.0.handoff.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
     }
 
-    /// The same for one that was looked after.
-    pub(crate) fn leave_ward(&self, seat: usize, ward: &Ward) -> Result<(), ListenError> {
-        if ward.claim() { self.leave_behind(seat, &ward.listener) } else { Ok(()) }
+    /// Hands an inherited listener to the next worker, unless a worker has claimed it.
+    pub(crate) fn pass_on(&self, seat: usize, inherited: &InheritedListener) -> Result<(), ListenError> {
+        if inherited.claim() { self.hand_off_listener(seat, &inherited.listener) } else { Ok(()) }
     }
 
+    /// Registers a waker, which a drain rings at its end.
+    pub(crate) fn register_waker(&self, waker: &Arc<EventFd>) {
+        let mut wakers = self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.retain(|waker| waker.strong_count() > 0);
+        wakers.push(Arc::downgrade(waker));
+    }
+
+    /// Registers a listener, so that a drain stops it. If a drain is in progress, the listener is stopped now.
+    pub(crate) fn register_listener(&self, listener: &Arc<OwnedFd>) -> Result<(), ListenError> {
+        {
+            let mut known = self.0.known_listeners.lock().unwrap_or_else(PoisonError::into_inner);
+            known.retain(|listener| listener.strong_count() > 0);
+            known.push(Arc::downgrade(listener));
+        }
+        if self.0.seats.phase() == Phase::Serving { Ok(()) } else { self.stop_queueing(listener) }
+    }
+
+    /// Makes the kernel drop every further SYN for a TCP listener. A unix listener needs nothing: its path is removed.
+    pub(crate) fn stop_queueing(&self, listener: &OwnedFd) -> Result<(), ListenError> {
+        match self.family() {
+            Family::Unix => Ok(()),
+            Family::Tcp4 | Family::Tcp6 => {
+                option::drop_syns(listener.as_fd()).map_err(self.failed("setsockopt(SO_ATTACH_FILTER)"))
+            }
+        }
+    }
+
+    /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
     pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {
         let endpoint = self.0.endpoint.clone();
         move |source| ListenError::Call { call, endpoint: endpoint.clone(), source }

@@ -1,51 +1,35 @@
-//! Accepts connections: which worker gets the next one, and who serves the next request of one that is kept.
+//! Accepts connections and distributes connections and their requests among workers.
 //!
-//! Workers that share a listener wait for it in one of several ways, and the way decides who is woken: the kernel hands
-//! out work in the order of waiters, not of load. A [`Policy`] is such a way. What a worker does is the same with all:
+//! The workers of a [`ListenerGroup`] share an address. Its [`AcceptPolicy`] determines which worker gets the next connection:
+//! the kernel wakes workers in the order in which they wait, regardless of their load. A worker holds one of the group's
+//! *seats*: worker slots, numbered from 0, with counters that forked workers share. The code of a worker is the same with every
+//! policy:
 //!
 //! ```no_run
-//! use std::io::{Read, Write};
-//!
-//! use fourtuple::listen::{Listen, Policy};
-//!
-//! let group = Listen::at("127.0.0.1:8080".parse::<std::net::SocketAddr>()?.into())
-//!     .policy(Policy::SharedOneshot)
-//!     .open()?;
-//! std::thread::scope(|scope| {
-//!     for _ in 0..4 {
-//!         scope.spawn(|| {
-//!             let mut acceptor = group.join()?;
-//!             while let Some(mut connection) = acceptor.next(None)? {
-//!                 let mut request = [0; 1024];
-//!                 match connection.read(&mut request) {
-//!                     Ok(0) | Err(_) => continue, // closed by the client: dropping closes our end
-//!                     Ok(_) => connection.write_all(b"answer\n")?,
-//!                 }
-//!                 connection.answered();
-//!                 if !connection.is_last() {
-//!                     acceptor.keep(connection)?; // its next request, whoever of the workers gets it
-//!                 }
-//!             }
-//!             Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-//!         });
-//!     }
-//! });
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+#![doc = include_str!("../../examples/listen.rs")]
 //! ```
 //!
-//! It starts no thread (the adapter for tokio starts one per worker), speaks no protocol and changes no sysctl. Sockets it hands out are non-blocking.
+//! The module starts no thread (except one per worker in the adapter for tokio), implements no protocol and changes no sysctl.
+//! Reading from a connection never waits. Writing waits for room in the send buffer, for as long as
+//! [`ListenerGroupBuilder::write_limit`] permits.
 
 mod acceptor;
 mod auto;
 mod break_even;
+mod builder;
+mod channels;
 mod connection;
 mod dispatcher;
+mod drain;
 mod error;
 mod fresh;
 mod group;
-mod lobby;
+mod handoff;
+mod idle;
+mod listeners;
 mod path;
 mod policy;
+mod policy_table;
 mod recycle;
 mod rounds;
 mod seats;
@@ -53,17 +37,20 @@ mod seats;
 mod tokio;
 mod wait;
 
-pub use acceptor::{Acceptor, Farewell, Waker};
-pub use auto::Choice;
+pub use acceptor::{AcceptWaker, Acceptor, LeaveReport};
+pub use auto::PolicyChoice;
 pub use break_even::BreakEven;
-pub use connection::{Connection, Place};
+pub use builder::ListenerGroupBuilder;
+pub use connection::{Connection, OpenGuard};
 pub use dispatcher::{Dispatcher, DispatcherStats};
+pub use drain::DrainReport;
 pub use error::ListenError;
 pub use fourtuple_syscalls::Endpoint;
-pub use group::{Group, Listen, Workers};
-pub use path::{OwnPath, bind_path};
-pub use policy::{Family, Policy, PolicyError};
+pub use group::ListenerGroup;
+pub use path::{SocketPath, bind_path};
+pub use policy::{AcceptPolicy, Family, Workers};
+pub use policy_table::AcceptPolicyError;
 pub use recycle::Recycle;
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
-pub use tokio::{Accepted, AsyncAcceptor, Stream, Visit};
+pub use tokio::{Accepted, AsyncAcceptor, Session, Stream};

@@ -1,4 +1,4 @@
-//! The path of a unix socket: what is in its way, and who removes it.
+//! The path of a unix socket: it is checked before bind(2) and removed when the server ends.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ use fourtuple_syscalls::{Endpoint, socket};
 
 use crate::listen::error::ListenError;
 
-/// A unix socket bound to a path, not listening yet, and the path, which is removed when that is dropped. A socket in the way
-/// that nobody listens on is removed first.
+/// Binds a unix socket to a path. Returns the socket, which does not listen yet, and a guard that removes the path when it is
+/// dropped. An existing socket on which no process listens is removed first.
 ///
 /// # Errors
 ///
-/// Something else is in the way: [`ListenError::PathInUse`], [`ListenError::NotASocket`]; or a call failed.
-pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, OwnPath), ListenError> {
+/// [`ListenError::PathInUse`] or [`ListenError::NotASocket`] if the path is taken; [`ListenError::Call`] if a system call failed.
+pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, SocketPath), ListenError> {
     remove_dead(path)?;
     let endpoint = Endpoint::Unix(path.to_owned());
     let failed = |call| {
@@ -26,14 +26,14 @@ pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, OwnPath), L
     };
     let socket = socket::open_stream(&endpoint, nonblocking).map_err(failed("socket()"))?;
     socket::bind_endpoint(socket.as_fd(), &endpoint).map_err(failed("bind()"))?;
-    Ok((socket, OwnPath::of(path)))
+    Ok((socket, SocketPath::of(path)))
 }
 
-/// Removes the socket of a server that is no more.
+/// Removes the socket file of a server that has ended.
 fn remove_dead(path: &Path) -> Result<(), ListenError> {
     let endpoint = Endpoint::Unix(path.to_owned());
     match fs::symlink_metadata(path) {
-        // Also a file that is no socket refuses connections: it must not be removed.
+        // connect(2) to a regular file fails with ECONNREFUSED too; such a file must not be removed.
         Ok(found) if !found.file_type().is_socket() => {
             return Err(ListenError::NotASocket { path: path.to_owned() });
         }
@@ -50,7 +50,7 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed("unlink()"))
         }
-        // A full queue is somebody's, too.
+        // EAGAIN means a full accept queue, so a process listens.
         Ok(_) => Err(ListenError::PathInUse { path: path.to_owned() }),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(ListenError::PathInUse { path: path.to_owned() })
@@ -59,9 +59,10 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// The path of our socket, removed at the end by the process that made it unless it is somebody else's by then.
+/// The path of a bound unix socket. Dropping it in the process that bound the socket removes the path, unless another socket has
+/// replaced it.
 #[derive(Debug)]
-pub struct OwnPath {
+pub struct SocketPath {
     path: PathBuf,
     inode: Option<(u64, u64)>,
     process: u32,
@@ -71,16 +72,16 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-impl OwnPath {
-    fn of(path: &Path) -> OwnPath {
-        OwnPath { path: path.to_owned(), inode: inode(path), process: process::id() }
+impl SocketPath {
+    fn of(path: &Path) -> SocketPath {
+        SocketPath { path: path.to_owned(), inode: inode(path), process: process::id() }
     }
 }
 
-impl Drop for OwnPath {
+impl Drop for SocketPath {
     fn drop(&mut self) {
         if self.process == process::id() && self.inode.is_some() && inode(&self.path) == self.inode {
-            // Whoever has removed it already has done our work.
+            // An error means that the path is already removed.
             let _ = fs::remove_file(&self.path);
         }
     }

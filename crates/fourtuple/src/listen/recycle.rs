@@ -1,41 +1,57 @@
-//! When a connection that is kept is closed all the same, so that its next request may find another worker.
+//! When the server closes a kept connection, so that another worker may get the client's next request.
 
 use std::time::Duration;
 
-/// When a kept connection is closed.
+use crate::listen::error::ListenError;
+
+/// When the server closes a kept connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Recycle {
-    /// When the client closes it.
+    /// Never: the connection stays open until the client closes it.
     #[default]
     Never,
-    /// After so many requests; 1 is a connection per request.
+    /// After this number of requests; 1 means one connection per request.
     Requests(u32),
-    /// With the first request after an age, which is drawn for each connection from `limit` ± `jitter` so that those
-    /// which came together do not leave together.
+    /// With the first request after an age. The age is drawn per connection from `limit` ± `jitter`, so that connections which
+    /// were opened together are not closed together.
     Age {
-        /// The age.
+        /// The mean age.
         limit: Duration,
-        /// Share of `limit`, from 0 to 1.
+        /// The largest deviation, as a fraction of `limit` from 0 to 1.
         jitter: f64,
     },
-    /// After each request, as long as a fresh local connection costs less than the requests on kept ones wait for their
-    /// worker while another is idle; else as `Never`. Both are measured ([`BreakEven`](crate::listen::BreakEven)): the cost
-    /// when the group is opened, with 64 connections over a listener of its own; the wait all the time, on a sixteenth of
-    /// the requests where connections are closed. Of use where clients are on this host: others pay a round trip more.
+    /// After each request, while a fresh local connection costs less than requests on kept connections wait for their worker
+    /// although another worker is idle; otherwise like `Never`.
+    ///
+    /// Both are measured ([`BreakEven`](crate::listen::BreakEven)). The cost is measured when the group is opened, with 64
+    /// connections to a separate listener. The wait is measured continuously, and on one sixteenth of the requests while
+    /// connections are closed. This helps clients on the same host; remote clients pay an additional round trip.
     Measured,
 }
 
 impl Recycle {
-    /// Whether the request that a connection comes with is its last. `chance`: a number from 0 to 1 that is the
-    /// connection's own.
+    /// Whether the current request of a connection is its last. `chance`: the connection's random number from 0 to 1.
     pub(crate) fn is_last(self, served: u32, age: Duration, chance: f64) -> bool {
         match self {
-            // Whoever has measured knows.
+            // `Measured` is decided by the group's comparison.
             Recycle::Never | Recycle::Measured => false,
             Recycle::Requests(most) => served.saturating_add(1) >= most,
             Recycle::Age { limit, jitter } => {
-                age >= limit.mul_f64((1.0 + jitter.clamp(0.0, 1.0) * (2.0 * chance - 1.0)).max(0.0))
+                // Computed in floating point: `Duration::MAX` times more than 1 would overflow.
+                age.as_secs_f64() >= limit.as_secs_f64() * (1.0 + jitter * (2.0 * chance - 1.0))
             }
+        }
+    }
+
+    /// Refuses a jitter outside of 0 to 1.
+    pub(crate) fn check(self) -> Result<(), ListenError> {
+        match self {
+            Recycle::Age { jitter, .. } if !(0.0..=1.0).contains(&jitter) => Err(ListenError::Setting {
+                setting: "jitter",
+                value: jitter.to_string(),
+                accepted: "a number from 0 to 1",
+            }),
+            _ => Ok(()),
         }
     }
 }
@@ -45,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_so_many_requests_or_an_age() {
+    fn requests_and_age_limit_a_connection() {
         let age = Duration::from_secs(10);
         assert!(!Recycle::Never.is_last(u32::MAX, age, 0.0));
         assert!(Recycle::Requests(1).is_last(0, Duration::ZERO, 0.0));
@@ -57,5 +73,15 @@ mod tests {
             by_age.is_last(0, Duration::from_secs(5), 0.0)
                 && !by_age.is_last(0, Duration::from_secs(14), 1.0)
         );
+    }
+
+    #[test]
+    fn duration_max_never_ends_and_jitter_is_checked() {
+        let never = Recycle::Age { limit: Duration::MAX, jitter: 1.0 };
+        assert!(never.check().is_ok() && !never.is_last(0, Duration::from_secs(1 << 40), 1.0));
+        for jitter in [f64::NAN, -0.1, 1.1, f64::INFINITY] {
+            let error = Recycle::Age { limit: Duration::from_secs(1), jitter }.check().unwrap_err();
+            assert!(error.is_usage(), "{error}");
+        }
     }
 }

@@ -1,45 +1,45 @@
-//! How long a request on a kept connection has waited for its worker, as the worker can tell. Times are passed in.
+//! An estimate of how long a request on a kept connection waited for its worker. The caller passes all times.
 //!
-//! A worker learns what is ready when it looks, and between two looks it serves. What it finds at once became ready at some
-//! time since it looked before, or since the connection was kept: it waited half of that on average. What it finds after
-//! it had to sleep waited for nothing. Of several that were found together the later ones waited, in addition, for those
-//! served before them, and that is known exactly.
+//! A worker polls for ready connections, serves the returned connections, and polls again. A connection that a poll returns
+//! at once became ready at some time since the previous poll, or since it was kept; on average its request waited for half of
+//! this period. A connection that a poll returns after the worker slept did not wait. If a poll returns several connections, a
+//! later one also waited while the earlier ones were served, and this time is known exactly.
 //!
-//! The wait is misplaced where another worker could have served the request. That is asked at the ends of the period only:
-//! if another worker is idle at one of them all of the wait counts, else none. So it is too much where the other was busy
-//! for a part of it, and too little where it was idle in between only.
+//! The wait is misplaced if another worker could have served the request. This is checked only at both ends of the period: the
+//! whole wait counts if another worker is idle at one of the ends, and nothing counts otherwise. So the estimate is too high
+//! if that worker was busy in between, and too low if it was idle only in between.
 
 use std::time::{Duration, Instant};
 
-/// A moment at which a worker looked what is ready.
+/// A poll for ready connections.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct PollPoint {
     at: Instant,
-    /// Another worker was idle.
+    /// Whether another worker was idle.
     others_idle: bool,
 }
 
-/// The last two looks of a worker.
+/// The last two polls of a worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rounds {
-    before: Option<Look>,
-    last: Option<Look>,
+    before: Option<PollPoint>,
+    last: Option<PollPoint>,
 }
 
 impl Rounds {
-    /// The worker has looked, and found something without sleeping.
+    /// Records a poll that returned connections without sleeping.
     pub(crate) fn found(&mut self, at: Instant, others_idle: bool) {
-        self.before = self.last.replace(Look { at, others_idle });
+        self.before = self.last.replace(PollPoint { at, others_idle });
     }
 
-    /// The worker has slept, and was woken.
+    /// Records a poll in which the worker slept.
     pub(crate) fn woken(&mut self, at: Instant, others_idle: bool) {
         self.before = None;
-        self.last = Some(Look { at, others_idle });
+        self.last = Some(PollPoint { at, others_idle });
     }
 
-    /// How long the request that is served now has waited in vain, on a connection that was found in the last look, and
-    /// is kept since `kept`.
+    /// Returns the misplaced wait of the request that the worker is about to serve. The last poll returned its connection, which
+    /// was kept at `kept`.
     pub(crate) fn misplaced(
         &self,
         kept: Instant,
@@ -47,7 +47,7 @@ impl Rounds {
         others_idle: impl FnOnce() -> bool,
     ) -> Duration {
         let Some(last) = self.last else { return Duration::ZERO };
-        // Kept since the look: this was not found in it.
+        // The connection was kept after the last poll, so that poll did not return it.
         if kept > last.at {
             return Duration::ZERO;
         }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_nobody_saw_and_all_of_what_was_served_before() {
+    fn the_wait_is_half_the_gap_plus_earlier_requests() {
         let zero = Instant::now();
         let mut rounds = Rounds::default();
         assert_eq!(rounds.misplaced(zero, zero, || true), Duration::ZERO);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn another_who_was_idle_at_either_end_counts() {
+    fn a_worker_idle_at_either_end_counts() {
         let zero = Instant::now();
         let mut rounds = Rounds::default();
         rounds.woken(zero, true);

@@ -1,17 +1,15 @@
-//! What every worker of a group has done, in memory that also forked workers share.
+//! The seats of a group and their counters, in memory that forked workers share.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fourtuple_syscalls::shared::Counters;
+use crate::listen::break_even::Comparison;
+use crate::sync::{AtomicU64, Counters, Ordering};
 
-use crate::listen::break_even::Scales;
+/// The counters of one seat, padded to four cache lines so that workers do not share a cache line.
+const STRIDE: usize = 32;
 
-/// Numbers of a seat, padded to two cache lines so that workers do not write to each other's.
-const STRIDE: usize = 16;
-
-/// What is counted of a seat.
+/// A counter of a seat.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Taken,
@@ -19,37 +17,67 @@ pub(crate) enum Count {
     Requests,
     Wakeups,
     EmptyAccepts,
-    FailedAccepts,
+    ProcessDescriptors,
+    HostDescriptors,
+    SocketMemory,
+    Unwatched,
+    IdleClosed,
     Leaked,
     Open,
     Busy,
-    /// 1 while the worker waits for something to do.
+    /// 1 while the worker waits for a connection.
     Idle,
-    /// Workers that have had the seat, of a dispatcher.
+    /// Workers that have had the seat, with the policy `Dispatcher`.
     Joins,
 }
 
-/// What a worker has done so far. A seat is counted on when another worker takes it.
+/// The counters of a seat. They continue when another worker takes the seat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeatStats {
     /// Connections accepted.
     pub accepts: u64,
     /// Requests answered ([`answered`](crate::listen::Connection::answered)).
     pub requests: u64,
-    /// Times the worker was woken from waiting.
+    /// Returns of the wait with at least one event.
     pub wakeups: u64,
-    /// accept() calls that found nobody (EAGAIN): another worker was faster.
+    /// accept(2) calls that found an empty queue (EAGAIN): another worker was faster.
     pub empty_accepts: u64,
-    /// accept() calls that failed: no descriptor, no memory.
+    /// accept(2) calls that failed: the sum of the next three counters.
     pub failed_accepts: u64,
-    /// Connections that were chosen for this worker at their SYN and never came, found and counted off again
-    /// ([`ReuseportLeastBusy`](crate::listen::Policy::ReuseportLeastBusy)): a SYN flood, lost handshakes.
+    /// EMFILE: this process may have no more descriptors (RLIMIT_NOFILE).
+    pub out_of_process_descriptors: u64,
+    /// ENFILE: this host has no more descriptors (fs.file-max).
+    pub out_of_host_descriptors: u64,
+    /// ENOBUFS or ENOMEM: no memory for a socket.
+    pub out_of_memory: u64,
+    /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
+    pub unwatched: u64,
+    /// Connections that were closed because they exceeded the limit of
+    /// [`ListenerGroupBuilder::idle`](crate::listen::ListenerGroupBuilder::idle).
+    pub idle_closed: u64,
+    /// Connections that were counted for this worker at their SYN and never completed, as in a SYN flood. Only with
+    /// [`ReuseportLeastBusy`](crate::listen::AcceptPolicy::ReuseportLeastBusy), which subtracts them again.
     pub leaked: u64,
-    /// Connections that are open now and last belonged to this worker.
+    /// Open connections whose last worker had this seat.
     pub open: u64,
-    /// Time from being given a connection until asking for the next.
+    /// The time between each connection that `next` returned and the following call of `next`.
     pub busy: Duration,
 }
+
+/// The phase of a group. It only advances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    /// The kernel queues no new connection; each response is the last of its connection.
+    Draining,
+    /// Acceptors return no further connection.
+    Drained,
+}
+
+/// The index of the phase in the group's counters, which follow the counters of the seats and of the comparison.
+const PHASE: usize = 0;
+const IN_TRANSIT: usize = 1;
+const GROUP_WORDS: usize = 2;
 
 #[derive(Debug)]
 pub(crate) struct Seats {
@@ -59,19 +87,48 @@ pub(crate) struct Seats {
 
 impl Seats {
     pub(crate) fn new(count: usize) -> io::Result<Seats> {
-        Ok(Seats { counters: Counters::new(count * STRIDE + Scales::SUMS)?, count })
+        Ok(Seats { counters: Counters::new(count * STRIDE + Comparison::SUMS + GROUP_WORDS)?, count })
+    }
+
+    fn group_word(&self, word: usize) -> &AtomicU64 {
+        &self.counters.all()[self.count * STRIDE + Comparison::SUMS + word]
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.group_word(PHASE).load(Ordering::Acquire) {
+            0 => Phase::Serving,
+            1 => Phase::Draining,
+            _ => Phase::Drained,
+        }
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.group_word(PHASE).fetch_max(phase as u64, Ordering::AcqRel);
+    }
+
+    /// Returns the connections of no worker: in a message between two workers, or held by the dispatcher.
+    pub(crate) fn in_transit(&self) -> u64 {
+        self.group_word(IN_TRANSIT).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_in_transit(&self) {
+        self.group_word(IN_TRANSIT).fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn sub_in_transit(&self) {
+        self.group_word(IN_TRANSIT).fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Kept connections of the whole group weighed against fresh ones.
-    pub(crate) fn scales(&self) -> Scales<'_> {
-        Scales::new(&self.counters.all()[self.count * STRIDE..])
+    /// Returns the group's comparison of kept and fresh connections.
+    pub(crate) fn comparison(&self) -> Comparison<'_> {
+        Comparison::new(&self.counters.all()[self.count * STRIDE..])
     }
 
-    /// Whether another seat's worker waits for something to do.
+    /// Whether the worker of another seat is idle.
     pub(crate) fn others_idle(&self, seat: usize) -> bool {
         (0..self.count).any(|other| other != seat && self.get(other, Count::Idle) != 0)
     }
@@ -80,7 +137,7 @@ impl Seats {
         &self.counters.all()[seat * STRIDE + count as usize]
     }
 
-    /// Takes the lowest free seat.
+    /// Takes the lowest free seat; `None` if all are taken.
     pub(crate) fn take(&self) -> Option<usize> {
         (0..self.count).find(|&seat| self.of(seat, Count::Taken).swap(1, Ordering::AcqRel) == 0)
     }
@@ -90,7 +147,7 @@ impl Seats {
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 
-    /// Whether anybody but `seat` is there.
+    /// Whether a seat other than `seat` is taken.
     pub(crate) fn has_others(&self, seat: usize) -> bool {
         (0..self.count).any(|other| other != seat && self.get(other, Count::Taken) == 1)
     }
@@ -99,8 +156,8 @@ impl Seats {
         self.of(seat, count).fetch_add(more, Ordering::Relaxed);
     }
 
-    /// One less; below 0 it wraps, and is right again in the sum.
-    pub(crate) fn less(&self, seat: usize, count: Count) {
+    /// Subtracts one. The counter of one seat may wrap below zero; the wrapping sum over all seats is correct.
+    pub(crate) fn subtract(&self, seat: usize, count: Count) {
         self.of(seat, count).fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -117,12 +174,19 @@ impl Seats {
     }
 
     pub(crate) fn stats_of(&self, seat: usize) -> SeatStats {
+        let failures = [Count::ProcessDescriptors, Count::HostDescriptors, Count::SocketMemory]
+            .map(|count| self.get(seat, count));
         SeatStats {
             accepts: self.get(seat, Count::Accepts),
             requests: self.get(seat, Count::Requests),
             wakeups: self.get(seat, Count::Wakeups),
             empty_accepts: self.get(seat, Count::EmptyAccepts),
-            failed_accepts: self.get(seat, Count::FailedAccepts),
+            failed_accepts: failures.iter().sum(),
+            out_of_process_descriptors: failures[0],
+            out_of_host_descriptors: failures[1],
+            out_of_memory: failures[2],
+            unwatched: self.get(seat, Count::Unwatched),
+            idle_closed: self.get(seat, Count::IdleClosed),
             leaked: self.get(seat, Count::Leaked),
             open: self.get(seat, Count::Open),
             busy: Duration::from_nanos(self.get(seat, Count::Busy)),
@@ -148,5 +212,52 @@ mod tests {
         assert_eq!(seats.take(), Some(1));
         seats.add(1, Count::Accepts, 5);
         assert_eq!(seats.stats().iter().map(|seat| seat.accepts).collect::<Vec<_>>(), [0, 5, 0]);
+    }
+}
+
+#[cfg(all(test, fourtuple_loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// A seat has one worker at a time, and a worker sees the counters of the previous one: the relaxed read and write of `Busy`
+    /// lose no update. The model fails with `Relaxed` in `take` or in `free`.
+    #[test]
+    fn loom_a_seat_has_one_worker_and_its_counts_stay() {
+        loom::model(|| {
+            let seats = Arc::new(Seats::new(1).unwrap());
+            let work = |seats: &Seats| {
+                let Some(seat) = seats.take() else { return 0 };
+                let before = seats.get(seat, Count::Busy);
+                seats.set(seat, Count::Busy, before + 1);
+                seats.free(seat);
+                1
+            };
+            let other = thread::spawn({
+                let seats = Arc::clone(&seats);
+                move || work(&seats)
+            });
+            let worked = work(&seats) + other.join().unwrap();
+            assert!(worked >= 1);
+            assert_eq!(seats.get(0, Count::Busy), worked);
+        });
+    }
+
+    /// Two workers that join at once get two seats.
+    #[test]
+    fn loom_two_workers_have_two_seats() {
+        loom::model(|| {
+            let seats = Arc::new(Seats::new(2).unwrap());
+            let other = thread::spawn({
+                let seats = Arc::clone(&seats);
+                move || seats.take()
+            });
+            let ours = seats.take();
+            let mut taken = [ours, other.join().unwrap()];
+            taken.sort();
+            assert_eq!(taken, [Some(0), Some(1)]);
+        });
     }
 }

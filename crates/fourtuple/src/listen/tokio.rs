@@ -1,9 +1,8 @@
-//! The acceptor on a tokio runtime, one current-thread runtime per worker.
+//! The acceptor for a tokio runtime, with one current-thread runtime per worker.
 //!
-//! Who is woken is decided by which thread waits in the queue of the listener, so a thread of the adapter waits there, in
-//! [`Acceptor::next`]. The runtime cannot: its epoll around the acceptor's would be told of every connection, as
-//! `ep_poll_callback` knows nothing of EPOLLEXCLUSIVE where who waits is another epoll, and all workers would be woken for
-//! each.
+//! The kernel wakes a thread that waits in the listener's wait queue, so a thread of the adapter waits there, in
+//! [`Acceptor::next`]. The runtime's epoll cannot watch the acceptor's epoll instead: `ep_poll_callback` ignores EPOLLEXCLUSIVE
+//! for a nested epoll, and the kernel would wake all workers for each connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,81 +18,84 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::listen::acceptor::{Acceptor, Farewell, Waker};
-use crate::listen::connection::{Connection, Place};
+use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
+use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
-use crate::listen::group::Group;
+use crate::listen::group::ListenerGroup;
 use crate::listen::policy::Family;
 use crate::listen::recycle::Recycle;
+use crate::listen::seats::Count;
+use crate::listen::wait::seat::is_out_of_watches;
 
-/// A worker's end of a group, for a task of its runtime.
+/// The acceptor of one worker of a group, for a task of its tokio runtime.
 ///
-/// A thread of its own waits for the next connection, and only while a task waits in [`accept`](AsyncAcceptor::accept): so a
-/// runtime that is busy has at most one connection waiting for it, which came between the last poll and now. Whatever else
-/// comes is for other workers. A connection costs two switches between threads more than without a runtime.
+/// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept). So at
+/// most one connection waits for a busy runtime; other workers get every further one. A connection costs two more context
+/// switches than without a runtime.
 ///
-/// What the policy says of the first request of a connection is true here; the further ones are read by the runtime that has
-/// it. `SharedOneshot` and `Dispatcher`, which elsewhere place every request, place the first one only.
+/// The policy places the first request of a connection; the runtime reads the further ones. `SharedOneshot` and `Dispatcher`,
+/// which place every request without a runtime, place only the first one here.
 ///
-/// In [`stats`](Group::stats) a worker counts as busy while none of its tasks waits for a connection.
+/// In [`stats`](ListenerGroup::stats) a worker counts as busy while none of its tasks waits for a connection.
 ///
-/// Dropping it leaves, and waits for its thread: up to 50 ms where the policy waits in a call that nothing else ends.
+/// Dropping the acceptor leaves the group and waits for the thread: up to 50 ms with `Blocking` and `SharedOneshot`.
 /// [`leave`](AsyncAcceptor::leave) does not block the runtime.
 #[derive(Debug)]
 pub struct AsyncAcceptor {
     bridge: Arc<Bridge>,
-    waker: Waker,
+    waker: AcceptWaker,
     thread: Option<JoinHandle<()>>,
-    group: Group,
+    group: ListenerGroup,
     seat: usize,
 }
 
-/// A connection of a runtime, with something to read. Dropping stream and visit closes it.
+/// A readable connection of a runtime. Dropping the stream closes it; drop the session with it.
 #[derive(Debug)]
 pub struct Accepted {
     /// The socket.
     pub stream: Stream,
-    /// Its place in the group; to be held as long as the connection is open.
-    pub visit: Visit,
-    /// Bytes that were read already, to be taken before those of `stream`: only where a worker without a runtime has left
-    /// the connection to this one.
+    /// Counts the connection as open in the group; keep it as long as the connection.
+    pub session: Session,
+    /// Bytes that another worker has already read and that precede the bytes from `stream`. Empty unless a worker without a runtime
+    /// has handed over the connection.
     pub carry: Vec<u8>,
 }
 
-/// A connection's place among those of its worker, and when it is to be closed.
+/// The requests of one connection, and whether the next response is its last.
 #[derive(Debug)]
-pub struct Visit {
-    place: Place,
+pub struct Session {
+    guard: OpenGuard,
     recycle: Recycle,
     served: u32,
     born: Instant,
     chance: f64,
 }
 
-impl Visit {
+impl Session {
     /// Counts a request as answered.
     pub fn answered(&mut self) {
         self.served = self.served.saturating_add(1);
-        self.place.answered();
+        self.guard.answered();
     }
 
-    /// Requests answered so far.
+    /// Returns the number of requests answered so far.
     pub fn served(&self) -> u32 {
         self.served
     }
 
-    /// Time since the connection was accepted.
+    /// Returns the time since the connection was accepted.
     pub fn age(&self) -> Duration {
         self.born.elapsed()
     }
 
-    /// Whether [`Recycle`] wants the connection closed after the request that is being answered.
+    /// Whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
+    /// [draining](ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
-        self.recycle.is_last(self.served, self.age(), self.chance)
+        self.guard.is_draining() || self.recycle.is_last(self.served, self.age(), self.chance)
     }
 }
 
-/// What the thread that waits and the tasks of the runtime have in common.
+/// The state that the waiting thread and the tasks of the runtime share.
 #[derive(Debug, Default)]
 struct Bridge {
     state: Mutex<State>,
@@ -106,7 +108,7 @@ struct State {
     asked: bool,
     stop: bool,
     found: Option<Result<Connection, ListenError>>,
-    farewell: Option<Result<Farewell, ListenError>>,
+    report: Option<Result<LeaveReport, ListenError>>,
     waiting: Option<task::Waker>,
 }
 
@@ -128,16 +130,17 @@ impl Bridge {
         Poll::Pending
     }
 
-    fn poll_farewell(&self, context: &Context<'_>) -> Poll<Result<Farewell, ListenError>> {
+    fn poll_report(&self, context: &Context<'_>) -> Poll<Result<LeaveReport, ListenError>> {
         let mut state = self.state();
-        if let Some(farewell) = state.farewell.take() {
-            return Poll::Ready(farewell);
+        if let Some(report) = state.report.take() {
+            return Poll::Ready(report);
         }
         state.waiting = Some(context.waker().clone());
         Poll::Pending
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    /// Changes the state and wakes the task that waits for a change.
+    fn update(&self, change: impl FnOnce(&mut State)) {
         let waiting = {
             let mut state = self.state();
             change(&mut state);
@@ -148,42 +151,47 @@ impl Bridge {
         }
     }
 
-    /// Waits until a task asks for a connection; `false`: there will be no more.
+    /// Waits until a task asks for a connection; `false` if the acceptor leaves.
     fn is_asked(&self) -> bool {
         let state = self.state();
         let state = self.changed.wait_while(state, |state| !state.asked && !state.stop);
         !state.unwrap_or_else(PoisonError::into_inner).stop
     }
 
-    /// The thread that waits.
+    /// Runs the waiting thread.
     fn run(&self, mut acceptor: Acceptor) {
         while self.is_asked() {
-            let Some(found) = acceptor.next(None).transpose() else { continue };
-            // The runtime's epoll watches it from now on.
+            let found = match acceptor.next(None).transpose() {
+                Some(found) => found,
+                None if acceptor.group().is_drained() => Err(ListenError::Drained),
+                None => continue,
+            };
+            // The runtime's epoll watches the connection from now on.
             let found =
                 found.and_then(|mut connection| acceptor.forget(&mut connection).map(|()| connection));
-            self.tell(|state| {
+            self.update(|state| {
                 state.asked = false;
                 state.found = Some(found);
             });
         }
         let untaken = self.state().found.take();
         let kept = match untaken {
-            // No task of this runtime has seen it: it is for whoever takes over.
+            // No task of this runtime has read from the connection, so another worker can serve it.
             Some(Ok(connection)) => acceptor.keep(connection),
             Some(Err(_)) | None => Ok(()),
         };
-        let farewell = acceptor.leave();
-        self.tell(|state| state.farewell = Some(kept.and(farewell)));
+        let report = acceptor.leave();
+        self.update(|state| state.report = Some(kept.and(report)));
     }
 }
 
 impl AsyncAcceptor {
-    /// Makes an acceptor one of a runtime. The thread that waits is in the namespaces of the calling one.
+    /// Makes an acceptor for a runtime. Its thread runs in the namespaces of the calling thread.
     ///
     /// # Errors
     ///
-    /// No thread to be had; a group with [`Recycle::Measured`]: what a request waits for a runtime is not known here.
+    /// The thread cannot be created; the group uses [`Recycle::Measured`], and the adapter cannot measure how long a request
+    /// waits for the runtime.
     pub fn new(acceptor: Acceptor) -> Result<AsyncAcceptor, ListenError> {
         let group = acceptor.group().clone();
         if group.is_measured() {
@@ -197,51 +205,65 @@ impl AsyncAcceptor {
         Ok(AsyncAcceptor { bridge, waker, thread, group, seat })
     }
 
-    /// Waits for a connection that has something to read. It may be dropped while it waits: a connection that had come by
-    /// then is for the next call.
+    /// Waits for a readable connection. The future is cancel safe: the next call returns a connection that arrived before the
+    /// future was dropped.
     ///
     /// # Errors
     ///
-    /// As [`Acceptor::next`].
+    /// As [`Acceptor::next`]; [`ListenError::Drained`] after the group was [drained](ListenerGroup::drain).
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Panics outside of a tokio runtime with I/O enabled.
     pub async fn accept(&mut self) -> Result<Accepted, ListenError> {
-        let mut connection = poll_fn(|context| self.bridge.poll_found(context)).await?;
-        let carry = std::mem::take(&mut connection.carry);
-        let (served, born, chance) = (connection.served, connection.born, connection.chance());
-        let (socket, place) = connection.into_parts();
-        let stream = match self.group.family() {
-            Family::Unix => UnixStream::from_std(StdUnixStream::from(socket)).map(Stream::Unix),
-            Family::Tcp4 | Family::Tcp6 => TcpStream::from_std(StdTcpStream::from(socket)).map(Stream::Tcp),
-        };
-        let stream = stream.map_err(self.group.failed("epoll_ctl()"))?;
-        let visit = Visit { place, recycle: self.group.0.recycle, served, born, chance };
-        Ok(Accepted { stream, visit, carry })
+        loop {
+            let connection = poll_fn(|context| self.bridge.poll_found(context)).await?;
+            match self.register(connection) {
+                Ok(accepted) => return Ok(accepted),
+                Err(error) if is_out_of_watches(&error) => {
+                    self.group.0.seats.add(self.seat, Count::Unwatched, 1);
+                }
+                Err(error) => return Err(self.group.failed("epoll_ctl()")(error)),
+            }
+        }
     }
 
-    /// Its number, from 0.
+    /// Registers a connection with the runtime.
+    fn register(&self, mut connection: Connection) -> io::Result<Accepted> {
+        let carry = std::mem::take(&mut connection.carry);
+        let (served, born, chance) = (connection.served, connection.born, connection.chance());
+        let (socket, guard) = connection.into_parts();
+        let stream = match self.group.family() {
+            Family::Unix => UnixStream::from_std(StdUnixStream::from(socket)).map(Stream::Unix)?,
+            Family::Tcp4 | Family::Tcp6 => {
+                TcpStream::from_std(StdTcpStream::from(socket)).map(Stream::Tcp)?
+            }
+        };
+        let session = Session { guard, recycle: self.group.0.recycle, served, born, chance };
+        Ok(Accepted { stream, session, carry })
+    }
+
+    /// Returns the number of this worker's seat, from 0.
     pub fn seat(&self) -> usize {
         self.seat
     }
 
-    /// The group.
-    pub fn group(&self) -> &Group {
+    /// Returns the group of this acceptor.
+    pub fn group(&self) -> &ListenerGroup {
         &self.group
     }
 
-    /// Accepts no more, and hands over what no task has taken, as [`Acceptor::leave`]. Connections that tasks have are theirs
-    /// until they end.
+    /// Stops accepting and hands over every connection that no task has taken, as [`Acceptor::leave`]. Connections of tasks stay
+    /// with the tasks.
     ///
     /// # Errors
     ///
     /// As [`Acceptor::next`].
-    pub async fn leave(mut self) -> Result<Farewell, ListenError> {
+    pub async fn leave(mut self) -> Result<LeaveReport, ListenError> {
         self.stop();
-        let farewell = poll_fn(|context| self.bridge.poll_farewell(context)).await;
+        let report = poll_fn(|context| self.bridge.poll_report(context)).await;
         self.join();
-        farewell
+        report
     }
 
     fn stop(&self) {
@@ -252,7 +274,7 @@ impl AsyncAcceptor {
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say; what became of its connections is in the farewell.
+            // The result of the thread is in the report; a panic of the thread has been printed.
             let _ = thread.join();
         }
     }
@@ -265,7 +287,7 @@ impl Drop for AsyncAcceptor {
     }
 }
 
-/// A socket of a runtime, over whatever it is.
+/// A stream socket of a runtime, over TCP or AF_UNIX.
 #[derive(Debug)]
 pub enum Stream {
     /// TCP.

@@ -1,22 +1,22 @@
 use std::time::Duration;
 
-use super::{PortRange, PortSet};
+use crate::ports::{PortRange, PortSet};
 
-/// How long a closed connection keeps its tuple at the end that closed first (TCP_TIMEWAIT_LEN; a constant, which
-/// `tcp_fin_timeout` does not change).
+/// Lifetime of a TIME_WAIT socket, at the end that closed first (TCP_TIMEWAIT_LEN: a constant, which `tcp_fin_timeout` does not
+/// change).
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// Who closes a connection first, and so keeps it in TIME_WAIT.
+/// The end of a connection that closes first (active close) and keeps a TIME_WAIT socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Closer {
-    /// We, the ones who dial: every tuple is lost to us for 60 s more.
+    /// The client: each closed connection holds its tuple for 60 s more.
     Us,
-    /// The other end.
+    /// The server: the tuple is free for the client at once.
     Them,
 }
 
 impl Closer {
-    /// How long a tuple stays taken after the connection's end.
+    /// Returns how long a tuple stays in use after the end of its connection.
     pub fn time_wait(self) -> Duration {
         match self {
             Closer::Us => TIME_WAIT,
@@ -25,28 +25,28 @@ impl Closer {
     }
 }
 
-/// Why there is nothing to plan with.
+/// A budget without a single tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetError {
-    /// Reserved from end to end.
+    /// All ports of the range are reserved.
     #[error(
         "all {ports} ports of {range} are reserved: widen ip_local_port_range or shorten ip_local_reserved_ports"
     )]
     AllReserved {
         /// The range.
         range: PortRange,
-        /// Its length.
+        /// Number of ports in the range.
         ports: u32,
     },
-    /// No address to dial from.
+    /// The number of source addresses is 0.
     #[error("0 sources: expected at least one source address")]
     NoSources,
-    /// Nowhere to dial.
+    /// The number of destinations is 0.
     #[error("0 destinations: expected at least one destination")]
     NoDestinations,
 }
 
-/// Tuples there are: ports x sources x destinations.
+/// The number of available tuples: ports x sources x destinations.
 ///
 /// ```
 /// use std::time::Duration;
@@ -66,9 +66,10 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// `by_parity` says whether searches go by parity ([`halves`](super::halves)): in a range of odd length such a search
-    /// does not see one of the ports (see [`TupleTable`](super::TupleTable)). Which one depends on where it starts, so
-    /// that a fill may still get them all; but the last connection cannot be counted on, and is left out.
+    /// Calculates the budget of a range.
+    ///
+    /// `by_parity` says whether the kernel searches by parity (`halves`). In a range of odd length such a search misses one port
+    /// (see `TupleTable`), which depends on the start of the search. Dials may still get all ports, but the budget leaves one out.
     pub fn new(
         range: PortRange,
         reserved: &PortSet,
@@ -79,7 +80,7 @@ impl Budget {
         let open = |port: &u16| !reserved.contains(*port);
         let ports = range.iter().filter(open).count() as u32;
         let first_half = range.iter().step_by(2).filter(open).count() as u32;
-        // It is the first port in all but one of the starts, and the last one in that.
+        // A search misses the first port of the range, except from one start, from which it misses the last port.
         let unseen = by_parity && range.len() % 2 == 1 && range.len() > 1 && ports > 1;
         let unseen = u32::from(unseen && (range.len() == 3 || !reserved.contains(range.low())));
         if ports == 0 {
@@ -97,36 +98,36 @@ impl Budget {
         })
     }
 
-    /// Ports that one source has for one destination; at least 1.
+    /// Returns the ports of one source for one destination; at least 1.
     pub fn ports(&self) -> u32 {
         self.ports
     }
 
-    /// (source, destination) pairs.
+    /// Returns the number of (source, destination) pairs.
     pub fn pairs(&self) -> u64 {
         self.sources.saturating_mul(self.destinations)
     }
 
-    /// Connections that fit at once, over all pairs.
+    /// Returns the maximum number of simultaneous connections over all pairs.
     pub fn capacity(&self) -> u64 {
         self.pairs().saturating_mul(u64::from(self.ports))
     }
 
-    /// Connections that fit before a search by parity has used up its first half, over all pairs. The pairs are taken
-    /// to be equally loaded.
+    /// Returns the number of connections over all pairs until a search by parity has used up its first half. Assumes that the load
+    /// of all pairs is equal.
     pub fn before_the_cliff(&self) -> u64 {
         self.pairs().saturating_mul(u64::from(self.first_half))
     }
 
-    /// New connections per second that can go on for ever when each is open for `hold`: capacity over the time that a
-    /// tuple stays taken (Little's law). Infinite when that is no time at all.
+    /// Returns the sustainable rate of new connections per second when each is open for `hold`: the capacity divided by the time that
+    /// a tuple is in use (Little's law). Infinite if that time is 0.
     pub fn ceiling_per_s(&self, hold: Duration, closer: Closer) -> f64 {
         self.capacity() as f64 / (hold.as_secs_f64() + closer.time_wait().as_secs_f64())
     }
 }
 
-/// Tuples in use once as many come as go, at `arrival_per_s` new connections per second (Little's law).
+/// Returns the tuples in use in the steady state, at `arrival_per_s` new connections per second (Little's law).
 pub fn steady_tuples(arrival_per_s: f64, hold: Duration, closer: Closer) -> u64 {
-    // `as` saturates, and makes 0 of what is not a number.
+    // `as` saturates, and converts NaN to 0.
     (arrival_per_s * (hold.as_secs_f64() + closer.time_wait().as_secs_f64())).ceil() as u64
 }

@@ -1,11 +1,11 @@
-use super::{FillPart, Probes, Search};
 use crate::dial::Strategy;
+use crate::ports::{FillPart, Probes, WindowSearch};
 
-/// What looking at one port costs, by how many a search looks at.
+/// The cost of one probed port, depending on the number of ports that the search probes.
 ///
-/// A short walk finds the kernel's hash chains in the caches, one over half of 56,512 ports does not: 40 ns a port
-/// against 165 ns, measured on Linux 6.18. Between two points the cost goes with the logarithm of the length; outside
-/// them it stays what it is at the nearest.
+/// In a short search the kernel's hash chains are in the CPU caches, in a search of half of 56,512 ports they are not: 40 ns per port
+/// against 165 ns, measured on Linux 6.18. Between two points the cost is interpolated by the logarithm of the length. Outside of
+/// the points it equals the cost at the nearest point.
 ///
 /// ```
 /// use fourtuple::ports::ProbeCost;
@@ -18,28 +18,28 @@ pub struct ProbeCost {
     points: Vec<(f64, f64)>,
 }
 
-/// Why figures are no costs.
+/// Figures that are no valid costs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CostError {
-    /// Nothing to go by.
+    /// There is no point.
     #[error(
         "no walk was measured that is long enough to tell the cost of a probe: at least 1 port has to be walked past"
     )]
     NoPoints,
-    /// A length below one, a cost below zero, or not a number.
+    /// A length below 1, a negative cost, or a value that is not finite.
     #[error(
         "{length} ports at {ns} ns each is no cost: expected a length of at least 1 and a cost of at least 0"
     )]
     Point {
         /// Length of the walk, in ports.
         length: f64,
-        /// Nanoseconds a port.
+        /// Nanoseconds per port.
         ns: f64,
     },
 }
 
 impl ProbeCost {
-    /// From points (length of the walk in ports, nanoseconds a port), in any order.
+    /// Creates costs from points (length of the search in ports, nanoseconds per port) in any order.
     pub fn new(mut points: Vec<(f64, f64)>) -> Result<Self, CostError> {
         if points.is_empty() {
             return Err(CostError::NoPoints);
@@ -54,14 +54,14 @@ impl ProbeCost {
         Ok(ProbeCost { points })
     }
 
-    /// The same for every length.
+    /// Creates a cost that is the same for each length.
     pub fn flat(ns: f64) -> Result<Self, CostError> {
         ProbeCost::new(vec![(1.0, ns)])
     }
 
-    /// From measurements: (ports walked past per dial, mean nanoseconds of such a dial), `floor_ns` being what a dial
-    /// takes that walks past none. Measurements that walk past less than one port say nothing and are left out; one
-    /// faster than the floor counts as free.
+    /// Creates costs from measurements (ports in use that a dial probed, mean nanoseconds of such a dial). `floor_ns` is the duration
+    /// of a dial whose first port is free. Measurements with less than one probed port are ignored. A dial faster than the floor
+    /// counts as cost 0.
     pub fn measured(floor_ns: f64, means: &[(f64, f64)]) -> Result<Self, CostError> {
         let points = means.iter().filter(|(walked, _)| *walked >= 1.0);
         ProbeCost::new(
@@ -69,7 +69,7 @@ impl ProbeCost {
         )
     }
 
-    /// Nanoseconds a port, in a walk past `length` ports.
+    /// Returns the nanoseconds per port in a search of `length` ports.
     pub fn ns(&self, length: f64) -> f64 {
         let after = self.points.partition_point(|point| point.0 < length);
         let right = self.points[after.min(self.points.len() - 1)];
@@ -81,7 +81,7 @@ impl ProbeCost {
         left.1 + share.clamp(0.0, 1.0) * (right.1 - left.1)
     }
 
-    /// The same, `ns` dearer (or cheaper, but never below zero) at every length.
+    /// Returns these costs plus `ns` at each length, and at least 0.
     pub fn plus(&self, ns: f64) -> Self {
         ProbeCost {
             points: self.points.iter().map(|&(length, cost)| (length, (cost + ns).max(0.0))).collect(),
@@ -89,30 +89,29 @@ impl ProbeCost {
     }
 }
 
-/// What the parts of a dial cost, in nanoseconds.
+/// The costs of the parts of a dial, in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// connect() that takes the first port it looks at; on loopback this is the handshake.
+    /// connect() whose first probed port is free; on loopback this includes the handshake.
     pub floor_ns: f64,
-    /// A port that an open connection of the tuple holds.
+    /// A probed port that an open connection of the tuple holds.
     pub established: ProbeCost,
-    /// A port in TIME_WAIT: the look-up takes a lock.
+    /// A probed port in TIME_WAIT: the lookup takes a lock.
     pub time_wait: ProbeCost,
-    /// A port that is passed without a look-up: reserved, or bound by number.
+    /// A port skipped without a lookup: reserved, or bound by number.
     pub skipped: ProbeCost,
-    /// One more search on the same descriptor: setsockopt() and the empty-handed connect() before it.
+    /// One more search on the same descriptor: setsockopt(), and the failed connect() before it.
     pub search_again_ns: f64,
-    /// One more port by number: a fresh socket, bind(), and the refused connect() before it.
+    /// One more port by number: a new socket, bind(), and the failed connect() before it.
     pub bind_again_ns: f64,
 }
 
 impl Costs {
-    /// Figures of one machine (Linux 6.18, loopback, 2 cores), to be replaced by a calibration where there is one.
+    /// Returns the costs of one machine (Linux 6.18, loopback, 2 cores). Prefer a calibration if there is one.
     ///
-    /// Measured: the floor, 40 ns an ESTABLISHED probe with warm caches, 90 ns more in TIME_WAIT, 165 ns where a search
-    /// walks past 28,256 of 56,512 ports. Fitted: that walks are out of the caches from 300 ports on, to the means of
-    /// windows of 500 to 10,000 ports in such a table; a small table stays cheaper. Estimated: the cost of skipped ports
-    /// and of further tries.
+    /// Measured: the floor, 40 ns for an ESTABLISHED probe with warm caches, 90 ns more in TIME_WAIT, 165 ns in a search of 28,256 of
+    /// 56,512 ports. Fitted to the means of windows of 500 to 10,000 ports in such a table: searches exceed the caches from 300
+    /// ports on. In a small table they do not. Estimated: the cost of skipped ports and of further tries.
     pub fn reference() -> Self {
         let established = ProbeCost { points: vec![(10.0, 40.0), (300.0, 165.0)] };
         Costs {
@@ -125,8 +124,8 @@ impl Costs {
         }
     }
 
-    /// These costs with the floor and the ESTABLISHED probe as measured (see [`ProbeCost::measured`]); a TIME_WAIT probe
-    /// stays as much dearer as it was in short walks, and the rest stays.
+    /// Returns these costs with a measured floor and measured ESTABLISHED probes (see [`ProbeCost::measured`]). The surcharge for a
+    /// TIME_WAIT probe in short searches and all other costs stay.
     pub fn calibrated(self, floor_ns: f64, means: &[(f64, f64)]) -> Result<Self, CostError> {
         if !(floor_ns.is_finite() && floor_ns >= 0.0) {
             return Err(CostError::Point { length: 1.0, ns: floor_ns });
@@ -136,7 +135,7 @@ impl Costs {
         Ok(Costs { floor_ns, time_wait: established.plus(dearer), established, ..self })
     }
 
-    /// Mean nanoseconds of a dial that got its port in this part of a fill; `None` when none did.
+    /// Returns the mean nanoseconds of the dials that got a port in this part of a fill; `None` if no dial did.
     pub fn mean_ns(&self, part: &FillPart) -> Option<f64> {
         let dials = part.connected as f64;
         let walks: f64 = part.walks().map(|walks| self.walks_ns(walks.probes, walks.dials as f64)).sum();
@@ -145,7 +144,7 @@ impl Costs {
         (part.connected > 0).then(|| self.floor_ns + (walks + again) / dials)
     }
 
-    /// What `dials` walks of about the same length cost beyond the floor, that looked at `probes` in all.
+    /// Returns the nanoseconds beyond the floor of `dials` searches of similar length that made `probes` in total.
     fn walks_ns(&self, probes: Probes, dials: f64) -> f64 {
         let length = probes.taken() as f64 / dials;
         probes.established as f64 * self.established.ns(length)
@@ -154,20 +153,20 @@ impl Costs {
     }
 }
 
-/// Costs that change with the fill: the more sockets there are, the less of them the caches hold.
+/// Costs that depend on the share of ports in use: with more sockets, fewer of them are in the CPU caches.
 ///
-/// Up to half of the ports `half` holds, at the end `full`, and in between what lies between them.
+/// `half` holds up to half of the ports in use, `full` when all are. In between the costs are interpolated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostsByFill {
     /// Costs while half of the ports or fewer are in use.
     pub half: Costs,
-    /// Costs when all are.
+    /// Costs while all ports are in use.
     pub full: Costs,
 }
 
 impl CostsByFill {
-    /// Mean nanoseconds of a dial that got its port in this part of a fill, around the share `fill` of ports in use;
-    /// `None` when none did.
+    /// Returns the mean nanoseconds of the dials that got a port in this part of a fill, at a share `fill` of the ports in use;
+    /// `None` if no dial did.
     pub fn mean_ns(&self, part: &FillPart, fill: f64) -> Option<f64> {
         let towards_full = ((fill - 0.5) * 2.0).clamp(0.0, 1.0);
         let (half, full) = (self.half.mean_ns(part)?, self.full.mean_ns(part)?);
@@ -176,22 +175,22 @@ impl CostsByFill {
 }
 
 impl From<Costs> for CostsByFill {
-    /// The same at every fill.
+    /// Converts costs that are the same at each fill.
     fn from(costs: Costs) -> Self {
         CostsByFill { half: costs.clone(), full: costs }
     }
 }
 
-/// Ports that a dial looks at on average, in closed form: what the simulation finds to within its clumps.
+/// Returns the average number of ports that a dial probes, in closed form. The simulation also models clusters of ports in use.
 ///
-/// `used` is the share of the `ports` ports in use, 0 to 1. A search that takes the next free port looks at 1/(1-u) of
-/// them, u being the share in use of those that it goes through; by parity that is the first half until it is full, and
-/// all of that half in vain, then the other half, from there on. Never more than all ports, and never below 1.
+/// `used` is the share of the `ports` ports in use, 0 to 1. A search for the next free port probes 1/(1-u) ports, where u is the
+/// share in use among the ports that it searches. A search by parity searches one half until that half is full, and from then on
+/// all of the first half in vain before the second half. The result is between 1 and the number of ports.
 ///
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
-pub fn expected_probes(strategy: Strategy, search: Search, ports: u32, used: f64) -> f64 {
+pub fn expected_probes(strategy: Strategy, search: WindowSearch, ports: u32, used: f64) -> f64 {
     let (ports, used) = (f64::from(ports.max(1)), used.clamp(0.0, 1.0));
     let next = |used: f64, ports: f64| (1.0 / (1.0 - used)).min(ports.max(1.0));
     if !halves(strategy, search) {
@@ -203,15 +202,15 @@ pub fn expected_probes(strategy: Strategy, search: Search, ports: u32, used: f64
     }
 }
 
-/// Whether dials of `strategy` go through one half of the ports in vain once it is full: the cliff.
+/// Returns whether dials of `strategy` search a full half of the ports in vain before the other half: the cliff.
 ///
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
-pub fn halves(strategy: Strategy, search: Search) -> bool {
+pub fn halves(strategy: Strategy, search: WindowSearch) -> bool {
     match strategy {
         Strategy::KernelDefault => true,
-        Strategy::FullRange => search == Search::Parity,
+        Strategy::FullRange => search == WindowSearch::Parity,
         Strategy::SelectTestRepeat { .. } | Strategy::RandomWindow { .. } => false,
         Strategy::Auto => {
             panic!("Strategy::Auto must be replaced by what it chooses before its cost is asked for")

@@ -1,15 +1,15 @@
-use super::free::Lane;
-use super::{PortRange, PortSet};
+use crate::ports::free::Lane;
+use crate::ports::{PortRange, PortSet};
 
-/// Ports to a block: long walks are counted a block at a time.
+/// Ports per block: long ranges are counted by block.
 const BLOCK: u32 = 1024;
 
-/// A set of ports that knows how many of them lie between two ports without looking at each word: what a search walks
-/// past has to be counted by kind, at every dial of a fleet.
+/// A set of ports that counts its members between two ports without reading each word. Each simulated dial needs such a count for
+/// each kind of port that it probes.
 #[derive(Clone, Default)]
 pub(super) struct CountedSet {
     ports: PortSet,
-    /// By lane (even, odd).
+    /// Number of ports per block, by lane (even, odd).
     blocks: [Blocks; 2],
     len: u32,
 }
@@ -54,12 +54,12 @@ impl CountedSet {
         }
     }
 
-    /// Ports of `lane` in the set from `low` to `high`, both inclusive.
+    /// Counts the ports of `lane` in the set from `low` to `high`, both inclusive.
     pub(super) fn count(&self, low: u16, high: u16, lane: Lane) -> u64 {
         if self.len == 0 {
             return 0;
         }
-        // As numbers that have a successor; the casts back are of multiples of 64 below 65,536.
+        // In u32, where 65,535 has a successor. The values cast back are at most 65,535.
         let (first, end) = (u32::from(low).next_multiple_of(BLOCK), (u32::from(high) + 1) / BLOCK * BLOCK);
         let count = if first >= end {
             self.count_words(low, high, lane)
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_by_block_are_counts_port_by_port() {
+    fn counts_by_block_equal_counts_by_port() {
         let mut random = fastrand::Rng::with_seed(7);
         let mut set = CountedSet::default();
         for _ in 0..20_000 {

@@ -3,22 +3,22 @@ use std::thread;
 
 use fastrand::Rng;
 
-use super::{Fill, PortRange, PortSet, Search, TupleTable};
 use crate::dial::Strategy;
+use crate::ports::{Fill, PortRange, PortSet, TupleTable, WindowSearch};
 
-/// Many destinations, dialed alike: every connection is played, one by one.
+/// A simulation of the dials to many destinations, connection by connection.
 ///
-/// Tuples of different (source, destination) pairs never meet, so each worker fills one table after the other and
-/// needs no more memory than for one.
+/// Tuples of different (source, destination) pairs do not conflict. So each worker thread fills one table after another, and needs
+/// memory for one table only.
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Fleet, PortRange, PortSet, Search};
+/// use fourtuple::ports::{Fleet, PortRange, PortSet, WindowSearch};
 ///
 /// let fleet = Fleet {
 ///     range: PortRange::KERNEL_DEFAULT,
 ///     reserved: &PortSet::new(),
-///     search: Search::Linear,
+///     search: WindowSearch::Linear,
 ///     strategy: Strategy::FullRange,
 ///     pairs: 100,
 ///     connections: 100_000,
@@ -35,28 +35,28 @@ pub struct Fleet<'a> {
     pub range: PortRange,
     /// Reserved ports.
     pub reserved: &'a PortSet,
-    /// What the kernel does with a window.
-    pub search: Search,
-    /// How every dial is made.
+    /// The kernel's search of a window.
+    pub search: WindowSearch,
+    /// Strategy of all dials.
     pub strategy: Strategy,
-    /// (source, destination) pairs: sources x destinations.
+    /// Number of (source, destination) pairs: sources x destinations.
     pub pairs: u64,
-    /// Dials over all pairs, as evenly as whole numbers allow.
+    /// Dials over all pairs, distributed evenly.
     pub connections: u64,
-    /// Connections open at a time in one pair, as for [`Fill::dial`].
+    /// Simultaneous connections of one pair, as for [`Fill::dial`].
     pub open: Option<u32>,
-    /// Parts of the fill to tell apart.
+    /// Number of parts of the fill to report.
     pub parts: usize,
-    /// Seed of all random choices. The outcome does not depend on the number of processors.
+    /// Seed of all random choices. The result does not depend on the number of processors.
     pub seed: u64,
 }
 
 impl Fleet<'_> {
-    /// Plays all dials on all processors.
+    /// Simulates all dials, with one worker thread per processor.
     ///
     /// # Panics
     ///
-    /// As [`Strategy::step`], for [`Strategy::Auto`].
+    /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
     pub fn simulate(&self) -> Fill {
         let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get) as u64;
         let share = self.pairs.div_ceil(workers).max(1);
@@ -67,13 +67,18 @@ impl Fleet<'_> {
                 .take_while(|&first| first < self.pairs)
                 .map(|first| {
                     let pairs = first..first.saturating_add(share).min(self.pairs);
-                    scope.spawn(move || self.simulate_pairs(pairs))
+                    let share = pairs.clone();
+                    let started =
+                        thread::Builder::new().spawn_scoped(scope, move || self.simulate_pairs(share));
+                    (started, pairs)
                 })
                 .collect();
-            for worker in workers {
-                match worker.join() {
-                    Ok(fill) => sum.merge(&fill),
-                    Err(panic) => std::panic::resume_unwind(panic),
+            for (worker, pairs) in workers {
+                match worker.map(thread::ScopedJoinHandle::join) {
+                    Ok(Ok(fill)) => sum.merge(&fill),
+                    Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                    // The thread could not be created: this thread simulates its share, with the same result.
+                    Err(_) => sum.merge(&self.simulate_pairs(pairs)),
                 }
             }
         });
@@ -86,7 +91,7 @@ impl Fleet<'_> {
         let mut table = TupleTable::new(self.range, self.search, self.reserved, &mut random);
         let (each, more) = (self.connections / self.pairs, self.connections % self.pairs);
         for pair in pairs {
-            // Every pair has its own sequence, whichever worker plays it.
+            // Each pair has its own random sequence, independent of the worker thread.
             random.seed(self.seed.wrapping_add(pair.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
             table.reset(&mut random);
             let dials = each + u64::from(pair < more);

@@ -1,6 +1,6 @@
-use super::{PortRange, PortSet};
+use crate::ports::{PortRange, PortSet};
 
-/// Which ports of a range a scan looks at.
+/// The ports of a range that a scan reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Even,
@@ -9,12 +9,12 @@ pub(super) enum Lane {
 }
 
 impl Lane {
-    /// The lane of every second port, starting with `port`.
+    /// Returns the lane that contains `port` and every second port from there.
     pub(super) fn of(port: u16) -> Self {
         if port & 1 == 0 { Lane::Even } else { Lane::Odd }
     }
 
-    /// The bits of a word of 64 ports that belong to the lane.
+    /// Returns the bits of a word of 64 ports that belong to the lane.
     pub(super) fn bits(self) -> u64 {
         match self {
             Lane::Even => 0x5555_5555_5555_5555,
@@ -24,20 +24,20 @@ impl Lane {
     }
 }
 
-/// The ports that an autobind may take, with an index over them: the next one is found in a handful of steps however
-/// many taken ports lie between, which is what lets a fleet be simulated dial by dial.
+/// The ports that an automatic choice may take, with an index that finds the next free port in a few steps, however many ports in use
+/// lie in between. The simulation of a fleet dial by dial depends on this.
 #[derive(Clone)]
 pub(super) struct FreePorts {
     words: Box<[u64; 1024]>,
-    /// By lane (even, odd): one bit a word, set while the word has a free port of that lane.
+    /// By lane (even, odd): one bit per word, set while the word has a free port of that lane.
     open: [[u64; 16]; 2],
-    /// Words that hold the range: nothing is ever free outside.
+    /// First and last word of the range: no port outside of the range is free.
     first: u16,
     last: u16,
 }
 
 impl FreePorts {
-    /// All ports of `range` but those of `skipped`.
+    /// Creates the set of all ports of `range` that are not in `skipped`.
     pub(super) fn new(range: PortRange, skipped: &PortSet) -> Self {
         let mut ports = FreePorts {
             words: Box::new([0; 1024]),
@@ -51,7 +51,7 @@ impl FreePorts {
         ports
     }
 
-    /// Becomes `pristine`, which is of the same range, by writing the words of that range only.
+    /// Copies `pristine`, a set of the same range, and writes only the words of that range.
     pub(super) fn reset_to(&mut self, pristine: &FreePorts) {
         let words = usize::from(self.first)..=usize::from(self.last);
         self.words[words.clone()].copy_from_slice(&pristine.words[words]);
@@ -78,7 +78,7 @@ impl FreePorts {
         }
     }
 
-    /// The first free port of `lane` from `low` to `high`, both inclusive.
+    /// Returns the first free port of `lane` from `low` to `high`, both inclusive.
     #[inline]
     pub(super) fn first(&self, low: u16, high: u16, lane: Lane) -> Option<u16> {
         let index = low >> 6;
@@ -93,7 +93,7 @@ impl FreePorts {
         (port <= high).then_some(port)
     }
 
-    /// The first word at or after `from` that has a free port of `lane`.
+    /// Returns the first word at or after `from` with a free port of `lane`.
     fn open_word(&self, from: u16, lane: Lane) -> Option<u16> {
         let mut index = usize::from(from >> 6);
         let mut ignore = (1_u64 << (from & 63)) - 1;
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_free_port_of_a_lane_is_found_across_many_words() {
+    fn the_next_free_port_is_found_across_many_words() {
         let range = PortRange::new(130, 65535).unwrap();
         let mut free = FreePorts::new(range, &PortSet::parse_list("130-60000").unwrap());
         assert_eq!(free.first(0, 65535, Lane::Even), Some(60002));

@@ -1,39 +1,39 @@
 use fastrand::Rng;
 
-use super::counted::CountedSet;
-use super::free::{FreePorts, Lane};
-use super::{PortRange, PortSet};
+use crate::ports::counted::CountedSet;
+use crate::ports::free::{FreePorts, Lane};
+use crate::ports::{PortRange, PortSet};
 
-/// How a kernel searches a window that a socket asked for (option IP_LOCAL_PORT_RANGE). Without a window every kernel
-/// searches its own range by parity (`__inet_hash_connect`).
+/// The kernel's search of a window that was set with IP_LOCAL_PORT_RANGE. Without a window all kernels search the range of the
+/// namespace by parity (`__inet_hash_connect`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Search {
-    /// Before Linux 6.8: every second port of the window, those with the parity of its first port before the others.
+pub enum WindowSearch {
+    /// Before Linux 6.8: first the ports with the parity of the window's first port, then the ports of the opposite parity.
     Parity,
-    /// Since Linux 6.8: one port after the other.
+    /// Since Linux 6.8: port by port.
     Linear,
 }
 
-/// Ports that a search looked at, by what it found there: each kind costs its own time.
+/// The ports that a search probed, by state: the cost of a probe depends on the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probes {
-    /// Free: the one that the search took.
+    /// The free port that the search took.
     pub free: u64,
-    /// Held by a connection of this tuple that is open.
+    /// Ports held by an open connection of this tuple.
     pub established: u64,
-    /// Held by a connection of this tuple in TIME_WAIT.
+    /// Ports held by a TIME_WAIT socket of this tuple.
     pub time_wait: u64,
-    /// Never looked up: reserved (`ip_local_reserved_ports`), or bound by number by any socket of the namespace.
+    /// Ports skipped without a lookup: reserved (`ip_local_reserved_ports`), or bound by number by a socket of the namespace.
     pub skipped: u64,
 }
 
 impl Probes {
-    /// Ports that were of no use.
+    /// Returns the number of probed ports that were not free.
     pub fn taken(self) -> u64 {
         self.established + self.time_wait + self.skipped
     }
 
-    /// All ports looked at.
+    /// Returns the number of all probed ports.
     pub fn total(self) -> u64 {
         self.free + self.taken()
     }
@@ -48,28 +48,28 @@ impl std::ops::AddAssign for Probes {
     }
 }
 
-/// What came of one search, or of one bind.
+/// The result of one search or one bind().
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The port, now held; `None` where the kernel says EADDRNOTAVAIL.
+pub struct SearchResult {
+    /// The port, now in use; `None`: the kernel returns EADDRNOTAVAIL.
     pub port: Option<u16>,
-    /// What was looked at on the way.
+    /// The ports probed by the search.
     pub probes: Probes,
 }
 
-/// The ports of one (source, destination, destination port) as the kernel sees them, and its way of choosing one.
+/// A model of the kernel's port table for one (source, destination, destination port), and of the kernel's port search.
 ///
-/// The model is exact for a single dialer: the same starts, the same order, the same pointer that moves on with every
-/// success (`table_perturb`). Two things are left out: every 10 s the kernel starts somewhere else
-/// (`EPHEMERAL_PORT_SHUFFLE_PERIOD`), and other destinations may share the pointer (it is one of 65,536). TIME_WAIT
-/// tuples are not reused by a search, as with `tcp_tw_reuse=0`, or 2 off loopback.
+/// The model is exact for a single dialer: it has the same start, the same order, and the same pointer that advances with each
+/// success (`table_perturb`). It omits that the kernel changes the start every 10 s (`EPHEMERAL_PORT_SHUFFLE_PERIOD`), and that
+/// several destinations may share one of the 65,536 pointers. A search does not reuse TIME_WAIT tuples, as with `tcp_tw_reuse=0`, or
+/// with 2 for destinations other than loopback.
 ///
 /// ```
-/// use fourtuple::ports::{PortRange, PortSet, Search, TupleTable};
+/// use fourtuple::ports::{PortRange, PortSet, WindowSearch, TupleTable};
 ///
 /// let range = PortRange::new(32768, 32775).unwrap();
 /// let mut random = fastrand::Rng::with_seed(1);
-/// let mut table = TupleTable::new(range, Search::Linear, &PortSet::new(), &mut random);
+/// let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
 /// let ports: Vec<u16> = (0..8).map(|_| table.connect(None, &mut random).port.unwrap()).collect();
 /// // Without the option all even ports go first, and a ninth connection finds nothing.
 /// assert!(ports[..4].iter().all(|port| port % 2 == 0) && ports[4..].iter().all(|port| port % 2 == 1));
@@ -79,29 +79,29 @@ pub struct Found {
 #[derive(Clone)]
 pub struct TupleTable {
     range: PortRange,
-    search: Search,
+    search: WindowSearch,
     free: FreePorts,
     pristine: FreePorts,
-    /// Reserved, or bound by number elsewhere in the namespace: for good.
+    /// Ports that are reserved, or bound by number elsewhere in the namespace. They never become free.
     passed: PortSet,
-    /// Those within the range, and the ports of it that are bound by number for this tuple.
+    /// The ports of `passed` within the range, and the ports of the range that are bound by number for this tuple.
     skipped: CountedSet,
-    /// What `skipped` is while the table is empty.
+    /// Value of `skipped` in the empty table.
     pristine_skipped: CountedSet,
     established: PortSet,
     time_wait: CountedSet,
-    /// Bound by number for this tuple.
+    /// Ports bound by number for this tuple.
     bound: PortSet,
-    /// Whether a port was bound since the table was empty: it may lie outside the range, and in two of these sets.
+    /// Whether a port was bound since the table was empty. Such a port may be outside of the range, and in two of these sets.
     binds: bool,
     held: u32,
-    /// `table_perturb[index] + (port_offset >> 32)`: where the next search starts, modulo the length of its range.
+    /// `table_perturb[index] + (port_offset >> 32)`: start of the next search, modulo the length of its range.
     pointer: u32,
 }
 
 impl TupleTable {
-    /// An empty table in a namespace with the port range `range` and these reserved ports.
-    pub fn new(range: PortRange, search: Search, reserved: &PortSet, random: &mut Rng) -> Self {
+    /// Creates an empty table for a namespace with the port range `range` and these reserved ports.
+    pub fn new(range: PortRange, search: WindowSearch, reserved: &PortSet, random: &mut Rng) -> Self {
         let free = FreePorts::new(range, reserved);
         let mut skipped = CountedSet::default();
         for port in range.iter().filter(|&port| reserved.contains(port)) {
@@ -124,7 +124,7 @@ impl TupleTable {
         }
     }
 
-    /// The table of another destination: empty, with another start. Cheaper than a new one.
+    /// Clears the table for another destination, with another start. Faster than [`TupleTable::new`].
     pub fn reset(&mut self, random: &mut Rng) {
         self.free.reset_to(&self.pristine);
         self.time_wait.clear();
@@ -138,57 +138,57 @@ impl TupleTable {
         (self.binds, self.held, self.pointer) = (false, 0, random.u32(..));
     }
 
-    /// The namespace's range.
+    /// Returns the port range of the namespace.
     pub fn range(&self) -> PortRange {
         self.range
     }
 
-    /// Ports of the range that are not reserved, taken or not.
+    /// Returns the number of ports of the range that are not reserved, free or in use.
     pub fn ports(&self) -> u32 {
         self.range.len() - self.pristine_skipped.len()
     }
 
-    /// Tuples in use: open ones and those in TIME_WAIT.
+    /// Returns the number of tuples in use, open or in TIME_WAIT.
     pub fn held(&self) -> u32 {
         self.held
     }
 
-    /// Tuples in TIME_WAIT.
+    /// Returns the number of tuples in TIME_WAIT.
     pub fn in_time_wait(&self) -> u32 {
         self.time_wait.len()
     }
 
-    /// connect() on a socket without a port: searches `window`, clamped as by [`PortRange::window`], or the namespace's
-    /// range. A window of 0-0 is no window: the kernel stores both bounds in one word, and 0 stands for "not set".
+    /// Simulates connect() on a socket without a port: searches `window`, clamped by [`PortRange::window`], or the range of the
+    /// namespace. The window 0-0 means no window: the kernel stores both bounds in one word, and 0 stands for "not set".
     #[inline]
-    pub fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> Found {
+    pub fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> SearchResult {
         let window = window.filter(|window| window.high() > 0);
         let range = window.map_or(self.range, |window| self.range.window(window));
         let scan = match (self.search, window) {
-            (Search::Linear, Some(_)) => Scan { range, remaining: range.len(), step: 1 },
+            (WindowSearch::Linear, Some(_)) => Scan { range, remaining: range.len(), step: 1 },
             _ => Scan { range, remaining: (range.len() & !1).max(1), step: 2 },
         };
         let offset = (self.pointer % scan.remaining) & !(scan.step - 1);
-        // Most searches end where they begin: `offset` stays below the length of the range.
+        // Most searches take the first probed port. `offset` is below the length of the range.
         let first = range.low() + offset as u16;
         if self.free.contains(first) {
             self.take(first, 0, scan.step, random);
-            return Found { port: Some(first), probes: Probes { free: 1, ..Probes::default() } };
+            return SearchResult { port: Some(first), probes: Probes { free: 1, ..Probes::default() } };
         }
         self.search(&scan, offset, random)
     }
 
     #[inline(never)]
-    fn search(&mut self, scan: &Scan, offset: u32, random: &mut Rng) -> Found {
+    fn search(&mut self, scan: &Scan, offset: u32, random: &mut Rng) -> SearchResult {
         let mut probes = Probes::default();
         let mut port = self.scan(scan, offset, random, &mut probes);
         if port.is_none() && scan.step == 2 && scan.remaining > 1 {
             port = self.scan(scan, offset + 1, random, &mut probes);
         }
-        Found { port, probes }
+        SearchResult { port, probes }
     }
 
-    /// Makes one pass of `scan`, and takes the first free port.
+    /// Makes one pass of `scan` and takes the first free port.
     fn scan(&mut self, scan: &Scan, offset: u32, random: &mut Rng, probes: &mut Probes) -> Option<u16> {
         let mut walked = 0;
         for leg in scan.legs(offset).into_iter().flatten() {
@@ -206,7 +206,7 @@ impl TupleTable {
         None
     }
 
-    /// Charges the first `steps` ports of a leg, all of them taken.
+    /// Adds the first `steps` ports of a leg, all of them in use, to `probes`.
     fn charge(&self, leg: Leg, steps: u32, step: u32, probes: &mut Probes) {
         if steps == 0 {
             return;
@@ -215,7 +215,7 @@ impl TupleTable {
         let skipped = self.skipped.count(leg.low, last, leg.lane);
         let mut time_wait = self.time_wait.count(leg.low, last, leg.lane);
         if time_wait > 0 && self.binds {
-            // Bound and in TIME_WAIT: passed before the tuple is looked up.
+            // A port that is bound and in TIME_WAIT is skipped before the tuple lookup.
             let range = PortRange::new(leg.low, last).expect("a leg never runs backwards");
             let both = range.iter().step_by(step as usize);
             time_wait -= both
@@ -227,8 +227,8 @@ impl TupleTable {
         probes.established += u64::from(steps) - skipped - time_wait;
     }
 
-    /// Holds the port that a pass found after `walked` taken ones, and moves on the pointer. Its random part keeps the
-    /// next port hard to guess while there is little to walk past.
+    /// Takes the port that a pass found after `walked` ports in use, and advances the pointer. The random part makes the next port
+    /// hard to guess while few ports are in use.
     #[inline]
     fn take(&mut self, port: u16, walked: u32, step: u32, random: &mut Rng) {
         let jump = walked.max(random.u32(..) >> 29);
@@ -243,12 +243,12 @@ impl TupleTable {
         self.held += 1;
     }
 
-    /// bind() of this very port with SO_REUSEADDR, then connect(): only an open connection is in the way. A tuple in
-    /// TIME_WAIT is taken over at once (timestamps being on), and reserved ports may be bound (`tcp_twsk_unique`,
-    /// `inet_csk_get_port`). From now on no search takes the port.
-    pub fn bind(&mut self, port: u16) -> Found {
+    /// Simulates bind() to `port` with SO_REUSEADDR, then connect(). Only an open connection causes a conflict. With TCP timestamps a
+    /// tuple in TIME_WAIT is reused at once (`tcp_twsk_unique`), and bind() accepts reserved ports (`inet_csk_get_port`). No later
+    /// search takes the port.
+    pub fn bind(&mut self, port: u16) -> SearchResult {
         if self.established.contains(port) {
-            return Found { port: None, probes: Probes { established: 1, ..Probes::default() } };
+            return SearchResult { port: None, probes: Probes { established: 1, ..Probes::default() } };
         }
         if self.time_wait.remove(port) {
             self.held -= 1;
@@ -259,11 +259,11 @@ impl TupleTable {
             self.skipped.insert(port);
         }
         self.hold(port);
-        Found { port: Some(port), probes: Probes { free: 1, ..Probes::default() } }
+        SearchResult { port: Some(port), probes: Probes { free: 1, ..Probes::default() } }
     }
 
-    /// A socket elsewhere in the namespace binds `port` by number, for good: no search takes it (`fastreuse >= 0`),
-    /// whatever the destination. [`TupleTable::bind`] still may.
+    /// Simulates a socket elsewhere in the namespace that binds `port` by number and never closes it. No search takes the port
+    /// (`fastreuse >= 0`) for any destination. [`TupleTable::bind`] may still use it.
     pub fn poison(&mut self, port: u16) {
         self.passed.insert(port);
         if self.range.contains(port) {
@@ -271,12 +271,12 @@ impl TupleTable {
             self.pristine_skipped.insert(port);
             self.free.remove(port);
             self.pristine.remove(port);
-            // As if bound: a search passes it before it looks whether the tuple waits.
+            // As for a bound port: a search skips the port before the tuple lookup.
             self.binds = true;
         }
     }
 
-    /// We close the connection on `port`: the tuple stays in TIME_WAIT. False if there was none.
+    /// Closes the connection on `port` first, so that the tuple stays in TIME_WAIT. Returns false if there was no connection.
     pub fn close(&mut self, port: u16) -> bool {
         let open = self.established.remove(port);
         if open {
@@ -285,9 +285,9 @@ impl TupleTable {
         open
     }
 
-    /// The tuple on `port` is gone: its TIME_WAIT is over, or the peer closed first. False if there was none.
+    /// Frees the tuple on `port`, after the end of TIME_WAIT or when the peer closed first. Returns false if the tuple was not in use.
     ///
-    /// With it goes a bind by number, as since Linux 6.18; before, the port stays skipped while any socket uses it.
+    /// A bind by number ends with the tuple, as in Linux 6.18. Earlier kernels skip the port while any socket uses it.
     pub fn release(&mut self, port: u16) -> bool {
         if !self.time_wait.remove(port) && !self.established.remove(port) {
             return false;
@@ -302,14 +302,14 @@ impl TupleTable {
     }
 }
 
-/// The kernel's loop over a range: `remaining` is the length that it reckons with.
+/// The kernel's loop over a range. `remaining` is the length of the range in that loop, named as in `__inet_hash_connect`.
 struct Scan {
     range: PortRange,
     remaining: u32,
     step: u32,
 }
 
-/// Ports in ascending order, a step apart.
+/// A part of a scan: ports in ascending order, with a distance of one step.
 #[derive(Clone, Copy)]
 struct Leg {
     low: u16,
@@ -319,14 +319,14 @@ struct Leg {
 }
 
 impl Scan {
-    /// The pass that starts `offset` ports above the first one. Past the end it goes back by `remaining`, not to the
-    /// beginning: in a range of odd length that is one port too late, and why such a search never sees one of the ports.
+    /// Returns the two legs of the pass that starts `offset` ports above the first port. After the end of the range the kernel goes
+    /// back by `remaining`, not to the first port. In a range of odd length the search therefore misses one port.
     fn legs(&self, offset: u32) -> [Option<Leg>; 2] {
         let start = u32::from(self.range.low()) + offset;
         let looks = self.remaining.div_ceil(self.step);
         let to_the_end = (u32::from(self.range.high()) - start) / self.step + 1;
         let leg = |start: u32, length: u32| {
-            // Ends at the range's last port at most, so that both fit.
+            // Both values fit, because a leg ends at the range's last port at the latest.
             let (low, high) = (start as u16, (start + (length - 1) * self.step) as u16);
             Leg { low, high, length, lane: if self.step == 1 { Lane::Both } else { Lane::of(low) } }
         };

@@ -1,25 +1,35 @@
-//! Source ports as numbers: ranges, reserved ports, budgets, what a search costs, and the kernel's search itself, in
-//! memory.
+//! Source ports as numbers: ranges, reserved ports and budgets; with the feature `plan` also the cost of a port search, a
+//! simulation of the kernel's search, and plans.
 //!
-//! Nothing in this module opens a socket, reads a clock or draws its own randomness: all of it is passed in, so that
-//! every claim can be tested.
+//! Nothing in this module opens a socket, reads a clock or draws random numbers: callers pass all of these in, so that each
+//! claim can be tested.
 
-mod advice;
 mod budget;
+#[cfg(feature = "plan")]
 mod cost;
+#[cfg(feature = "plan")]
 mod counted;
+#[cfg(feature = "plan")]
 mod fleet;
+#[cfg(feature = "plan")]
 mod free;
+#[cfg(feature = "plan")]
 mod kernel;
+#[cfg(feature = "plan")]
 mod plan;
 mod range;
+#[cfg(feature = "plan")]
 mod simulate;
-pub mod words;
 
 pub use budget::{Budget, BudgetError, Closer, TIME_WAIT, steady_tuples};
+#[cfg(feature = "plan")]
 pub use cost::{CostError, Costs, CostsByFill, ProbeCost, expected_probes, halves};
+#[cfg(feature = "plan")]
 pub use fleet::Fleet;
-pub use kernel::{Found, Probes, Search, TupleTable};
-pub use plan::{Dialing, Outcome, Plan, PlanError, Point};
+#[cfg(feature = "plan")]
+pub use kernel::{Probes, SearchResult, TupleTable, WindowSearch};
+#[cfg(feature = "plan")]
+pub use plan::{DialTotals, Plan, PlanError, PlanOutcome, PlanPoint};
 pub use range::{PortRange, PortSet, RangeError};
-pub use simulate::{Dialed, Fill, FillPart, dial};
+#[cfg(feature = "plan")]
+pub use simulate::{Fill, FillPart, SimulatedDial, dial};

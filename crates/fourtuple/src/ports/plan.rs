@@ -1,22 +1,21 @@
 use std::time::Duration;
 
-use super::advice;
-use super::{
-    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, Fleet, PortRange, PortSet, Search,
+use crate::dial::Strategy;
+use crate::ports::{
+    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, Fleet, PortRange, PortSet, WindowSearch,
     halves, steady_tuples,
 };
-use crate::dial::Strategy;
 
-/// Parts of the fill that a plan tells apart.
+/// Number of parts of the fill in a plan.
 const PARTS: usize = 16;
 
-/// Fills of one pair that its figures are the mean of.
+/// Number of simulated fills of one pair. The figures of a plan are their mean.
 const REPEATS: u64 = 5;
 
-/// Connections that represent a fleet which is too large to be simulated whole: more would not change a mean.
+/// Size of the sample, in connections, for a fleet that is too large to simulate completely. A larger sample would not change a mean.
 const SAMPLE: u64 = 20_000_000;
 
-/// What is known about the connections to come.
+/// The expected connections, from which a plan calculates their use of ports.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,98 +33,96 @@ const SAMPLE: u64 = 20_000_000;
 pub struct Plan {
     /// The range of the namespace.
     pub range: PortRange,
-    /// Reserved ports (`ip_local_reserved_ports`); those outside the range do not matter.
+    /// Reserved ports (`ip_local_reserved_ports`). Ports outside of the range have no effect.
     pub reserved: PortSet,
     /// Source addresses, at least 1.
     pub sources: u64,
     /// Destinations (address and port), at least 1, equally loaded.
     pub destinations: u64,
-    /// New connections per second over all destinations; `None`: not known.
+    /// New connections per second over all destinations; `None`: unknown.
     pub arrival_per_s: Option<f64>,
-    /// How long a connection is open.
+    /// Duration of a connection.
     pub hold: Duration,
-    /// Who closes first.
+    /// The end that closes first.
     pub closer: Closer,
-    /// What the kernel does with a window.
-    pub search: Search,
-    /// How every dial is made; not [`Strategy::Auto`].
+    /// The kernel's search of a window.
+    pub search: WindowSearch,
+    /// Strategy of all dials; not [`Strategy::Auto`].
     pub strategy: Strategy,
-    /// What a dial costs.
+    /// Costs of a dial.
     pub costs: CostsByFill,
-    /// Connections to simulate one by one at most. A larger fleet is represented by some of its pairs.
+    /// Maximum number of connections to simulate. Of a larger fleet the plan simulates a sample of the pairs.
     pub simulate_at_most: u64,
     /// Seed of all random choices.
     pub seed: u64,
 }
 
-/// Why there is no plan.
+/// Input that allows no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// No tuple at all.
+    /// There is no tuple.
     #[error(transparent)]
     Budget(#[from] BudgetError),
-    /// Not a rate.
+    /// The rate is negative or not finite.
     #[error("{0} new connections per second is no rate: expected a finite number of at least 0")]
     Rate(f64),
-    /// Auto stands for what a kernel turns out to have.
+    /// The strategy is [`Strategy::Auto`], which depends on the kernel.
     #[error("the strategy auto depends on the kernel: plan with the strategy that it chooses there")]
     Undecided,
 }
 
-/// The answer.
+/// The result of a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// Connections that fit at once, over all pairs; saturates.
+pub struct PlanOutcome {
+    /// Maximum number of simultaneous connections over all pairs; saturates.
     pub capacity: u64,
-    /// Connections at which connect() starts to search half of the range in vain; `None`: this strategy has no cliff.
+    /// Number of connections from which on connect() searches half of the range in vain; `None`: the strategy has no such cliff.
     pub cliff_connections: Option<u64>,
-    /// Tuples in use once arrivals and departures balance; `None` without an arrival rate.
+    /// Tuples in use in the steady state; `None` without an arrival rate.
     pub steady_tuples: Option<u64>,
-    /// When the cliff is reached, from an empty table; `None`: never.
+    /// Time from an empty table to the cliff; `None`: the cliff is never reached.
     pub cliff_after: Option<Duration>,
-    /// When the ports run out, from an empty table; `None`: never.
+    /// Time from an empty table until the ports run out; `None`: they never do.
     pub exhausted_after: Option<Duration>,
-    /// Source addresses with which the ports never run out and no cliff is reached, at this rate; 1 without a rate.
+    /// Number of source addresses with which the ports never run out and the cliff is never reached at this rate; 1 without a rate.
     pub sources_needed: u64,
-    /// Of the dials that fill one pair once, those that fail though ports are free: the mean of five fills.
+    /// Dials that fail although ports are free while one pair is filled once: the mean of five fills.
     pub failed_dials: u64,
-    /// Cost of connect() along the fill of one pair, by sixteenth, the mean of five fills. Where no dial succeeds there
-    /// is no point.
-    pub by_fill: Vec<Point>,
-    /// The whole fleet dialed once, up to its steady state (without a rate: until it is full).
-    pub fleet: Dialing,
-    /// Connections simulated for all of it.
+    /// Cost of connect() by sixteenth of the fill of one pair, the mean of five fills. A part without a successful dial has no
+    /// point.
+    pub by_fill: Vec<PlanPoint>,
+    /// Dials of the whole fleet from an empty table to the steady state, or without a rate until all ports are in use.
+    pub fleet: DialTotals,
+    /// Number of simulated connections.
     pub simulated: u64,
-    /// The answer in plain words, one line each.
-    pub advice: Vec<String>,
 }
 
 /// One part of the fill of a single pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub struct PlanPoint {
     /// Share of the ports in use at the end of this part, 0 to 1.
     pub fill: f64,
-    /// Ports looked at per dial, on average.
+    /// Mean number of probed ports per dial.
     pub probes: f64,
-    /// Predicted mean time in connect(), nanoseconds.
+    /// Predicted mean time in connect(), in nanoseconds.
     pub mean_ns: u64,
 }
 
-/// Many dials summed up.
+/// Sums over many dials.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dialing {
-    /// Pairs that were dialed.
+pub struct DialTotals {
+    /// Number of dialed (source, destination) pairs.
     pub pairs: u64,
     /// Dials that got a port.
     pub connected: u64,
-    /// Dials that failed though ports were free.
+    /// Dials that failed although ports were free.
     pub failed: u64,
-    /// Predicted mean time in connect(), nanoseconds; `None` when no dial got a port.
+    /// Predicted mean time in connect(), in nanoseconds; `None` if no dial got a port.
     pub mean_ns: Option<u64>,
 }
 
 impl Plan {
-    /// One source, one destination, a kernel since 6.8 with its default range, nothing known about the rate.
+    /// Creates a plan for one source and one destination without a rate, on Linux 6.8 or later with the default range.
     pub fn new(strategy: Strategy) -> Self {
         Plan {
             range: PortRange::KERNEL_DEFAULT,
@@ -135,7 +132,7 @@ impl Plan {
             arrival_per_s: None,
             hold: Duration::ZERO,
             closer: Closer::Them,
-            search: Search::Linear,
+            search: WindowSearch::Linear,
             strategy,
             costs: Costs::reference().into(),
             simulate_at_most: 1_000_000_000,
@@ -143,8 +140,25 @@ impl Plan {
         }
     }
 
-    /// Works it out. The time it takes goes with the connections simulated: a few nanoseconds each.
-    pub fn outcome(&self) -> Result<Outcome, PlanError> {
+    /// Returns the tuples that there are for these sources and destinations.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Undecided`] for [`Strategy::Auto`]; [`PlanError::Budget`] where there is no tuple.
+    pub fn budget(&self) -> Result<Budget, PlanError> {
+        if self.strategy == Strategy::Auto {
+            return Err(PlanError::Undecided);
+        }
+        let by_parity = halves(self.strategy, self.search);
+        Ok(Budget::new(self.range, &self.reserved, by_parity, self.sources, self.destinations)?)
+    }
+
+    /// Calculates the plan. The duration is proportional to the simulated connections: a few nanoseconds for each.
+    ///
+    /// # Errors
+    ///
+    /// See [`PlanError`].
+    pub fn outcome(&self) -> Result<PlanOutcome, PlanError> {
         if self.strategy == Strategy::Auto {
             return Err(PlanError::Undecided);
         }
@@ -154,7 +168,7 @@ impl Plan {
             return Err(PlanError::Rate(rate));
         }
         let by_parity = halves(self.strategy, self.search);
-        let budget = Budget::new(self.range, &self.reserved, by_parity, self.sources, self.destinations)?;
+        let budget = self.budget()?;
         let capacity = budget.capacity();
         let cliff_connections = by_parity.then(|| budget.before_the_cliff());
         let steady = self.arrival_per_s.map(|rate| steady_tuples(rate, self.hold, self.closer));
@@ -163,7 +177,7 @@ impl Plan {
         let (pairs, connections) = self.sample(&budget, steady.unwrap_or(capacity).min(capacity));
         let all = self.fleet(pairs, connections).simulate();
 
-        let mut outcome = Outcome {
+        Ok(PlanOutcome {
             capacity,
             cliff_connections,
             steady_tuples: steady,
@@ -174,10 +188,7 @@ impl Plan {
             by_fill: self.points(&one),
             fleet: self.dialing(pairs, &all),
             simulated: one.connected() + all.connected(),
-            advice: Vec::new(),
-        };
-        outcome.advice = advice::lines(self, &budget, &outcome);
-        Ok(outcome)
+        })
     }
 
     fn fleet(&self, pairs: u64, connections: u64) -> Fleet<'_> {
@@ -194,19 +205,19 @@ impl Plan {
         }
     }
 
-    /// Connections of one pair that are open at a time, where closed ones stay in TIME_WAIT.
+    /// Returns the simultaneous connections of one pair if closed connections stay in TIME_WAIT, else `None`.
     fn open_in_a_pair(&self) -> Option<u32> {
         let rate = self.arrival_per_s.filter(|_| self.closer == Closer::Us)?;
         let pairs = self.sources as f64 * self.destinations as f64;
-        // `as` saturates, and more than a range has ports means all.
+        // `as` saturates, and a number above the ports of the range means all ports.
         Some((rate * self.hold.as_secs_f64() / pairs).ceil() as u32)
     }
 
-    /// Pairs and connections that stand for `connections` over all pairs: all of them where the limit allows it.
+    /// Returns the pairs and connections to simulate for `connections` over all pairs: all of them if the limit allows it.
     fn sample(&self, budget: &Budget, connections: u64) -> (u64, u64) {
         let each = connections.div_ceil(budget.pairs()).max(1);
         let pairs = budget.pairs().min(connections).max(1);
-        // To begin a pair costs about as much as 32 connections.
+        // The start of a pair costs about as much as 32 connections.
         if pairs.saturating_mul(each.max(32)) <= self.simulate_at_most {
             return (pairs, connections);
         }
@@ -214,31 +225,35 @@ impl Plan {
         (pairs, connections.min(pairs.saturating_mul(each)))
     }
 
-    /// When `tuples` are in use, from an empty table: nothing is given back before the steady state.
+    /// Returns the time from an empty table until `tuples` are in use. No tuple becomes free before the steady state.
     fn reached_after(&self, tuples: u64, steady: Option<u64>) -> Option<Duration> {
         let rate = self.arrival_per_s.filter(|_| steady > Some(tuples))?;
-        // Whole nanoseconds, as records keep them; `as` saturates at 584 years.
+        // Whole nanoseconds, as in records. `as` saturates at 584 years.
         Some(Duration::from_nanos((tuples as f64 / rate * 1e9) as u64))
     }
 
     fn sources_needed(&self, budget: &Budget, by_parity: bool, steady: u64) -> u64 {
         let all = budget.capacity();
         let usable = Some(budget.before_the_cliff()).filter(|&half| by_parity && half > 0).unwrap_or(all);
-        // In 128 bits, since both factors may be large.
+        // In 128 bits, because both factors may be large.
         let needed = (u128::from(steady) * u128::from(self.sources)).div_ceil(u128::from(usable));
         u64::try_from(needed).unwrap_or(u64::MAX).max(1)
     }
 
-    fn points(&self, fill: &Fill) -> Vec<Point> {
+    fn points(&self, fill: &Fill) -> Vec<PlanPoint> {
         let parts = fill.parts.iter().enumerate();
         let point = |(index, part)| {
             let mean_ns = self.costs.mean_ns(part, middle(index))?.round() as u64;
-            Some(Point { fill: (index + 1) as f64 / PARTS as f64, probes: part.probes_per_dial()?, mean_ns })
+            Some(PlanPoint {
+                fill: (index + 1) as f64 / PARTS as f64,
+                probes: part.probes_per_dial()?,
+                mean_ns,
+            })
         };
         parts.filter_map(point).collect()
     }
 
-    fn dialing(&self, pairs: u64, fill: &Fill) -> Dialing {
+    fn dialing(&self, pairs: u64, fill: &Fill) -> DialTotals {
         let connected = fill.connected();
         let parts = fill.parts.iter().enumerate();
         let time = |(index, part): (usize, &FillPart)| {
@@ -246,11 +261,11 @@ impl Plan {
         };
         let sum: f64 = parts.filter_map(time).sum();
         let mean_ns = (connected > 0).then(|| (sum / connected as f64).round() as u64);
-        Dialing { pairs, connected, failed: fill.failed(), mean_ns }
+        DialTotals { pairs, connected, failed: fill.failed(), mean_ns }
     }
 }
 
-/// The share of ports in use in the middle of a part.
+/// Returns the share of ports in use in the middle of a part.
 fn middle(part: usize) -> f64 {
     (part as f64 + 0.5) / PARTS as f64
 }

@@ -1,14 +1,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A range of ports, both ends inclusive, as net.ipv4.ip_local_port_range counts them.
+/// A range of ports with both ends inclusive, as in net.ipv4.ip_local_port_range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange {
     low: u16,
     high: u16,
 }
 
-/// Why something is not a range of ports.
+/// An invalid range of ports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// The first port is above the last.
@@ -19,52 +19,52 @@ pub enum RangeError {
         /// Last port.
         high: u16,
     },
-    /// Not two numbers from 0 to 65535.
+    /// The text is not a pair of numbers from 0 to 65535.
     #[error("{0:?} is not a range of ports: expected LOW-HIGH, each from 0 to 65535, such as 32768-60999")]
     Malformed(String),
 }
 
 impl PortRange {
-    /// Every port there is. The kernel clamps it to its own range, so it stands for "the full range" without reading
-    /// one (`inet_sk_get_local_port_range`).
+    /// All ports. As a window it means the full range of the namespace, because the kernel clamps windows to that range
+    /// (`inet_sk_get_local_port_range`).
     pub const ALL: PortRange = PortRange { low: 0, high: u16::MAX };
 
-    /// What a kernel starts with: 32768 to 60999.
+    /// The default of the kernel: 32768 to 60999.
     pub const KERNEL_DEFAULT: PortRange = PortRange { low: 32768, high: 60999 };
 
-    /// From `low` to `high`, both inclusive.
+    /// Creates the range from `low` to `high`, both inclusive.
     pub fn new(low: u16, high: u16) -> Result<Self, RangeError> {
         if low > high { Err(RangeError::Backwards { low, high }) } else { Ok(PortRange { low, high }) }
     }
 
-    /// Just `port`.
+    /// Creates the range of one port.
     pub fn single(port: u16) -> Self {
         PortRange { low: port, high: port }
     }
 
-    /// First port.
+    /// Returns the first port.
     pub fn low(self) -> u16 {
         self.low
     }
 
-    /// Last port, inclusive.
+    /// Returns the last port, inclusive.
     pub fn high(self) -> u16 {
         self.high
     }
 
-    /// Number of ports, at least 1.
+    /// Returns the number of ports, at least 1.
     #[allow(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub fn len(self) -> u32 {
         u32::from(self.high - self.low) + 1
     }
 
-    /// Whether `port` is within.
+    /// Returns whether `port` is in the range.
     pub fn contains(self, port: u16) -> bool {
         self.low <= port && port <= self.high
     }
 
-    /// What a socket gets that asks for `wanted` (option IP_LOCAL_PORT_RANGE) in a namespace whose range is this one:
-    /// each bound that lies outside is ignored by itself (`inet_sk_get_local_port_range`).
+    /// Returns the ports that a socket with the IP_LOCAL_PORT_RANGE `wanted` may use in a namespace with this range. The kernel
+    /// ignores each bound that is outside of this range (`inet_sk_get_local_port_range`).
     ///
     /// ```
     /// use fourtuple::ports::PortRange;
@@ -81,14 +81,14 @@ impl PortRange {
         }
     }
 
-    /// The words of a [`PortSet`] that hold the range: index and mask of each.
+    /// Returns the words of a [`PortSet`] that contain the range: index and mask of each.
     pub(super) fn masks(self) -> impl Iterator<Item = (u16, u64)> {
         (self.low >> 6..=self.high >> 6).map(move |index| (index, mask(self, index)))
     }
 
-    /// All ports in ascending order.
+    /// Iterates over all ports in ascending order.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u16> {
-        // u32 so that 65535 has a successor; the cast back cannot cut.
+        // In usize, where 65,535 has a successor. The index is below 65,536.
         (0..self.len() as usize).map(move |index| self.low + index as u16)
     }
 }
@@ -102,7 +102,7 @@ impl fmt::Display for PortRange {
 impl FromStr for PortRange {
     type Err = RangeError;
 
-    /// Reads `LOW-HIGH`, and the two columns of /proc/sys/net/ipv4/ip_local_port_range.
+    /// Parses `LOW-HIGH`, and the two columns of /proc/sys/net/ipv4/ip_local_port_range.
     fn from_str(text: &str) -> Result<Self, RangeError> {
         let malformed = || RangeError::Malformed(text.to_owned());
         let (low, high) =
@@ -112,24 +112,24 @@ impl FromStr for PortRange {
     }
 }
 
-/// A set of ports, 8 KiB: net.ipv4.ip_local_reserved_ports, or the ports that one tuple has in use.
+/// A set of ports in 8 KiB, such as the reserved ports or the ports in use.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PortSet {
     words: Box<[u64; 1024]>,
 }
 
 impl PortSet {
-    /// Without a port.
+    /// Creates an empty set.
     pub fn new() -> Self {
         PortSet { words: Box::new([0; 1024]) }
     }
 
-    /// Whether `port` is in the set.
+    /// Returns whether `port` is in the set.
     pub fn contains(&self, port: u16) -> bool {
         self.words[usize::from(port >> 6)] >> (port & 63) & 1 == 1
     }
 
-    /// Adds `port`; false if it was there already.
+    /// Adds `port`. Returns false if the set contained it already.
     pub fn insert(&mut self, port: u16) -> bool {
         let word = &mut self.words[usize::from(port >> 6)];
         let bit = 1 << (port & 63);
@@ -138,7 +138,7 @@ impl PortSet {
         fresh
     }
 
-    /// Takes `port` out; false if it was not there.
+    /// Removes `port`. Returns false if the set did not contain it.
     pub fn remove(&mut self, port: u16) -> bool {
         let word = &mut self.words[usize::from(port >> 6)];
         let bit = 1 << (port & 63);
@@ -147,32 +147,34 @@ impl PortSet {
         held
     }
 
-    /// Empties the set.
+    /// Removes all ports.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Takes all ports of `range` out, and maybe neighbours within 63 ports of it.
+    /// Removes all ports of `range`, and possibly ports within 63 ports of it.
+    #[cfg(feature = "plan")]
     pub(super) fn clear_in(&mut self, range: PortRange) {
         self.words[usize::from(range.low >> 6)..=usize::from(range.high >> 6)].fill(0);
     }
 
-    /// 64 ports, the lowest in the lowest bit, starting with port 64 x `index`.
+    /// Returns 64 ports from port 64 x `index` on, the lowest in the lowest bit.
     pub(super) fn word(&self, index: u16) -> u64 {
         self.words[usize::from(index)]
     }
 
-    /// Makes this set equal to `other`, without allocating.
+    /// Copies `other` into this set without an allocation.
     pub fn copy_from(&mut self, other: &PortSet) {
         self.words.copy_from_slice(&other.words[..]);
     }
 
-    /// Number of ports of `range` that are in the set.
+    /// Returns the number of ports of `range` in the set.
     pub fn count_in(&self, range: PortRange) -> u32 {
         range.masks().map(|(index, mask)| (self.word(index) & mask).count_ones()).sum()
     }
 
-    /// The first port at or after `start` that is within `range` and not in the set, going around at the range's end.
+    /// Returns the first port of `range`, from `start` on, that is not in the set. After the end of the range the search continues at
+    /// its first port.
     pub fn next_free(&self, range: PortRange, start: u16) -> Option<u16> {
         debug_assert!(range.contains(start));
         self.first_free(PortRange { low: start, high: range.high }).or_else(|| self.first_free(range))
@@ -185,7 +187,7 @@ impl PortSet {
         })
     }
 
-    /// Reads the list format of net.ipv4.ip_local_reserved_ports: `8080,9000-9005`; an empty text is an empty set.
+    /// Parses the list format of net.ipv4.ip_local_reserved_ports: `8080,9000-9005`. An empty text is an empty set.
     pub fn parse_list(text: &str) -> Result<Self, RangeError> {
         let mut set = PortSet::new();
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -201,7 +203,7 @@ impl PortSet {
     }
 }
 
-/// Bits of word `index` that stand for ports within `range`.
+/// Returns the bits of word `index` for the ports within `range`.
 fn mask(range: PortRange, index: u16) -> u64 {
     let mut mask = u64::MAX;
     if index == range.low >> 6 {
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_both_ways_of_writing_a_range() {
+    fn both_notations_of_a_range_are_parsed() {
         assert_eq!("32768-60999".parse(), Ok(PortRange::KERNEL_DEFAULT));
         assert_eq!("32768\t60999\n".parse(), Ok(PortRange::KERNEL_DEFAULT));
         assert_eq!("9-8".parse::<PortRange>(), Err(RangeError::Backwards { low: 9, high: 8 }));
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_lists_read_as_the_kernel_writes_them() {
+    fn reserved_lists_are_parsed_as_the_kernel_writes_them() {
         let set = PortSet::parse_list("8080,9000-9002\n").unwrap();
         assert_eq!(set.count_in(PortRange::ALL), 4);
         assert!(set.contains(8080) && set.contains(9000) && set.contains(9002) && !set.contains(9003));
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_free_port_goes_around() {
+    fn the_next_free_port_wraps_around() {
         let range = PortRange::new(60, 130).unwrap();
         let mut set = PortSet::new();
         assert_eq!(set.next_free(range, 64), Some(64));

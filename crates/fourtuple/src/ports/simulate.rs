@@ -2,34 +2,34 @@ use std::collections::VecDeque;
 
 use fastrand::Rng;
 
-use super::{Probes, TupleTable};
 use crate::dial::{Step, Strategy};
+use crate::ports::{Probes, TupleTable};
 
-/// Walks are kept apart by the power of two above their length: the cost of a probe depends on it. 65,536 ports twice
-/// over (a failed parity search) is 17 bits.
+/// Number of length classes of searches. A class is a power of two of the length, because the cost of a probe depends on the length.
+/// A failed search by parity probes 65,536 ports twice: 17 bits.
 const LENGTHS: usize = 18;
 
-/// One dial, as a strategy made it.
+/// The result of one simulated dial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dialed {
-    /// The source port; `None`: the strategy gave up.
+pub struct SimulatedDial {
+    /// The source port; `None`: the dial failed.
     pub port: Option<u16>,
-    /// What was looked at, over all tries.
+    /// The probed ports of all tries.
     pub probes: Probes,
-    /// Tries after the first that searched again.
+    /// Searches after the first try.
     pub searches_again: u32,
-    /// Tries after the first that bound another port.
+    /// Calls of bind() after the first try.
     pub binds_again: u32,
 }
 
-/// Plays one dial of `strategy` against `table`.
+/// Simulates one dial of `strategy` in `table`.
 ///
 /// # Panics
 ///
-/// As [`Strategy::step`], for [`Strategy::Auto`].
+/// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
 #[inline]
-pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Rng) -> Dialed {
-    let mut dialed = Dialed::default();
+pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Rng) -> SimulatedDial {
+    let mut dialed = SimulatedDial::default();
     let mut tried = 0;
     while let Some(step) = strategy.step(tried, table.range(), random) {
         let found = match step {
@@ -53,23 +53,23 @@ pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Rng) -> Dia
     dialed
 }
 
-/// The dials made while a table went from one share of its ports in use to the next.
+/// The dials in one part of a fill: between two shares of ports in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FillPart {
     /// Dials that got a port.
     pub connected: u64,
-    /// Dials that gave up although ports were free.
+    /// Dials that failed although ports were free.
     pub failed: u64,
-    /// Searches after the first, of the dials that got a port.
+    /// Searches after the first try, of the dials that got a port.
     pub searches_again: u64,
-    /// Binds after the first, of the dials that got a port.
+    /// Calls of bind() after the first try, of the dials that got a port.
     pub binds_again: u64,
-    /// What the dials looked at that gave up.
+    /// The probed ports of failed dials.
     pub wasted: Probes,
     walks: [Walks; LENGTHS],
 }
 
-/// Successful dials whose walks had about the same length.
+/// Successful dials whose searches belong to one length class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Walks {
     pub(super) dials: u64,
@@ -78,7 +78,7 @@ pub(super) struct Walks {
 
 impl FillPart {
     #[inline]
-    fn add(&mut self, dialed: &Dialed) {
+    fn add(&mut self, dialed: &SimulatedDial) {
         if dialed.port.is_none() {
             self.failed += 1;
             self.wasted += dialed.probes;
@@ -86,7 +86,7 @@ impl FillPart {
         }
         self.connected += 1;
         if dialed.probes.taken() == 0 {
-            // The rule while there is room.
+            // The most frequent case while few ports are in use.
             self.walks[0].dials += 1;
             self.walks[0].probes.free += 1;
             return;
@@ -94,7 +94,7 @@ impl FillPart {
         self.add_walk(dialed);
     }
 
-    fn add_walk(&mut self, dialed: &Dialed) {
+    fn add_walk(&mut self, dialed: &SimulatedDial) {
         self.searches_again += u64::from(dialed.searches_again);
         self.binds_again += u64::from(dialed.binds_again);
         let length = (u64::BITS - dialed.probes.taken().leading_zeros()) as usize;
@@ -119,7 +119,7 @@ impl FillPart {
         self.walks.iter().filter(|walks| walks.dials > 0)
     }
 
-    /// What the dials looked at that got a port.
+    /// Returns the probed ports of successful dials.
     pub fn probes(&self) -> Probes {
         self.walks.iter().fold(Probes::default(), |mut sum, walks| {
             sum += walks.probes;
@@ -127,39 +127,38 @@ impl FillPart {
         })
     }
 
-    /// Ports looked at per dial that got one, on average, its own included; `None` when none did.
+    /// Returns the mean number of probed ports per successful dial, its own port included; `None` without a successful dial.
     pub fn probes_per_dial(&self) -> Option<f64> {
         (self.connected > 0).then(|| self.probes().total() as f64 / self.connected as f64)
     }
 }
 
-/// Dials one after the other into one table or many, by part of the fill.
+/// Counts of simulated dials in one table or several, by part of the fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// Equal parts of the fill, the emptiest first: part `k` of `n` holds the dials made while between `k/n` and
-    /// `(k+1)/n` of the ports were in use.
+    /// Equal parts of the fill: part `k` of `n` counts the dials while between `k/n` and `(k+1)/n` of the ports were in use.
     pub parts: Vec<FillPart>,
-    /// Dials that there was no port for at all: more were asked for than the range has ports.
+    /// Dials beyond the number of ports of the range, which were not simulated.
     pub excess: u64,
 }
 
 impl Fill {
-    /// Without a dial, in `parts` parts (at least one).
+    /// Creates counts of 0 in `parts` parts, at least one.
     pub fn new(parts: usize) -> Self {
         Fill { parts: vec![FillPart::default(); parts.max(1)], excess: 0 }
     }
 
-    /// Dials that got a port.
+    /// Returns the number of dials that got a port.
     pub fn connected(&self) -> u64 {
         self.parts.iter().map(|part| part.connected).sum()
     }
 
-    /// Dials that gave up although ports were free.
+    /// Returns the number of dials that failed although ports were free.
     pub fn failed(&self) -> u64 {
         self.parts.iter().map(|part| part.failed).sum()
     }
 
-    /// Adds what another fill of as many parts counted.
+    /// Adds the counts of another fill with the same number of parts.
     ///
     /// # Panics
     ///
@@ -172,11 +171,10 @@ impl Fill {
         }
     }
 
-    /// Makes `dials` dials to the destination of `table`, which stay: at most as many as it has ports, the rest being
-    /// excess at once.
+    /// Simulates `dials` dials to the destination of `table`, at most as many as it has free ports. The rest counts as excess.
     ///
-    /// `open` is how many connections are open at a time: one more, and the oldest goes into TIME_WAIT, as when we close
-    /// first. `None`: all stay open.
+    /// `open` is the maximum number of simultaneous connections. Each further dial closes the oldest connection, whose tuple stays in
+    /// TIME_WAIT. `None`: all connections stay open.
     pub fn dial(
         &mut self,
         table: &mut TupleTable,
@@ -191,7 +189,7 @@ impl Fill {
         let mut closing = open.filter(|&open| open < ports).map(Closing::new);
         let parts = self.parts.len() as u64;
         while left > 0 {
-            // An outer loop by part spares every dial a division.
+            // The outer loop by part saves a division for each dial.
             let index = (u64::from(table.held()) * parts / u64::from(ports)).min(parts - 1);
             let until = ((index + 1) * u64::from(ports)).div_ceil(parts);
             let part = &mut self.parts[index as usize];
@@ -207,7 +205,7 @@ impl Fill {
     }
 }
 
-/// Connections in the order in which they were opened, the oldest of which are closed.
+/// The open connections, oldest first. Limits their number: see [`Fill::dial`].
 struct Closing {
     open: usize,
     ports: VecDeque<u16>,

@@ -1,53 +1,53 @@
-//! Groups that another process has opened: how they go to the one that takes over.
+//! Takeover of a group that another process has opened.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::socket;
 
-use crate::spread::error::SpreadError;
-use crate::spread::group::{Group, MOST};
-use crate::spread::selector::Spread;
+use crate::spread::error::UdpGroupError;
+use crate::spread::group::{MOST, UdpGroup};
+use crate::spread::selector::Selector;
 
-impl Group {
-    /// A group of sockets that another process has opened as one, given in the order of its members: what they were spread by
-    /// they still are, since a selector is the kernel's, and stays as long as one of the sockets is open. `control` and `link`
-    /// are what [`Group::control`] and [`Group::link`] gave there. What needs more than that is [`SpreadError::Fixed`], also
-    /// with [`Spread::Map`], and [`Group::at_device`] tells nothing.
+impl UdpGroup {
+    /// Returns a group of sockets that another process has opened, in the order of its members. The selector stays in force, since the
+    /// kernel keeps it while one of the sockets is open. `control` and `link` are the results of [`UdpGroup::control`] and
+    /// [`UdpGroup::link`] in the other process. The group cannot be changed ([`UdpGroupError::Fixed`], even with [`Selector::Map`]), and
+    /// [`UdpGroup::at_device`] returns `None`.
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Members`]; [`SpreadError::NotOne`] when the sockets are not all bound to one address, or where a program
-    /// at a device is to be and there is no link.
+    /// [`UdpGroupError::Members`]; [`UdpGroupError::NotOne`] when the sockets are not all bound to one address, or when
+    /// the selector has a program at a device and `link` is missing.
     pub fn adopt(
-        spread: Spread,
+        spread: Selector,
         members: Vec<OwnedFd>,
         control: Option<OwnedFd>,
         link: Option<OwnedFd>,
-    ) -> Result<Group, SpreadError> {
+    ) -> Result<UdpGroup, UdpGroupError> {
         if !(1..=MOST).contains(&members.len()) {
-            return Err(SpreadError::Members { members: members.len() });
+            return Err(UdpGroupError::Members { members: members.len() });
         }
         let mut first: Option<SocketAddr> = None;
         for member in members.iter().chain(&control) {
-            // Of what is no socket of IP, this fails.
+            // Fails for a descriptor that is not an IP socket.
             let address = socket::local_address(member.as_fd())
-                .map_err(|_| SpreadError::NotOne { spread, why: "a member is no UDP socket" })?;
+                .map_err(|_| UdpGroupError::NotOne { spread, why: "a member is no UDP socket" })?;
             if *first.get_or_insert(address) != address {
-                return Err(SpreadError::NotOne {
+                return Err(UdpGroupError::NotOne {
                     spread,
                     why: "its members are bound to different addresses",
                 });
             }
         }
-        let Some(address) = first else { return Err(SpreadError::Members { members: 0 }) };
-        if matches!(spread, Spread::XdpSourcePort { .. } | Spread::Cpumap { .. }) && link.is_none() {
-            return Err(SpreadError::NotOne {
+        let Some(address) = first else { return Err(UdpGroupError::Members { members: 0 }) };
+        if matches!(spread, Selector::XdpSourcePort { .. } | Selector::Cpumap { .. }) && link.is_none() {
+            return Err(UdpGroupError::NotOne {
                 spread,
                 why: "the link of its program at the device is missing",
             });
         }
-        Ok(Group::of(address, spread, members, control, link))
+        Ok(UdpGroup::of(address, spread, members, control, link))
     }
 }
 
@@ -59,13 +59,13 @@ mod tests {
 
     #[test]
     fn what_is_one_group_goes_on_as_one() {
-        let group = Group::open("127.0.0.1:0".parse().unwrap(), 3, &Spread::Random).unwrap();
+        let group = UdpGroup::open("127.0.0.1:0".parse().unwrap(), 3, &Selector::Random).unwrap();
         let (address, members) = (group.address(), (0..3).map(|seat| group.member(seat).unwrap()).collect());
-        let adopted = Group::adopt(Spread::Random, members, None, None).unwrap();
+        let adopted = UdpGroup::adopt(Selector::Random, members, None, None).unwrap();
         assert!(!adopted.has_control());
         drop(group);
         assert_eq!((adopted.address(), adopted.len()), (address, 3));
-        // The selector is still there: one 4-tuple, all members.
+        // The selector is still in force: packets of one 4-tuple reach all members.
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for _ in 0..200 {
             sender.send_to(b"x", address).unwrap();
@@ -79,20 +79,20 @@ mod tests {
     fn what_is_none_is_refused() {
         let socket = || OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap());
         assert!(matches!(
-            Group::adopt(Spread::Hash, Vec::new(), None, None),
-            Err(SpreadError::Members { members: 0 })
+            UdpGroup::adopt(Selector::Hash, Vec::new(), None, None),
+            Err(UdpGroupError::Members { members: 0 })
         ));
         let strangers = [(vec![socket(), socket()], None), (vec![socket()], Some(socket()))];
         for (members, control) in strangers {
-            let strangers = Group::adopt(Spread::Hash, members, control, None);
-            assert!(matches!(strangers, Err(SpreadError::NotOne { .. })));
+            let strangers = UdpGroup::adopt(Selector::Hash, members, control, None);
+            assert!(matches!(strangers, Err(UdpGroupError::NotOne { .. })));
         }
-        let unlinked = Group::adopt("xdp:64".parse().unwrap(), vec![socket()], None, None);
-        assert!(matches!(unlinked, Err(SpreadError::NotOne { .. })));
+        let unlinked = UdpGroup::adopt("xdp:64".parse().unwrap(), vec![socket()], None, None);
+        assert!(matches!(unlinked, Err(UdpGroupError::NotOne { .. })));
         let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         assert!(matches!(
-            Group::adopt(Spread::Hash, vec![file], None, None),
-            Err(SpreadError::NotOne { .. })
+            UdpGroup::adopt(Selector::Hash, vec![file], None, None),
+            Err(UdpGroupError::NotOne { .. })
         ));
     }
 }

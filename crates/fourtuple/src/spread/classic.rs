@@ -1,10 +1,10 @@
-//! Selectors as classic BPF, which needs no privilege: SO_ATTACH_REUSEPORT_CBPF. It sees a packet from its payload on, and
-//! what is before that by SKF_NET_OFF.
+//! Selectors as classic BPF (SO_ATTACH_REUSEPORT_CBPF), which needs no privilege. A program reads a packet from its payload on, and the
+//! headers through SKF_NET_OFF.
 
 use fourtuple_syscalls::option::Instruction;
 
 use crate::spread::control::{ControlFilter, NEIGHBOUR};
-use crate::spread::key::Key;
+use crate::spread::key::FlowKey;
 
 // include/uapi/linux/bpf_common.h and filter.h
 const LOAD_WORD: u16 = 0x20;
@@ -22,24 +22,28 @@ const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const GIVE: u16 = 0x06;
 const GIVE_A: u16 = 0x16;
-/// Where loads give something other than the packet.
+/// The offset of loads that return ancillary data instead of packet data (SKF_AD_OFF).
 const ANCILLARY: u32 = -0x1000_i32 as u32;
 const CPU: u32 = ANCILLARY + 36;
 const RANDOM: u32 = ANCILLARY + 56;
-/// Where loads give the packet from the IP header on.
+/// The offset of loads from the IP header on (SKF_NET_OFF).
 const NETWORK: u32 = -0x10_0000_i32 as u32;
 /// The protocol number of UDP.
 const UDP: u32 = 17;
+const UDP_HEADER: u16 = 8;
+/// The return values of a socket filter: the number of bytes to keep.
+const REFUSE: u32 = 0;
+const KEEP_ALL: u32 = u32::MAX;
 
-/// What classic BPF can choose by.
+/// The selectors that classic BPF supports.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {
     Random,
     Cpu,
-    Key(Key),
+    Key(FlowKey),
 }
 
-/// The program for a group of `members`; what the filter finds goes to the socket behind the last of these.
+/// Returns the program for a group of `members` sockets. Packets that match the filter go to the socket with the index `members`.
 pub(super) fn program(by: By, members: u32, control: Option<&ControlFilter>) -> Vec<Instruction> {
     let mut program = control.map_or(Vec::new(), |filter| find(filter, members));
     match by {
@@ -52,8 +56,24 @@ pub(super) fn program(by: By, members: u32, control: Option<&ControlFilter>) -> 
     program
 }
 
-/// A load beyond the end of the packet ends the program with 0: the first socket.
-fn load(key: &Key) -> [Instruction; 2] {
+/// Returns the socket filter (SO_ATTACH_FILTER) by which a member refuses control packets. A socket filter reads a packet from the UDP
+/// header on.
+pub(super) fn without_control(filter: &ControlFilter) -> Vec<Instruction> {
+    let behind_header = |key: FlowKey| FlowKey { offset: key.offset.saturating_add(UDP_HEADER), ..key };
+    let filter = match *filter {
+        ControlFilter::Bytes { key, value } => ControlFilter::Bytes { key: behind_header(key), value },
+        ControlFilter::Neighbour { key, value } => {
+            ControlFilter::Neighbour { key: behind_header(key), value }
+        }
+        ControlFilter::Hops(_) | ControlFilter::SourcePort(_) => *filter,
+    };
+    let mut program = find(&filter, REFUSE);
+    program.push((GIVE, 0, 0, KEEP_ALL));
+    program
+}
+
+/// Returns the instructions that load a key. A load beyond the end of the packet ends the program with 0, the first socket.
+fn load(key: &FlowKey) -> [Instruction; 2] {
     let code = match key.width {
         1 => LOAD_BYTE,
         2 => LOAD_HALF,
@@ -62,7 +82,7 @@ fn load(key: &Key) -> [Instruction; 2] {
     [(code, 0, 0, u32::from(key.offset)), (AND, 0, 0, key.mask)]
 }
 
-/// Loads how many hops the packet had left. Which family it is of is in its first 4 bits: a socket of IPv6 gets both.
+/// Returns the instructions that load the TTL or hop limit. The first 4 bits are the IP version: an IPv6 socket receives both.
 fn hops_left() -> [Instruction; 6] {
     [
         (LOAD_BYTE, 0, 0, NETWORK),
@@ -74,8 +94,8 @@ fn hops_left() -> [Instruction; 6] {
     ]
 }
 
-/// Ends with socket `control` for what the filter finds, and goes on behind itself for the rest. The two numbers in the
-/// middle of a jump are how many instructions are left out when it is so, and when not.
+/// Returns instructions that end the program with `control` for packets that match the filter, and continue otherwise. The two middle
+/// numbers of a jump are the instructions to skip if the condition is true, and if it is false.
 fn find(filter: &ControlFilter, control: u32) -> Vec<Instruction> {
     match filter {
         ControlFilter::Bytes { key, value } => {
@@ -101,7 +121,7 @@ fn find(filter: &ControlFilter, control: u32) -> Vec<Instruction> {
             found.extend(rest);
             found
         }
-        // The header before it is as long as IPv4 says; of IPv6 the one without extensions.
+        // The IPv4 header has its length field; the IPv6 header is assumed to have no extension headers.
         ControlFilter::SourcePort(port) => vec![
             (LOAD_BYTE, 0, 0, NETWORK),
             (SHIFT_RIGHT, 0, 0, 4),

@@ -1,52 +1,52 @@
-//! Which packets are control.
+//! Filters that identify control packets.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::spread::key::{self, Key};
+use crate::spread::key::{self, FlowKey};
 
-/// Which packets of a group are control packets, that go to a socket of their own: so that they do not wait, and are not
-/// dropped, behind data.
+/// A filter for the control packets of a group, which the kernel delivers to a separate socket, so that they neither wait behind data
+/// nor are dropped with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControlFilter {
-    /// A number in the payload has this value.
+    /// Matches packets with this value at a position in the payload.
     Bytes {
-        /// Which number.
-        key: Key,
-        /// What it is, with the mask on.
+        /// The position, width and mask.
+        key: FlowKey,
+        /// The value after the mask.
         value: u32,
     },
-    /// Packets arrive with this time to live, or hop limit: 255 is what only a neighbour can send (GTSM, RFC 5082).
+    /// Matches packets that arrive with this TTL or hop limit. Only a neighbour can send packets that arrive with 255 (GTSM, RFC 5082).
     Hops(u8),
-    /// Packets come from this port.
+    /// Matches packets with this source port.
     SourcePort(u16),
-    /// A number in the payload has this value, and the packet arrives with 255 hops to live, as only a neighbour can send it
-    /// (GTSM, RFC 5082): data that happen to begin alike do not, but for those of a neighbour that sends data so.
+    /// Matches packets with this value at a position in the payload that arrive with TTL or hop limit 255, which only a neighbour can
+    /// send (GTSM, RFC 5082). Data with the same value match only if a neighbour sends them with 255 too.
     Neighbour {
-        /// Which number.
-        key: Key,
-        /// What it is, with the mask on.
+        /// The position, width and mask.
+        key: FlowKey,
+        /// The value after the mask.
         value: u32,
     },
 }
 
-/// What a packet cannot have that has passed a router.
+/// The TTL or hop limit that a packet cannot have after a router has forwarded it.
 pub(super) const NEIGHBOUR: u8 = 255;
 
-/// Why a text names no filter.
+/// An error in the text of a filter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a way to tell control packets: expected {}", ControlFilter::EXPECTED)]
-pub struct ControlTextError {
+pub struct ControlFilterParseError {
     text: String,
 }
 
 impl ControlFilter {
-    /// What can be asked for, for messages.
+    /// The accepted texts, for error messages.
     pub const EXPECTED: &str = "bytes:OFFSET:WIDTH=VALUE or bytes:OFFSET:WIDTH:MASK=VALUE (WIDTH 1, 2 or 4 bytes), \
                                 neighbour:OFFSET:WIDTH... (the same with a TTL of 255), ttl=HOPS, or port=SOURCE-PORT";
 
-    /// Whether a packet is one of these: what the kernel finds, for those who receive control and data together. Hops are
-    /// those that it had left, `None` where the socket does not tell.
+    /// Returns whether the filter matches a packet, with the same result as in the kernel. `hops` is the TTL or hop limit on arrival;
+    /// `None` if the socket does not report it.
     pub fn finds(&self, payload: &[u8], hops: Option<u8>, source_port: u16) -> bool {
         match self {
             ControlFilter::Bytes { key, value } => key.of(payload) == Some(*value),
@@ -58,7 +58,7 @@ impl ControlFilter {
         }
     }
 
-    /// Whether any packet can be one of these.
+    /// Returns whether any packet can match the filter.
     pub(super) fn is_sound(&self) -> bool {
         match self {
             ControlFilter::Bytes { key, value } | ControlFilter::Neighbour { key, value } => {
@@ -82,17 +82,17 @@ impl fmt::Display for ControlFilter {
 }
 
 impl FromStr for ControlFilter {
-    type Err = ControlTextError;
+    type Err = ControlFilterParseError;
 
-    fn from_str(text: &str) -> Result<ControlFilter, ControlTextError> {
+    fn from_str(text: &str) -> Result<ControlFilter, ControlFilterParseError> {
         let read = || {
             let (what, value) = text.split_once('=')?;
             let filter = match what.split_once(':') {
                 Some(("bytes", key)) => {
-                    ControlFilter::Bytes { key: Key::read(key)?, value: key::number(value)? }
+                    ControlFilter::Bytes { key: FlowKey::read(key)?, value: key::number(value)? }
                 }
                 Some(("neighbour", key)) => {
-                    ControlFilter::Neighbour { key: Key::read(key)?, value: key::number(value)? }
+                    ControlFilter::Neighbour { key: FlowKey::read(key)?, value: key::number(value)? }
                 }
                 None if what == "ttl" => ControlFilter::Hops(value.parse().ok()?),
                 None if what == "port" => ControlFilter::SourcePort(value.parse().ok()?),
@@ -100,7 +100,7 @@ impl FromStr for ControlFilter {
             };
             filter.is_sound().then_some(filter)
         };
-        read().ok_or_else(|| ControlTextError { text: text.to_owned() })
+        read().ok_or_else(|| ControlFilterParseError { text: text.to_owned() })
     }
 }
 

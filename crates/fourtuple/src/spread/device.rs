@@ -3,21 +3,21 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Room for a name, with its end (IFNAMSIZ).
+/// The size of a device name with its terminating zero byte (IFNAMSIZ).
 const ROOM: usize = 16;
 
 /// The name of a network device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Device([u8; ROOM]);
+pub struct DeviceName([u8; ROOM]);
 
-/// Why a text names no device.
+/// An error in the text of a device name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no name of a network device: expected 1 to {} bytes without / and blanks", ROOM - 1)]
 pub struct DeviceNameError {
     text: String,
 }
 
-impl Device {
+impl DeviceName {
     /// The name.
     pub fn name(&self) -> &str {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
@@ -25,11 +25,11 @@ impl Device {
     }
 }
 
-impl FromStr for Device {
+impl FromStr for DeviceName {
     type Err = DeviceNameError;
 
-    /// As `dev_valid_name` of the kernel has it.
-    fn from_str(text: &str) -> Result<Device, DeviceNameError> {
+    /// Checks the name by the rules of the kernel's `dev_valid_name`.
+    fn from_str(text: &str) -> Result<DeviceName, DeviceNameError> {
         let is_odd =
             |letter: char| letter == '/' || letter == ':' || letter == '\0' || letter.is_whitespace();
         if text.is_empty() || text.len() >= ROOM || text == "." || text == ".." || text.contains(is_odd) {
@@ -37,19 +37,19 @@ impl FromStr for Device {
         }
         let mut name = [0; ROOM];
         name[..text.len()].copy_from_slice(text.as_bytes());
-        Ok(Device(name))
+        Ok(DeviceName(name))
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
 }
 
-impl fmt::Debug for Device {
+impl fmt::Debug for DeviceName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Device({:?})", self.name())
+        write!(formatter, "DeviceName({:?})", self.name())
     }
 }
 
@@ -60,10 +60,10 @@ mod tests {
     #[test]
     fn names_are_those_of_the_kernel() {
         for name in ["lo", "veth0", "a.b-c_d", "fifteen-bytes--"] {
-            assert_eq!(name.parse::<Device>().unwrap().name(), name);
+            assert_eq!(name.parse::<DeviceName>().unwrap().name(), name);
         }
         for name in ["", ".", "..", "a b", "a/b", "eth0:1", "sixteen-bytes---"] {
-            assert!(name.parse::<Device>().is_err(), "{name:?}");
+            assert!(name.parse::<DeviceName>().is_err(), "{name:?}");
         }
     }
 }

@@ -4,135 +4,135 @@ use std::net::SocketAddr;
 use fourtuple_syscalls::errno_name;
 
 use crate::spread::control::ControlFilter;
-use crate::spread::device::Device;
-use crate::spread::selector::Spread;
+use crate::spread::device::DeviceName;
+use crate::spread::selector::Selector;
 
-/// Why there is no group, or why it was not changed.
+/// An error of a [`UdpGroup`](crate::spread::UdpGroup).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SpreadError {
-    /// A group has a member at least.
+pub enum UdpGroupError {
+    /// The number of members is outside the accepted range.
     #[error("a group of {members} sockets: 1 to {most} can be had", most = crate::spread::group::MOST)]
     Members {
-        /// How many were asked for.
+        /// The requested number.
         members: usize,
     },
-    /// No kernel can do this.
+    /// The selector is not possible on any kernel.
     #[error("{spread} is not possible: {why}")]
     Impossible {
-        /// What was asked for.
-        spread: Spread,
+        /// The requested selector.
+        spread: Selector,
         /// The reason.
         why: &'static str,
     },
-    /// These two do not go together, on no kernel.
+    /// The selector and the filter cannot be combined on any kernel.
     #[error("{spread} with control packets by {filter} is not possible: {why}")]
     NoControl {
-        /// What was asked for.
-        spread: Spread,
-        /// Which packets are control.
+        /// The requested selector.
+        spread: Selector,
+        /// The requested filter.
         filter: ControlFilter,
-        /// The reason, and what there is instead.
+        /// The reason and an alternative.
         why: &'static str,
     },
-    /// This kernel has not got it.
+    /// The kernel lacks a feature that the selector needs.
     #[error("{spread} is not possible here: this kernel has no {what}")]
     Absent {
-        /// What was asked for.
-        spread: Spread,
-        /// What is missing.
+        /// The requested selector.
+        spread: Selector,
+        /// The missing feature.
         what: &'static str,
     },
-    /// The program that uses this crate was built without it.
+    /// The crate was built without a feature that the selector needs.
     #[error("{spread} is not in this build: the crate fourtuple needs its feature {feature}")]
     NotBuilt {
-        /// What was asked for.
-        spread: Spread,
-        /// The feature.
+        /// The requested selector.
+        spread: Selector,
+        /// The missing Cargo feature.
         feature: &'static str,
     },
-    /// Its program was not loaded, or not attached.
+    /// The BPF program of the selector could not be loaded or attached.
     #[cfg(feature = "bpf")]
     #[error("{spread}: {source}")]
     Bpf {
-        /// What was asked for.
-        spread: Spread,
-        /// What went wrong, and what it takes.
+        /// The requested selector.
+        spread: Selector,
+        /// The failed step and the required permission.
         source: fourtuple_bpf::BpfError,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("{spread}: {device}: {} ({source})", errno_name(source))]
     NoDevice {
-        /// What was asked for.
-        spread: Spread,
-        /// Its name.
-        device: Device,
-        /// What the kernel said.
+        /// The requested selector.
+        spread: Selector,
+        /// The name of the device.
+        device: DeviceName,
+        /// The error of the call.
         source: io::Error,
     },
-    /// Which device the packets come to cannot be told from the address.
+    /// No single device has the address, so that the device must be named.
     #[error("{spread}: no one device has {address}: name one, as {spread}@DEVICE")]
     WhichDevice {
-        /// What was asked for.
-        spread: Spread,
+        /// The requested selector.
+        spread: Selector,
         /// The group's address.
         address: SocketAddr,
     },
-    /// Only [`Spread::Map`] can be changed.
+    /// The group cannot change: only a group with [`Selector::Map`] can.
     #[error("{spread} is what it was opened as: only map can be changed")]
     Fixed {
-        /// What the group was opened with.
-        spread: Spread,
+        /// The selector of the group.
+        spread: Selector,
     },
-    /// Shares that cannot be.
+    /// The weights are not valid.
     #[error("weights {given:?} for {members} seats: {why}")]
     Weights {
-        /// What was given.
+        /// The given weights.
         given: Vec<u32>,
-        /// How many seats there are.
+        /// The number of members.
         members: usize,
         /// The reason.
         why: &'static str,
     },
-    /// A member that is not there.
+    /// The member does not exist.
     #[error("there is no member {index}")]
     NoMember {
-        /// Its number.
+        /// The number of the member.
         index: usize,
     },
-    /// Sockets that are no group.
+    /// The given sockets do not form a group.
     #[error("{spread}: these sockets are no group of it: {why}")]
     NotOne {
-        /// What they were to be.
-        spread: Spread,
+        /// The selector of the expected group.
+        spread: Selector,
         /// The reason.
         why: &'static str,
     },
-    /// A call failed.
+    /// A system call failed.
     #[error("{call} for {address}: {} ({source})", errno_name(source))]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
         /// The group's address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The error of the call.
         source: io::Error,
     },
 }
 
-impl SpreadError {
-    /// Whether other settings would have helped, and not another environment.
+impl UdpGroupError {
+    /// Returns whether other settings would have avoided the error, instead of another environment.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            SpreadError::Members { .. }
-                | SpreadError::Impossible { .. }
-                | SpreadError::NoControl { .. }
-                | SpreadError::NoDevice { .. }
-                | SpreadError::WhichDevice { .. }
-                | SpreadError::Weights { .. }
-                | SpreadError::NoMember { .. }
-                | SpreadError::Fixed { .. }
+            UdpGroupError::Members { .. }
+                | UdpGroupError::Impossible { .. }
+                | UdpGroupError::NoControl { .. }
+                | UdpGroupError::NoDevice { .. }
+                | UdpGroupError::WhichDevice { .. }
+                | UdpGroupError::Weights { .. }
+                | UdpGroupError::NoMember { .. }
+                | UdpGroupError::Fixed { .. }
         )
     }
 }

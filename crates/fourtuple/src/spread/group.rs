@@ -1,4 +1,4 @@
-//! Sockets that share an address.
+//! A group of UDP sockets with one address (SO_REUSEPORT).
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,114 +10,119 @@ use fourtuple_syscalls::{device, membarrier};
 
 use crate::spread::classic::{self, By};
 use crate::spread::control::ControlFilter;
-use crate::spread::device::Device;
-use crate::spread::error::SpreadError;
+use crate::spread::device::DeviceName;
+use crate::spread::error::UdpGroupError;
 use crate::spread::programs::Programs;
-use crate::spread::selector::{Rule, Spread};
+use crate::spread::selector::{Selector, SlotRule};
 use crate::spread::table::Table;
 
-/// More sockets than this no one can pin to processors.
+/// The most sockets of a group.
 pub(super) const MOST: usize = 1024;
 
-/// UDP sockets bound to one address, among which a [`Spread`] chooses.
+/// UDP sockets bound to one address, among which a [`Selector`] chooses.
 ///
-/// None of them may be connected: that ends the balancing, see [`Group::connected`]. Any
-/// process of the same user that binds to the address with SO_REUSEPORT becomes a member as well; with [`Spread::Map`] it
-/// gets nothing.
+/// No socket of the group may be connected: a connected socket ends the balancing, see [`UdpGroup::connected`]. A process of the same
+/// user that binds to the address with SO_REUSEPORT becomes a member too; with [`Selector::Map`] such a member gets no packets.
 #[derive(Debug)]
-pub struct Group {
+pub struct UdpGroup {
     address: SocketAddr,
-    spread: Spread,
-    /// By seat; those that have left are gone.
+    spread: Selector,
+    /// Members by number; `None` for a member that has left.
     members: Vec<Option<OwnedFd>>,
     control: Option<OwnedFd>,
+    /// The filter by which members refuse control packets.
+    filter: Option<ControlFilter>,
     programs: Option<Programs>,
     live: Option<Live>,
-    /// What keeps the program at a device that another process has put there.
+    /// The BPF link that keeps the program of another process attached to a device.
     link: Option<OwnedFd>,
 }
 
-/// What can be changed of a group with [`Spread::Map`].
+/// The slots and weights of a group with [`Selector::Map`].
 #[derive(Debug)]
 struct Live {
     weights: Vec<u32>,
     table: Table,
 }
 
-/// What the program at the device of a group did: [`Spread::XdpSourcePort`], [`Spread::Cpumap`].
+/// The counters of the XDP program of a group with [`Selector::XdpSourcePort`] or [`Selector::Cpumap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtDevice {
-    /// Whether it is in the device's driver (native), and not in the kernel behind it (generic, SKB mode).
+pub struct XdpReport {
+    /// Whether the program runs in the driver of the device (native mode) instead of the network stack (generic or SKB mode).
     pub native: bool,
-    /// Packets that were given another port, or given to a processor.
+    /// Packets whose source port was rewritten, or that were redirected to a CPU.
     pub changed: u64,
-    /// Packets that it let pass as they were: those of others, fragments, IPv6 with extension headers.
+    /// Packets passed unchanged: packets for other sockets, fragments, IPv6 packets with extension headers.
     pub passed: u64,
 }
 
-/// Who chooses among the sockets.
-enum Selector {
+/// The mechanism that chooses the socket of a packet.
+enum Chooser {
     Kernel,
     Classic(By),
-    /// The table, by this rule.
-    Table(Rule),
+    /// A table of slots, indexed by this rule.
+    Table(SlotRule),
 }
 
-impl Group {
-    /// Opens and binds `members` non-blocking sockets; port 0 is any. The selector is attached to the first when it is still
-    /// alone, so that no packet is spread by anything else, and the kernel never has to exchange it under traffic.
+impl UdpGroup {
+    /// Opens and binds `members` non-blocking sockets. With port 0 the kernel chooses a port. The selector is attached to the first
+    /// socket before the others are bound, so that no packet is distributed by another rule.
     ///
     /// # Errors
     ///
-    /// [`SpreadError`]: EADDRINUSE when others have the address without SO_REUSEPORT, or as another user.
-    pub fn open(address: SocketAddr, members: usize, spread: &Spread) -> Result<Group, SpreadError> {
-        Group::open_whole(address, members, spread, None)
+    /// [`UdpGroupError`]: EADDRINUSE when a socket without SO_REUSEPORT, or of another user, has the address.
+    pub fn open(address: SocketAddr, members: usize, spread: &Selector) -> Result<UdpGroup, UdpGroupError> {
+        UdpGroup::open_whole(address, members, spread, None)
     }
 
-    /// The same with a socket more, [`Group::control`], to which control packets go and no others.
+    /// Like [`UdpGroup::open`], with one more socket ([`UdpGroup::control`]) that receives only the control packets.
+    ///
+    /// Members have a socket filter (SO_ATTACH_FILTER) against control packets from before bind(2). A control packet that arrives
+    /// before the control socket is bound is dropped by a member and counted in its drops.
     ///
     /// # Errors
     ///
-    /// As [`Group::open`]. [`SpreadError::NoControl`]: with [`Spread::Hash`], for which nothing but a table can leave a socket
-    /// out; and by source port behind [`Spread::XdpSourcePort`].
+    /// The same as [`UdpGroup::open`]. [`UdpGroupError::NoControl`] with [`Selector::Hash`], whose hash covers all sockets of the group,
+    /// and for a filter by source port with [`Selector::XdpSourcePort`], which rewrites that port.
     pub fn open_with_control(
         address: SocketAddr,
         members: usize,
-        spread: &Spread,
+        spread: &Selector,
         filter: &ControlFilter,
-    ) -> Result<Group, SpreadError> {
-        Group::open_whole(address, members, spread, Some(filter))
+    ) -> Result<UdpGroup, UdpGroupError> {
+        UdpGroup::open_whole(address, members, spread, Some(filter))
     }
 
     fn open_whole(
         address: SocketAddr,
         members: usize,
-        spread: &Spread,
+        spread: &Selector,
         filter: Option<&ControlFilter>,
-    ) -> Result<Group, SpreadError> {
+    ) -> Result<UdpGroup, UdpGroupError> {
         if !(1..=MOST).contains(&members) {
-            return Err(SpreadError::Members { members });
+            return Err(UdpGroupError::Members { members });
         }
         let selector = selector(spread, filter)?;
         let programs = match (&selector, spread) {
-            (Selector::Table(rule), _) => Some(Programs::load(*spread, Some(*rule), filter)?),
-            (_, Spread::XdpSourcePort { .. } | Spread::Cpumap { .. }) => {
+            (Chooser::Table(rule), _) => Some(Programs::load(*spread, Some(*rule), filter)?),
+            (_, Selector::XdpSourcePort { .. } | Selector::Cpumap { .. }) => {
                 Some(Programs::load(*spread, None, None)?)
             }
             _ => None,
         };
-        let mut group = Group {
+        let mut group = UdpGroup {
             address,
             spread: *spread,
             members: Vec::new(),
             control: None,
+            filter: filter.copied(),
             programs,
             live: None,
             link: None,
         };
-        let has_table = matches!(selector, Selector::Table(_));
+        let has_table = matches!(selector, Chooser::Table(_));
         for seat in 0..members {
-            let member = group.socket()?;
+            let member = group.member_socket()?;
             if seat == 0 {
                 group.attach(&member, &selector, members, filter)?;
             }
@@ -130,6 +135,14 @@ impl Group {
                 group.attach_to_device(members)?;
             }
         }
+        if let (true, Some(programs)) = (has_table, &group.programs) {
+            let table = Table::even(Programs::SLOTS, members);
+            table.iter().try_for_each(|(slot, seat)| programs.give(slot, seat))?;
+            if matches!(spread, Selector::Map(_)) {
+                group.live = Some(Live { weights: vec![1; members], table });
+            }
+        }
+        // The control socket is bound last: before members have their slots, the kernel's hash would give it data.
         if filter.is_some() {
             let control = group.socket()?;
             group.bind(&control)?;
@@ -138,58 +151,60 @@ impl Group {
             }
             group.control = Some(control);
         }
-        if let (true, Some(programs)) = (has_table, &group.programs) {
-            let table = Table::even(Programs::SLOTS, members);
-            table.iter().for_each(|(slot, seat)| programs.give(slot, seat));
-            if matches!(spread, Spread::Map(_)) {
-                group.live = Some(Live { weights: vec![1; members], table });
-            }
-        }
         Ok(group)
     }
 
-    /// Of sockets that are open already.
+    /// Returns a group of open sockets.
     pub(super) fn of(
         address: SocketAddr,
-        spread: Spread,
+        spread: Selector,
         members: Vec<OwnedFd>,
         control: Option<OwnedFd>,
         link: Option<OwnedFd>,
-    ) -> Group {
+    ) -> UdpGroup {
         let members = members.into_iter().map(Some).collect();
-        Group { address, spread, members, control, programs: None, live: None, link }
+        UdpGroup { address, spread, members, control, filter: None, programs: None, live: None, link }
     }
 
-    fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> SpreadError {
+    fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> UdpGroupError {
         let address = self.address;
-        move |source| SpreadError::Call { call, address, source }
+        move |source| UdpGroupError::Call { call, address, source }
     }
 
-    fn socket(&self) -> Result<OwnedFd, SpreadError> {
+    fn socket(&self) -> Result<OwnedFd, UdpGroupError> {
         let socket = socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))?;
         match option::set_reuse_port(socket.as_fd()).map_err(self.failure("setsockopt(SO_REUSEPORT)"))? {
             Answer::Done => Ok(socket),
-            Answer::Absent => Err(SpreadError::Absent { spread: self.spread, what: "SO_REUSEPORT" }),
+            Answer::Absent => Err(UdpGroupError::Absent { spread: self.spread, what: "SO_REUSEPORT" }),
         }
     }
 
-    fn bind(&mut self, socket: &OwnedFd) -> Result<(), SpreadError> {
+    fn member_socket(&self) -> Result<OwnedFd, UdpGroupError> {
+        let member = self.socket()?;
+        if let Some(filter) = &self.filter {
+            option::attach_filter(member.as_fd(), &classic::without_control(filter))
+                .map_err(self.failure("setsockopt(SO_ATTACH_FILTER)"))?;
+        }
+        Ok(member)
+    }
+
+    fn bind(&mut self, socket: &OwnedFd) -> Result<(), UdpGroupError> {
         socket::bind(socket.as_fd(), self.address).map_err(self.failure("bind()"))?;
         self.address = socket::local_address(socket.as_fd()).map_err(self.failure("getsockname()"))?;
         Ok(())
     }
 
-    /// Before bind(): the group comes into being with its selector.
+    /// Attaches the selector before bind(2): the group starts with it.
     fn attach(
         &self,
         first: &OwnedFd,
-        selector: &Selector,
+        selector: &Chooser,
         members: usize,
         filter: Option<&ControlFilter>,
-    ) -> Result<(), SpreadError> {
+    ) -> Result<(), UdpGroupError> {
         let by = match (selector, &self.programs) {
-            (Selector::Table(_), Some(programs)) => return programs.attach(first.as_fd()),
-            (Selector::Classic(by), _) => *by,
+            (Chooser::Table(_), Some(programs)) => return programs.attach(first.as_fd()),
+            (Chooser::Classic(by), _) => *by,
             _ => return Ok(()),
         };
         const CALL: &str = "setsockopt(SO_ATTACH_REUSEPORT_CBPF)";
@@ -197,14 +212,14 @@ impl Group {
         match option::attach_group_selector(first.as_fd(), &program).map_err(self.failure(CALL))? {
             Answer::Done => Ok(()),
             Answer::Absent => {
-                Err(SpreadError::Absent { spread: self.spread, what: "SO_ATTACH_REUSEPORT_CBPF" })
+                Err(UdpGroupError::Absent { spread: self.spread, what: "SO_ATTACH_REUSEPORT_CBPF" })
             }
         }
     }
 
-    /// After the first bind(), which says the port: until there is another socket, nothing is spread anyway.
-    fn attach_to_device(&mut self, members: usize) -> Result<(), SpreadError> {
-        let (Spread::XdpSourcePort { device, .. } | Spread::Cpumap { device, .. }) = self.spread else {
+    /// Attaches the program to the device after the first bind(2), which determines the port. With one socket there is no choice yet.
+    fn attach_to_device(&mut self, members: usize) -> Result<(), UdpGroupError> {
+        let (Selector::XdpSourcePort { device, .. } | Selector::Cpumap { device, .. }) = self.spread else {
             return Ok(());
         };
         let device = self.device(device)?;
@@ -214,11 +229,11 @@ impl Group {
         }
     }
 
-    /// The index of the device that packets come to.
-    fn device(&self, name: Option<Device>) -> Result<u32, SpreadError> {
+    /// Returns the index of the device that receives the packets.
+    fn device(&self, name: Option<DeviceName>) -> Result<u32, UdpGroupError> {
         let (spread, address) = (self.spread, self.address);
         if let Some(device) = name {
-            return device::index(device.name()).map_err(|source| SpreadError::NoDevice {
+            return device::index(device.name()).map_err(|source| UdpGroupError::NoDevice {
                 spread,
                 device,
                 source,
@@ -226,34 +241,34 @@ impl Group {
         }
         device::with_address(address.ip())
             .map_err(self.failure("RTM_GETADDR"))?
-            .ok_or(SpreadError::WhichDevice { spread, address })
+            .ok_or(UdpGroupError::WhichDevice { spread, address })
     }
 
-    /// Address and port of all of them.
+    /// Returns the address and port of the group.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it was opened with; of [`Spread::Map`] the rule may be another one by now.
-    pub fn spread(&self) -> Spread {
+    /// Returns the selector of [`UdpGroup::open`]. A later change of the rule of [`Selector::Map`] is not included.
+    pub fn spread(&self) -> Selector {
         self.spread
     }
 
-    /// How many members there are, without the control socket.
+    /// Returns the number of members, without the control socket.
     pub fn len(&self) -> usize {
         self.members.iter().flatten().count()
     }
 
-    /// Whether there is none, which [`Group::open`] rules out.
+    /// Returns whether the group has no member, which [`UdpGroup::open`] excludes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A descriptor of member `index`, in the order of binding, which the selector's numbers mean.
+    /// Returns a duplicate descriptor of member `index`. Indices are in the order of bind(2), as the selector counts them.
     ///
     /// # Errors
     ///
-    /// EMFILE; InvalidInput for one that has left, and beyond the last.
+    /// EMFILE; `InvalidInput` when the member has left or does not exist.
     pub fn member(&self, index: usize) -> io::Result<OwnedFd> {
         match self.members.get(index) {
             Some(Some(member)) => member.try_clone(),
@@ -261,16 +276,16 @@ impl Group {
         }
     }
 
-    /// Whether control packets go to a socket of their own.
+    /// Returns whether the group has a control socket.
     pub fn has_control(&self) -> bool {
         self.control.is_some()
     }
 
-    /// A descriptor of the socket that control packets go to.
+    /// Returns a duplicate descriptor of the control socket.
     ///
     /// # Errors
     ///
-    /// EMFILE; InvalidInput when the group has none.
+    /// EMFILE; `InvalidInput` when the group has no control socket.
     pub fn control(&self) -> io::Result<OwnedFd> {
         match &self.control {
             Some(control) => control.try_clone(),
@@ -278,13 +293,13 @@ impl Group {
         }
     }
 
-    /// The first member that somebody has connected. All packets of its peer then go to it, whatever the selector says, and
-    /// the others' shares may be uneven (`reuseport_has_conns`).
+    /// Returns the first connected member, if any. The kernel then delivers all packets of its peer to it regardless of the selector, and
+    /// the distribution over the other members may be uneven (`reuseport_has_conns`).
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Call`]
-    pub fn connected(&self) -> Result<Option<usize>, SpreadError> {
+    /// [`UdpGroupError::Call`]
+    pub fn connected(&self) -> Result<Option<usize>, UdpGroupError> {
         for (index, member) in self.members.iter().enumerate() {
             let Some(member) = member else { continue };
             if socket::has_peer(member.as_fd()).map_err(self.failure("getpeername()"))? {
@@ -294,87 +309,87 @@ impl Group {
         Ok(None)
     }
 
-    /// What keeps the program at the device there, with [`Spread::XdpSourcePort`] and [`Spread::Cpumap`]: a descriptor for
-    /// whoever takes the group over.
+    /// Returns the BPF link that keeps the program of [`Selector::XdpSourcePort`] or [`Selector::Cpumap`] attached to its device: a
+    /// process that takes the group over needs it.
     pub fn link(&self) -> Option<BorrowedFd<'_>> {
         let link = self.link.as_ref().map(AsFd::as_fd);
         link.or_else(|| self.programs.as_ref()?.link())
     }
 
-    /// What the program at the device did, where there is one.
-    pub fn at_device(&self) -> Option<AtDevice> {
+    /// Returns the counters of the XDP program, if the group has one.
+    pub fn at_device(&self) -> Option<XdpReport> {
         self.programs.as_ref()?.at_device()
     }
 
-    /// With [`Spread::Map`]: packets that met only closed sockets in its table, so that the kernel's hash chose. 0 as long as
-    /// members are not closed but by [`Group::leave`].
+    /// Returns the number of packets for which the table of [`Selector::Map`] had only closed sockets, so that the kernel's hash chose. It
+    /// is 0 if members are closed only after [`UdpGroup::leave`].
     pub fn strays(&self) -> u64 {
         self.programs.as_ref().map_or(0, Programs::strays)
     }
 
-    fn live(&mut self) -> Result<(&mut Live, &Programs), SpreadError> {
+    fn live(&mut self) -> Result<(&mut Live, &Programs), UdpGroupError> {
         match (&mut self.live, &self.programs) {
             (Some(live), Some(programs)) => Ok((live, programs)),
-            _ => Err(SpreadError::Fixed { spread: self.spread }),
+            _ => Err(UdpGroupError::Fixed { spread: self.spread }),
         }
     }
 
-    /// Chooses by another rule, from the next packet on.
+    /// Replaces the rule of [`Selector::Map`]. The next packet uses the new rule.
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Fixed`] without [`Spread::Map`]; [`SpreadError::Impossible`] for a key that is none.
-    pub fn choose(&mut self, rule: Rule) -> Result<(), SpreadError> {
-        if let Some(why) = Spread::Map(rule).fault() {
-            return Err(SpreadError::Impossible { spread: Spread::Map(rule), why });
+    /// [`UdpGroupError::Fixed`] without [`Selector::Map`]; [`UdpGroupError::Impossible`] for an invalid key.
+    pub fn choose(&mut self, rule: SlotRule) -> Result<(), UdpGroupError> {
+        if let Some(why) = Selector::Map(rule).fault() {
+            return Err(UdpGroupError::Impossible { spread: Selector::Map(rule), why });
         }
         self.live()?.1.choose(rule)
     }
 
-    /// Gives each member a share of the slots, from the next packet on. Slots move one by one, and only those that must: a
-    /// flow whose slot stays, stays. A weight below 1/8192 of the sum may be none.
+    /// Divides the slots among members by weight. The next packet uses the new slots. Only as many slots move as necessary, and a flow
+    /// whose slot does not move keeps its member. A weight below 1/8192 of the sum may get no slot.
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Fixed`] without [`Spread::Map`]. [`SpreadError::Weights`]: one for every seat, also 0 for those that
-    /// have left, and some of them not 0.
-    pub fn steer(&mut self, weights: &[u32]) -> Result<(), SpreadError> {
+    /// [`UdpGroupError::Fixed`] without [`Selector::Map`]. [`UdpGroupError::Weights`] unless there is one weight for each member, 0 for
+    /// each member that has left, and a sum above 0.
+    pub fn steer(&mut self, weights: &[u32]) -> Result<(), UdpGroupError> {
         self.live()?;
         let members = self.members.len();
         let gone = |seat: usize| self.members[seat].is_none();
         let why = if weights.len() != members {
             Some("there must be one for each")
         } else if weights.iter().all(|weight| *weight == 0) {
-            Some("somebody must get something")
+            Some("one weight at least must be above 0")
         } else if weights.iter().enumerate().any(|(seat, weight)| *weight > 0 && gone(seat)) {
             Some("a member that has left gets nothing")
         } else {
             None
         };
         if let Some(why) = why {
-            return Err(SpreadError::Weights { given: weights.to_vec(), members, why });
+            return Err(UdpGroupError::Weights { given: weights.to_vec(), members, why });
         }
         let (live, programs) = self.live()?;
         for (slot, seat) in live.table.steer(weights) {
-            programs.give(slot, seat);
+            programs.give(slot, seat)?;
         }
         live.weights = weights.to_vec();
         Ok(())
     }
 
-    /// A new member, with as much weight as the others have on the average: its number, which is that of one that has left
-    /// where there is one. It gets packets when this returns.
+    /// Adds a member with the average weight of the other members, and returns its number: the number of a member that has left, if any.
+    /// The member receives packets when this call returns.
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Fixed`] without [`Spread::Map`]; [`SpreadError::Members`]; and as [`Group::open`].
-    pub fn join(&mut self) -> Result<usize, SpreadError> {
+    /// [`UdpGroupError::Fixed`] without [`Selector::Map`]; [`UdpGroupError::Members`]; and the errors of [`UdpGroup::open`].
+    pub fn join(&mut self) -> Result<usize, UdpGroupError> {
         let mut weights = self.live()?.0.weights.clone();
         let seat = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
         if seat == MOST {
-            return Err(SpreadError::Members { members: MOST + 1 });
+            return Err(UdpGroupError::Members { members: MOST + 1 });
         }
-        let socket = self.socket()?;
+        let socket = self.member_socket()?;
         self.bind(&socket)?;
         self.live()?.1.seat(seat, socket.as_fd())?;
         let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
@@ -390,53 +405,53 @@ impl Group {
         Ok(seat)
     }
 
-    /// A member leaves: its slots go to the others, and when this returns, no packet can come any more. What waits in its
-    /// queue is to be read from the socket that this gives; once that says WouldBlock it may be closed, and nothing is lost.
-    /// A plain close() loses what is in the queue.
+    /// Removes a member. Its slots move to the other members, and no packet reaches its socket after this call returns. The caller reads
+    /// the remaining packets from the returned socket until `WouldBlock`, then closes it: no packet is lost. A close(2) without this
+    /// call loses the packets in the receive queue.
     ///
     /// # Errors
     ///
-    /// [`SpreadError::Fixed`] without [`Spread::Map`]; [`SpreadError::NoMember`]; [`SpreadError::Weights`] when nobody would be
-    /// left who gets something. [`SpreadError::Call`], with EINVAL where the kernel cannot wait for packets under way
-    /// (nohz_full): then the member has not left, and gets nothing.
-    pub fn leave(&mut self, index: usize) -> Result<OwnedFd, SpreadError> {
+    /// [`UdpGroupError::Fixed`] without [`Selector::Map`]; [`UdpGroupError::NoMember`]; [`UdpGroupError::Weights`] when no other
+    /// member has weight. [`UdpGroupError::Call`] with EINVAL where the kernel cannot wait for packets in progress (nohz_full): the member
+    /// then stays in the group, without slots.
+    pub fn leave(&mut self, index: usize) -> Result<OwnedFd, UdpGroupError> {
         let mut weights = self.live()?.0.weights.clone();
         if !matches!(self.members.get(index), Some(Some(_))) {
-            return Err(SpreadError::NoMember { index });
+            return Err(UdpGroupError::NoMember { index });
         }
         weights[index] = 0;
         self.steer(&weights)?;
         membarrier::wait_for_packets_under_way().map_err(self.failure("membarrier()"))?;
         self.live()?.1.leave(index)?;
-        self.members[index].take().ok_or(SpreadError::NoMember { index })
+        self.members[index].take().ok_or(UdpGroupError::NoMember { index })
     }
 }
 
-/// Who chooses, or why nobody can.
-fn selector(spread: &Spread, filter: Option<&ControlFilter>) -> Result<Selector, SpreadError> {
+/// Returns the mechanism for a selector and filter, or the reason why there is none.
+fn selector(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser, UdpGroupError> {
     let spread = *spread;
     if let Some(why) = spread.fault() {
-        return Err(SpreadError::Impossible { spread, why });
+        return Err(UdpGroupError::Impossible { spread, why });
     }
     if let Some(filter) = filter {
         let why = match (spread, filter) {
             (_, filter) if !filter.is_sound() => Some("no packet is like that"),
-            (Spread::Hash, _) => Some("the hash is over all sockets; map:hash can leave one out"),
-            (Spread::XdpSourcePort { .. }, ControlFilter::SourcePort(_)) => {
+            (Selector::Hash, _) => Some("the hash is over all sockets; map:hash can leave one out"),
+            (Selector::XdpSourcePort { .. }, ControlFilter::SourcePort(_)) => {
                 Some("the packets have another source port before they are looked at")
             }
             _ => None,
         };
         if let Some(why) = why {
-            return Err(SpreadError::NoControl { spread, filter: *filter, why });
+            return Err(UdpGroupError::NoControl { spread, filter: *filter, why });
         }
     }
     Ok(match (spread, filter) {
-        (Spread::Hash, _) | (Spread::XdpSourcePort { .. }, None) => Selector::Kernel,
-        (Spread::XdpSourcePort { .. }, Some(_)) => Selector::Table(Rule::Hash),
-        (Spread::Random, _) => Selector::Classic(By::Random),
-        (Spread::Key(key), _) => Selector::Classic(By::Key(key)),
-        (Spread::Cpu | Spread::Cpumap { .. }, _) => Selector::Classic(By::Cpu),
-        (Spread::Map(rule), _) => Selector::Table(rule),
+        (Selector::Hash, _) | (Selector::XdpSourcePort { .. }, None) => Chooser::Kernel,
+        (Selector::XdpSourcePort { .. }, Some(_)) => Chooser::Table(SlotRule::Hash),
+        (Selector::Random, _) => Chooser::Classic(By::Random),
+        (Selector::Key(key), _) => Chooser::Classic(By::Key(key)),
+        (Selector::Cpu | Selector::Cpumap { .. }, _) => Chooser::Classic(By::Cpu),
+        (Selector::Map(rule), _) => Chooser::Table(rule),
     })
 }

@@ -1,22 +1,22 @@
-//! Numbers in the payload.
+//! Flow keys: numbers in the payload.
 
 use std::fmt;
 
-/// A number in the payload that says which flow within the 4-tuple a packet belongs to. Big-endian, as on the wire.
+/// The position of a big-endian number in the payload that identifies a flow within the 4-tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// Where it begins, in bytes from the start of the payload.
+pub struct FlowKey {
+    /// The offset in bytes from the start of the payload.
     pub offset: u16,
-    /// Its length: 1, 2 or 4 bytes.
+    /// The length: 1, 2 or 4 bytes.
     pub width: u8,
-    /// Which bits of it count.
+    /// The mask of significant bits.
     pub mask: u32,
 }
 
-impl Key {
-    /// All bits of `width` bytes.
-    pub fn whole(offset: u16, width: u8) -> Key {
-        Key { offset, width, mask: Key::widest(width) }
+impl FlowKey {
+    /// Returns a key with all bits of `width` bytes.
+    pub fn whole(offset: u16, width: u8) -> FlowKey {
+        FlowKey { offset, width, mask: FlowKey::widest(width) }
     }
 
     pub(super) fn widest(width: u8) -> u32 {
@@ -27,43 +27,43 @@ impl Key {
         }
     }
 
-    /// The number in this payload; `None` when the payload ends before it.
+    /// Returns the number in this payload; `None` when the payload is too short.
     pub fn of(&self, payload: &[u8]) -> Option<u32> {
         let start = usize::from(self.offset);
         let bytes = payload.get(start..start + usize::from(self.width))?;
         Some(bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)) & self.mask)
     }
 
-    /// OFFSET:WIDTH or OFFSET:WIDTH:MASK
-    pub(super) fn read(text: &str) -> Option<Key> {
+    /// Parses `OFFSET:WIDTH` or `OFFSET:WIDTH:MASK`.
+    pub(super) fn read(text: &str) -> Option<FlowKey> {
         let mut words = text.split(':');
         let offset = words.next()?.parse().ok()?;
         let width = words.next()?.parse().ok().filter(|width| [1, 2, 4].contains(width))?;
         let mask = match words.next() {
-            None => Key::widest(width),
+            None => FlowKey::widest(width),
             Some(mask) => number(mask)?,
         };
-        let key = Key { offset, width, mask };
+        let key = FlowKey { offset, width, mask };
         (words.next().is_none() && key.is_sound()).then_some(key)
     }
 
-    /// Whether this is a number that some packet can have.
+    /// Returns whether width and mask are valid.
     pub(super) fn is_sound(&self) -> bool {
-        [1, 2, 4].contains(&self.width) && self.mask != 0 && self.mask <= Key::widest(self.width)
+        [1, 2, 4].contains(&self.width) && self.mask != 0 && self.mask <= FlowKey::widest(self.width)
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for FlowKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}:{}", self.offset, self.width)?;
-        if self.mask != Key::widest(self.width) {
+        if self.mask != FlowKey::widest(self.width) {
             write!(formatter, ":{:#x}", self.mask)?;
         }
         Ok(())
     }
 }
 
-/// Decimal, or hexadecimal with 0x.
+/// Parses a decimal number, or a hexadecimal number with `0x`.
 pub(super) fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn a_key_is_read_from_the_wire() {
-        let key = Key { offset: 2, width: 2, mask: 0xfff };
+        let key = FlowKey { offset: 2, width: 2, mask: 0xfff };
         assert_eq!(key.of(&[0, 0, 0xab, 0xcd, 0]), Some(0xbcd));
         assert_eq!(key.of(&[0, 0, 0xab]), None);
-        assert_eq!(Key::whole(0, 4).of(&[1, 2, 3, 4]), Some(0x0102_0304));
+        assert_eq!(FlowKey::whole(0, 4).of(&[1, 2, 3, 4]), Some(0x0102_0304));
     }
 }

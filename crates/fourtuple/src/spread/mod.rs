@@ -1,8 +1,8 @@
-//! Which socket of a SO_REUSEPORT group gets a datagram.
+//! Distribution of datagrams over the sockets of a SO_REUSEPORT group.
 //!
-//! By default the kernel hashes the 4-tuple, so that packets that all have the same one meet one socket however many there
-//! are. A [`Group`] is opened with a [`Spread`] that is attached once, before the first packet can come; what is to be changed
-//! under traffic is changed in the table of [`Spread::Map`]. A [`ControlFilter`] keeps control packets from waiting behind data.
+//! By default the kernel hashes the 4-tuple, so that all packets with the same 4-tuple reach one socket. A [`UdpGroup`] is opened with
+//! a [`Selector`], which is attached before the first packet can arrive. Under traffic, only the table of [`Selector::Map`] changes. A
+//! [`ControlFilter`] delivers control packets to a separate socket, so that they do not wait behind data.
 
 mod adopt;
 mod classic;
@@ -19,9 +19,9 @@ mod programs;
 mod selector;
 mod table;
 
-pub use control::{ControlFilter, ControlTextError};
-pub use device::{Device, DeviceNameError};
-pub use error::SpreadError;
-pub use group::{AtDevice, Group};
-pub use key::Key;
-pub use selector::{Order, Rule, Spread, SpreadTextError};
+pub use control::{ControlFilter, ControlFilterParseError};
+pub use device::{DeviceName, DeviceNameError};
+pub use error::UdpGroupError;
+pub use group::{UdpGroup, XdpReport};
+pub use key::FlowKey;
+pub use selector::{CpuOrder, Selector, SelectorParseError, SlotRule};

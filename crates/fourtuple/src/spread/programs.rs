@@ -1,25 +1,25 @@
-//! Selectors that are programs of the kernel's own kind (eBPF). `programs_absent` is their twin in a build without them.
+//! The selectors that are eBPF programs. `programs_absent` replaces this file in a build without the feature `bpf`.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use fourtuple_bpf::{BpfError, Chooser, Control, Counted, CpuMap, GroupMap, Mode, SourcePort, Wish};
+use fourtuple_bpf::{BpfError, Chooser, Control, Counted, CpuMap, GroupMap, Mode, ModeRequest, SourcePort};
 
 use crate::spread::control::ControlFilter;
-use crate::spread::error::SpreadError;
-use crate::spread::group::AtDevice;
-use crate::spread::key::Key;
-use crate::spread::selector::{Order, Rule, Spread};
+use crate::spread::error::UdpGroupError;
+use crate::spread::group::XdpReport;
+use crate::spread::key::FlowKey;
+use crate::spread::selector::{CpuOrder, Selector, SlotRule};
 
-/// What a group has of them.
+/// The eBPF programs of a group.
 #[derive(Debug)]
 pub(super) struct Programs {
-    spread: Spread,
+    spread: Selector,
     map: Option<GroupMap>,
     packets: Option<Packets>,
 }
 
-/// At a device, before the sockets.
+/// An XDP program at a device, which handles packets before the sockets.
 #[derive(Debug)]
 enum Packets {
     SourcePort(SourcePort),
@@ -29,62 +29,62 @@ enum Packets {
 impl Programs {
     pub(super) const SLOTS: usize = GroupMap::SLOTS;
 
-    /// With a rule, loads the program that goes by a table.
+    /// Loads the program that uses a table, if a rule is given.
     pub(super) fn load(
-        spread: Spread,
-        rule: Option<Rule>,
+        spread: Selector,
+        rule: Option<SlotRule>,
         control: Option<&ControlFilter>,
-    ) -> Result<Programs, SpreadError> {
+    ) -> Result<Programs, UdpGroupError> {
         let control = control.map(|filter| match *filter {
-            ControlFilter::Bytes { key: Key { offset, width, mask }, value } => {
+            ControlFilter::Bytes { key: FlowKey { offset, width, mask }, value } => {
                 Control::Bytes { offset, width, mask, value }
             }
             ControlFilter::Hops(hops) => Control::Hops(hops),
             ControlFilter::SourcePort(port) => Control::SourcePort(port),
-            ControlFilter::Neighbour { key: Key { offset, width, mask }, value } => {
+            ControlFilter::Neighbour { key: FlowKey { offset, width, mask }, value } => {
                 Control::Neighbour { offset, width, mask, value }
             }
         });
         let map = rule
             .map(|rule| GroupMap::load(chooser(rule), control))
             .transpose()
-            .map_err(|source| SpreadError::Bpf { spread, source })?;
+            .map_err(|source| UdpGroupError::Bpf { spread, source })?;
         Ok(Programs { spread, map, packets: None })
     }
 
-    fn failed(&self) -> impl Fn(BpfError) -> SpreadError {
+    fn failed(&self) -> impl Fn(BpfError) -> UdpGroupError {
         let spread = self.spread;
-        move |source| SpreadError::Bpf { spread, source }
+        move |source| UdpGroupError::Bpf { spread, source }
     }
 
-    fn map(&self) -> Result<&GroupMap, SpreadError> {
-        self.map.as_ref().ok_or(SpreadError::Fixed { spread: self.spread })
+    fn map(&self) -> Result<&GroupMap, UdpGroupError> {
+        self.map.as_ref().ok_or(UdpGroupError::Fixed { spread: self.spread })
     }
 
-    pub(super) fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         self.map()?.attach(socket).map_err(self.failed())
     }
 
-    /// Where packets to `address` come from now on.
+    /// Attaches the XDP program of the selector to the device that receives packets for `address`.
     pub(super) fn attach_to_device(
         &mut self,
         address: SocketAddr,
         device: u32,
         members: usize,
-    ) -> Result<(), SpreadError> {
+    ) -> Result<(), UdpGroupError> {
         self.packets = match self.spread {
-            Spread::XdpSourcePort { ports, .. } => Some(Packets::SourcePort(
-                SourcePort::attach(address, ports, device, Wish::Either).map_err(self.failed())?,
+            Selector::XdpSourcePort { ports, .. } => Some(Packets::SourcePort(
+                SourcePort::attach(address, ports, device, ModeRequest::Either).map_err(self.failed())?,
             )),
-            Spread::Cpumap { cpus, order, .. } => {
+            Selector::Cpumap { cpus, order, .. } => {
                 let cpus = cpus.map_or_else(|| processors().min(members as u32), u32::from);
                 let by = match order {
-                    Order::Turn => Chooser::Hash,
-                    Order::Random => Chooser::Random,
-                    Order::Key(Key { offset, width, mask }) => Chooser::Key { offset, width, mask },
+                    CpuOrder::Turn => Chooser::Hash,
+                    CpuOrder::Random => Chooser::Random,
+                    CpuOrder::Key(FlowKey { offset, width, mask }) => Chooser::Key { offset, width, mask },
                 };
                 Some(Packets::CpuMap(
-                    CpuMap::attach(address, cpus, by, device, Wish::Either).map_err(self.failed())?,
+                    CpuMap::attach(address, cpus, by, device, ModeRequest::Either).map_err(self.failed())?,
                 ))
             }
             _ => None,
@@ -92,34 +92,32 @@ impl Programs {
         Ok(())
     }
 
-    pub(super) fn seat(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn seat(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         self.map()?.seat(seat, socket).map_err(self.failed())
     }
 
-    pub(super) fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         self.map()?.seat_control(socket).map_err(self.failed())
     }
 
-    pub(super) fn leave(&self, seat: usize) -> Result<(), SpreadError> {
+    pub(super) fn leave(&self, seat: usize) -> Result<(), UdpGroupError> {
         self.map()?.leave(seat).map_err(self.failed())
     }
 
-    pub(super) fn choose(&self, rule: Rule) -> Result<(), SpreadError> {
+    pub(super) fn choose(&self, rule: SlotRule) -> Result<(), UdpGroupError> {
         self.map()?.choose(chooser(rule));
         Ok(())
     }
 
-    pub(super) fn give(&self, slot: usize, seat: usize) {
-        if let Some(map) = &self.map {
-            map.give(slot, seat);
-        }
+    pub(super) fn give(&self, slot: usize, seat: usize) -> Result<(), UdpGroupError> {
+        self.map()?.give(slot, seat).map_err(self.failed())
     }
 
     pub(super) fn strays(&self) -> u64 {
         self.map.as_ref().map_or(0, GroupMap::strays)
     }
 
-    /// What keeps the program at the device there.
+    /// Returns the BPF link that keeps the program attached to the device.
     pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.packets.as_ref().map(|packets| match packets {
             Packets::SourcePort(program) => program.link(),
@@ -127,25 +125,25 @@ impl Programs {
         })
     }
 
-    pub(super) fn at_device(&self) -> Option<AtDevice> {
+    pub(super) fn at_device(&self) -> Option<XdpReport> {
         let (mode, Counted { changed, passed }) = match self.packets.as_ref()? {
             Packets::SourcePort(program) => (program.mode(), program.counted()),
             Packets::CpuMap(program) => (program.mode(), program.counted()),
         };
-        Some(AtDevice { native: mode == Mode::Native, changed, passed })
+        Some(XdpReport { native: mode == Mode::Native, changed, passed })
     }
 }
 
-fn chooser(rule: Rule) -> Chooser {
+fn chooser(rule: SlotRule) -> Chooser {
     match rule {
-        Rule::Hash => Chooser::Hash,
-        Rule::Random => Chooser::Random,
-        Rule::Cpu => Chooser::Processor,
-        Rule::Key(Key { offset, width, mask }) => Chooser::Key { offset, width, mask },
+        SlotRule::Hash => Chooser::Hash,
+        SlotRule::Random => Chooser::Random,
+        SlotRule::Cpu => Chooser::Processor,
+        SlotRule::Key(FlowKey { offset, width, mask }) => Chooser::Key { offset, width, mask },
     }
 }
 
-/// How many this process may use: which, the kernel does not ask.
+/// Returns the number of CPUs that this process may use.
 fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32)
 }

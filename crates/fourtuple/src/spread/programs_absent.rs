@@ -1,35 +1,35 @@
-//! The twin of `programs` in a build without the feature `bpf`.
+//! Replaces `programs` in a build without the feature `bpf`.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::spread::control::ControlFilter;
-use crate::spread::error::SpreadError;
-use crate::spread::group::AtDevice;
-use crate::spread::selector::{Rule, Spread};
+use crate::spread::error::UdpGroupError;
+use crate::spread::group::XdpReport;
+use crate::spread::selector::{Selector, SlotRule};
 
-/// There are none.
+/// The eBPF programs of a group, which this build lacks.
 #[derive(Debug)]
 pub(super) struct Programs {
-    spread: Spread,
+    spread: Selector,
 }
 
 impl Programs {
     pub(super) const SLOTS: usize = 1;
 
     pub(super) fn load(
-        spread: Spread,
-        _rule: Option<Rule>,
+        spread: Selector,
+        _rule: Option<SlotRule>,
         _control: Option<&ControlFilter>,
-    ) -> Result<Programs, SpreadError> {
-        Err(SpreadError::NotBuilt { spread, feature: "bpf" })
+    ) -> Result<Programs, UdpGroupError> {
+        Err(UdpGroupError::NotBuilt { spread, feature: "bpf" })
     }
 
-    fn not_built(&self) -> SpreadError {
-        SpreadError::NotBuilt { spread: self.spread, feature: "bpf" }
+    fn not_built(&self) -> UdpGroupError {
+        UdpGroupError::NotBuilt { spread: self.spread, feature: "bpf" }
     }
 
-    pub(super) fn attach(&self, _socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn attach(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
@@ -38,27 +38,29 @@ impl Programs {
         _address: SocketAddr,
         _device: u32,
         _members: usize,
-    ) -> Result<(), SpreadError> {
+    ) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
-    pub(super) fn seat(&self, _seat: usize, _socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn seat(&self, _seat: usize, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
-    pub(super) fn seat_control(&self, _socket: BorrowedFd<'_>) -> Result<(), SpreadError> {
+    pub(super) fn seat_control(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
-    pub(super) fn leave(&self, _seat: usize) -> Result<(), SpreadError> {
+    pub(super) fn leave(&self, _seat: usize) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
-    pub(super) fn choose(&self, _rule: Rule) -> Result<(), SpreadError> {
+    pub(super) fn choose(&self, _rule: SlotRule) -> Result<(), UdpGroupError> {
         Err(self.not_built())
     }
 
-    pub(super) fn give(&self, _slot: usize, _seat: usize) {}
+    pub(super) fn give(&self, _slot: usize, _seat: usize) -> Result<(), UdpGroupError> {
+        Ok(())
+    }
 
     pub(super) fn strays(&self) -> u64 {
         0
@@ -68,7 +70,7 @@ impl Programs {
         None
     }
 
-    pub(super) fn at_device(&self) -> Option<AtDevice> {
+    pub(super) fn at_device(&self) -> Option<XdpReport> {
         None
     }
 }

@@ -1,104 +1,106 @@
-//! The selectors, by name.
+//! Selectors: the rules that choose the socket of a packet.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::spread::device::Device;
-use crate::spread::key::Key;
+use crate::spread::device::DeviceName;
+use crate::spread::key::FlowKey;
 
-/// What chooses the socket of a group that gets a packet.
+/// The rule that chooses the socket of a group for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Spread {
-    /// The kernel's hash of the 4-tuple: one 4-tuple, one socket.
+pub enum Selector {
+    /// The kernel's hash of the 4-tuple. Packets with the same 4-tuple reach the same socket.
     Hash,
-    /// A random number, modulo the number of sockets (classic BPF): even, and packets of a flow overtake each other.
+    /// A random number modulo the number of sockets (classic BPF). The distribution is even, and packets of a flow are reordered.
     Random,
-    /// The flow within the 4-tuple, modulo the number of sockets (classic BPF): even where there are many flows, and a flow
-    /// stays in order. Packets that are too short go to the first socket.
-    Key(Key),
-    /// The processor that handles the packet, modulo the number of sockets (classic BPF).
+    /// A number in the payload modulo the number of sockets (classic BPF). The distribution is even with many flows, and each flow stays
+    /// in order. Packets that are too short go to the first socket.
+    Key(FlowKey),
+    /// The number of the CPU that handles the packet, modulo the number of sockets (classic BPF).
     Cpu,
-    /// A table, by one of these rules (eBPF): rule, weights and members may be changed under traffic. Takes the feature `bpf`,
+    /// A table indexed by one of these rules (eBPF). Rule, weights and members can change under traffic. Needs the feature `bpf`,
     /// CAP_BPF and CAP_NET_ADMIN.
-    Map(Rule),
-    /// Packets are given one of so many source ports at random before the kernel sees them (XDP), and then the hash spreads
-    /// them: for receivers that nobody may change. They see as many peers, to which replies do not get through. Takes what
-    /// [`Spread::Map`] takes.
+    Map(SlotRule),
+    /// An XDP program rewrites the source port of each packet to a random port of a range, and the kernel's hash then distributes the
+    /// packets. For receivers that cannot be changed. A receiver sees one peer for each port, and replies do not reach the sender.
+    /// Needs the same as [`Selector::Map`].
     XdpSourcePort {
-        /// How many ports, 1 to 16,384: with few, some sockets get none.
+        /// The number of ports, 1 to 16,384. With few ports, some sockets get no packets.
         ports: u16,
-        /// Where the packets come; `None` is the device that has the group's address.
-        device: Option<Device>,
+        /// The device that receives the packets; `None`: the device that has the group's address.
+        device: Option<DeviceName>,
     },
-    /// Packets are given to processors before the kernel has done its work on them (XDP), and each processor's go to a socket
-    /// as with [`Spread::Cpu`]: the kernel's work is spread too. Takes what [`Spread::Map`] takes.
+    /// An XDP program redirects packets to CPUs before the network stack handles them, and the packets of each CPU go to a socket as with
+    /// [`Selector::Cpu`]. This distributes the work of the network stack too. Needs the same as [`Selector::Map`].
     Cpumap {
-        /// How many processors, from 0 on; `None` is as many as there are sockets, or processors if these are fewer.
+        /// The number of CPUs, from CPU 0; `None`: the number of sockets or of CPUs, the smaller of both.
         cpus: Option<u16>,
-        /// Which of them.
-        order: Order,
-        /// Where the packets come; `None` is the device that has the group's address.
-        device: Option<Device>,
+        /// The rule that chooses the CPU.
+        order: CpuOrder,
+        /// The device that receives the packets; `None`: the device that has the group's address.
+        device: Option<DeviceName>,
     },
 }
 
-/// What chooses the slot of [`Spread::Map`]'s table.
+/// The rule that chooses the slot in the table of [`Selector::Map`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Rule {
-    /// As [`Spread::Hash`].
+pub enum SlotRule {
+    /// Like [`Selector::Hash`].
     Hash,
-    /// As [`Spread::Random`].
+    /// Like [`Selector::Random`].
     #[default]
     Random,
-    /// As [`Spread::Key`].
-    Key(Key),
-    /// As [`Spread::Cpu`].
+    /// Like [`Selector::Key`].
+    Key(FlowKey),
+    /// Like [`Selector::Cpu`].
     Cpu,
 }
 
-/// To which processor [`Spread::Cpumap`] gives a packet.
+/// The rule that chooses the CPU of a packet with [`Selector::Cpumap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// To each in turn.
+pub enum CpuOrder {
+    /// Each CPU in turn.
     #[default]
     Turn,
-    /// To any.
+    /// A random CPU.
     Random,
-    /// To the one that has its flow, which stays in order.
-    Key(Key),
+    /// The number in the payload modulo the number of CPUs. Each flow stays in order.
+    Key(FlowKey),
 }
 
-/// Why a text names no selector.
+/// An error in the text of a selector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a way to spread packets: expected {}", Spread::EXPECTED)]
-pub struct SpreadTextError {
+#[error("{text:?} is not a way to spread packets: expected {}", Selector::EXPECTED)]
+pub struct SelectorParseError {
     text: String,
 }
 
-/// The most ports of [`Spread::XdpSourcePort`]: 49152 to 65535.
+/// The most ports of [`Selector::XdpSourcePort`]: 49152 to 65535.
 pub(super) const MOST_PORTS: u16 = 16_384;
 
-/// How far into the payload the verifier lets the program of [`Spread::Cpumap`] look.
+/// The largest offset in the payload that the BPF verifier accepts for the program of [`Selector::Cpumap`].
 pub(super) const FARTHEST_KEY: u16 = 0x3fff;
 
-impl Spread {
-    /// What can be asked for, for messages.
+impl Selector {
+    /// The accepted texts, for error messages.
     pub const EXPECTED: &str = "hash, random, flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes), cpu, \
          map or map:RULE (RULE hash, random, cpu or flow:...), xdp:PORTS (1 to 16384) or xdp:PORTS@DEVICE, \
          cpumap, cpumap:CPUS, cpumap:CPUS:ORDER (ORDER random or flow:...), each with @DEVICE or without";
 
-    /// What is wrong with its numbers, whoever made it.
+    /// Returns the fault in the parameters of the selector, if any.
     pub(super) fn fault(&self) -> Option<&'static str> {
-        let bad_key = |key: &Key| !key.is_sound();
+        let bad_key = |key: &FlowKey| !key.is_sound();
         match self {
-            Spread::Key(key) | Spread::Map(Rule::Key(key)) if bad_key(key) => {
+            Selector::Key(key) | Selector::Map(SlotRule::Key(key)) if bad_key(key) => {
                 Some("a key has 1, 2 or 4 bytes, of which some bits count")
             }
-            Spread::XdpSourcePort { ports, .. } if !(1..=MOST_PORTS).contains(ports) => {
+            Selector::XdpSourcePort { ports, .. } if !(1..=MOST_PORTS).contains(ports) => {
                 Some("1 to 16384 ports can be had")
             }
-            Spread::Cpumap { cpus: Some(0), .. } => Some("1 processor at least must be there"),
-            Spread::Cpumap { order: Order::Key(key), .. } if bad_key(key) || key.offset > FARTHEST_KEY => {
+            Selector::Cpumap { cpus: Some(0), .. } => Some("1 processor at least must be there"),
+            Selector::Cpumap { order: CpuOrder::Key(key), .. }
+                if bad_key(key) || key.offset > FARTHEST_KEY =>
+            {
                 Some("a key has 1, 2 or 4 bytes, of which some bits count, within the first 16 KiB")
             }
             _ => None,
@@ -106,22 +108,22 @@ impl Spread {
     }
 }
 
-impl fmt::Display for Spread {
+impl fmt::Display for Selector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at = |device: &Option<Device>| device.map_or(String::new(), |device| format!("@{device}"));
+        let at = |device: &Option<DeviceName>| device.map_or(String::new(), |device| format!("@{device}"));
         match self {
-            Spread::Hash => formatter.pad("hash"),
-            Spread::Random => formatter.pad("random"),
-            Spread::Cpu => formatter.pad("cpu"),
-            Spread::Key(key) => formatter.pad(&format!("flow:{key}")),
-            Spread::Map(rule) => formatter.pad(&format!("map:{rule}")),
-            Spread::XdpSourcePort { ports, device } => formatter.pad(&format!("xdp:{ports}{}", at(device))),
-            Spread::Cpumap { cpus, order, device } => {
+            Selector::Hash => formatter.pad("hash"),
+            Selector::Random => formatter.pad("random"),
+            Selector::Cpu => formatter.pad("cpu"),
+            Selector::Key(key) => formatter.pad(&format!("flow:{key}")),
+            Selector::Map(rule) => formatter.pad(&format!("map:{rule}")),
+            Selector::XdpSourcePort { ports, device } => formatter.pad(&format!("xdp:{ports}{}", at(device))),
+            Selector::Cpumap { cpus, order, device } => {
                 let cpus = cpus.map_or(String::new(), |cpus| format!(":{cpus}"));
                 let order = match order {
-                    Order::Turn => String::new(),
-                    Order::Random => ":random".to_owned(),
-                    Order::Key(key) => format!(":flow:{key}"),
+                    CpuOrder::Turn => String::new(),
+                    CpuOrder::Random => ":random".to_owned(),
+                    CpuOrder::Key(key) => format!(":flow:{key}"),
                 };
                 formatter.pad(&format!("cpumap{cpus}{order}{}", at(device)))
             }
@@ -129,40 +131,40 @@ impl fmt::Display for Spread {
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for SlotRule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Rule::Hash => formatter.pad("hash"),
-            Rule::Random => formatter.pad("random"),
-            Rule::Cpu => formatter.pad("cpu"),
-            Rule::Key(key) => formatter.pad(&format!("flow:{key}")),
+            SlotRule::Hash => formatter.pad("hash"),
+            SlotRule::Random => formatter.pad("random"),
+            SlotRule::Cpu => formatter.pad("cpu"),
+            SlotRule::Key(key) => formatter.pad(&format!("flow:{key}")),
         }
     }
 }
 
-impl FromStr for Spread {
-    type Err = SpreadTextError;
+impl FromStr for Selector {
+    type Err = SelectorParseError;
 
-    fn from_str(text: &str) -> Result<Spread, SpreadTextError> {
+    fn from_str(text: &str) -> Result<Selector, SelectorParseError> {
         read(text)
             .filter(|spread| spread.fault().is_none())
-            .ok_or_else(|| SpreadTextError { text: text.to_owned() })
+            .ok_or_else(|| SelectorParseError { text: text.to_owned() })
     }
 }
 
-fn read(text: &str) -> Option<Spread> {
+fn read(text: &str) -> Option<Selector> {
     if let Some(rule) = rule(text) {
         return Some(match rule {
-            Rule::Hash => Spread::Hash,
-            Rule::Random => Spread::Random,
-            Rule::Cpu => Spread::Cpu,
-            Rule::Key(key) => Spread::Key(key),
+            SlotRule::Hash => Selector::Hash,
+            SlotRule::Random => Selector::Random,
+            SlotRule::Cpu => Selector::Cpu,
+            SlotRule::Key(key) => Selector::Key(key),
         });
     }
     if let Some(rest) = text.strip_prefix("map") {
-        return Some(Spread::Map(match rest.strip_prefix(':') {
+        return Some(Selector::Map(match rest.strip_prefix(':') {
             Some(text) => rule(text)?,
-            None => rest.is_empty().then(Rule::default)?,
+            None => rest.is_empty().then(SlotRule::default)?,
         }));
     }
     let (text, device) = match text.split_once('@') {
@@ -170,10 +172,10 @@ fn read(text: &str) -> Option<Spread> {
         None => (text, None),
     };
     if let Some(ports) = text.strip_prefix("xdp:") {
-        return Some(Spread::XdpSourcePort { ports: ports.parse().ok()?, device });
+        return Some(Selector::XdpSourcePort { ports: ports.parse().ok()?, device });
     }
     let rest = text.strip_prefix("cpumap")?;
-    let mut spread = (None, Order::Turn);
+    let mut spread = (None, CpuOrder::Turn);
     let mut rest = if rest.is_empty() { "" } else { rest.strip_prefix(':')? };
     if rest.starts_with(|letter: char| letter.is_ascii_digit()) {
         let (cpus, behind) = rest.split_once(':').map_or((rest, ""), |(cpus, behind)| (cpus, behind));
@@ -187,20 +189,20 @@ fn read(text: &str) -> Option<Spread> {
     }
     if !rest.is_empty() {
         spread.1 = match rule(rest)? {
-            Rule::Random => Order::Random,
-            Rule::Key(key) => Order::Key(key),
-            Rule::Hash | Rule::Cpu => return None,
+            SlotRule::Random => CpuOrder::Random,
+            SlotRule::Key(key) => CpuOrder::Key(key),
+            SlotRule::Hash | SlotRule::Cpu => return None,
         };
     }
-    Some(Spread::Cpumap { cpus: spread.0, order: spread.1, device })
+    Some(Selector::Cpumap { cpus: spread.0, order: spread.1, device })
 }
 
-fn rule(text: &str) -> Option<Rule> {
+fn rule(text: &str) -> Option<SlotRule> {
     Some(match text {
-        "hash" => Rule::Hash,
-        "random" => Rule::Random,
-        "cpu" => Rule::Cpu,
-        _ => Rule::Key(Key::read(text.strip_prefix("flow:")?)?),
+        "hash" => SlotRule::Hash,
+        "random" => SlotRule::Random,
+        "cpu" => SlotRule::Cpu,
+        _ => SlotRule::Key(FlowKey::read(text.strip_prefix("flow:")?)?),
     })
 }
 
@@ -230,9 +232,9 @@ mod tests {
             "cpumap:flow:0:4",
             "cpumap:2:flow:0:4:0xff@eth0",
         ] {
-            assert_eq!(text.parse::<Spread>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Selector>().unwrap().to_string(), text);
         }
-        assert_eq!("map".parse(), Ok(Spread::Map(Rule::Random)));
+        assert_eq!("map".parse(), Ok(Selector::Map(SlotRule::Random)));
     }
 
     #[test]
@@ -264,7 +266,7 @@ mod tests {
             "cpumap:flow:16384:4",
             "cpumap2",
         ] {
-            let error = text.parse::<Spread>().unwrap_err();
+            let error = text.parse::<Selector>().unwrap_err();
             assert!(error.to_string().contains("flow:OFFSET:WIDTH"), "{error}");
         }
     }

@@ -1,27 +1,28 @@
-//! Who has which slots: arithmetic without a kernel.
+//! The division of slots among members, independent of the kernel.
 
-/// Odd, so that going on by so much meets every slot of a power of two, and far from the last ones each time.
+/// The step between visited slots. It is odd, so that steps modulo a power of two visit every slot, and large, so that consecutive
+/// visits are far apart.
 const STRIDE: usize = 2531;
 
-/// The seat of every slot.
+/// The member of each slot.
 #[derive(Debug)]
 pub(super) struct Table {
     owner: Vec<usize>,
 }
 
 impl Table {
-    /// In turn: as even as can be also for the few flows that have small numbers.
+    /// Returns a table in which slots go to members in turn. The distribution is even for flows with small numbers too.
     pub(super) fn even(slots: usize, seats: usize) -> Table {
         Table { owner: (0..slots).map(|slot| slot % seats).collect() }
     }
 
-    /// Slot and seat.
+    /// Returns all pairs of slot and member.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.owner.iter().copied().enumerate()
     }
 
-    /// Gives each seat its share, and moves no slot that need not. Which slots were moved, and to whom. The sum of the weights
-    /// is not 0.
+    /// Divides the slots by weight with the fewest moves, and returns each moved slot with its new member. The sum of the weights must not
+    /// be 0.
     pub(super) fn steer(&mut self, weights: &[u32]) -> Vec<(usize, usize)> {
         let quotas = quotas(self.owner.len(), weights);
         let mut has = vec![0_usize; weights.len()];
@@ -38,7 +39,7 @@ impl Table {
             if has.get(from).is_some_and(|has| *has <= quotas[from]) {
                 continue;
             }
-            // Whoever lacks most; there is somebody as long as another one has too much.
+            // Picks the member with the fewest slots relative to its share. There is one while another member has too many.
             let lacks = |seat: &usize| quotas[*seat].saturating_sub(has[*seat]);
             let Some(to) = (0..weights.len()).rev().max_by_key(lacks).filter(|seat| lacks(seat) > 0) else {
                 break;
@@ -54,7 +55,7 @@ impl Table {
     }
 }
 
-/// Whole slots by weight; those left over go to the largest remainders.
+/// Returns the number of slots of each member by weight. Slots left by rounding go to the largest remainders.
 fn quotas(slots: usize, weights: &[u32]) -> Vec<usize> {
     let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
     let exact = |weight: u32| slots as u128 * u128::from(weight);
@@ -85,7 +86,7 @@ mod tests {
         assert_eq!(moved.len(), 1024);
         assert!(moved.iter().all(|(_, to)| *to == 3));
         assert_eq!(held(&table, 4), [1024; 4]);
-        // Also of the slots with small numbers, which is where few flows are.
+        // Checks the first slots too, which are the only used slots when flows are few.
         let low = table.iter().take(64).filter(|(_, owner)| *owner == 3).count();
         assert!((8..=24).contains(&low), "{low}");
     }
@@ -116,7 +117,7 @@ mod tests {
             prop_assume!(before.iter().any(|weight| *weight > 0) && after.iter().any(|weight| *weight > 0));
             let mut table = Table::even(4096, before.len());
             table.steer(&before);
-            // Seats only ever become more.
+            // The number of members only grows.
             let mut after = after;
             after.resize(after.len().max(before.len()), 0);
             let old = held(&table, after.len());

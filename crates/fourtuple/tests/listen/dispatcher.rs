@@ -1,9 +1,12 @@
 use std::fs;
 use std::io::{Read, Write};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Connection, Endpoint, Family, Group, Listen, Policy};
+use fourtuple::listen::{
+    AcceptPolicy, Acceptor, Connection, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
+};
 use fourtuple_testing::in_namespace;
 
 use crate::pool::{Worker, ask, connect, endpoint, open, serve};
@@ -11,12 +14,17 @@ use crate::pool::{Worker, ask, connect, endpoint, open, serve};
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
 #[test]
-fn there_is_one_and_only_with_its_policy() {
+fn a_group_has_one_dispatcher() {
     in_namespace(|| {
-        let group = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ROTATE).open().unwrap();
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::ROTATE).open().unwrap();
         let error = group.dispatcher().unwrap_err().to_string();
-        assert!(error.starts_with("a group with rotate gives no dispatcher: its workers accept"), "{error}");
-        let group = Listen::at(endpoint(Family::Tcp4)).policy(Policy::Dispatcher).open().unwrap();
+        assert!(
+            error.starts_with("a group with rotate has no dispatcher to return: its workers accept"),
+            "{error}"
+        );
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher).open().unwrap();
         let first = group.dispatcher().unwrap();
         let error = group.dispatcher().unwrap_err().to_string();
         assert!(error.ends_with("it has one already; drop that first"), "{error}");
@@ -26,9 +34,9 @@ fn there_is_one_and_only_with_its_policy() {
 }
 
 #[test]
-fn the_next_dispatcher_takes_over() {
+fn the_next_dispatcher_takes_over_connections() {
     in_namespace(|| {
-        let mut group = open(Policy::Dispatcher, Family::Unix);
+        let mut group = open(AcceptPolicy::Dispatcher, Family::Unix);
         let workers = Worker::start_many(&group, 2);
         let mut streams: Vec<_> = (0..5).map(|_| connect(&group)).collect();
         for stream in &mut streams {
@@ -36,7 +44,7 @@ fn the_next_dispatcher_takes_over() {
         }
         let stats = group.end_dispatcher();
         assert_eq!((stats.accepts, stats.handed, stats.lost), (5, 5, 0));
-        // Whoever comes meanwhile stays in the listener's queue.
+        // Connections that arrive meanwhile stay in the accept queue.
         streams.push(connect(&group));
         group.start_dispatcher();
         for stream in &mut streams {
@@ -47,23 +55,22 @@ fn the_next_dispatcher_takes_over() {
 }
 
 #[test]
-fn a_worker_that_dies_at_work_is_in_nobodys_way() {
+fn a_busy_worker_that_dies_delays_no_request() {
     in_namespace(|| {
-        let group = open(Policy::Dispatcher, Family::Unix);
+        let group = open(AcceptPolicy::Dispatcher, Family::Unix);
         let mut dies = group.join().unwrap();
         let mut stream = connect(&group);
         stream.write_all(b"x").unwrap();
         let connection = dies.next(DEADLINE).unwrap().unwrap();
         let worker = Worker::start(&group);
-        // As a process that is killed: nobody hears of it.
-        std::mem::forget(dies);
+        die(dies);
         drop(connection);
         for _ in 0..10 {
             assert_eq!(ask(&mut *connect(&group), 0).0, 1);
         }
         group.vacate(0);
         let heir = Worker::start(&group);
-        // The thread may take its time to begin.
+        // The thread may start late.
         let serves = (0..10_000).any(|_| {
             thread::sleep(Duration::from_millis(1));
             ask(&mut *connect(&group), 0).0 == 0
@@ -75,24 +82,48 @@ fn a_worker_that_dies_at_work_is_in_nobodys_way() {
     });
 }
 
-/// A worker that is forgotten keeps its group open, and so its path.
-fn remove_path(group: &Group) {
+/// The dispatcher sends each connection to a worker twice, for its request and for its end. Workers that take turns strictly
+/// would be in step with this: one would get all requests.
+#[test]
+fn requests_are_not_in_step_with_workers() {
+    in_namespace(|| {
+        let group = open(AcceptPolicy::Dispatcher, Family::Unix);
+        let workers = Worker::start_many(&group, 2);
+        for _ in 0..400 {
+            ask(&mut *connect(&group), 0);
+            // Both ends of the connection are served, and both workers wait.
+            thread::sleep(Duration::from_millis(2));
+        }
+        let requests: Vec<_> = group.stats().iter().take(2).map(|seat| seat.requests).collect();
+        assert!(requests.iter().all(|&requests| requests >= 40), "{requests:?}");
+        workers.into_iter().for_each(Worker::stop);
+    });
+}
+
+/// Ends a worker like a killed process: no destructor runs. Its memory stays reachable, so that it is not reported as a leak.
+fn die(worker: Acceptor) {
+    static DEAD: Mutex<Vec<Acceptor>> = Mutex::new(Vec::new());
+    DEAD.lock().unwrap().push(worker);
+}
+
+/// Forgets a worker, which keeps its group open. The path of the group is removed here.
+fn remove_path(group: &ListenerGroup) {
     if let Endpoint::Unix(path) = group.endpoint() {
         fs::remove_file(path).unwrap();
     }
 }
 
 #[test]
-fn a_worker_that_dies_idle_keeps_nobody() {
+fn an_idle_worker_that_dies_keeps_no_connection() {
     in_namespace(|| {
-        let group = open(Policy::Dispatcher, Family::Unix);
+        let group = open(AcceptPolicy::Dispatcher, Family::Unix);
         let mut dies = group.join().unwrap();
         assert!(dies.next(Some(Duration::ZERO)).unwrap().is_none());
-        std::mem::forget(dies);
+        die(dies);
         let mut stream = connect(&group);
         thread::scope(|scope| {
             let asks = scope.spawn(|| ask(&mut *stream, 0));
-            // So that it is given to the one that is no more.
+            // The dispatcher sends this request to the dead worker.
             thread::sleep(Duration::from_millis(100));
             let worker = Worker::start(&group);
             group.vacate(0);
@@ -104,9 +135,9 @@ fn a_worker_that_dies_idle_keeps_nobody() {
 }
 
 #[test]
-fn what_cannot_travel_stays_with_its_worker() {
+fn a_connection_with_a_long_carry_stays() {
     in_namespace(|| {
-        let group = open(Policy::Dispatcher, Family::Unix);
+        let group = open(AcceptPolicy::Dispatcher, Family::Unix);
         let mut acceptor = group.join().unwrap();
         let mut stream = connect(&group);
         stream.write_all(b"x").unwrap();
@@ -126,7 +157,7 @@ fn what_cannot_travel_stays_with_its_worker() {
             assert_eq!((connection.carry.len(), connection.mark), (carry, 7));
             acceptor.keep(connection).unwrap();
         }
-        // Others are not kept out by it.
+        // Other connections are served meanwhile.
         let mut other = connect(&group);
         thread::scope(|scope| {
             let asks = scope.spawn(|| ask(&mut *other, 0));
@@ -138,7 +169,7 @@ fn what_cannot_travel_stays_with_its_worker() {
                 serve(&mut acceptor, connection);
                 break;
             }
-            // What is kept goes back with the next question.
+            // The worker returns a kept connection with its next call of `next`.
             acceptor.next(Some(Duration::ZERO)).unwrap();
             assert_eq!(asks.join().unwrap(), (0, 1));
         });
@@ -146,16 +177,16 @@ fn what_cannot_travel_stays_with_its_worker() {
 }
 
 #[test]
-fn a_worker_has_no_more_than_it_was_allowed() {
+fn depth_bounds_the_connections_of_a_worker() {
     in_namespace(|| {
-        let group = open(Policy::Dispatcher, Family::Tcp4);
+        let group = open(AcceptPolicy::Dispatcher, Family::Tcp4);
         let mut first = group.join().unwrap();
         let mut streams: Vec<_> = (0..3).map(|_| connect(&group)).collect();
         for stream in &mut streams {
             stream.write_all(&0_u32.to_ne_bytes()).unwrap();
         }
         let held = first.next(DEADLINE).unwrap().unwrap();
-        // It is busy: everybody else is for the one that is not.
+        // The first worker is busy, so the second worker gets every further connection.
         let second = Worker::start(&group);
         let mut answers = 0;
         let mut last = connect(&group);

@@ -1,6 +1,9 @@
-//! Every policy, with real workers and clients.
+//! Every accept policy with real workers and clients.
 
 mod dispatcher;
+mod drain;
+mod examples;
+mod limits;
 mod policies;
 mod pool;
 mod processes;

@@ -1,68 +1,50 @@
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Listen, ListenError, Policy, Recycle, Workers};
+use fourtuple::listen::{
+    AcceptPolicy, Family, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle, Workers,
+};
 use fourtuple_measure::balance;
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, ask, closed_gate, connect, endpoint, has_uring, open};
+use crate::pool::{Worker, ask, closed_gate, connect, endpoint, open};
 
 fn stop(workers: Vec<Worker>) {
     workers.into_iter().for_each(Worker::stop);
 }
 
-fn sums(group: &Group) -> (u64, u64, u64) {
+fn sums(group: &ListenerGroup) -> (u64, u64, u64) {
     group.stats().iter().fold((0, 0, 0), |(accepts, requests, open), seat| {
         (accepts + seat.accepts, requests + seat.requests, open.wrapping_add(seat.open))
     })
 }
 
-/// Whether the kernel lets us load a BPF program; if not, what is left out is said aloud, or a failure.
-#[cfg(feature = "bpf")]
-pub(crate) fn can_choose(test: &str) -> bool {
-    let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy);
-    match listen.open() {
-        Ok(_) => true,
-        Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })) => {
-            fourtuple_testing::skip(test, "bpf", &error.to_string());
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-#[cfg(not(feature = "bpf"))]
-fn can_choose(_test: &str) -> bool {
-    let refused = Listen::at(endpoint(Family::Tcp4)).policy(Policy::ReuseportLeastBusy).open().unwrap_err();
-    assert!(matches!(refused, ListenError::NotBuilt { .. }), "{refused}");
-    false
-}
-
-/// Policies that this machine can do, with the families they go with.
-pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (Policy, Family)> {
-    let uring = has_uring(test).then_some(Policy::UringOneshot);
-    let policies = [
-        Policy::Exclusive,
-        Policy::Plain,
-        Policy::Blocking,
-        Policy::ROTATE,
-        Policy::SharedOneshot,
-        Policy::Reuseport,
-        Policy::Dispatcher,
-    ];
-    let least_busy = can_choose(test).then_some(Policy::ReuseportLeastBusy);
-    policies
+/// Returns every policy that this host can open, with each family that it supports.
+pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (AcceptPolicy, Family)> {
+    AcceptPolicy::ALL
         .into_iter()
-        .chain(least_busy)
-        .chain(uring)
+        .filter(|policy| is_available(*policy, test))
         .flat_map(|policy| Family::ALL.map(|family| (policy, family)))
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
 
+/// Whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
+pub(crate) fn is_available(policy: AcceptPolicy, test: &str) -> bool {
+    match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
+        (Ok(_), _) => true,
+        (Err(ListenError::NotBuilt { .. }), Some("bpf")) if !cfg!(feature = "bpf") => false,
+        (Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })), Some(facility)) => {
+            fourtuple_testing::skip(test, facility, &error.to_string());
+            false
+        }
+        (Err(error), _) => panic!("{policy}: {error}"),
+    }
+}
+
 #[test]
-fn every_request_is_answered_whoever_serves() {
+fn every_policy_answers_every_request() {
     in_namespace(|| {
-        for (policy, family) in everywhere("every_request_is_answered_whoever_serves") {
+        for (policy, family) in everywhere("every_policy_answers_every_request") {
             let group = open(policy, family);
             let workers = Worker::start_many(&group, 3);
             thread::scope(|scope| {
@@ -80,14 +62,14 @@ fn every_request_is_answered_whoever_serves() {
             stop(workers);
             let (accepts, requests, open) = sums(&group);
             assert_eq!((accepts, requests), (9, 69), "{policy} over {family}");
-            // The ends of some may not have been read yet; nobody is counted twice.
+            // A worker may not yet have read the end of a connection; no connection counts twice.
             assert!(open <= 9, "{policy} over {family}: {open} open");
         }
     });
 }
 
-/// Connections one after the other, each when all workers wait again; kept open.
-fn one_after_the_other(policy: Policy, family: Family) -> Vec<u64> {
+/// Opens connections in sequence, each when all workers wait, and keeps them open.
+fn one_after_the_other(policy: AcceptPolicy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
     thread::sleep(Duration::from_millis(100));
@@ -105,14 +87,14 @@ fn one_after_the_other(policy: Policy, family: Family) -> Vec<u64> {
 }
 
 #[test]
-fn exclusive_is_a_ladder_and_rotate_and_blocking_take_turns() {
+fn exclusive_prefers_one_worker_and_rotate_takes_turns() {
     in_namespace(|| {
         for family in Family::ALL {
-            let shares = one_after_the_other(Policy::Exclusive, family);
+            let shares = one_after_the_other(AcceptPolicy::Exclusive, family);
             assert!(balance::jain(&shares).unwrap() < 0.75, "exclusive over {family}: {shares:?}");
-            for policy in [Policy::ROTATE, Policy::Blocking] {
-                // A blocking worker is its connection's while that is open: these are closed one by one.
-                let shares = if policy == Policy::Blocking {
+            for policy in [AcceptPolicy::ROTATE, AcceptPolicy::Blocking] {
+                // A blocking worker serves only its connection, so these are closed one by one.
+                let shares = if policy == AcceptPolicy::Blocking {
                     closed_one_by_one(policy, family)
                 } else {
                     one_after_the_other(policy, family)
@@ -124,11 +106,11 @@ fn exclusive_is_a_ladder_and_rotate_and_blocking_take_turns() {
 }
 
 #[test]
-fn one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns() {
+fn uring_oneshot_and_dispatcher_take_turns() {
     in_namespace(|| {
-        let mut policies = vec![Policy::Dispatcher];
-        if has_uring("one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns") {
-            policies.push(Policy::UringOneshot);
+        let mut policies = vec![AcceptPolicy::Dispatcher];
+        if is_available(AcceptPolicy::UringOneshot, "uring_oneshot_and_dispatcher_take_turns") {
+            policies.push(AcceptPolicy::UringOneshot);
         }
         for policy in policies {
             for family in Family::ALL {
@@ -140,7 +122,7 @@ fn one_shot_accepts_of_io_uring_and_a_dispatcher_take_turns() {
     });
 }
 
-fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
+fn closed_one_by_one(policy: AcceptPolicy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
     for _ in 0..48 {
@@ -154,13 +136,13 @@ fn closed_one_by_one(policy: Policy, family: Family) -> Vec<u64> {
 #[test]
 fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
     in_namespace(|| {
-        for policy in [Policy::SharedOneshot, Policy::Dispatcher] {
+        for policy in [AcceptPolicy::SharedOneshot, AcceptPolicy::Dispatcher] {
             let group = open(policy, Family::Unix);
             let workers = Worker::start_many(&group, 2);
             let mut first = connect(&group);
             let mut second = connect(&group);
             let busy = ask(&mut *first, 0).0;
-            // Both were served by somebody; now whoever gets the long request, the other serves the other connection.
+            // Both connections are served. Then one worker gets the long request, and the other worker must serve the other connection.
             ask(&mut *second, 0);
             thread::scope(|scope| {
                 let (gate, work) = closed_gate();
@@ -178,9 +160,11 @@ fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
 }
 
 #[test]
-fn connections_are_closed_after_so_many_requests() {
+fn recycle_closes_after_n_requests() {
     in_namespace(|| {
-        let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::ROTATE).recycle(Recycle::Requests(3));
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Unix))
+            .policy(AcceptPolicy::ROTATE)
+            .recycle(Recycle::Requests(3));
         let group = listen.open().unwrap();
         let workers = Worker::start_many(&group, 2);
         let mut stream = connect(&group);
@@ -192,11 +176,11 @@ fn connections_are_closed_after_so_many_requests() {
 }
 
 #[test]
-fn who_leaves_loses_nobody() {
+fn a_worker_that_leaves_loses_no_connection() {
     in_namespace(|| {
-        for (policy, family) in everywhere("who_leaves_loses_nobody") {
-            // Its worker is one connection's alone.
-            if policy == Policy::Blocking {
+        for (policy, family) in everywhere("a_worker_that_leaves_loses_no_connection") {
+            // A blocking worker serves only its connection.
+            if policy == AcceptPolicy::Blocking {
                 continue;
             }
             let group = open(policy, family);
@@ -210,7 +194,7 @@ fn who_leaves_loses_nobody() {
             for stream in &mut kept {
                 assert_eq!(ask(&mut **stream, 0), (1, 2), "{policy} over {family}");
             }
-            // Also whoever comes while nobody is there: over the listener that was left behind.
+            // A connection that arrives while the group has no worker is queued by the listener that was left.
             staying.stop();
             if !policy.has_listener_each() {
                 kept.push(connect(&group));
@@ -225,17 +209,27 @@ fn who_leaves_loses_nobody() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error() {
+fn impossible_settings_are_errors() {
     in_namespace(|| {
-        let refused = Listen::at(endpoint(Family::Unix)).policy(Policy::Reuseport).open().unwrap_err();
+        let refused = ListenerGroupBuilder::at(endpoint(Family::Unix))
+            .policy(AcceptPolicy::Reuseport)
+            .open()
+            .unwrap_err();
         assert!(refused.to_string().starts_with("reuseport is not possible over unix"), "{refused}");
-        let group = Listen::at(endpoint(Family::Tcp4)).seats(1).policy(Policy::ROTATE).open().unwrap();
+        let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
+            .seats(1)
+            .policy(AcceptPolicy::ROTATE)
+            .open()
+            .unwrap();
         let _acceptor = group.join().unwrap();
         assert_eq!(group.join().err().unwrap().to_string(), "all 1 seats of the group are taken");
-        let taken = Listen::at(group.endpoint().clone()).policy(Policy::Reuseport).open().unwrap_err();
+        let taken = ListenerGroupBuilder::at(group.endpoint().clone())
+            .policy(AcceptPolicy::Reuseport)
+            .open()
+            .unwrap_err();
         assert!(taken.to_string().contains("EADDRINUSE"), "{taken}");
-        let auto = Listen::at(endpoint(Family::Tcp6)).open().unwrap();
-        assert_eq!(auto.policy(), Policy::SharedOneshot);
+        let auto = ListenerGroupBuilder::at(endpoint(Family::Tcp6)).open().unwrap();
+        assert_eq!(auto.policy(), AcceptPolicy::SharedOneshot);
     });
 }
 
@@ -243,19 +237,19 @@ fn what_cannot_be_is_an_error() {
 #[cfg(feature = "bpf")]
 fn the_least_busy_worker_is_chosen() {
     in_namespace(|| {
-        if !can_choose("the_least_busy_worker_is_chosen") {
+        if !is_available(AcceptPolicy::ReuseportLeastBusy, "the_least_busy_worker_is_chosen") {
             return;
         }
-        let group = open(Policy::ReuseportLeastBusy, Family::Tcp4);
+        let group = open(AcceptPolicy::ReuseportLeastBusy, Family::Tcp4);
         let workers = Worker::start_many(&group, 3);
         thread::scope(|scope| {
-            // One worker is busy for long: nobody else may be sent there.
+            // One worker is busy for long, so the program must not choose it.
             let mut first = connect(&group);
             let busy = ask(&mut *first, 0).0;
             let (gate, work) = closed_gate();
             let long = scope.spawn(move || ask(&mut *first, work).0);
             gate.wait();
-            // Held, so that no end of one makes a worker busy; and each when the worker of the one before waits again.
+            // The connections are held, so that no end of one makes a worker busy. Each is opened when the previous worker waits again.
             let mut held = Vec::new();
             let mut seats = Vec::new();
             for _ in 0..60 {

@@ -1,4 +1,4 @@
-//! Workers that answer lines, and clients that ask.
+//! Workers that answer requests, and their clients.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,18 +11,18 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fourtuple::listen::{
-    Acceptor, Connection, DispatcherStats, Endpoint, Family, Group, Listen, ListenError, Policy, Waker,
+    AcceptPolicy, AcceptWaker, Acceptor, Connection, DispatcherStats, Endpoint, Family, ListenerGroup,
+    ListenerGroupBuilder,
 };
-use fourtuple_testing::skip;
 
-/// Nothing is decided by it but that a test has failed.
+/// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A client's end, over whatever it is.
+/// A client's stream over TCP or a unix socket.
 pub(crate) trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-pub(crate) fn connect(group: &Group) -> Box<dyn Stream> {
+pub(crate) fn connect(group: &ListenerGroup) -> Box<dyn Stream> {
     match group.endpoint() {
         Endpoint::Unix(path) => {
             let stream = UnixStream::connect(path).unwrap();
@@ -38,8 +38,8 @@ pub(crate) fn connect(group: &Group) -> Box<dyn Stream> {
     }
 }
 
-/// Asks for `work` microseconds of a worker's time: its seat, and how many requests of this connection it or others have
-/// answered.
+/// Requests `work` microseconds of a worker's time. Returns the worker's seat and the number of requests that were answered on
+/// this connection.
 pub(crate) fn ask(stream: &mut dyn Stream, work: u32) -> (u32, u32) {
     try_ask(stream, work).expect("an answer")
 }
@@ -52,11 +52,11 @@ pub(crate) fn try_ask(stream: &mut dyn Stream, work: u32) -> std::io::Result<(u3
     Ok((u32::from_ne_bytes(seat.try_into().unwrap()), u32::from_ne_bytes(served.try_into().unwrap())))
 }
 
-/// A request that lasts until the test says otherwise, however slow the machine is: asked for as the work of its number.
+/// A request that lasts until the test ends it. A client requests it with the gate's number as work.
 #[derive(Default)]
 pub(crate) struct Gate(Mutex<(bool, bool)>, Condvar);
 
-/// Work from here on is the number of a gate.
+/// Values of `work` from here on are numbers of gates.
 const GATES: u32 = u32::MAX - 7;
 
 static ALL: LazyLock<[Gate; 8]> = LazyLock::new(Default::default);
@@ -65,7 +65,7 @@ fn gate(work: u32) -> Option<&'static Gate> {
     ALL.get(work.checked_sub(GATES)? as usize)
 }
 
-/// A gate that no other test has, and the work that waits for it.
+/// Returns a gate that no other test uses, and the work that waits for it.
 pub(crate) fn closed_gate() -> (&'static Gate, u32) {
     static NEXT: AtomicU32 = AtomicU32::new(GATES);
     let work = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -73,7 +73,7 @@ pub(crate) fn closed_gate() -> (&'static Gate, u32) {
 }
 
 impl Gate {
-    /// In the worker.
+    /// Waits in the worker until the gate is open.
     fn pass(&self) {
         let mut state = self.0.lock().unwrap();
         state.0 = true;
@@ -83,7 +83,7 @@ impl Gate {
         }
     }
 
-    /// Until the worker waits at it.
+    /// Waits until the worker has reached the gate.
     pub(crate) fn wait(&self) {
         let mut state = self.0.lock().unwrap();
         while !state.0 {
@@ -97,7 +97,7 @@ impl Gate {
     }
 }
 
-/// A path that no other test has.
+/// Returns an endpoint that no other test uses.
 pub(crate) fn endpoint(family: Family) -> Endpoint {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     match family {
@@ -111,41 +111,28 @@ pub(crate) fn endpoint(family: Family) -> Endpoint {
     }
 }
 
-/// Whether this machine has io_uring; says so if a test does without.
-pub(crate) fn has_uring(test: &str) -> bool {
-    let listen = Listen::at(endpoint(Family::Unix)).policy(Policy::UringOneshot);
-    match listen.open() {
-        Ok(_) => true,
-        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
-            skip(test, "io_uring", &error.to_string());
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// A group, and the thread of its dispatcher if it has one.
+/// A group, and the thread of its dispatcher if the policy has one.
 pub(crate) struct Opened {
-    group: Group,
+    group: ListenerGroup,
     dispatching: Option<Dispatching>,
 }
 
 impl Deref for Opened {
-    type Target = Group;
+    type Target = ListenerGroup;
 
-    fn deref(&self) -> &Group {
+    fn deref(&self) -> &ListenerGroup {
         &self.group
     }
 }
 
-pub(crate) fn open(policy: Policy, family: Family) -> Opened {
-    let group = Listen::at(endpoint(family)).policy(policy).seats(16).open().unwrap();
-    let dispatching = (policy == Policy::Dispatcher).then(|| Dispatching::start(&group));
+pub(crate) fn open(policy: AcceptPolicy, family: Family) -> Opened {
+    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(16).open().unwrap();
+    let dispatching = (policy == AcceptPolicy::Dispatcher).then(|| Dispatching::start(&group));
     Opened { group, dispatching }
 }
 
 impl Opened {
-    /// What the dispatcher has done; it is no more.
+    /// Stops the dispatcher and returns its counters.
     pub(crate) fn end_dispatcher(&mut self) -> DispatcherStats {
         self.dispatching.take().unwrap().end()
     }
@@ -155,15 +142,15 @@ impl Opened {
     }
 }
 
-/// A dispatcher's thread.
+/// The thread of a dispatcher.
 struct Dispatching {
     thread: Option<JoinHandle<DispatcherStats>>,
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: AcceptWaker,
 }
 
 impl Dispatching {
-    fn start(group: &Group) -> Dispatching {
+    fn start(group: &ListenerGroup) -> Dispatching {
         let mut dispatcher = group.dispatcher().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let waker = dispatcher.waker();
@@ -189,16 +176,16 @@ impl Drop for Dispatching {
     }
 }
 
-/// A worker's thread.
+/// The thread of a worker.
 pub(crate) struct Worker {
     thread: JoinHandle<()>,
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: AcceptWaker,
 }
 
 impl Worker {
     /// Joins in the calling thread, so that seats are in order.
-    pub(crate) fn start(group: &Group) -> Worker {
+    pub(crate) fn start(group: &ListenerGroup) -> Worker {
         let mut acceptor = group.join().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let waker = acceptor.waker();
@@ -209,13 +196,13 @@ impl Worker {
                     serve(&mut acceptor, connection);
                 }
             }
-            let farewell = acceptor.leave().unwrap();
-            assert!(farewell.kept.is_empty(), "nobody took {} connections over", farewell.kept.len());
+            let report = acceptor.leave().unwrap();
+            assert!(report.kept.is_empty(), "{} connections were not handed over", report.kept.len());
         });
         Worker { thread, stop, waker }
     }
 
-    pub(crate) fn start_many(group: &Group, count: usize) -> Vec<Worker> {
+    pub(crate) fn start_many(group: &ListenerGroup, count: usize) -> Vec<Worker> {
         (0..count).map(|_| Worker::start(group)).collect()
     }
 

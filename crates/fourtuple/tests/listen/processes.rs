@@ -1,4 +1,4 @@
-//! Workers that are processes: the example `prefork`, since a test's own process has too many threads to fork.
+//! Worker processes: the example `prefork`, because the test's own process has too many threads to fork.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, skip};
 
-use crate::pool::has_uring;
+use crate::policies::is_available;
 
-/// The example, running.
+/// A running `prefork` example.
 pub(crate) struct Prefork {
     process: Child,
     orders: ChildStdin,
@@ -20,7 +21,7 @@ pub(crate) struct Prefork {
     pub(crate) address: String,
 }
 
-/// Where cargo has put the example, beside the tests; `None`, aloud, where only the test was brought (a virtual machine).
+/// Returns the path of an example beside the test binary. `None`, reported as a skip, if only the test was copied to a guest.
 pub(crate) fn example(test: &str) -> Option<PathBuf> {
     let mut path = env::current_exe().unwrap();
     path.pop();
@@ -57,7 +58,7 @@ impl Prefork {
         line.trim_end().to_owned()
     }
 
-    /// What an order that counts says of each seat.
+    /// Parses the reply to an order that asks for the counters of every seat.
     pub(crate) fn counts(&mut self, order: &str) -> Vec<u64> {
         self.order(order).split_whitespace().skip(1).map(|count| count.parse().unwrap()).collect()
     }
@@ -74,7 +75,7 @@ impl Prefork {
     }
 }
 
-/// Seat of the worker, and number of the line on its connection.
+/// Returns the worker's seat and the number of the line on its connection.
 fn ask(stream: &mut BufReader<TcpStream>) -> (usize, usize) {
     stream.get_mut().write_all(b"?\n").unwrap();
     let mut line = String::new();
@@ -85,15 +86,15 @@ fn ask(stream: &mut BufReader<TcpStream>) -> (usize, usize) {
 
 fn policies(test: &str) -> Vec<&'static str> {
     let mut policies = vec!["exclusive", "plain", "rotate", "reuseport", "auto"];
-    policies.extend(has_uring(test).then_some("uring-oneshot"));
+    policies.extend(is_available(AcceptPolicy::UringOneshot, test).then_some("uring-oneshot"));
     policies
 }
 
 #[test]
-fn processes_share_work_and_hand_it_over() {
-    let Some(example) = example("processes_share_work_and_hand_it_over") else { return };
+fn processes_share_and_hand_over_connections() {
+    let Some(example) = example("processes_share_and_hand_over_connections") else { return };
     in_namespace(move || {
-        for policy in policies("processes_share_work_and_hand_it_over") {
+        for policy in policies("processes_share_and_hand_over_connections") {
             let mut prefork = Prefork::start(&example, policy, 3);
             let mut kept: Vec<_> = (0..6).map(|_| prefork.connect()).collect();
             for stream in &mut kept {
@@ -110,10 +111,10 @@ fn processes_share_work_and_hand_it_over() {
 }
 
 #[test]
-fn a_worker_that_is_killed_takes_its_own_connections_alone() {
-    let Some(example) = example("a_worker_that_is_killed_takes_its_own_connections_alone") else { return };
+fn a_killed_worker_loses_only_its_connections() {
+    let Some(example) = example("a_killed_worker_loses_only_its_connections") else { return };
     in_namespace(move || {
-        for policy in policies("a_worker_that_is_killed_takes_its_own_connections_alone") {
+        for policy in policies("a_killed_worker_loses_only_its_connections") {
             let mut prefork = Prefork::start(&example, policy, 3);
             let mut kept: Vec<_> = (0..12).map(|_| prefork.connect()).collect();
             let seats: Vec<_> = kept.iter_mut().map(|stream| ask(stream).0).collect();

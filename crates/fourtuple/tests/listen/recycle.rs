@@ -1,22 +1,23 @@
-//! Connections that are closed where it is measured to be better.
+//! Connections that the server closes where the measurement favours it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{BreakEven, Family, Group, Listen, Policy, Recycle};
+use fourtuple::listen::{AcceptPolicy, BreakEven, Family, ListenerGroup, ListenerGroupBuilder, Recycle};
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{Worker, connect, endpoint, has_uring, try_ask};
+use crate::policies::is_available;
+use crate::pool::{Worker, connect, endpoint, try_ask};
 
-fn open(policy: Policy) -> Group {
-    let listen = Listen::at(endpoint(Family::Unix)).policy(policy).seats(16);
+fn open(policy: AcceptPolicy) -> ListenerGroup {
+    let listen = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).seats(16);
     listen.recycle(Recycle::Measured).open().unwrap()
 }
 
-/// Clients that connect again when they are closed, until `enough`; of the requests of each one in `long_every` takes 20 ms.
+/// Runs clients that reconnect when they are closed, until `enough`. One request in `long_every` takes 20 ms.
 fn load(
-    group: &Group,
+    group: &ListenerGroup,
     clients: u32,
     long_every: u32,
     pause: Duration,
@@ -41,7 +42,7 @@ fn load(
             });
         }
         let begun = Instant::now();
-        // Where it never comes to pass the caller's assertion says so.
+        // If the condition never holds, the caller's assertion fails.
         while !enough(&group.break_even().unwrap()) && begun.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -53,10 +54,11 @@ fn load(
 }
 
 #[test]
-fn kept_connections_that_wait_behind_a_busy_worker_are_closed() {
+fn measured_closes_connections_that_wait() {
     in_namespace(|| {
-        let uring = has_uring("kept_connections_that_wait_behind_a_busy_worker_are_closed");
-        for policy in [Policy::Exclusive].into_iter().chain(uring.then_some(Policy::UringOneshot)) {
+        let uring = is_available(AcceptPolicy::UringOneshot, "measured_closes_connections_that_wait");
+        for policy in [AcceptPolicy::Exclusive].into_iter().chain(uring.then_some(AcceptPolicy::UringOneshot))
+        {
             let found = load(&open(policy), 16, 8, Duration::ZERO, |found| found.closes);
             assert!(found.closes, "{policy}: {found}");
             assert!(found.misplaced_wait > found.fresh_connection, "{policy}: {found}");
@@ -64,9 +66,9 @@ fn kept_connections_that_wait_behind_a_busy_worker_are_closed() {
     });
 }
 
-/// One client, and a worker that sleeps whenever it asks. Where processors are late it may wait in truth; a mistake would find
-/// that in every group.
-fn keeps(policy: Policy) {
+/// Runs one client and one worker that sleeps before each request. On a loaded host a request may really wait; an error of the
+/// measurement would appear in every group.
+fn keeps(policy: AcceptPolicy) {
     let enough = |found: &BreakEven| found.samples >= 400 || found.closes;
     let once = || load(&open(policy), 1, u32::MAX, Duration::from_millis(1), enough);
     let kept = (0..10).map(|_| once()).find(|found| !found.closes);
@@ -77,14 +79,14 @@ fn keeps(policy: Policy) {
 fn kept_connections_that_do_not_wait_are_kept() {
     in_namespace(|| {
         let enough = |found: &BreakEven| found.samples >= 400 || found.closes;
-        keeps(Policy::Exclusive);
-        if has_uring("kept_connections_that_do_not_wait_are_kept") {
-            keeps(Policy::UringOneshot);
+        keeps(AcceptPolicy::Exclusive);
+        if is_available(AcceptPolicy::UringOneshot, "kept_connections_that_do_not_wait_are_kept") {
+            keeps(AcceptPolicy::UringOneshot);
         }
-        // Whoever is idle serves whoever waits: there is nothing to be gained by closing, however long requests take.
-        let found = load(&open(Policy::SharedOneshot), 16, 8, Duration::ZERO, enough);
+        // Any idle worker serves the next request, so closing gains nothing, however long requests take.
+        let found = load(&open(AcceptPolicy::SharedOneshot), 16, 8, Duration::ZERO, enough);
         assert!(!found.closes && found.samples >= 400 && found.misplaced_wait.is_zero(), "{found}");
-        let kept = Listen::at(endpoint(Family::Tcp4)).open().unwrap();
+        let kept = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).open().unwrap();
         assert_eq!(kept.break_even(), None);
     });
 }

@@ -1,4 +1,4 @@
-//! Workers come and go under load, and no request notices.
+//! Workers join and leave under load, and no request fails.
 
 use std::collections::VecDeque;
 use std::env;
@@ -6,25 +6,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Group, Listen, Policy, Workers};
+use fourtuple::listen::{AcceptPolicy, Family, ListenerGroup, ListenerGroupBuilder, Workers};
 use fourtuple_testing::in_namespace;
 
 use crate::policies::everywhere;
 use crate::pool::{Worker, connect, endpoint, open, try_ask};
 
-/// A worker joins, another drains and leaves, so often; FOURTUPLE_RELOADS asks for more.
+/// Returns how often a worker joins while another one leaves; FOURTUPLE_RELOADS overrides it.
 fn reloads() -> u32 {
     env::var("FOURTUPLE_RELOADS").map_or(100, |count| count.parse().expect("FOURTUPLE_RELOADS is a number"))
 }
 
-/// What clients had while they asked without a pause: answers, and requests that failed.
+/// The outcome of the clients: answers, and failed requests.
 struct Seen {
     answers: u64,
     failures: Vec<String>,
 }
 
-/// Four clients: two of them open a connection per request, two keep theirs for a while.
-fn under_load(group: &Group, reload: impl FnOnce()) -> Seen {
+/// Runs four clients: two open a connection per request, and two keep a connection for several requests.
+fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> Seen {
     let stop = AtomicBool::new(false);
     let answers = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -42,7 +42,7 @@ fn under_load(group: &Group, reload: impl FnOnce()) -> Seen {
                             thread::sleep(Duration::from_micros(200));
                         }
                     }
-                    // TIME_WAIT is theirs who close: not so fast that the ports run out.
+                    // The client closes first and gets the TIME_WAIT socket; the pause prevents that ports run out.
                     thread::sleep(Duration::from_micros(500));
                 }
                 None
@@ -56,7 +56,7 @@ fn under_load(group: &Group, reload: impl FnOnce()) -> Seen {
     })
 }
 
-fn reload_again_and_again(policy: Policy, family: Family) {
+fn reload_again_and_again(policy: AcceptPolicy, family: Family) {
     let group = open(policy, family);
     let mut workers: VecDeque<Worker> = Worker::start_many(&group, 3).into();
     let seen = under_load(&group, || {
@@ -73,23 +73,24 @@ fn reload_again_and_again(policy: Policy, family: Family) {
 }
 
 #[test]
-fn reloads_lose_nobody() {
+fn reloads_lose_no_request() {
     in_namespace(|| {
-        // A worker that blocks leaves when its connection ends, and others do not serve that.
-        let reloadable =
-            |(policy, family): &(Policy, Family)| *policy != Policy::Blocking && *family != Family::Tcp6;
-        for (policy, family) in everywhere("reloads_lose_nobody").filter(reloadable) {
+        // A worker with `blocking` leaves when its connection ends, and no other worker serves that connection.
+        let reloadable = |(policy, family): &(AcceptPolicy, Family)| {
+            *policy != AcceptPolicy::Blocking && *family != Family::Tcp6
+        };
+        for (policy, family) in everywhere("reloads_lose_no_request").filter(reloadable) {
             reload_again_and_again(policy, family);
         }
     });
 }
 
 #[test]
-fn processes_leave_their_queue_to_the_kernel_where_it_moves_it() {
+fn processes_use_tcp_migrate_req() {
     in_namespace(|| {
-        // Of this namespace alone. Absent before Linux 5.14: then the listener is handed over.
+        // The sysctl belongs to this namespace. It is absent before Linux 5.14; the listener is then handed over.
         let _ = std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "1");
-        let listen = Listen::at(endpoint(Family::Tcp4)).policy(Policy::Reuseport);
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Reuseport);
         let group = listen.workers(Workers::Processes).open().unwrap();
         let leaving = group.join().unwrap();
         let mut waiting: Vec<_> = (0..5).map(|_| connect(&group)).collect();

@@ -1,5 +1,5 @@
-//! Least busy workers under everything that goes wrong at once: a SYN flood, clients that reset, workers that are killed.
-//! What is decided is decided by counts; times say only how long it goes on.
+//! Least busy workers under a SYN flood, clients that reset, and killed workers at the same time.
+//! Every assertion is on counters; times only determine the duration.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -10,40 +10,41 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::option;
 use fourtuple_testing::segment::{Raw, SYN};
 use fourtuple_testing::{in_namespace, set_sysctl};
 
-use crate::policies::can_choose;
+use crate::policies::is_available;
 use crate::processes::{Prefork, example};
 
 const TEST: &str = "least_busy_workers_survive_floods_resets_and_kills";
 const WORKERS: usize = 4;
-/// SYNs between two kills, in volleys with a pause behind each.
+/// The SYNs between two kills, sent in bursts with a pause after each.
 const VOLLEYS: u32 = 25;
 const VOLLEY: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Requests when it is quiet, for every worker that was killed before.
+/// The requests of the quiet phase, per worker that was killed before.
 const QUIET: u64 = 5000;
-/// Nothing is decided by it but that the test has failed.
+/// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How many times a worker is killed: two a second of the length that FOURTUPLE_SOAK asks for, in half of which it is quiet.
+/// Returns the number of kills: two per second in the first half of the length that FOURTUPLE_SOAK sets.
 fn kills() -> u32 {
     env::var("FOURTUPLE_SOAK").map_or(3, |seconds| seconds.parse().expect("FOURTUPLE_SOAK is in seconds"))
 }
 
-/// What honest clients have in common.
+/// The state that honest clients share.
 #[derive(Default)]
 struct Honest {
     stop: AtomicBool,
     answers: AtomicU64,
-    /// Held by who is in the middle of a connection; the test takes it for itself to kill a worker, for what that one is
-    /// answering at this moment is lost, whatever the policy.
+    /// Clients hold it for reading during a connection. The test holds it for writing while it kills a worker, because the request
+    /// that this worker serves is lost under every policy.
     at_it: RwLock<()>,
 }
 
-/// Tells others to stop, also where the test fails.
+/// Stops the clients when the test ends or fails.
 struct Stopping<'a>(&'a AtomicBool);
 
 impl Drop for Stopping<'_> {
@@ -52,7 +53,7 @@ impl Drop for Stopping<'_> {
     }
 }
 
-/// Opens connections of so many requests each, until it is told to stop; the first request that failed, if one did.
+/// Opens connections of `requests` requests each until it is stopped. Returns the first failed request.
 fn honest(address: &str, requests: u64, seen: &Honest) -> Result<(), String> {
     while !seen.stop.load(Ordering::Acquire) {
         let at_it = seen.at_it.read().unwrap();
@@ -75,13 +76,13 @@ fn honest(address: &str, requests: u64, seen: &Honest) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens connections and breaks them off with a RST, before they are accepted (if it is fast) or in the middle of a line,
-/// until it is told to stop; how many.
+/// Opens connections and resets them, before they are accepted or in the middle of a line, until it is stopped. Returns their
+/// number.
 fn rude(address: &str, stop: &AtomicBool) -> u64 {
     let mut resets = 0;
     while !stop.load(Ordering::Acquire) {
         for words in [&b""[..], b"half a line", b"?\nand half a line"] {
-            // What becomes of it before is nobody's business: a worker may be killed that has it.
+            // Errors are expected: a killed worker may have had the connection.
             let Ok(mut stream) = TcpStream::connect(address) else { continue };
             let _ = stream.write_all(words);
             option::set_reset_on_close(stream.as_fd()).unwrap();
@@ -92,7 +93,7 @@ fn rude(address: &str, stop: &AtomicBool) -> u64 {
     resets
 }
 
-/// SYNs from ports and addresses of nobody, each another one.
+/// Sends SYNs, each from another address and port that does not exist.
 struct Flood {
     sources: Vec<Raw>,
     sent: u32,
@@ -114,7 +115,7 @@ impl Flood {
     }
 }
 
-/// Waits until no worker has found a leak for longer than it takes to find one.
+/// Waits until no worker has found a leak for longer than one check takes.
 fn settled(prefork: &mut Prefork) -> u64 {
     const STEADY: Duration = Duration::from_secs(6);
     let end = Instant::now() + DEADLINE;
@@ -131,7 +132,7 @@ fn settled(prefork: &mut Prefork) -> u64 {
     leaks.iter().sum()
 }
 
-/// All that goes wrong, beside honest clients: how many connections were reset, and SYNs sent after the last kill.
+/// Runs floods, resets and kills beside honest clients. Returns the resets, and the SYNs sent after the last kill.
 fn storm(prefork: &mut Prefork, flood: &mut Flood, at_it: &RwLock<()>) -> (u64, u32) {
     let address = prefork.address.clone();
     let stop = AtomicBool::new(false);
@@ -140,7 +141,7 @@ fn storm(prefork: &mut Prefork, flood: &mut Flood, at_it: &RwLock<()>) -> (u64, 
         let rude = scope.spawn(|| rude(&address, &stop));
         for kill in 0..kills() {
             (0..VOLLEYS).for_each(|_| flood.volley());
-            let _nobody_is_at_it = at_it.write().unwrap();
+            let _no_request_runs = at_it.write().unwrap();
             let said = prefork.order(&format!("kill {}", kill as usize % WORKERS));
             assert!(said.ends_with("Killed(9)"), "{said}");
         }
@@ -155,11 +156,11 @@ fn storm(prefork: &mut Prefork, flood: &mut Flood, at_it: &RwLock<()>) -> (u64, 
 fn least_busy_workers_survive_floods_resets_and_kills() {
     let Some(example) = example(TEST) else { return };
     in_namespace(move || {
-        if !can_choose(TEST) {
+        if !is_available(AcceptPolicy::ReuseportLeastBusy, TEST) {
             return;
         }
         set_sysctl("net.core.somaxconn", "4096");
-        // The honest close first: TIME_WAIT is theirs.
+        // Honest clients close first and get the TIME_WAIT sockets.
         set_sysctl("net.ipv4.ip_local_port_range", "10000 65000");
         let mut prefork = Prefork::start(&example, "reuseport-least-busy", WORKERS);
         let address = prefork.address.clone();
@@ -188,13 +189,13 @@ fn least_busy_workers_survive_floods_resets_and_kills() {
             (resets, last, leaked, quiet)
         });
         eprintln!(
-            "{} SYNs of nobody, {resets} resets, {} workers killed; honest requests: {} answered, 0 failed; when it was \
+            "{} SYNs without a client, {resets} resets, {} workers killed; honest requests: {} answered, 0 failed; when it was \
              quiet, by seat: {quiet:?}; leaked and found: {leaked}",
             flood.sent,
             kills(),
             seen.answers.load(Ordering::Relaxed),
         );
-        // Under load newer connections stand in for those that leaked, and what a killed worker had goes with its seat.
+        // Under load newer connections replace leaked ones in the counters, and the counters of a killed worker are reset.
         assert!(leaked >= u64::from(last) / 2, "{leaked} found of {last} at least");
         quiet.sort();
         let (least, most) = quiet.split_at(quiet.len() - WORKERS);

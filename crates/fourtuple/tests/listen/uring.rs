@@ -1,23 +1,24 @@
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Listen, ListenError, Policy};
+use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::in_namespace;
 
-use crate::pool::{ask, connect, endpoint, has_uring, serve};
+use crate::policies::is_available;
+use crate::pool::{ask, connect, endpoint, serve};
 
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
-fn listen(family: Family) -> Listen {
-    Listen::at(endpoint(family)).policy(Policy::UringOneshot)
+fn listen(family: Family) -> ListenerGroupBuilder {
+    ListenerGroupBuilder::at(endpoint(family)).policy(AcceptPolicy::UringOneshot)
 }
 
 #[test]
-fn without_permission_it_says_so() {
+fn a_missing_permission_is_an_error() {
     in_namespace(|| {
         let group = listen(Family::Unix).open();
-        // On a thread of its own: there is no way back.
+        // The seccomp filter applies to this thread only and cannot be removed.
         thread::spawn(move || {
             seccomp::refuse(Facility::IoUring).unwrap();
             let error = listen(Family::Unix).open().unwrap_err();
@@ -27,7 +28,7 @@ fn without_permission_it_says_so() {
                 said.starts_with("uring-oneshot is not permitted here: io_uring_setup(): EPERM ("),
                 "{said}"
             );
-            // So does a worker that alone has not got it.
+            // A worker without the permission fails too.
             if let Ok(group) = group {
                 assert!(matches!(group.join().err(), Some(ListenError::NotPermitted { .. })));
                 assert_eq!(group.stats().len(), 64);
@@ -39,9 +40,9 @@ fn without_permission_it_says_so() {
 }
 
 #[test]
-fn an_acceptor_may_go_to_another_thread() {
+fn an_acceptor_can_move_to_another_thread() {
     in_namespace(|| {
-        if !has_uring("an_acceptor_may_go_to_another_thread") {
+        if !is_available(AcceptPolicy::UringOneshot, "an_acceptor_can_move_to_another_thread") {
             return;
         }
         let group = listen(Family::Tcp4).open().unwrap();
@@ -53,7 +54,7 @@ fn an_acceptor_may_go_to_another_thread() {
                 let works = scope.spawn(move || {
                     let connection = acceptor.next(DEADLINE).unwrap().expect("a request");
                     serve(&mut acceptor, connection);
-                    // Its poll is under way in this thread's ring.
+                    // The poll of the connection is in progress in this thread's ring.
                     assert!(acceptor.next(Some(Duration::ZERO)).unwrap().is_none());
                     acceptor
                 });
@@ -61,15 +62,15 @@ fn an_acceptor_may_go_to_another_thread() {
                 works.join().unwrap()
             });
         }
-        let farewell = acceptor.leave().unwrap();
-        assert_eq!(farewell.handed_over, 1);
+        let report = acceptor.leave().unwrap();
+        assert_eq!((report.handed_over, report.waiting), (0, 1));
     });
 }
 
 #[test]
-fn nobody_is_lost_between_two_waits() {
+fn no_connection_is_lost_between_waits() {
     in_namespace(|| {
-        if !has_uring("nobody_is_lost_between_two_waits") {
+        if !is_available(AcceptPolicy::UringOneshot, "no_connection_is_lost_between_waits") {
             return;
         }
         let group = listen(Family::Unix).open().unwrap();
@@ -83,7 +84,7 @@ fn nobody_is_lost_between_two_waits() {
                     })
                 })
                 .collect();
-            // Cancelled as often as it waits.
+            // The timeout cancels the accept of each wait.
             let mut acceptor = group.join().unwrap();
             let mut answered = 0;
             while answered < 600 {

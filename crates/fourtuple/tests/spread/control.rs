@@ -1,10 +1,12 @@
-//! Control packets among more data than anybody reads.
+//! Control packets among more data than the receiver reads.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use fourtuple::spread::{ControlFilter, Group, Spread, SpreadError};
+use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
@@ -12,15 +14,15 @@ use fourtuple_testing::in_namespace;
 use crate::group::{members, open, open_with_control, take};
 
 const DATA: u32 = 6_000;
-/// So many data packets come between two of control.
+/// The number of data packets between two control packets.
 const BETWEEN: u32 = 60;
 const CONTROL: usize = (DATA / BETWEEN) as usize;
-/// In the first byte of what is control.
+/// The first byte of a control packet.
 const MARK: u32 = 0xff00_0000;
 const ALL: [&str; 2] = ["127.0.0.1", "::1"];
 
-/// Sends both kinds while nobody reads, the one kind from `control`.
-fn overload(group: &Group, data: &UdpSocket, control: &UdpSocket) {
+/// Sends data and control packets while no socket is read; control packets are sent from `control`.
+fn overload(group: &UdpGroup, data: &UdpSocket, control: &UdpSocket) {
     let to_itself = at("127.0.0.1");
     to_itself.connect(to_itself.local_addr().unwrap()).unwrap();
     to_itself.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -33,15 +35,15 @@ fn overload(group: &Group, data: &UdpSocket, control: &UdpSocket) {
     }
 }
 
-/// Until what was sent before is where it goes: on a slow machine the queue of the loopback device, of 1,000 packets
-/// (netdev_max_backlog), would be full before those of the sockets, and lose both kinds alike.
+/// Waits until all packets sent before have been delivered. On a slow machine the queue of the loopback device
+/// (netdev_max_backlog, 1,000 packets) would otherwise fill before the socket queues, and lose data and control packets alike.
 fn wait_for_loopback(to_itself: &UdpSocket) {
     let arrives = || to_itself.send(&[0]).and_then(|_| to_itself.recv(&mut [0])).is_ok();
     assert!((0..100).any(|_| arrives()), "nothing passes the loopback device");
 }
 
-/// Of control and of data, what is in the queues of these sockets.
-fn waiting(sockets: &[std::os::fd::OwnedFd]) -> (usize, usize) {
+/// Returns the numbers of control packets and of data packets in the queues of these sockets.
+fn waiting(sockets: &[OwnedFd]) -> (usize, usize) {
     let mut batch = Batch::new(64, 64);
     let mut got = Vec::new();
     for socket in sockets {
@@ -56,9 +58,9 @@ fn at(address: &str) -> UdpSocket {
 }
 
 #[test]
-fn without_a_socket_of_its_own_control_drowns_in_data() {
+fn control_without_its_own_socket_is_dropped_with_data() {
     in_namespace(|| {
-        let test = "without_a_socket_of_its_own_control_drowns_in_data";
+        let test = "control_without_its_own_socket_is_dropped_with_data";
         for address in ALL {
             let group =
                 open(test, (address.parse::<std::net::IpAddr>().unwrap(), 0).into(), 2, "random").unwrap();
@@ -98,21 +100,87 @@ fn none_is_lost(test: &str, spreads: &[&str]) {
 }
 
 #[test]
-fn with_one_it_does_not() {
-    in_namespace(|| none_is_lost("with_one_it_does_not", &["random", "flow:0:4", "cpu"]));
+fn a_control_socket_loses_no_control_packet() {
+    in_namespace(|| none_is_lost("a_control_socket_loses_no_control_packet", &["random", "flow:0:4", "cpu"]));
 }
 
 #[cfg(feature = "bpf")]
 #[test]
-fn nor_where_a_table_chooses() {
+fn a_control_socket_beside_a_table_loses_none() {
     in_namespace(|| {
-        none_is_lost("nor_where_a_table_chooses", &["map:random", "map:flow:0:4", "map:hash", "xdp:64"]);
+        none_is_lost(
+            "a_control_socket_beside_a_table_loses_none",
+            &["map:random", "map:flow:0:4", "map:hash", "xdp:64"],
+        );
     });
 }
 
-/// A header that is longer, and packets that are shorter than what is looked for.
+/// Opens groups at an address to which a thread keeps sending control packets and data. A packet may arrive at any time, also
+/// between the bind() of the first member and the bind() of the control socket: it reaches the right socket or none.
+fn while_it_opens(test: &str, spreads: &[&str]) {
+    const OPENED: usize = 200;
+    for address in ALL {
+        let to = at(address).local_addr().unwrap();
+        let ends = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let sender = at(address);
+                option::set_hops(sender.as_fd(), 255).unwrap();
+                let mut number = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    number += 1;
+                    // The send fails with ECONNREFUSED while no group is open.
+                    let _ = sender.send_to(&(MARK | number & 0xffff).to_be_bytes(), to);
+                    let _ = sender.send_to(&(number & 0xffff).to_be_bytes(), to);
+                }
+            });
+            let (mut at_members, mut at_control) = ((0, 0), (0, 0));
+            for turn in 0..OPENED {
+                let spread = spreads[turn % spreads.len()];
+                let Some(group) = open_with_control(test, to, 2, spread, "neighbour:0:1=0xff") else { break };
+                let (control, data) = waiting_now(&members(&group));
+                at_members = (at_members.0 + control, at_members.1 + data);
+                let (control, data) = waiting_now(&[group.control().unwrap()]);
+                at_control = (at_control.0 + control, at_control.1 + data);
+            }
+            ends.store(true, Ordering::Relaxed);
+            assert_eq!(
+                (at_members.0, at_control.1),
+                (0, 0),
+                "control at members, data at control: {address}"
+            );
+        });
+    }
+}
+
+/// Counts packets like [`waiting`], but does not wait for further packets.
+fn waiting_now(sockets: &[OwnedFd]) -> (usize, usize) {
+    let mut batch = Batch::new(64, 64);
+    let (mut control, mut data) = (0, 0);
+    for socket in sockets {
+        let _ = batch.receive(socket.as_fd());
+        let found = batch.iter().filter(|datagram| datagram.bytes[0] == 0xff).count();
+        (control, data) = (control + found, data + batch.len() - found);
+    }
+    (control, data)
+}
+
 #[test]
-fn odd_packets_are_not_mistaken() {
+fn control_goes_to_its_socket_while_a_group_opens() {
+    in_namespace(|| while_it_opens("control_goes_to_its_socket_while_a_group_opens", &["random", "cpu"]));
+}
+
+#[cfg(feature = "bpf")]
+#[test]
+fn control_goes_to_its_socket_while_a_table_fills() {
+    in_namespace(|| {
+        while_it_opens("control_goes_to_its_socket_while_a_table_fills", &["map:random", "map:hash"]);
+    });
+}
+
+/// The packets have a longer IP header, or are shorter than the bytes that the filter compares.
+#[test]
+fn odd_packets_are_classified_correctly() {
     in_namespace(|| {
         let mut spreads = vec!["random"];
         if cfg!(feature = "bpf") {
@@ -121,10 +189,10 @@ fn odd_packets_are_not_mistaken() {
         for spread in spreads {
             let to = "127.0.0.1:0".parse().unwrap();
             let sender = at("127.0.0.1");
-            // IP_OPTIONS: 4 times "no operation".
+            // The IP options are four times "no operation".
             option::set_int(sender.as_fd(), 0, 4, 0x0101_0101).unwrap();
             let filter = format!("port={}", sender.local_addr().unwrap().port());
-            let test = "odd_packets_are_not_mistaken";
+            let test = "odd_packets_are_classified_correctly";
             let Some(group) = open_with_control(test, to, 2, spread, &filter) else { return };
             for _ in 0..10 {
                 sender.send_to(&[0; 4], group.address()).unwrap();
@@ -145,11 +213,11 @@ fn odd_packets_are_not_mistaken() {
     });
 }
 
-/// Either of what makes a neighbour's packet is too little.
+/// A packet needs both properties of a neighbour's control packet; one alone is not enough.
 #[test]
-fn data_that_begin_like_control_are_data_unless_a_neighbour_sends_them() {
+fn control_lookalikes_from_afar_are_data() {
     in_namespace(|| {
-        let test = "data_that_begin_like_control_are_data_unless_a_neighbour_sends_them";
+        let test = "control_lookalikes_from_afar_are_data";
         let mut spreads = vec!["random"];
         if cfg!(feature = "bpf") {
             spreads.push("map");
@@ -178,14 +246,14 @@ fn data_that_begin_like_control_are_data_unless_a_neighbour_sends_them() {
 }
 
 #[test]
-fn filters_that_cannot_be_are_refused() {
+fn invalid_filters_are_refused() {
     in_namespace(|| {
         for (spread, filter) in [("hash", "ttl=255"), ("xdp:8", "port=3784")] {
             let (spread, filter) =
-                (spread.parse::<Spread>().unwrap(), filter.parse::<ControlFilter>().unwrap());
-            let result = Group::open_with_control("127.0.0.1:0".parse().unwrap(), 2, &spread, &filter);
+                (spread.parse::<Selector>().unwrap(), filter.parse::<ControlFilter>().unwrap());
+            let result = UdpGroup::open_with_control("127.0.0.1:0".parse().unwrap(), 2, &spread, &filter);
             let error = result.unwrap_err();
-            assert!(matches!(error, SpreadError::NoControl { .. }) && error.is_usage(), "{error}");
+            assert!(matches!(error, UdpGroupError::NoControl { .. }) && error.is_usage(), "{error}");
         }
     });
 }

@@ -1,41 +1,41 @@
-//! Groups, what is sent to them, and what their sockets got of it.
+//! Helpers: groups, and packets sent to them, counted by receiving socket.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::{ControlFilter, Group, Spread, SpreadError};
+use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 
-/// How long the slowest machine may take for what the fastest does at once.
+/// A time limit for the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// So many may wait in one queue, also where each takes a page.
+/// The number of packets that fit into one receive queue even if each occupies a page.
 const VOLLEY: u32 = 32;
 
-/// A group, or a counted skip where BPF cannot be had.
-pub(crate) fn open(test: &str, address: SocketAddr, members: usize, spread: &str) -> Option<Group> {
-    opened(test, Group::open(address, members, &spread.parse::<Spread>().unwrap()))
+/// Opens a group, or counts a skipped test if the host has no BPF.
+pub(crate) fn open(test: &str, address: SocketAddr, members: usize, spread: &str) -> Option<UdpGroup> {
+    opened(test, UdpGroup::open(address, members, &spread.parse::<Selector>().unwrap()))
 }
 
-/// The same with a socket for control.
+/// Opens a group with a control socket, or counts a skipped test if the host has no BPF.
 pub(crate) fn open_with_control(
     test: &str,
     address: SocketAddr,
     members: usize,
     spread: &str,
     filter: &str,
-) -> Option<Group> {
-    let (spread, filter) = (spread.parse::<Spread>().unwrap(), filter.parse::<ControlFilter>().unwrap());
-    opened(test, Group::open_with_control(address, members, &spread, &filter))
+) -> Option<UdpGroup> {
+    let (spread, filter) = (spread.parse::<Selector>().unwrap(), filter.parse::<ControlFilter>().unwrap());
+    opened(test, UdpGroup::open_with_control(address, members, &spread, &filter))
 }
 
-fn opened(test: &str, result: Result<Group, SpreadError>) -> Option<Group> {
+fn opened(test: &str, result: Result<UdpGroup, UdpGroupError>) -> Option<UdpGroup> {
     match result {
         Ok(group) => Some(group),
         #[cfg(feature = "bpf")]
-        Err(SpreadError::Bpf {
+        Err(UdpGroupError::Bpf {
             source:
                 error @ (fourtuple_bpf::BpfError::NotPermitted { .. } | fourtuple_bpf::BpfError::Absent { .. }),
             ..
@@ -43,7 +43,7 @@ fn opened(test: &str, result: Result<Group, SpreadError>) -> Option<Group> {
             fourtuple_testing::skip(test, "bpf", &error.to_string());
             None
         }
-        Err(SpreadError::NotBuilt { .. }) => {
+        Err(UdpGroupError::NotBuilt { .. }) => {
             fourtuple_testing::skip(test, "feature-bpf", "built without it");
             None
         }
@@ -51,16 +51,16 @@ fn opened(test: &str, result: Result<Group, SpreadError>) -> Option<Group> {
     }
 }
 
-/// A socket that sends to the group, from the same address.
-pub(crate) fn sender(group: &Group) -> UdpSocket {
+/// Opens a socket that sends to the group, from the group's own address.
+pub(crate) fn sender(group: &UdpGroup) -> UdpSocket {
     UdpSocket::bind((group.address().ip(), 0)).unwrap()
 }
 
-pub(crate) fn members(group: &Group) -> Vec<OwnedFd> {
+pub(crate) fn members(group: &UdpGroup) -> Vec<OwnedFd> {
     (0..group.len()).map(|index| group.member(index).unwrap()).collect()
 }
 
-/// What waits in the queue of a socket, by its first 4 bytes.
+/// Takes all packets from the queue of a socket, each as its first 4 bytes.
 pub(crate) fn take(socket: &OwnedFd, batch: &mut Batch, into: &mut Vec<u32>) -> usize {
     let mut taken = 0;
     while batch.receive(socket.as_fd()).is_ok() {
@@ -71,8 +71,9 @@ pub(crate) fn take(socket: &OwnedFd, batch: &mut Batch, into: &mut Vec<u32>) -> 
     taken
 }
 
-/// What each member gets of `packets` from one sender, whose payload is the packet's number. All arrive, or this fails.
-pub(crate) fn shares(group: &Group, sender: &UdpSocket, packets: u32) -> Vec<Vec<u32>> {
+/// Sends `packets` numbered packets from one sender, and returns the numbers that each member received. Panics if a packet is
+/// lost.
+pub(crate) fn shares(group: &UdpGroup, sender: &UdpSocket, packets: u32) -> Vec<Vec<u32>> {
     let members = members(group);
     let mut got = vec![Vec::new(); members.len()];
     let mut batch = Batch::new(64, 64);
@@ -102,7 +103,7 @@ pub(crate) fn lengths(got: &[Vec<u32>]) -> Vec<usize> {
     got.iter().map(Vec::len).collect()
 }
 
-/// Each socket's share is within 1 point of what it should be.
+/// Checks that the share of each socket is within one percentage point of an even share.
 pub(crate) fn assert_even(got: &[Vec<u32>]) {
     let lengths = lengths(got);
     let sum: usize = lengths.iter().sum();

@@ -1,4 +1,4 @@
-//! Which socket of a group gets a packet, asked of the kernel.
+//! Tests of the socket selection inside a group, as the kernel performs it.
 #![forbid(unsafe_code)]
 
 mod classic;

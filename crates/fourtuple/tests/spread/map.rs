@@ -1,4 +1,4 @@
-//! A table that is changed while packets come.
+//! A slot table that changes while packets arrive.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use fourtuple::spread::{Group, Rule, SpreadError};
+use fourtuple::spread::{SlotRule, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -22,25 +22,25 @@ fn local() -> SocketAddr {
 }
 
 #[test]
-fn its_rules_are_those_of_the_selectors() {
+fn table_rules_match_the_selectors() {
     in_namespace(|| {
         for address in LOCAL {
-            let test = "its_rules_are_those_of_the_selectors";
+            let test = "table_rules_match_the_selectors";
             let address: SocketAddr = address.parse().unwrap();
             let Some(mut group) = open(test, address, 4, "map:random") else { return };
             let sender = sender(&group);
-            // 5,000 each; 400 are more than six times the standard deviation.
+            // The expected share is 5,000 packets; 400 are more than six standard deviations.
             let got = shares(&group, &sender, 20_000);
             assert!(got.iter().all(|got| got.len().abs_diff(5_000) < 400), "{:?}", lengths(&got));
-            group.choose(Rule::Hash).unwrap();
+            group.choose(SlotRule::Hash).unwrap();
             let got = shares(&group, &sender, 1_000);
             assert_eq!(got.iter().filter(|got| !got.is_empty()).count(), 1);
-            group.choose("flow:0:4:0xf".parse::<fourtuple::spread::Spread>().map(key).unwrap()).unwrap();
+            group.choose("flow:0:4:0xf".parse::<fourtuple::spread::Selector>().map(key).unwrap()).unwrap();
             for (index, got) in shares(&group, &sender, 4_000).iter().enumerate() {
                 assert_eq!(got.len(), 1_000);
                 assert!(got.iter().all(|packet| packet & 3 == index as u32) && got.is_sorted());
             }
-            group.choose(Rule::Cpu).unwrap();
+            group.choose(SlotRule::Cpu).unwrap();
             let got = shares(&group, &sender, 1_000);
             assert!(got.iter().filter(|got| !got.is_empty()).count() <= 2.max(cpus()));
             assert_eq!(group.strays(), 0);
@@ -48,9 +48,9 @@ fn its_rules_are_those_of_the_selectors() {
     });
 }
 
-fn key(spread: fourtuple::spread::Spread) -> Rule {
+fn key(spread: fourtuple::spread::Selector) -> SlotRule {
     match spread {
-        fourtuple::spread::Spread::Key(key) => Rule::Key(key),
+        fourtuple::spread::Selector::Key(key) => SlotRule::Key(key),
         other => panic!("{other}"),
     }
 }
@@ -66,13 +66,13 @@ fn ten_members_are_all_busy_and_many_tuples_meet_all_by_hash() {
         let Some(mut group) = open(test, local(), 10, "map") else { return };
         let got = shares(&group, &sender(&group), 4_000);
         assert!(got.iter().all(|got| got.len().abs_diff(400) < 160), "{:?}", lengths(&got));
-        group.choose(Rule::Hash).unwrap();
+        group.choose(SlotRule::Hash).unwrap();
         let mut busy = [false; 10];
         for _ in 0..200 {
             let got = shares(&group, &sender(&group), 1);
             busy[got.iter().position(|got| !got.is_empty()).unwrap()] = true;
         }
-        // 10 empty cells of 200 balls: 7e-9.
+        // The probability of 10 empty cells with 200 balls is 7e-9.
         assert_eq!(busy, [true; 10]);
     });
 }
@@ -83,26 +83,26 @@ fn weights_are_shares() {
         let Some(mut group) = open("weights_are_shares", local(), 3, "map:flow:0:4") else { return };
         let sender = sender(&group);
         group.steer(&[1, 2, 5]).unwrap();
-        // Each slot once: 4,096 of them.
+        // Each of the 4,096 slots gets one packet.
         assert_eq!(lengths(&shares(&group, &sender, 4_096)), [512, 1_024, 2_560]);
         group.steer(&[0, 1, 0]).unwrap();
         assert_eq!(lengths(&shares(&group, &sender, 1_000)), [0, 1_000, 0]);
         for bad in [&[1, 1][..], &[0, 0, 0], &[1, 1, 1, 1]] {
-            assert!(matches!(group.steer(bad), Err(SpreadError::Weights { .. })), "{bad:?}");
+            assert!(matches!(group.steer(bad), Err(UdpGroupError::Weights { .. })), "{bad:?}");
         }
         assert_eq!(lengths(&shares(&group, &sender, 1_000)), [0, 1_000, 0]);
     });
 }
 
 #[test]
-fn members_that_left_have_no_number_until_another_takes_it() {
+fn numbers_of_removed_members_are_reused() {
     in_namespace(|| {
-        let test = "members_that_left_have_no_number_until_another_takes_it";
+        let test = "numbers_of_removed_members_are_reused";
         let Some(mut group) = open(test, local(), 2, "map:flow:0:4") else { return };
         drop(group.leave(0).unwrap());
-        assert!(matches!(group.leave(0), Err(SpreadError::NoMember { index: 0 })));
-        assert!(matches!(group.leave(1), Err(SpreadError::Weights { .. })), "the last one");
-        assert!(matches!(group.steer(&[1, 1]), Err(SpreadError::Weights { .. })));
+        assert!(matches!(group.leave(0), Err(UdpGroupError::NoMember { index: 0 })));
+        assert!(matches!(group.leave(1), Err(UdpGroupError::Weights { .. })), "the last one");
+        assert!(matches!(group.steer(&[1, 1]), Err(UdpGroupError::Weights { .. })));
         assert!(group.member(0).is_err());
         assert_eq!(group.len(), 1);
         assert_eq!(group.join().unwrap(), 0);
@@ -111,7 +111,7 @@ fn members_that_left_have_no_number_until_another_takes_it() {
     });
 }
 
-/// Sends until told to stop, never more ahead of what was received than the queue of one socket holds.
+/// A thread that sends until it is told to stop; the number of packets in flight never exceeds one socket queue.
 struct Sender {
     stop: Arc<AtomicBool>,
     received: Arc<AtomicU64>,
@@ -139,8 +139,8 @@ fn start(to: SocketAddr) -> Sender {
     Sender { stop, received, thread }
 }
 
-/// One round of all members; what they got is counted.
-fn read(group: &Group, sender: &Sender, batch: &mut Batch, got: &mut Vec<u32>) {
+/// Reads all members once, and counts the packets.
+fn read(group: &UdpGroup, sender: &Sender, batch: &mut Batch, got: &mut Vec<u32>) {
     let before = got.len();
     for index in 0..8 {
         if let Ok(member) = group.member(index) {
@@ -175,7 +175,9 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
                             .collect();
                         group.steer(&weights).unwrap();
                     }
-                    2 => group.choose([Rule::Random, Rule::Hash, Rule::Cpu][round / 4 % 3]).unwrap(),
+                    2 => group
+                        .choose([SlotRule::Random, SlotRule::Hash, SlotRule::Cpu][round / 4 % 3])
+                        .unwrap(),
                     _ => {
                         let leaver = group.leave(round / 4 % 3).unwrap();
                         let taken = take(&leaver, &mut batch, &mut got);
@@ -192,7 +194,7 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
             read(&group, &sender, &mut batch, &mut got);
             let sent = sender.thread.join().unwrap();
             got.sort_unstable();
-            // What went over loopback may still be on its way when the sender has ended.
+            // Packets may still be in flight over loopback when the sender has ended.
             let end = Instant::now() + DEADLINE;
             while (got.len() as u64) < sent && Instant::now() < end {
                 for index in 0..8 {
@@ -209,11 +211,11 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
     });
 }
 
-/// Whoever has the same user and SO_REUSEPORT becomes a member without a word.
+/// Any process of the same user can bind with SO_REUSEPORT, and becomes a member without notice.
 #[test]
-fn a_stranger_gets_a_share_of_the_hash_and_nothing_of_a_table() {
+fn a_stranger_gets_packets_by_hash_but_none_by_table() {
     in_namespace(|| {
-        let test = "a_stranger_gets_a_share_of_the_hash_and_nothing_of_a_table";
+        let test = "a_stranger_gets_packets_by_hash_but_none_by_table";
         for spread in ["map:hash", "hash"] {
             let Some(group) = open(test, local(), 1, spread) else { return };
             let stranger = socket::open(Transport::Udp, group.address(), true).unwrap();

@@ -1,5 +1,5 @@
-//! Packets that are changed, or given to another processor, before the kernel sees them. Over loopback, whose driver knows no
-//! XDP: the generic mode.
+//! XDP programs that change packets, or move them to another CPU, before the network stack receives them. The loopback driver
+//! has no XDP support, so the programs run in generic mode.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use fourtuple::spread::{Group, Spread, SpreadError};
+use fourtuple::spread::{Selector, UdpGroup, UdpGroupError};
 use fourtuple_bpf::BpfError;
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::device;
@@ -16,35 +16,37 @@ use fourtuple_testing::in_namespace;
 use crate::group::{DEADLINE, assert_even, lengths, open, sender, shares};
 
 #[test]
-fn source_ports_spread_one_tuple_and_more_of_them_spread_it_better() {
+fn more_source_ports_spread_one_tuple_better() {
     in_namespace(|| {
-        let test = "source_ports_spread_one_tuple_and_more_of_them_spread_it_better";
+        let test = "more_source_ports_spread_one_tuple_better";
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Some(group) = open(test, address.parse().unwrap(), 4, "xdp:1024") else { return };
             let got = shares(&group, &sender(&group), 4_000);
-            // 256 ports each, give or take 14; 1,000 packets, give or take 27 and what the ports give or take.
+            // The expected share is 256 ports with a standard deviation of 14, or 1,000 packets with a standard deviation of 27
+            // plus the variation of the ports.
             assert!(got.iter().all(|got| got.len().abs_diff(1_000) < 500), "{:?}", lengths(&got));
             let at = group.at_device().unwrap();
             assert_eq!((at.changed, at.native), (4_000, false));
         }
-        // The hash has another secret in each run of the kernel, not in each group: other ports make other throws.
+        // The secret of the hash differs between boots, not between groups: other ports give independent samples.
         let busy = |ports: u32| -> usize {
             let group = open(test, "127.0.0.1:0".parse().unwrap(), 10, &format!("xdp:{ports}")).unwrap();
             let got = shares(&group, &sender(&group), 20 * ports.max(100));
             got.iter().filter(|got| !got.is_empty()).count()
         };
-        // 10 balls in 10 cells leave 3.5 empty: 6.5 busy, give or take 1; of 12 groups 78, give or take 3.5.
+        // 10 balls in 10 cells leave 3.5 cells empty: 6.5 are busy, with a standard deviation of 1; in 12 groups 78, with a
+        // standard deviation of 3.5.
         let seeds: usize = (0..12).map(|_| busy(10)).sum();
         assert!((60..=96).contains(&seeds), "{seeds} of 120");
-        // 10 empty cells of 256 balls: 2e-11.
+        // The probability of 10 empty cells with 256 balls is 2e-11.
         assert_eq!(busy(256), 10);
     });
 }
 
 #[test]
-fn the_receiver_sees_so_many_peers_and_others_are_left_alone() {
+fn the_receiver_sees_the_configured_number_of_peers() {
     in_namespace(|| {
-        let test = "the_receiver_sees_so_many_peers_and_others_are_left_alone";
+        let test = "the_receiver_sees_the_configured_number_of_peers";
         let Some(group) = open(test, "127.0.0.1:0".parse().unwrap(), 1, "xdp:8@lo") else { return };
         let sender = sender(&group);
         let other = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -67,7 +69,7 @@ fn the_receiver_sees_so_many_peers_and_others_are_left_alone() {
         let at = group.at_device().unwrap();
         assert_eq!(at.changed, 200);
         assert!(at.passed >= 1);
-        // It goes with the group.
+        // The program is detached when the group is dropped.
         let address = group.address();
         drop(group);
         let plain = UdpSocket::bind(address).unwrap();
@@ -124,25 +126,25 @@ fn processors_get_packets_in_turn_and_each_has_its_socket() {
 }
 
 #[test]
-fn devices_that_cannot_be_are_named() {
+fn invalid_devices_are_named() {
     in_namespace(|| {
-        let test = "devices_that_cannot_be_are_named";
+        let test = "invalid_devices_are_named";
         let local = "127.0.0.1:0".parse().unwrap();
         let Some(_first) = open(test, local, 1, "xdp:8") else { return };
         let refused = |address: &str, spread: &str| {
-            Group::open(address.parse().unwrap(), 1, &spread.parse::<Spread>().unwrap()).unwrap_err()
+            UdpGroup::open(address.parse().unwrap(), 1, &spread.parse::<Selector>().unwrap()).unwrap_err()
         };
         let error = refused("127.0.0.1:0", "xdp:8@nosuch");
-        assert!(matches!(error, SpreadError::NoDevice { .. }) && error.is_usage());
+        assert!(matches!(error, UdpGroupError::NoDevice { .. }) && error.is_usage());
         assert!(error.to_string().contains("nosuch: ENODEV"), "{error}");
         let error = refused("0.0.0.0:0", "cpumap:1");
         assert!(error.to_string().contains("cpumap:1@DEVICE"), "{error}");
-        // One program at a time.
+        // A device holds one program at a time.
         let error = refused("127.0.0.1:0", "xdp:8");
-        assert!(matches!(&error, SpreadError::Bpf { source: BpfError::Busy { .. }, .. }), "{error}");
+        assert!(matches!(&error, UdpGroupError::Bpf { source: BpfError::Busy { .. }, .. }), "{error}");
         for spread in ["cpumap:65535@lo", "cpumap:9000@lo"] {
             let error = refused("127.0.0.1:0", spread);
-            let expected = matches!(&error, SpreadError::Bpf { source: BpfError::Processors { .. }, .. });
+            let expected = matches!(&error, UdpGroupError::Bpf { source: BpfError::Processors { .. }, .. });
             assert!(expected, "{error}");
         }
     });
@@ -150,12 +152,12 @@ fn devices_that_cannot_be_are_named() {
 
 const INSIDE: &str = "FOURTUPLE_TEST_IS_A_CHILD";
 
-/// A link, not a setting of the device: it goes with the process, whichever way that ends.
+/// A BPF link attaches the program, so the kernel detaches it when the process ends for any reason.
 #[test]
 fn a_killed_process_leaves_nothing_at_the_device() {
     if std::env::var_os(INSIDE).is_some() {
-        // In the parent's namespace. It is killed here.
-        let group = Group::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap()).unwrap();
+        // This child process runs in the namespace of its parent, which kills it here.
+        let group = UdpGroup::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap()).unwrap();
         println!("attached {}", group.address());
         thread::sleep(DEADLINE);
         return;
@@ -173,8 +175,8 @@ fn a_killed_process_leaves_nothing_at_the_device() {
             .unwrap();
         let end = Instant::now() + DEADLINE;
         let busy = || {
-            let result = Group::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap());
-            matches!(result, Err(SpreadError::Bpf { source: BpfError::Busy { .. }, .. }))
+            let result = UdpGroup::open("127.0.0.1:0".parse().unwrap(), 1, &"xdp:8".parse().unwrap());
+            matches!(result, Err(UdpGroupError::Bpf { source: BpfError::Busy { .. }, .. }))
         };
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
         assert!(lines.any(|line| line.unwrap().contains("attached")));

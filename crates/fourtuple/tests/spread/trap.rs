@@ -1,4 +1,4 @@
-//! What happens when somebody connects a member: nothing in the kernel forbids it.
+//! The effect of a connected member, which the kernel permits.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -9,9 +9,9 @@ use fourtuple_testing::in_namespace;
 use crate::group::{lengths, open, sender, shares};
 
 #[test]
-fn a_connected_member_is_told_and_gets_all_of_its_peer() {
+fn a_connected_member_gets_all_packets_of_its_peer() {
     in_namespace(|| {
-        let test = "a_connected_member_is_told_and_gets_all_of_its_peer";
+        let test = "a_connected_member_gets_all_packets_of_its_peer";
         let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
         for spread in ["random", "flow:0:4", "map:random"] {
             let Some(group) = open(test, address, 4, spread) else { return };
@@ -21,9 +21,9 @@ fn a_connected_member_is_told_and_gets_all_of_its_peer() {
             let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
             socket::connect(group.member(2).unwrap().as_fd(), peer.local_addr().unwrap()).unwrap();
             assert_eq!(group.connected().unwrap(), Some(2));
-            // Nothing is lost; how it is shared depends on the kernel: docs/spread.md.
+            // No packet is lost; the shares depend on the kernel: see docs/spread.md.
             shares(&group, &sender, 400);
-            // What the peer sends is never spread.
+            // The connected member gets all packets of its peer.
             assert_eq!(lengths(&shares(&group, &peer, 400)), [0, 0, 400, 0], "{spread}");
         }
     });

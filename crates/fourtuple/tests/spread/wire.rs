@@ -1,4 +1,4 @@
-//! Every way over a wire on which packets have checksums, that the receiving kernel looks at.
+//! All selectors over a wire with checksums that the receiving kernel verifies.
 
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,7 +12,7 @@ use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::group::{DEADLINE, lengths, open, shares};
 
-/// Datagrams that this namespace's kernel did not deliver: wrong checksums among others.
+/// Returns the number of datagrams that the kernel did not deliver in this namespace, for example because of a wrong checksum.
 fn errors() -> u64 {
     let old = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut udp = old.lines().filter_map(|line| line.strip_prefix("Udp: "));
@@ -37,7 +37,7 @@ fn passes(test: &str, spreads: &[(&str, bool)]) {
             let Some(group) = open(test, SocketAddr::new(near, 0), 4, spread) else { return };
             let sender = wire.far_away(|| UdpSocket::bind((far, 0)).unwrap());
             let before = errors();
-            // None is lost, or this fails.
+            // `shares` panics if a packet is lost.
             let got = shares(&group, &sender, PACKETS);
             assert_eq!(errors(), before, "{spread} {near}");
             let busy = got.iter().filter(|got| !got.is_empty()).count();
@@ -75,16 +75,16 @@ fn checksums_are_right_by_table_and_where_packets_are_changed() {
     });
 }
 
-/// The counters that the other tests look at do count: without a checksum IPv6 takes no datagram, and nobody makes one up.
+/// The drop counters used by the other tests work: IPv6 drops a datagram without a checksum, and no device adds one.
 #[test]
-fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
-    // include/uapi/linux/udp.h, asm-generic/socket.h
+fn a_missing_checksum_is_dropped_by_ipv6_only() {
+    // The constant is from include/uapi/linux/udp.h, the socket options are from asm-generic/socket.h.
     const UDP_NO_CHECK6_TX: i32 = 101;
     const SO_NO_CHECK: i32 = 11;
     const SOL_UDP: i32 = 17;
     const SOL_SOCKET: i32 = 1;
     in_namespace(|| {
-        let test = "a_checksum_that_is_not_there_is_seen_by_ipv6_alone";
+        let test = "a_missing_checksum_is_dropped_by_ipv6_only";
         let Some(wire) = Wire::open(test) else { return };
         let spreads = if cfg!(feature = "bpf") { &["random", "map", "xdp:8"][..] } else { &["random"] };
         for spread in spreads {
@@ -102,15 +102,15 @@ fn a_checksum_that_is_not_there_is_seen_by_ipv6_alone() {
             sender.send_to(b"data", group.address()).unwrap();
             let end = Instant::now() + DEADLINE;
             while errors() == before {
-                assert!(Instant::now() < end, "{spread}: nobody minds");
+                assert!(Instant::now() < end, "{spread}: no drop was counted");
                 thread::yield_now();
             }
         }
     });
 }
 
-/// A sender on this host whose device leaves checksums to nobody, as veth does unless told otherwise. Native `cpumap` loses
-/// these: docs/spread.md.
+/// A sender on this host whose device leaves checksums incomplete, which is the default of veth. Native `cpumap` loses such
+/// packets: see docs/spread.md.
 #[cfg(feature = "bpf")]
 #[test]
 fn packets_without_a_checksum_yet_are_received_too() {

@@ -1,8 +1,8 @@
-use super::Step;
+use crate::dial::strategy::step::Step;
 use crate::ports::PortRange;
 
-/// One search over a window that holds every port. The bounds need not be known: the kernel clamps them to its own
-/// range, and the mere presence of the option makes the search linear (`inet_sk_get_local_port_range`, Linux 6.8).
+/// Searches a window of all ports once. The kernel clamps the window to the range of the namespace, and searches any window port by
+/// port (`inet_sk_get_local_port_range`, Linux 6.8).
 pub(super) fn step(tried: u32) -> Option<Step> {
     (tried == 0).then_some(Step::Window(PortRange::ALL))
 }

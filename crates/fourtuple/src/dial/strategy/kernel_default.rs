@@ -1,6 +1,6 @@
-use super::Step;
+use crate::dial::strategy::step::Step;
 
-/// One search by the kernel over everything it has: a failure is final.
+/// Lets the kernel search its range once.
 pub(super) fn step(tried: u32) -> Option<Step> {
     (tried == 0).then_some(Step::Search)
 }

@@ -1,13 +1,14 @@
-//! How a dial comes by its source port: one strategy per file.
+//! Strategies to choose a source port, one per file.
 //!
-//! A strategy is pure. It sees how many tries there were, the range, and a source of randomness, and answers with the
-//! next [`Step`]; the [`Dialer`](super::Dialer) makes the system calls, and the simulator in [`crate::ports`] plays the
-//! same steps against a kernel in memory.
+//! A strategy is a pure function of the number of tries, the port range and a random number generator, and returns the next
+//! [`Step`]. The [`Dialer`](super::Dialer) makes the system calls. The simulator in [`crate::ports`] applies the same steps to a
+//! model of the kernel.
 
 mod full_range;
 mod kernel_default;
 mod random_window;
 mod select_test_repeat;
+mod step;
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -15,65 +16,56 @@ use std::str::FromStr;
 
 use fastrand::Rng;
 
+pub use crate::dial::strategy::step::Step;
 use crate::ports::PortRange;
 
-/// What to try next for a source port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Let connect() search the namespace's range its own way: half of the ports first, then the other half.
-    Search,
-    /// Let connect() search this window (option IP_LOCAL_PORT_RANGE); since Linux 6.8 one port after the other.
-    Window(PortRange),
-    /// Bind this very port first (with SO_REUSEADDR), then connect().
-    Bind(u16),
-}
-
-/// Which source port a dial takes.
+/// The way to choose a source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// What an unchanged program does.
+    /// connect() without a socket option: the kernel's own search.
     KernelDefault,
-    /// Bind a random port, connect, and on a conflict start again: "select, test, repeat" of seed 000.
+    /// Binds a random port, connects, and repeats this with another port on a conflict: "select, test, repeat" of Cloudflare,
+    /// "connect() - why are you so slow?".
     ///
-    /// Needs no option, so it works on every kernel; but a port bound by number is one that no autobind of any program
-    /// in the namespace will use until it is closed.
+    /// The strategy needs no socket option and works on every kernel. But until a socket that was bound by number is closed, no
+    /// automatic choice of any program in the namespace takes its port.
     SelectTestRepeat {
-        /// Ports to try before giving up.
+        /// Ports to try before the dial fails.
         tries: NonZeroU16,
     },
-    /// Search a window of `width` ports at a random place, up to `tries` times, and then the full range.
+    /// Searches a window of `width` ports at a random position, up to `tries` times, and then the full range.
     RandomWindow {
         /// Ports per window.
         width: NonZeroU16,
-        /// Windows to try.
+        /// Windows to search.
         tries: NonZeroU16,
-        /// What follows when every window was full: the full range on the same descriptor, or an error, as seed 000
-        /// published it.
+        /// Whether the dial searches the full range on the same descriptor after all windows were full. The published version
+        /// fails instead.
         then_full_range: bool,
     },
-    /// One search over the full range; linear, with a start of either parity, since Linux 6.8.
+    /// Searches the full range once. Since Linux 6.8 the search goes port by port from a start of either parity.
     FullRange,
-    /// Find out what the kernel can do and take what serves best.
+    /// Probes the kernel and takes the best strategy for it.
     Auto,
 }
 
 impl Strategy {
-    /// "Select, test, repeat" with 100 tries: enough to find one of 1% free ports two times in three.
+    /// "Select, test, repeat" with 100 tries: with 1% of the ports free, two of three dials find one.
     pub const SELECT_TEST_REPEAT: Strategy =
         Strategy::SelectTestRepeat { tries: NonZeroU16::new(100).unwrap() };
 
-    /// The window of seed 000 that served best, twice, and then the full range.
+    /// The best window width of the published measurements (500 ports), twice, and then the full range.
     pub const RANDOM_WINDOW: Strategy = Strategy::RandomWindow {
         width: NonZeroU16::new(500).unwrap(),
         tries: NonZeroU16::new(2).unwrap(),
         then_full_range: true,
     };
 
-    /// The step after `tried` steps have found their ports taken; `None`: give up.
+    /// Returns the next step after `tried` steps found their ports in use; `None`: the dial fails.
     ///
     /// # Panics
     ///
-    /// Panics for [`Strategy::Auto`], which is no strategy of its own: a dialer replaces it when it is built.
+    /// Panics for [`Strategy::Auto`]: a dialer replaces it by another strategy when it is built.
     pub fn step(self, tried: u32, range: PortRange, random: &mut Rng) -> Option<Step> {
         match self {
             Strategy::KernelDefault => kernel_default::step(tried),
@@ -99,7 +91,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A name that no strategy has.
+/// A text that is not the name of a strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a port strategy: expected kernel-default, select-test-repeat, random-window:WIDTH (1 to 65535), \
@@ -135,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_are_parsed_as_displayed() {
         for name in ["kernel-default", "select-test-repeat", "random-window:500", "full-range", "auto"] {
             assert_eq!(name.parse::<Strategy>().unwrap().to_string(), name);
         }

@@ -2,10 +2,10 @@ use std::num::NonZeroU16;
 
 use fastrand::Rng;
 
-use super::Step;
+use crate::dial::strategy::step::Step;
 use crate::ports::PortRange;
 
-/// A window of `width` ports anywhere within the range; after `tries` of them the full range, if there is a way out.
+/// Searches `tries` windows of `width` ports at random positions and then, if `then_full_range` is set, the full range.
 pub(super) fn step(
     width: NonZeroU16,
     tries: NonZeroU16,
@@ -26,7 +26,7 @@ fn window(width: u32, range: PortRange, random: &mut Rng) -> PortRange {
     let Some(room) = range.len().checked_sub(width) else {
         return range;
     };
-    // Both casts fit: the offset stays below the length of the range, and so does the width.
+    // Both casts fit: offset and width are at most the length of the range.
     let low = range.low() + random.u32(..=room) as u16;
     PortRange::new(low, low + (width - 1) as u16).expect("a width of at least one never runs backwards")
 }
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_out_is_the_full_range_once() {
+    fn the_full_range_is_searched_once() {
         let range = PortRange::KERNEL_DEFAULT;
         let mut random = Rng::with_seed(1);
         let mut step = |tried| Strategy::RANDOM_WINDOW.step(tried, range, &mut random);

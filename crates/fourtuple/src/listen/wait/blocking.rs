@@ -1,8 +1,7 @@
-//! accept() that blocks: workers wait in the order in which they came (`prepare_to_wait_exclusive` puts each at the tail),
-//! so they take turns. A worker then waits for nothing but its one connection until that is closed, as servers with a
-//! process per connection do.
+//! Blocking accept(2): waiting workers are in the order in which they called it (`prepare_to_wait_exclusive` appends each), so
+//! they take turns. A worker then serves only its connection until that is closed, like a server with a process per
+//! connection.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,42 +10,54 @@ use fourtuple_syscalls::{option, socket};
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
-use crate::listen::lobby::Arrival;
+use crate::listen::handoff::Arrival;
+use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
-use crate::listen::wait::{Accepted, Seat, Wait};
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-/// Nothing but time ends an accept() that blocks, so it gives up this often to look at the bell.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval at which a worker checks its waker: only a timeout ends a blocking accept(2).
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Limits accept() of the listener that all workers share.
-pub(super) fn prepare(listener: &OwnedFd) -> io::Result<()> {
-    option::set_receive_timeout(listener.as_fd(), LOOK)
+/// Sets the receive timeout of the shared listener, which bounds accept(2).
+pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
+    if let Listeners::Shared(listener) = preparation.listeners {
+        let set = option::set_receive_timeout(listener.as_fd(), CHECK_INTERVAL);
+        set.map_err(|source| ListenError::Call {
+            call: "setsockopt(SO_RCVTIMEO)",
+            endpoint: preparation.endpoint.clone(),
+            source,
+        })?;
+    }
+    Ok(SharedState::None)
 }
 
 struct Blocking {
     listener: Arc<OwnedFd>,
-    own: Option<Connection>,
+    connection: Option<Connection>,
+    /// The time at which the connection became idle.
+    since: Instant,
 }
 
-pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    Ok(Box::new(Blocking { listener: seat.group.listener()?, own: None }))
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    Ok(Box::new(Blocking { listener: seat.group.listener()?, connection: None, since: Instant::now() }))
 }
 
 impl Blocking {
-    /// Whoever left a connection in the lobby, else whom accept() gives before it gives up.
-    fn somebody(&self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
-        let arrival = seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))?;
-        if let Some(Arrival::Connection(passenger)) = arrival {
-            return Ok(Some(passenger.settle(seat.place())));
+    /// Returns a connection from the handoff queue, or one from accept(2) unless its timeout expires.
+    fn accept(&self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
+        let arrival = seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))?;
+        if let Some(Arrival::Connection(received)) = arrival {
+            return Ok(Some(received.settle(seat.open_guard())));
         }
-        let Accepted::Somebody(connection) = seat.accept(&self.listener)? else { return Ok(None) };
+        let AcceptOutcome::Connection(connection) = seat.accept(&self.listener)? else { return Ok(None) };
         seat.count(Count::Wakeups);
         Ok(Some(connection))
     }
 
-    /// Whether its connection has something to read before the time is over.
-    fn speaks(&self, seat: &Seat, slice: Duration) -> Result<bool, ListenError> {
-        let Some(connection) = &self.own else { return Ok(false) };
+    /// Waits for at most `slice` until the connection is readable.
+    fn is_readable(&self, seat: &Seat, slice: Duration) -> Result<bool, ListenError> {
+        let Some(connection) = &self.connection else { return Ok(false) };
         if socket::has_something(connection.as_fd()) {
             return Ok(true);
         }
@@ -63,35 +74,41 @@ impl Wait for Blocking {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if self.own.is_none() {
-                self.own = self.somebody(seat)?;
+            if self.connection.is_none() {
+                self.connection = self.accept(seat)?;
+                self.since = Instant::now();
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if self.speaks(seat, left.map_or(LOOK, |left| left.min(LOOK)))? {
-                return Ok(self.own.take());
+            let slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
+            if self.is_readable(seat, slice)? {
+                return Ok(self.connection.take());
             }
-            if seat.bell.silence() || left.is_some_and(|left| left.is_zero()) {
+            if self.since.elapsed() >= seat.group.0.idle {
+                seat.close_idle(self.connection.take().into_iter().collect());
+            }
+            if seat.waker.silence() || left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
         }
     }
 
     fn keep(&mut self, _seat: &Seat, connection: Connection) -> Result<(), ListenError> {
-        self.own = Some(connection);
+        self.connection = Some(connection);
+        self.since = Instant::now();
         Ok(())
     }
 
-    /// The worker waits for this connection alone.
+    /// Returns zero: the worker serves only this connection.
     fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
         Duration::ZERO
     }
 
-    /// Nothing watches it.
+    /// Does nothing: no epoll watches the connection.
     fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
     }
 
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
-        Ok(self.own.take().into_iter().collect())
+        Ok(self.connection.take().into_iter().collect())
     }
 }

@@ -1,5 +1,5 @@
-//! Waits for what the dispatcher hands out. The worker tells it when it is done with that, together with the connection if
-//! it is kept.
+//! The worker's side of the policy `dispatcher`: it receives connections from the dispatcher, and reports each as done,
+//! together with the connection if it is kept.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -8,95 +8,104 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{errno_name, message};
 
+use crate::listen::channels::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
 use crate::listen::connection::Connection;
-use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT};
 use crate::listen::error::ListenError;
-use crate::listen::lobby::{self, Passenger, ROOM};
+use crate::listen::handoff::{self, HandoffConnection, ROOM};
+use crate::listen::idle::{Idle, sooner};
 use crate::listen::seats::Count;
-use crate::listen::wait::{Common, Seat, Wait};
+use crate::listen::wait::seat::{Seat, Wait};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-const BELL: u64 = u64::MAX;
+const WAKER: u64 = u64::MAX;
 const DISPATCHER: u64 = u64::MAX - 1;
 const EVENTS: usize = 16;
-/// How long a worker waits until it tries again to tell what there was no room for.
-const TELL_AGAIN: Duration = Duration::from_millis(10);
+/// The time after which a worker retries a message for which the channel had no room.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 struct Dispatched {
     epoll: Epoll,
     tenure: u8,
-    /// What the dispatcher is still to be told: [`JOINED`], [`DONE`].
-    news: Option<u8>,
-    /// It has something of the dispatcher's to do.
-    given: bool,
-    /// Goes back with the news that this worker is done.
+    /// The next message to the dispatcher: [`JOINED`] or [`DONE`].
+    unsent: Option<u8>,
+    /// Whether the worker serves a connection of the dispatcher.
+    has_work: bool,
+    /// A kept connection, sent to the dispatcher together with [`DONE`].
     kept: Option<Connection>,
-    /// By descriptor: connections that could not travel (a carry too long), and wait for the rest here.
-    own: Vec<Option<Connection>>,
+    /// Connections that cannot be sent because their `carry` is too long; the worker waits for their next bytes itself.
+    own: Idle<Connection>,
     ready: VecDeque<Ready>,
     room: Vec<u8>,
 }
 
-pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+/// Creates the channels between the dispatcher and the workers.
+pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
+    let channels = WorkerChannels::new(preparation.seats).map(SharedState::Channels);
+    channels.map_err(|source| ListenError::Call {
+        call: "socketpair()",
+        endpoint: preparation.endpoint.clone(),
+        source,
+    })
+}
+
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     let group = &seat.group;
     let epoll = Epoll::new().map_err(group.failed("epoll_create1()"))?;
     let failed = group.failed("epoll_ctl()");
-    epoll.add(seat.bell.as_fd(), BELL, Interest::ACCEPT).map_err(&failed)?;
+    epoll.add(seat.waker.as_fd(), WAKER, Interest::ACCEPT).map_err(&failed)?;
     epoll.add(end(seat), DISPATCHER, Interest::ACCEPT).map_err(&failed)?;
     Ok(Box::new(Dispatched {
         epoll,
-        tenure: dispatcher::tenure(&group.0.seats, seat.number),
-        news: Some(JOINED),
-        given: false,
+        tenure: channels::next_tenure(&group.0.seats, seat.number),
+        unsent: Some(JOINED),
+        has_work: false,
         kept: None,
-        own: Vec::new(),
+        own: Idle::new(group.0.idle),
         ready: VecDeque::with_capacity(EVENTS),
         room: vec![0; ROOM],
     }))
 }
 
-/// This worker's end of its pair.
+/// Returns this worker's end of its channel.
 fn end(seat: &Seat) -> BorrowedFd<'_> {
-    match &seat.group.0.common {
-        Common::Pairs(pairs) => pairs.of_worker(seat.number),
+    match &seat.group.0.shared {
+        SharedState::Channels(channels) => channels.of_worker(seat.number),
         _ => unreachable!("the group was opened with this policy"),
     }
 }
 
 impl Dispatched {
-    /// Tells what there is to tell; what finds no room stays.
-    fn tell(&mut self, seat: &Seat) -> Result<(), ListenError> {
+    /// Sends the kept connection and the next message. A message for which the channel has no room stays for a retry.
+    fn report(&mut self, seat: &Seat) -> Result<(), ListenError> {
         if let Some(connection) = self.kept.take() {
-            if self.news == Some(DONE) {
+            if self.unsent == Some(DONE) {
                 if self.give_back(seat, connection, KEPT_AND_DONE)? {
-                    self.news = None;
+                    self.unsent = None;
                 }
             } else {
                 self.give_back(seat, connection, KEPT)?;
             }
         }
-        if let Some(news) = self.news {
-            match message::send(end(seat), &[news, self.tenure], None) {
-                Ok(()) => self.news = None,
-                Err(error) if lobby::is_full(&error) => {}
+        if let Some(unsent) = self.unsent {
+            match message::send(end(seat), &[unsent, self.tenure], None) {
+                Ok(()) => self.unsent = None,
+                Err(error) if handoff::is_full(&error) => {}
                 Err(error) => return Err(seat.group.failed("sendmsg()")(error)),
             }
         }
         Ok(())
     }
 
-    /// Sends a connection back, or else waits for it here; whether it went.
+    /// Sends a connection to the dispatcher. Returns `false` if it cannot be sent; the worker then waits for its next request.
     fn give_back(&mut self, seat: &Seat, connection: Connection, kind: u8) -> Result<bool, ListenError> {
-        match lobby::send_connection(end(seat), kind, &connection) {
+        match handoff::send_connection(end(seat), kind, &connection) {
             Ok(()) => Ok(true),
-            Err(error) if lobby::is_full(&error) => {
-                let descriptor = connection.as_fd().as_raw_fd();
-                let added = self.epoll.add(connection.as_fd(), descriptor as u64, Interest::READ);
-                added.map_err(seat.group.failed("epoll_ctl()"))?;
-                let place = descriptor as usize;
-                if self.own.len() <= place {
-                    self.own.resize_with(place + 1, || None);
+            Err(error) if handoff::is_full(&error) => {
+                let token = connection.as_fd().as_raw_fd() as u64;
+                let added = self.epoll.add(connection.as_fd(), token, Interest::READ);
+                if seat.watched(added)?.is_some() {
+                    self.own.put(connection);
                 }
-                self.own[place] = Some(connection);
                 Ok(false)
             }
             Err(error) => Err(seat.group.failed("sendmsg()")(error)),
@@ -107,22 +116,24 @@ impl Dispatched {
         match message::receive(end(seat), &mut self.room) {
             Ok((count, socket)) => {
                 let Some((kind, rest)) = self.room[..count].split_first() else { return Ok(None) };
-                let passenger = socket.and_then(|socket| Passenger::read(rest, socket));
-                let Some(passenger) = passenger else { return Ok(None) };
+                let seats = &seat.group.0.seats;
+                let received = socket.and_then(|socket| HandoffConnection::read(rest, socket, seats));
+                let Some(received) = received else { return Ok(None) };
                 let (kind, ours) = (*kind, kind >> 1 == self.tenure);
                 if kind & FRESH != 0 {
                     seat.count(Count::Accepts);
                 }
-                // What was meant for somebody who had the seat before is not reckoned as this worker's.
-                self.given |= ours;
-                Ok(Some(passenger.settle(seat.place())))
+                // A message to the seat's previous worker does not count as this worker's.
+                self.has_work |= ours;
+                Ok(Some(received.settle(seat.open_guard())))
             }
             Err(error) => match errno_name(&error).as_str() {
                 "EAGAIN" => Ok(None),
-                // The kernel has closed it.
+                // The kernel has closed the connection, because this process has no free descriptor.
                 "EMFILE" => {
-                    seat.count(Count::FailedAccepts);
-                    self.news = Some(DONE);
+                    seat.count(Count::ProcessDescriptors);
+                    seat.group.0.seats.sub_in_transit();
+                    self.unsent = Some(DONE);
                     Ok(None)
                 }
                 _ => Err(seat.group.failed("recvmsg()")(error)),
@@ -130,8 +141,8 @@ impl Dispatched {
         }
     }
 
-    fn take_own(&mut self, seat: &Seat, place: usize) -> Result<Option<Connection>, ListenError> {
-        let Some(connection) = self.own.get_mut(place).and_then(Option::take) else { return Ok(None) };
+    fn take_own(&mut self, seat: &Seat, descriptor: usize) -> Result<Option<Connection>, ListenError> {
+        let Some(connection) = self.own.take(descriptor) else { return Ok(None) };
         self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
         Ok(Some(connection))
     }
@@ -140,15 +151,15 @@ impl Dispatched {
 impl Wait for Dispatched {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if std::mem::take(&mut self.given) {
-            self.news = Some(DONE);
+        if std::mem::take(&mut self.has_work) {
+            self.unsent = Some(DONE);
         }
         loop {
-            self.tell(seat)?;
+            self.report(seat)?;
             while let Some(event) = self.ready.pop_front() {
                 let found = match event.token() {
-                    BELL => {
-                        seat.bell.silence();
+                    WAKER => {
+                        seat.waker.silence();
                         return Ok(None);
                     }
                     DISPATCHER => self.receive(seat)?,
@@ -158,9 +169,11 @@ impl Wait for Dispatched {
                     return Ok(found);
                 }
             }
+            seat.close_idle(self.own.sweep());
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if self.news.is_some() {
-                left = Some(left.map_or(TELL_AGAIN, |left| left.min(TELL_AGAIN)));
+            left = sooner(left, self.own.until_sweep());
+            if self.unsent.is_some() {
+                left = Some(left.map_or(RETRY_INTERVAL, |left| left.min(RETRY_INTERVAL)));
             }
             let mut events = [Ready::NONE; EVENTS];
             let ready = self.epoll.wait(&mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
@@ -175,7 +188,7 @@ impl Wait for Dispatched {
         }
     }
 
-    /// It goes back when the worker asks for the next: one message says both.
+    /// Stores the connection until the next call of `next`: one message then carries it and reports the worker as done.
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError> {
         if let Some(earlier) = self.kept.replace(connection) {
             self.give_back(seat, earlier, KEPT)?;
@@ -183,12 +196,12 @@ impl Wait for Dispatched {
         Ok(())
     }
 
-    /// It waited for nobody in particular.
+    /// Returns zero: a ready connection waits for any worker.
     fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
         Duration::ZERO
     }
 
-    /// What `next` gives is in no epoll.
+    /// Does nothing: a connection that `next` returned is in no epoll.
     fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
     }
@@ -196,13 +209,14 @@ impl Wait for Dispatched {
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
         let mut released: Vec<_> = self.kept.take().into_iter().collect();
-        for place in 0..self.own.len() {
-            released.extend(self.take_own(seat, place)?);
+        for connection in self.own.drain() {
+            self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+            released.push(connection);
         }
-        // What it was given and did not take the dispatcher takes back, or the seat's next worker has it. Without room for
-        // this the dispatcher sees that the seat is free.
+        // The dispatcher takes back the messages that this worker did not read, or the seat's next worker reads them. If the
+        // channel has no room, the dispatcher finds the seat free.
         match message::send(end(seat), &[LEFT, self.tenure], None) {
-            Err(error) if !lobby::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
+            Err(error) if !handoff::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
             _ => Ok(released),
         }
     }

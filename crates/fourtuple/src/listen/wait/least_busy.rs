@@ -1,6 +1,8 @@
-//! SO_REUSEPORT with a BPF program in the place of the hash: at the SYN it chooses the worker with the least to do, which it
-//! reads from counters that the workers keep in memory shared with it. A connection counts from its SYN on, so that two that
-//! come at once do not go to the same idle worker.
+//! SO_REUSEPORT with a BPF program instead of the hash.
+//!
+//! At the SYN the program chooses the listener of the least busy worker. It reads counters that the workers maintain in memory
+//! shared with it. A connection counts from its SYN on, so two connections that arrive together do not go to the same idle
+//! worker.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -12,66 +14,75 @@ use fourtuple_syscalls::option;
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
-use crate::listen::policy::Policy;
+use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
 use crate::listen::wait::pool::{Pool, Watching};
-use crate::listen::wait::{self, Seat, Wait};
+use crate::listen::wait::seat::{Seat, Wait};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-/// What was counted at a SYN and never came (floods, resets) is looked for this often.
-const LOOK: Duration = Duration::from_millis(500);
+/// The interval at which a worker looks for connections that were counted at their SYN and never completed (SYN floods,
+/// resets).
+const LEAK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Loads the program, which the workers attach.
-pub(super) fn common(seats: usize) -> Result<wait::Common, ListenError> {
-    LeastBusy::load(seats).map(|program| wait::Common::LeastBusy(Arc::new(program))).map_err(refused)
+pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
+    let program = LeastBusy::load(preparation.seats).map_err(refused)?;
+    Ok(SharedState::LeastBusy(Arc::new(program)))
 }
 
 struct Chosen {
     program: Arc<LeastBusy>,
     pool: Pool,
     leaks: Leaks,
-    looked: Instant,
+    reconciled: Instant,
     begun: Instant,
 }
 
-pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    let wait::Common::LeastBusy(program) = &seat.group.0.common else {
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    let SharedState::LeastBusy(program) = &seat.group.0.shared else {
         unreachable!("the group was opened with this policy")
     };
-    let pool = Pool::open(seat, Watching { interest: Interest::ACCEPT, anew_after: None })?;
+    let pool = Pool::open(seat, Watching { interest: Interest::ACCEPT, readd_after: None })?;
     let listener = pool.listener().as_fd();
-    // A group that lost its last listener has lost its program; for any other this changes nothing.
+    // A SO_REUSEPORT group whose last listener was closed has lost its program. Otherwise attaching again has no effect.
     program.attach(listener).map_err(refused)?;
     program.seat_taken(seat.number, listener).map_err(refused)?;
     let now = Instant::now();
-    Ok(Box::new(Chosen { program: Arc::clone(program), pool, leaks: Leaks::new(), looked: now, begun: now }))
+    Ok(Box::new(Chosen {
+        program: Arc::clone(program),
+        pool,
+        leaks: Leaks::new(),
+        reconciled: now,
+        begun: now,
+    }))
 }
 
 impl Chosen {
-    /// Waits for at most one look.
+    /// Waits for at most `slice` and keeps the worker's counters up to date.
     fn wait(&mut self, seat: &Seat, slice: Duration) -> Result<Option<Connection>, ListenError> {
         let counters = self.program.seat(seat.number).map_err(refused)?;
         let seats = &seat.group.0.seats;
         counters.set_open(seats.get(seat.number, Count::Open));
-        counters.set_busy(self.pool.waiting());
+        counters.set_busy(self.pool.pending_events());
         let listener = self.pool.listener().as_fd();
-        // Where the queue cannot be had the look below says so.
+        // An error of this call is ignored here; the reconciliation below reports it.
         counters.glance(&mut self.leaks, || option::accept_queue(listener).map_or(0, u64::from));
         let before = seats.get(seat.number, Count::Accepts);
         let found = self.pool.next(seat, Some(slice));
         let accepted = seats.get(seat.number, Count::Accepts) - before;
         if let Ok(Some(_)) = &found {
-            // Before the accepts are counted: in between the worker would look idle.
-            counters.set_busy(1 + self.pool.waiting());
+            // Set before the accepts are counted; the worker would look idle in between.
+            counters.set_busy(1 + self.pool.pending_events());
         }
         for _ in 0..accepted {
             counters.accepted();
         }
-        if self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
+        if self.reconciled.elapsed() >= LEAK_INTERVAL {
+            self.reconciled = Instant::now();
             let queued = option::accept_queue(self.pool.listener().as_fd());
-            let queued = queued.map_err(seat.group.failed("TCP_INFO"))?;
+            let queued = queued.map_err(seat.group.failed("getsockopt(TCP_INFO)"))?;
             let leaked = counters.reconcile(&mut self.leaks, self.begun.elapsed(), queued.into());
-            // Below 0 it is connections that nobody had counted.
+            // A negative number means connections that were never counted.
             seats.add(seat.number, Count::Leaked, u64::try_from(leaked).unwrap_or(0));
         }
         found
@@ -83,11 +94,12 @@ impl Wait for Chosen {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(LOOK, |left| left.min(LOOK));
+            let slice = left.map_or(LEAK_INTERVAL, |left| left.min(LEAK_INTERVAL));
             let begun = Instant::now();
             match self.wait(seat, slice)? {
-                // Neither the slice is over nor the time: the bell was rung.
+                // The slice expired, and the timeout has not.
                 None if begun.elapsed() >= slice && left.is_none_or(|left| left > slice) => {}
+                // A connection, the end of the timeout, or a wakeup through the waker.
                 found => return Ok(found),
             }
         }
@@ -106,14 +118,14 @@ impl Wait for Chosen {
     }
 
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
-        // From now on nobody is sent here; who is in the queue goes with the listener.
+        // The program stops choosing this listener before the listener is handed off with its accept queue.
         self.program.seat_left(seat.number).map_err(refused)?;
         self.pool.release(seat)
     }
 }
 
 fn refused(error: BpfError) -> ListenError {
-    let policy = Policy::ReuseportLeastBusy;
+    let policy = AcceptPolicy::ReuseportLeastBusy;
     match error {
         BpfError::NotPermitted { call, source } => {
             ListenError::NotPermitted { policy, call, needs: BpfError::NEEDS, source }

@@ -1,15 +1,17 @@
-//! The twin of `least_busy` in a build without the feature `bpf`.
+//! The replacement of `least_busy` in a build without the feature `bpf`.
 
 use crate::listen::error::ListenError;
-use crate::listen::policy::Policy;
-use crate::listen::wait::{Common, Seat, Wait};
+use crate::listen::policy::AcceptPolicy;
+use crate::listen::wait::seat::{Seat, Wait};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-const NOT_BUILT: ListenError = ListenError::NotBuilt { policy: Policy::ReuseportLeastBusy, feature: "bpf" };
+const NOT_BUILT: ListenError =
+    ListenError::NotBuilt { policy: AcceptPolicy::ReuseportLeastBusy, feature: "bpf" };
 
-pub(super) fn common(_seats: usize) -> Result<Common, ListenError> {
+pub(crate) fn prepare(_preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     Err(NOT_BUILT)
 }
 
-pub(super) fn open(_seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+pub(crate) fn open(_seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     Err(NOT_BUILT)
 }

@@ -1,11 +1,12 @@
-//! No flag at all: every worker that waits is woken for each connection, one of them gets it, and the others find nobody.
+//! One epoll per worker, without a flag: the kernel wakes every waiting worker for each connection. One worker gets the
+//! connection, and accept(2) returns EAGAIN to the remaining workers.
 
 use fourtuple_syscalls::epoll::Interest;
 
 use crate::listen::error::ListenError;
 use crate::listen::wait::pool::{Pool, Watching};
-use crate::listen::wait::{Seat, Wait};
+use crate::listen::wait::seat::{Seat, Wait};
 
-pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    Pool::boxed(seat, Watching { interest: Interest::ACCEPT, anew_after: None })
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    Pool::boxed(seat, Watching { interest: Interest::ACCEPT, readd_after: None })
 }

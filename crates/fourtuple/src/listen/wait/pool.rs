@@ -1,4 +1,4 @@
-//! An epoll of the worker's own, with its listener and its connections in it: what several policies have in common.
+//! An epoll per worker, with its listener and its connections. Several policies share this implementation.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,120 +13,117 @@ use fourtuple_syscalls::socket;
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
-use crate::listen::group::Ward;
-use crate::listen::lobby::Arrival;
+use crate::listen::handoff::Arrival;
+use crate::listen::idle::{Idle, sooner};
+use crate::listen::listeners::InheritedListener;
 use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
-use crate::listen::wait::{Accepted, Seat, Wait};
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, is_out_of_watches};
 
-const BELL: u64 = u64::MAX;
-const LOBBY: u64 = u64::MAX - 1;
-/// Set in the token of a listener; the rest of it, as of a connection, is the descriptor.
+const WAKER: u64 = u64::MAX;
+const HANDOFF: u64 = u64::MAX - 1;
+/// Set in the token of a listener. The low 32 bits of a token, with or without this bit, are the descriptor.
 const LISTENER: u64 = 1 << 32;
-/// Events that one epoll_wait() may bring.
+/// The most events per epoll_wait(2).
 const EVENTS: usize = 64;
-/// How long nobody is accepted after accept() has found no descriptor.
+/// The pause in accepting after accept(2) found no descriptor or epoll_ctl(2) no watches.
 const BACK_OFF: Duration = Duration::from_millis(10);
 
 /// How a worker watches the listener.
 #[derive(Clone, Copy)]
-pub(super) struct Watching {
-    pub(super) interest: Interest,
-    /// The listener is added anew after so many connections, before they are served.
-    pub(super) anew_after: Option<NonZeroU32>,
+pub(crate) struct Watching {
+    pub(crate) interest: Interest,
+    /// The number of accepts after which the worker adds the listener again; `None`: never.
+    pub(crate) readd_after: Option<NonZeroU32>,
 }
 
-pub(super) struct Pool {
+pub(crate) struct Pool {
     epoll: Epoll,
     watching: Watching,
     listener: Arc<OwnedFd>,
-    /// Listeners of workers that left, until others join.
-    wards: Vec<Ward>,
-    /// By descriptor. A descriptor that a user of the library closed comes back with another connection at most.
-    idle: Vec<Option<Connection>>,
+    /// Listeners of workers that left, until another worker joins.
+    inherited: Vec<InheritedListener>,
+    /// Idle connections by descriptor. If the caller closes a descriptor, the kernel may reuse the number for a new connection.
+    idle: Idle<Connection>,
     ready: VecDeque<Ready>,
-    since_anew: u32,
-    /// When it looked what is ready, where that is asked for.
+    accepts_since_readd: u32,
+    /// The times of the last polls, with `Recycle::Measured` only.
     rounds: Option<Rounds>,
-    /// Nobody is accepted before.
+    /// The end of a pause in accepting.
     accept_after: Option<Instant>,
 }
 
 impl Pool {
-    pub(super) fn open(seat: &Seat, watching: Watching) -> Result<Pool, ListenError> {
+    pub(crate) fn open(seat: &Seat, watching: Watching) -> Result<Pool, ListenError> {
         let group = &seat.group;
         let epoll = Epoll::new().map_err(group.failed("epoll_create1()"))?;
         let failed = group.failed("epoll_ctl()");
-        epoll.add(seat.bell.as_fd(), BELL, Interest::ACCEPT).map_err(&failed)?;
-        let lobby = Interest::ACCEPT.and(Interest::EXCLUSIVE);
-        epoll.add(group.0.lobby.exit(), LOBBY, lobby).map_err(&failed)?;
+        epoll.add(seat.waker.as_fd(), WAKER, Interest::ACCEPT).map_err(&failed)?;
+        let interest = Interest::ACCEPT.and(Interest::EXCLUSIVE);
+        epoll.add(group.0.handoff.receiver(), HANDOFF, interest).map_err(&failed)?;
         let pool = Pool {
             epoll,
             watching,
             listener: group.listener()?,
-            wards: Vec::new(),
-            idle: Vec::new(),
+            inherited: Vec::new(),
+            idle: Idle::new(group.0.idle),
             ready: VecDeque::with_capacity(EVENTS),
-            since_anew: 0,
+            accepts_since_readd: 0,
             rounds: group.is_measured().then(Rounds::default),
             accept_after: None,
         };
-        pool.listen(seat, &pool.listener)?;
+        let token = LISTENER | pool.listener.as_raw_fd() as u64;
+        let added = pool.epoll.add(pool.listener.as_fd(), token, watching.interest);
+        added.map_err(&failed)?;
         Ok(pool)
     }
 
-    /// The worker's own, or the one of all.
+    /// Returns the worker's own listener.
     #[cfg(feature = "bpf")]
-    pub(super) fn listener(&self) -> &OwnedFd {
+    pub(crate) fn listener(&self) -> &OwnedFd {
         &self.listener
     }
 
-    /// Events that were fetched and not looked at yet.
+    /// Returns the number of events that epoll_wait(2) has returned and `next` has not handled.
     #[cfg(feature = "bpf")]
-    pub(super) fn waiting(&self) -> u64 {
+    pub(crate) fn pending_events(&self) -> u64 {
         self.ready.len() as u64
     }
 
-    pub(super) fn boxed(seat: &Seat, watching: Watching) -> Result<Box<dyn Wait>, ListenError> {
+    pub(crate) fn boxed(seat: &Seat, watching: Watching) -> Result<Box<dyn Wait>, ListenError> {
         Ok(Box::new(Pool::open(seat, watching)?))
     }
 
-    fn listen(&self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
-        let token = LISTENER | listener.as_raw_fd() as u64;
-        let added = self.epoll.add(listener.as_fd(), token, self.watching.interest);
-        added.map_err(seat.group.failed("epoll_ctl()"))
-    }
-
     fn listeners(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
-        iter::once(&self.listener).chain(self.wards.iter().map(|ward| &ward.listener))
+        iter::once(&self.listener).chain(self.inherited.iter().map(|inherited| &inherited.listener))
     }
 
-    /// Lets go of listeners that others have taken.
-    fn look_at_wards(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        for ward in self.wards.iter().filter(|ward| ward.is_claimed()) {
+    /// Removes inherited listeners that another worker has claimed.
+    fn drop_claimed(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        for inherited in self.inherited.iter().filter(|inherited| inherited.is_claimed()) {
             if self.accept_after.is_none() {
-                self.epoll.remove(ward.listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+                self.epoll.remove(inherited.listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
             }
         }
-        self.wards.retain(|ward| !ward.is_claimed());
+        self.inherited.retain(|inherited| !inherited.is_claimed());
         Ok(())
     }
 
-    /// One connection per event: whoever empties the queue makes others wait behind its own requests.
+    /// Accepts one connection. A worker that accepted the whole queue would make these connections wait for each other.
     fn accept(&mut self, seat: &Seat, descriptor: i32) -> Result<Option<Connection>, ListenError> {
         let found = self.listeners().find(|listener| listener.as_raw_fd() == descriptor);
         let Some(listener) = found.map(Arc::clone) else { return Ok(None) };
         match seat.accept(&listener)? {
-            Accepted::Somebody(connection) => {
-                self.turn(seat, &listener)?;
+            AcceptOutcome::Connection(connection) => {
+                self.readd(seat, &listener)?;
                 if socket::has_something(connection.as_fd()) {
                     return Ok(Some(connection));
                 }
                 self.watch(seat, connection)?;
             }
-            Accepted::Nobody => {}
-            Accepted::NoRoom => {
-                // The listener stays ready: without this the worker would do nothing but ask again.
+            AcceptOutcome::Empty => {}
+            AcceptOutcome::OutOfResources => {
+                // The listener stays ready. Without the pause epoll_wait(2) would return it at once, again and again.
                 self.stop_listening(seat)?;
                 self.accept_after = Some(Instant::now() + BACK_OFF);
             }
@@ -134,18 +131,44 @@ impl Pool {
         Ok(None)
     }
 
-    fn turn(&mut self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
-        let Some(every) = self.watching.anew_after else { return Ok(()) };
-        self.since_anew += 1;
-        if self.since_anew < every.get() {
+    /// Removes the listener from the epoll and adds it again, if the policy asks for it after this accept.
+    fn readd(&mut self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
+        let Some(every) = self.watching.readd_after else { return Ok(()) };
+        self.accepts_since_readd += 1;
+        if self.accepts_since_readd < every.get() {
             return Ok(());
         }
-        self.since_anew = 0;
+        self.accepts_since_readd = 0;
+        self.epoll.remove(listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+        let others: Vec<_> = self
+            .listeners()
+            .filter(|other| other.as_raw_fd() != listener.as_raw_fd())
+            .map(Arc::clone)
+            .collect();
+        self.listen_or_pause(seat, listener, &others).map(drop)
+    }
+
+    /// Adds a listener to the epoll. If the kernel has no watches left, removes `others` from the epoll too, starts a pause and
+    /// returns `false`.
+    fn listen_or_pause(
+        &mut self,
+        seat: &Seat,
+        listener: &OwnedFd,
+        others: &[Arc<OwnedFd>],
+    ) -> Result<bool, ListenError> {
+        let failed = seat.group.failed("epoll_ctl()");
         let token = LISTENER | listener.as_raw_fd() as u64;
-        self.epoll
-            .remove(listener.as_fd())
-            .and_then(|()| self.epoll.add(listener.as_fd(), token, self.watching.interest))
-            .map_err(seat.group.failed("epoll_ctl()"))
+        match self.epoll.add(listener.as_fd(), token, self.watching.interest) {
+            Ok(()) => Ok(true),
+            Err(error) if is_out_of_watches(&error) => {
+                for other in others {
+                    self.epoll.remove(other.as_fd()).map_err(&failed)?;
+                }
+                self.accept_after = Some(Instant::now() + BACK_OFF);
+                Ok(false)
+            }
+            Err(error) => Err(failed(error)),
+        }
     }
 
     fn stop_listening(&mut self, seat: &Seat) -> Result<(), ListenError> {
@@ -157,27 +180,31 @@ impl Pool {
 
     fn listen_again(&mut self, seat: &Seat) -> Result<(), ListenError> {
         self.accept_after = None;
-        self.listeners().try_for_each(|listener| self.listen(seat, listener))
-    }
-
-    /// Puts a connection among those that have nothing to say.
-    fn watch(&mut self, seat: &Seat, mut connection: Connection) -> Result<(), ListenError> {
-        let descriptor = connection.as_fd().as_raw_fd();
-        let place = descriptor as usize;
-        if !connection.watched {
-            let added = self.epoll.add(connection.as_fd(), descriptor as u64, Interest::READ);
-            added.map_err(seat.group.failed("epoll_ctl()"))?;
-            connection.watched = true;
+        let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
+        for (index, listener) in listeners.iter().enumerate() {
+            if !self.listen_or_pause(seat, listener, &listeners[..index])? {
+                break;
+            }
         }
-        if self.idle.len() <= place {
-            self.idle.resize_with(place + 1, || None);
-        }
-        self.idle[place] = Some(connection);
         Ok(())
     }
 
-    /// What is ready, now or when something is.
-    fn look<'a>(
+    /// Adds a connection to the epoll and to the idle connections.
+    fn watch(&mut self, seat: &Seat, mut connection: Connection) -> Result<(), ListenError> {
+        if !connection.watched {
+            let token = connection.as_fd().as_raw_fd() as u64;
+            let added = self.epoll.add(connection.as_fd(), token, Interest::READ);
+            if seat.watched(added)?.is_none() {
+                return Ok(());
+            }
+            connection.watched = true;
+        }
+        self.idle.put(connection);
+        Ok(())
+    }
+
+    /// Waits for events.
+    fn poll<'a>(
         &mut self,
         seat: &Seat,
         events: &'a mut [Ready],
@@ -185,7 +212,7 @@ impl Pool {
     ) -> io::Result<&'a [Ready]> {
         let Some(rounds) = &mut self.rounds else { return self.epoll.wait(events, timeout) };
         let others_idle = || seat.group.0.seats.others_idle(seat.number);
-        // Only so does one know whether it would have slept.
+        // A first call without a timeout tells whether the worker would have slept.
         let count = self.epoll.wait(events, Some(Duration::ZERO))?.len();
         if count > 0 {
             rounds.found(Instant::now(), others_idle());
@@ -196,21 +223,22 @@ impl Pool {
         Ok(ready)
     }
 
-    /// What an event brings: a connection to serve, or nothing.
+    /// Handles an event; returns a connection if one is ready to be served.
     fn handle(&mut self, seat: &Seat, event: Ready) -> Result<Option<Connection>, ListenError> {
         match event.token() {
-            LOBBY => match seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))? {
+            HANDOFF => match seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))? {
                 Some(Arrival::Nudge) | None => Ok(None),
                 Some(Arrival::Listener(listener)) => {
-                    let ward = seat.group.look_after(listener);
+                    let received = seat.group.inherit(listener)?;
                     if self.accept_after.is_none() {
-                        self.listen(seat, &ward.listener)?;
+                        let others: Vec<_> = self.listeners().map(Arc::clone).collect();
+                        self.listen_or_pause(seat, &received.listener, &others)?;
                     }
-                    self.wards.push(ward);
+                    self.inherited.push(received);
                     Ok(None)
                 }
-                Some(Arrival::Connection(passenger)) => {
-                    let connection = passenger.settle(seat.place());
+                Some(Arrival::Connection(received)) => {
+                    let connection = received.settle(seat.open_guard());
                     if socket::has_something(connection.as_fd()) {
                         return Ok(Some(connection));
                     }
@@ -218,8 +246,8 @@ impl Pool {
                 }
             },
             token if token & LISTENER != 0 => self.accept(seat, (token & !LISTENER) as i32),
-            // Nobody: it was closed after the event was fetched, or its user asks for the next before giving it back.
-            token => Ok(self.idle.get_mut(token as usize).and_then(Option::take)),
+            // `None` if the connection was closed after epoll_wait(2), or the caller still holds it.
+            token => Ok(self.idle.take(token as usize)),
         }
     }
 }
@@ -227,20 +255,22 @@ impl Pool {
 impl Wait for Pool {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if !self.wards.is_empty() {
-            self.look_at_wards(seat)?;
+        if !self.inherited.is_empty() {
+            self.drop_claimed(seat)?;
         }
         loop {
             while let Some(event) = self.ready.pop_front() {
-                if event.token() == BELL {
-                    seat.bell.silence();
+                if event.token() == WAKER {
+                    seat.waker.silence();
                     return Ok(None);
                 }
                 if let Some(connection) = self.handle(seat, event)? {
                     return Ok(Some(connection));
                 }
             }
+            seat.close_idle(self.idle.sweep());
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            left = sooner(left, self.idle.until_sweep());
             if let Some(after) = self.accept_after {
                 let pause = after.saturating_duration_since(Instant::now());
                 if pause.is_zero() {
@@ -250,7 +280,7 @@ impl Wait for Pool {
                 }
             }
             let mut events = [Ready::NONE; EVENTS];
-            let ready = self.look(seat, &mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
+            let ready = self.poll(seat, &mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
             if ready.is_empty() {
                 if until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(None);
@@ -284,19 +314,19 @@ impl Wait for Pool {
         if self.accept_after.take().is_none() {
             self.stop_listening(seat)?;
         }
-        for ward in self.wards.drain(..) {
-            seat.group.leave_ward(seat.number, &ward)?;
+        for inherited in self.inherited.drain(..) {
+            seat.group.pass_on(seat.number, &inherited)?;
         }
+        let mut released = self.idle.drain();
         if seat.group.policy().has_listener_each() {
-            seat.group.leave_behind(seat.number, &self.listener)?;
+            seat.group.hand_off_listener(seat.number, &self.listener)?;
         } else {
-            // It may have been woken for somebody whom it did not accept yet, and nobody else was.
+            // The kernel may have woken only this worker for a connection that is still in the accept queue.
             let listener = Arc::clone(&self.listener);
-            while let Accepted::Somebody(connection) = seat.accept(&listener)? {
-                self.idle.push(Some(connection));
+            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
+                released.push(connection);
             }
         }
-        let released: Vec<_> = self.idle.drain(..).flatten().collect();
         for connection in released.iter().filter(|connection| connection.watched) {
             self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
         }

@@ -1,16 +1,23 @@
-//! EPOLLEXCLUSIVE, and the listener removed from the worker's epoll and added to it anew: the worker is then the last in the
-//! listener's queue of waiters, and workers take turns. It is done after accept() and before the request is served, so that
-//! the next connection finds somebody else first. EPOLL_CTL_MOD would not do: an exclusive item refuses it (EINVAL).
+//! One epoll per worker with EPOLLEXCLUSIVE, from which a worker removes the listener after an accept and adds it again.
+//!
+//! The worker is then last in the listener's wait queue, so workers take turns. The worker does this before it serves the
+//! request, so that the kernel wakes another worker for the next connection. EPOLL_CTL_MOD is no alternative: the kernel
+//! refuses it for an exclusive item (EINVAL).
 
 use std::num::NonZeroU32;
 
 use fourtuple_syscalls::epoll::Interest;
 
 use crate::listen::error::ListenError;
+use crate::listen::policy::AcceptPolicy;
 use crate::listen::wait::pool::{Pool, Watching};
-use crate::listen::wait::{Seat, Wait};
+use crate::listen::wait::seat::{Seat, Wait};
 
-pub(super) fn open(seat: &Seat, every: NonZeroU32) -> Result<Box<dyn Wait>, ListenError> {
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    let every = match seat.group.policy() {
+        AcceptPolicy::Rotate { every } => every,
+        _ => NonZeroU32::MIN,
+    };
     let interest = Interest::ACCEPT.and(Interest::EXCLUSIVE);
-    Pool::boxed(seat, Watching { interest, anew_after: Some(every) })
+    Pool::boxed(seat, Watching { interest, readd_after: Some(every) })
 }

@@ -1,81 +1,51 @@
-//! One epoll that all workers wait in, with the listener and every connection in it, each told once (EPOLLONESHOT) and then
-//! not until it is armed again: a queue of ready sockets, of which whoever is idle takes the next. So no request waits behind
-//! a busy worker while another is idle, also on connections that are kept.
+//! One epoll that all workers wait in, with the listener and every connection in it.
+//!
+//! Each socket reports one event (EPOLLONESHOT) and then none until a worker arms it again. The epoll is thus a queue of ready
+//! sockets, from which an idle worker takes the next: no request waits behind a busy worker while another worker is idle, on
+//! kept connections too.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::AsFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::epoll::Ready;
 use fourtuple_syscalls::socket;
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
+use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
-use crate::listen::wait::{self, Accepted, Seat, Wait};
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
+use crate::listen::wait::shared_epoll::{LISTENER, SharedEpoll};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-const LISTENER: u64 = u64::MAX;
-/// A bell in the common epoll would wake the wrong worker, so each gives up waiting this often to look at its own.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long a worker rests after accept() has found no descriptor.
+/// The interval at which a worker checks its waker. A waker in the shared epoll could wake the wrong worker.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause of a worker after accept(2) found no descriptor.
 const BACK_OFF: Duration = Duration::from_millis(10);
-
-/// What all workers share.
-#[derive(Debug)]
-pub(crate) struct Common {
-    epoll: Epoll,
-    listener: Arc<OwnedFd>,
-    /// By descriptor: connections that have nothing to say, or that nobody has taken yet.
-    idle: Mutex<Vec<Option<Connection>>>,
-}
-
-impl Common {
-    pub(super) fn new(listener: &Arc<OwnedFd>) -> io::Result<Common> {
-        let epoll = Epoll::new()?;
-        epoll.add(listener.as_fd(), LISTENER, Interest::ACCEPT.and(Interest::ONESHOT))?;
-        Ok(Common { epoll, listener: Arc::clone(listener), idle: Mutex::new(Vec::new()) })
-    }
-
-    /// Puts a connection among those that wait, and arms it.
-    fn put(&self, mut connection: Connection) -> io::Result<()> {
-        let descriptor = connection.as_fd().as_raw_fd();
-        let place = descriptor as usize;
-        let interest = Interest::READ.and(Interest::ONESHOT);
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // While the lock is held nobody who is woken can look for it, so it is armed before it is put in its place.
-        if connection.watched {
-            self.epoll.modify(connection.as_fd(), descriptor as u64, interest)?;
-        } else {
-            self.epoll.add(connection.as_fd(), descriptor as u64, interest)?;
-            connection.watched = true;
-        }
-        if idle.len() <= place {
-            idle.resize_with(place + 1, || None);
-        }
-        idle[place] = Some(connection);
-        Ok(())
-    }
-
-    fn take(&self, place: usize) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.get_mut(place).and_then(Option::take)
-    }
-
-    fn arm_listener(&self) -> io::Result<()> {
-        self.epoll.modify(self.listener.as_fd(), LISTENER, Interest::ACCEPT.and(Interest::ONESHOT))
-    }
-}
 
 struct SharedOneshot;
 
-pub(super) fn open() -> Box<dyn Wait> {
-    Box::new(SharedOneshot)
+/// Creates the shared epoll.
+pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
+    let Listeners::Shared(listener) = preparation.listeners else {
+        unreachable!("a policy without listener_each has a shared listener")
+    };
+    let shared = SharedEpoll::new(listener, preparation.idle).map(SharedState::Epoll);
+    shared.map_err(|source| ListenError::Call {
+        call: "epoll_ctl()",
+        endpoint: preparation.endpoint.clone(),
+        source,
+    })
 }
 
-fn common(seat: &Seat) -> &Common {
-    match &seat.group.0.common {
-        wait::Common::Epoll(common) => common,
+pub(crate) fn open(_seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    Ok(Box::new(SharedOneshot))
+}
+
+fn shared(seat: &Seat) -> &SharedEpoll {
+    match &seat.group.0.shared {
+        SharedState::Epoll(shared) => shared,
         _ => unreachable!("the group was opened with this policy"),
     }
 }
@@ -83,63 +53,77 @@ fn common(seat: &Seat) -> &Common {
 impl Wait for SharedOneshot {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let common = common(seat);
+        let shared = shared(seat);
         loop {
+            // A unix listener that a drain has shut down stays ready.
+            if seat.group.is_drained() {
+                return Ok(None);
+            }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            // One event at a time: what a worker does not serve at once is somebody else's.
+            // One event per call: another worker can take every further ready socket.
             let mut events = [Ready::NONE; 1];
-            let slice = left.map_or(LOOK, |left| left.min(LOOK));
+            let slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
             let ready =
-                common.epoll.wait(&mut events, Some(slice)).map_err(seat.group.failed("epoll_wait()"))?;
+                shared.epoll.wait(&mut events, Some(slice)).map_err(seat.group.failed("epoll_wait()"))?;
             let Some(event) = ready.first() else {
-                if seat.bell.silence() || left.is_some_and(|left| left.is_zero()) {
+                let expired = shared.idle().sweep();
+                seat.close_idle(expired);
+                if seat.waker.silence() || left.is_some_and(|left| left.is_zero()) {
                     return Ok(None);
                 }
                 continue;
             };
             seat.count(Count::Wakeups);
             if event.token() != LISTENER {
-                match common.take(event.token() as usize) {
+                let (found, expired) = {
+                    let mut idle = shared.idle();
+                    (idle.take(event.token() as usize), idle.sweep())
+                };
+                seat.close_idle(expired);
+                match found {
                     Some(connection) => return Ok(Some(connection)),
                     None => continue,
                 }
             }
-            let accepted = seat.accept(&common.listener)?;
-            if matches!(accepted, Accepted::NoRoom) {
-                std::thread::sleep(BACK_OFF);
+            let accepted = seat.accept(&shared.listener)?;
+            if matches!(accepted, AcceptOutcome::OutOfResources) {
+                thread::sleep(BACK_OFF);
             }
-            // Before the request is served: the next connection is for somebody else.
-            common.arm_listener().map_err(seat.group.failed("epoll_ctl()"))?;
+            // The listener is armed before the request is served, so that another worker gets the next connection.
+            shared.arm_listener().map_err(seat.group.failed("epoll_ctl()"))?;
             match accepted {
-                Accepted::Somebody(connection) if socket::has_something(connection.as_fd()) => {
+                AcceptOutcome::Connection(connection) if socket::has_something(connection.as_fd()) => {
                     return Ok(Some(connection));
                 }
-                Accepted::Somebody(connection) => {
-                    common.put(connection).map_err(seat.group.failed("epoll_ctl()"))?;
+                AcceptOutcome::Connection(connection) => {
+                    seat.watched(shared.put(connection))?;
                 }
-                Accepted::Nobody | Accepted::NoRoom => {}
+                AcceptOutcome::Empty | AcceptOutcome::OutOfResources => {}
             }
         }
     }
 
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError> {
-        common(seat).put(connection).map_err(seat.group.failed("epoll_ctl()"))
+        seat.watched(shared(seat).put(connection)).map(drop)
     }
 
-    /// It waited for nobody in particular.
+    /// Returns zero: a ready connection waits for any worker.
     fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
         Duration::ZERO
     }
 
     fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
         if std::mem::take(&mut connection.watched) {
-            common(seat).epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+            shared(seat).epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
         }
         Ok(())
     }
 
-    /// Everything is common already.
-    fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    /// Returns nothing unless the group was drained: the remaining workers share all connections.
+    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+        if seat.group.is_drained() {
+            return Ok(shared(seat).idle().drain());
+        }
         Ok(Vec::new())
     }
 }

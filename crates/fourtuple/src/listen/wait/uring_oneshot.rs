@@ -1,6 +1,7 @@
-//! A one-shot accept of io_uring, armed while the worker waits and only then: the waiter goes to the tail of the listener's
-//! queue and is taken out of it when it is woken (`io_arm_poll_handler`, `io_poll_wake`), so that workers take turns. A
-//! multishot accept would stay in its place, also while its worker is busy.
+//! A one-shot accept of io_uring, armed only while the worker waits.
+//!
+//! The kernel appends the waiter to the listener's wait queue and removes it when it wakes it (`io_arm_poll_handler`,
+//! `io_poll_wake`), so workers take turns. A multishot accept would keep its position, even while its worker is busy.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,21 +15,24 @@ use fourtuple_syscalls::{Endpoint, errno_name, socket};
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
-use crate::listen::lobby::Arrival;
-use crate::listen::policy::Policy;
+use crate::listen::handoff::Arrival;
+use crate::listen::idle::{Idle, sooner};
+use crate::listen::policy::AcceptPolicy;
 use crate::listen::rounds::Rounds;
-use crate::listen::seats::Count;
-use crate::listen::wait::{Seat, Wait};
+use crate::listen::seats::{Count, Phase};
+use crate::listen::wait::seat::{Seat, Wait, out_of};
+use crate::listen::wait::shared_state::{Preparation, SharedState};
 
-/// Tokens; those of connections are their descriptors.
+/// The token of the accept. The token of a connection is its descriptor, which is smaller.
 const ACCEPT: u64 = 1 << 32;
-const BELL: u64 = ACCEPT + 1;
-const LOBBY: u64 = ACCEPT + 2;
-/// How long nobody is accepted after an accept has found no descriptor.
+const WAKER: u64 = ACCEPT + 1;
+const HANDOFF: u64 = ACCEPT + 2;
+/// The pause in accepting after an accept found no descriptor.
 const BACK_OFF: Duration = Duration::from_millis(10);
 
-/// Finds out whether it can be done here, before anybody relies on it.
-pub(super) fn probe(endpoint: &Endpoint) -> Result<(), ListenError> {
+/// Checks that this kernel permits io_uring and that a one-shot accept waits.
+pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
+    let endpoint = preparation.endpoint;
     let mut ring = AcceptRing::new().map_err(|error| refused(endpoint, error))?;
     let waits = ring.waits();
     if waits.map_err(|source| ListenError::Call {
@@ -36,17 +40,17 @@ pub(super) fn probe(endpoint: &Endpoint) -> Result<(), ListenError> {
         endpoint: endpoint.clone(),
         source,
     })? {
-        return Ok(());
+        return Ok(SharedState::None);
     }
     Err(ListenError::Absent {
-        policy: Policy::UringOneshot,
+        policy: AcceptPolicy::UringOneshot,
         what: "an accept of io_uring that waits for a connection",
         source: io::ErrorKind::WouldBlock.into(),
     })
 }
 
 fn refused(endpoint: &Endpoint, source: io::Error) -> ListenError {
-    let policy = Policy::UringOneshot;
+    let policy = AcceptPolicy::UringOneshot;
     match errno_name(&source).as_str() {
         "EPERM" | "EACCES" => ListenError::NotPermitted {
             policy,
@@ -63,91 +67,91 @@ fn refused(endpoint: &Endpoint, source: io::Error) -> ListenError {
 
 struct UringOneshot {
     listener: Arc<OwnedFd>,
-    /// Made by the thread that waits, which alone may use it. An acceptor that goes to another thread gets another ring.
+    /// The ring and the thread that created it; the kernel permits only this thread to use it. An acceptor that moves to
+    /// another thread creates a new ring.
     ring: Option<(ThreadId, AcceptRing)>,
-    /// By descriptor. Each is in `unarmed`, or has a poll under way, or is in `ready`.
-    idle: Vec<Option<Connection>>,
+    /// Idle connections. Each one is also in `unarmed`, has a poll in progress, or is in `ready`.
+    idle: Idle<Connection>,
     unarmed: Vec<i32>,
     ready: VecDeque<u64>,
-    /// Operations under way beside those of connections.
+    /// Whether an accept is in progress.
     accepting: bool,
-    hears_bell: bool,
-    sees_lobby: bool,
-    /// Nobody is accepted before.
+    /// Whether a poll of the waker is in progress.
+    waker_armed: bool,
+    /// Whether a poll of the handoff queue is in progress.
+    handoff_armed: bool,
+    /// The end of a pause in accepting.
     accept_after: Option<Instant>,
-    /// When it looked what is ready, where that is asked for.
+    /// The times of the last polls, with `Recycle::Measured` only.
     rounds: Option<Rounds>,
 }
 
-/// What was over when the ring was looked at.
+/// The completions of one wait.
 #[derive(Clone, Copy)]
 struct Gathered {
-    /// There was something.
+    /// There was at least one completion.
     any: bool,
     /// An accept was cancelled.
     cancelled: bool,
 }
 
-pub(super) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    // Also a worker alone may lack the permission: a process with a seccomp filter of its own.
+pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    // This process may lack a permission that the process which opened the group has, such as under a seccomp filter.
     drop(AcceptRing::new().map_err(|error| refused(&seat.group.0.endpoint, error))?);
     Ok(Box::new(UringOneshot {
         listener: seat.group.listener()?,
         ring: None,
-        idle: Vec::new(),
+        idle: Idle::new(seat.group.0.idle),
         unarmed: Vec::new(),
         ready: VecDeque::new(),
         accepting: false,
-        hears_bell: false,
-        sees_lobby: false,
+        waker_armed: false,
+        handoff_armed: false,
         accept_after: None,
         rounds: seat.group.is_measured().then(Rounds::default),
     }))
 }
 
 impl UringOneshot {
-    /// The ring of this thread. Outside of `next` no accept is under way, so that no connection is lost with an old ring.
+    /// Returns the ring of this thread. Between two calls of `next` no accept is in progress, so closing an old ring loses no
+    /// connection.
     fn take_ring(&mut self, seat: &Seat, here: ThreadId) -> Result<AcceptRing, ListenError> {
         match self.ring.take() {
             Some((thread, ring)) if thread == here => return Ok(ring),
             other => drop(other),
         }
-        (self.accepting, self.hears_bell, self.sees_lobby) = (false, false, false);
+        (self.accepting, self.waker_armed, self.handoff_armed) = (false, false, false);
         self.ready.clear();
         self.unarmed.clear();
-        self.unarmed.extend(self.idle.iter().flatten().map(|connection| connection.as_fd().as_raw_fd()));
+        self.unarmed.extend(self.idle.iter().map(|connection| connection.as_fd().as_raw_fd()));
         AcceptRing::new().map_err(|error| refused(&seat.group.0.endpoint, error))
     }
 
     fn put(&mut self, connection: Connection) -> i32 {
         let descriptor = connection.as_fd().as_raw_fd();
-        let place = descriptor as usize;
-        if self.idle.len() <= place {
-            self.idle.resize_with(place + 1, || None);
-        }
-        self.idle[place] = Some(connection);
+        self.idle.put(connection);
         descriptor
     }
 
-    /// A connection that may have something to say already.
+    /// Stores a new connection, as ready if it is readable.
     fn arrive(&mut self, connection: Connection) {
-        let speaks = socket::has_something(connection.as_fd());
+        let readable = socket::has_something(connection.as_fd());
         let descriptor = self.put(connection);
-        if speaks { self.ready.push_back(descriptor as u64) } else { self.unarmed.push(descriptor) }
+        if readable { self.ready.push_back(descriptor as u64) } else { self.unarmed.push(descriptor) }
     }
 
-    /// Asks for everything that is not asked for yet.
+    /// Submits every poll and the accept, unless they are in progress.
     fn arm(&mut self, ring: &mut AcceptRing, seat: &Seat) -> io::Result<()> {
         for descriptor in self.unarmed.drain(..) {
-            if let Some(Some(connection)) = self.idle.get(descriptor as usize) {
+            if let Some(connection) = self.idle.get(descriptor as usize) {
                 ring.poll(descriptor as u64, connection.as_fd())?;
             }
         }
-        if !std::mem::replace(&mut self.hears_bell, true) {
-            ring.poll(BELL, seat.bell.as_fd())?;
+        if !std::mem::replace(&mut self.waker_armed, true) {
+            ring.poll(WAKER, seat.waker.as_fd())?;
         }
-        if !std::mem::replace(&mut self.sees_lobby, true) {
-            ring.poll(LOBBY, seat.group.0.lobby.exit())?;
+        if !std::mem::replace(&mut self.handoff_armed, true) {
+            ring.poll(HANDOFF, seat.group.0.handoff.receiver())?;
         }
         if self.accept_after.is_none() && !std::mem::replace(&mut self.accepting, true) {
             ring.accept(ACCEPT, self.listener.as_fd())?;
@@ -155,16 +159,15 @@ impl UringOneshot {
         Ok(())
     }
 
-    /// What is over, now or when something is. What `disarm` finds beside the accept came a moment after this look, and
-    /// counts as found in it.
-    fn look(
+    /// Waits for completions. Completions that `disarm` collects shortly afterwards count for this poll.
+    fn poll(
         &mut self,
         ring: &mut AcceptRing,
         seat: &Seat,
         timeout: Option<Duration>,
     ) -> Result<(), ListenError> {
-        // Only where one does not wait at first does one know whether one would have slept. Polls that are handed over with
-        // this, of connections that have something already, are over at once.
+        // A first wait without a timeout tells whether the worker would have slept. It also submits the polls, and
+        // polls of readable connections complete at once.
         let at_once = self.rounds.is_some() && self.gather(ring, seat, Some(Duration::ZERO))?.any;
         if !at_once {
             self.gather(ring, seat, timeout)?;
@@ -180,7 +183,7 @@ impl UringOneshot {
         Ok(())
     }
 
-    /// Waits, and takes note of what is over.
+    /// Waits, and stores the outcome of every completion.
     fn gather(
         &mut self,
         ring: &mut AcceptRing,
@@ -195,20 +198,20 @@ impl UringOneshot {
                 ACCEPT => {
                     self.accepting = false;
                     match outcome {
-                        Outcome::Accepted(socket) => self.arrive(seat.welcome(socket)),
+                        Outcome::Accepted(socket) => self.arrive(seat.new_connection(socket)),
                         Outcome::Failed(error) => self.not_accepted(seat, error)?,
                         Outcome::Cancelled | Outcome::Ready => gathered.cancelled = true,
                     }
                 }
-                BELL => {
-                    self.hears_bell = false;
-                    self.ready.push_back(BELL);
+                WAKER => {
+                    self.waker_armed = false;
+                    self.ready.push_back(WAKER);
                 }
-                LOBBY => {
-                    self.sees_lobby = false;
-                    self.ready.push_back(LOBBY);
+                HANDOFF => {
+                    self.handoff_armed = false;
+                    self.ready.push_back(HANDOFF);
                 }
-                // Whatever went wrong is found by reading.
+                // The caller gets any error of the connection from read(2).
                 descriptor => self.ready.push_back(descriptor),
             }
         }
@@ -222,18 +225,24 @@ impl UringOneshot {
         match errno_name(&error).as_str() {
             "EAGAIN" => seat.count(Count::EmptyAccepts),
             "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => {}
-            // It takes its descriptor before it looks whether anybody is there.
-            "EMFILE" | "ENFILE" | "ENOBUFS" | "ENOMEM" => {
-                seat.count(Count::FailedAccepts);
+            // A drain has shut the unix listener down.
+            "EINVAL" if seat.group.0.seats.phase() != Phase::Serving => {
                 self.accept_after = Some(Instant::now() + BACK_OFF);
             }
-            _ => return Err(seat.group.failed("accept()")(error)),
+            // The kernel allocates the descriptor before it checks the accept queue, so this may repeat at once.
+            name => match out_of(name) {
+                Some(count) => {
+                    seat.count(count);
+                    self.accept_after = Some(Instant::now() + BACK_OFF);
+                }
+                None => return Err(seat.group.failed("accept()")(error)),
+            },
         }
         Ok(())
     }
 
-    /// Ends the accept and waits until it is over: whom it accepted meanwhile is among those that are ready or idle. Whether
-    /// it was cancelled.
+    /// Cancels the accept and waits for its completion. A connection that it accepted meanwhile is stored. Returns whether the
+    /// accept was cancelled.
     fn disarm(&mut self, ring: &mut AcceptRing, seat: &Seat) -> Result<bool, ListenError> {
         if !self.accepting {
             return Ok(false);
@@ -246,19 +255,19 @@ impl UringOneshot {
         Ok(cancelled)
     }
 
-    /// As `disarm`, of a worker that will be busy. A waiter that was woken and then cancelled has swallowed what woke it
-    /// (`io_poll_check_events` looks at the cancellation first), so the others are told to look.
+    /// Cancels the accept of a worker that will be busy. A waiter that was woken and then cancelled has consumed the wakeup
+    /// (`io_poll_check_events` checks the cancellation first), so the remaining workers get a nudge.
     fn retire(&mut self, ring: &mut AcceptRing, seat: &Seat) -> Result<(), ListenError> {
         if self.disarm(ring, seat)? {
             let waiting = socket::wait_readable(self.listener.as_fd(), Some(Duration::ZERO));
             if waiting.map_err(seat.group.failed("poll()"))? {
-                seat.group.0.lobby.nudge().map_err(seat.group.failed("sendmsg()"))?;
+                seat.group.0.handoff.nudge().map_err(seat.group.failed("sendmsg()"))?;
             }
         }
         Ok(())
     }
 
-    /// What a token brings; `Some(None)` is the bell.
+    /// Handles a completion. Returns `Some(None)` for the waker.
     fn handle(
         &mut self,
         ring: &mut AcceptRing,
@@ -266,21 +275,38 @@ impl UringOneshot {
         token: u64,
     ) -> Result<Option<Option<Connection>>, ListenError> {
         match token {
-            BELL => {
-                seat.bell.silence();
+            WAKER => {
+                seat.waker.silence();
                 Ok(Some(None))
             }
-            LOBBY => {
-                match seat.group.0.lobby.take().map_err(seat.group.failed("recvmsg()"))? {
-                    Some(Arrival::Connection(passenger)) => self.arrive(passenger.settle(seat.place())),
-                    // Somebody may be in the queue of whom our waiter was not told: one that is armed anew looks first.
+            HANDOFF => {
+                match seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))? {
+                    Some(Arrival::Connection(received)) => self.arrive(received.settle(seat.open_guard())),
+                    // The accept queue may already hold a connection for which this waiter got no wakeup. A new accept checks
+                    // the queue first.
                     Some(Arrival::Listener(_) | Arrival::Nudge) | None => {
                         self.disarm(ring, seat)?;
                     }
                 }
                 Ok(None)
             }
-            descriptor => Ok(self.idle.get_mut(descriptor as usize).and_then(Option::take).map(Some)),
+            descriptor => {
+                let found = self.idle.take(descriptor as usize);
+                Ok(found.filter(|connection| !connection.expired).map(Some))
+            }
+        }
+    }
+
+    /// Shuts down connections that have exceeded the idle limit. The ring holds a reference to a connection that it polls, so
+    /// the connection is closed when its poll completes.
+    fn end_idle(&mut self, seat: &Seat) {
+        for mut connection in self.idle.sweep() {
+            // shutdown(2) fails if the client has reset the connection; the poll completes then too.
+            let _ = socket::shutdown(connection.as_fd());
+            if !std::mem::replace(&mut connection.expired, true) {
+                seat.count(Count::IdleClosed);
+            }
+            self.idle.put(connection);
         }
     }
 
@@ -308,6 +334,8 @@ impl UringOneshot {
                 continue;
             }
             looked = true;
+            self.end_idle(seat);
+            left = sooner(left, self.idle.until_sweep());
             if let Some(after) = self.accept_after {
                 let pause = after.saturating_duration_since(Instant::now());
                 if pause.is_zero() {
@@ -317,7 +345,7 @@ impl UringOneshot {
                 }
             }
             self.arm(ring, seat).map_err(seat.group.failed("io_uring_enter()"))?;
-            self.look(ring, seat, left)?;
+            self.poll(ring, seat, left)?;
         }
     }
 }
@@ -331,7 +359,7 @@ impl Wait for UringOneshot {
         found
     }
 
-    /// Its poll is handed over together with the next accept.
+    /// Stores the connection; its poll is submitted together with the next accept.
     fn keep(&mut self, _seat: &Seat, connection: Connection) -> Result<(), ListenError> {
         let descriptor = self.put(connection);
         self.unarmed.push(descriptor);
@@ -344,16 +372,16 @@ impl Wait for UringOneshot {
         })
     }
 
-    /// Its poll told once, and is over.
+    /// Does nothing: the poll of the connection has completed.
     fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
     }
 
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
-        // Waits until no poll is under way. Nobody is in the ring itself: no accept is.
+        // Dropping the ring waits until no poll is in progress. No accept is in progress, so no connection is lost.
         self.ring = None;
         self.ready.clear();
         self.unarmed.clear();
-        Ok(self.idle.drain(..).flatten().collect())
+        Ok(self.idle.drain())
     }
 }

@@ -1,0 +1,211 @@
+//! The settings of a group, and how it is opened.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fourtuple_syscalls::{Endpoint, socket};
+
+use crate::listen::auto;
+use crate::listen::error::ListenError;
+use crate::listen::fresh;
+use crate::listen::group::{Inner, ListenerGroup};
+use crate::listen::handoff::HandoffQueue;
+use crate::listen::listeners::{self, Listeners};
+use crate::listen::path::{SocketPath, bind_path};
+use crate::listen::policy::{AcceptPolicy, Family, Workers};
+use crate::listen::recycle::Recycle;
+use crate::listen::seats::Seats;
+use crate::listen::wait::shared_state::Preparation;
+
+/// A builder for a [`ListenerGroup`].
+#[derive(Clone, Debug)]
+pub struct ListenerGroupBuilder {
+    endpoint: Endpoint,
+    policy: AcceptPolicy,
+    seats: usize,
+    backlog: u32,
+    workers: Workers,
+    recycle: Recycle,
+    idle: Duration,
+    write_limit: Duration,
+}
+
+impl ListenerGroupBuilder {
+    /// Returns a builder for a group that listens on this address or path; port 0 lets the kernel choose a port.
+    ///
+    /// Defaults: [`AcceptPolicy::Auto`], 64 seats, an accept queue of 4096, threads as workers, connections kept until the
+    /// client closes them, an idle limit of 60 s, a write limit of 2 s.
+    pub fn at(endpoint: Endpoint) -> ListenerGroupBuilder {
+        ListenerGroupBuilder {
+            endpoint,
+            policy: AcceptPolicy::Auto,
+            seats: 64,
+            backlog: 4096,
+            workers: Workers::Threads,
+            recycle: Recycle::Never,
+            idle: Duration::from_secs(60),
+            write_limit: Duration::from_secs(2),
+        }
+    }
+
+    /// Sets the accept policy.
+    #[must_use]
+    pub fn policy(mut self, policy: AcceptPolicy) -> ListenerGroupBuilder {
+        self.policy = policy;
+        self
+    }
+
+    /// Sets the number of seats: the most workers at one time. At least 1; with [`AcceptPolicy::ReuseportLeastBusy`] at most
+    /// 64.
+    #[must_use]
+    pub fn seats(mut self, seats: usize) -> ListenerGroupBuilder {
+        self.seats = seats;
+        self
+    }
+
+    /// Sets the length of each accept queue. The kernel silently limits it to net.core.somaxconn; [`ListenerGroup::backlog`]
+    /// returns the effective length.
+    #[must_use]
+    pub fn backlog(mut self, backlog: u32) -> ListenerGroupBuilder {
+        self.backlog = backlog;
+        self
+    }
+
+    /// Sets whether workers are threads or processes.
+    #[must_use]
+    pub fn workers(mut self, workers: Workers) -> ListenerGroupBuilder {
+        self.workers = workers;
+        self
+    }
+
+    /// Sets when the server closes kept connections.
+    #[must_use]
+    pub fn recycle(mut self, recycle: Recycle) -> ListenerGroupBuilder {
+        self.recycle = recycle;
+        self
+    }
+
+    /// Sets the time after which a connection without a request, or with a partial request, is closed: 60 s by default.
+    /// `Duration::MAX` means no limit: a silent connection then uses a descriptor until the client closes it.
+    ///
+    /// A connection is closed between this time and 1.25 times this time after its last request;
+    /// [`SeatStats::idle_closed`](crate::listen::SeatStats::idle_closed) counts such connections. On a tokio runtime the limit
+    /// applies only until the first bytes arrive.
+    #[must_use]
+    pub fn idle(mut self, limit: Duration) -> ListenerGroupBuilder {
+        self.idle = limit;
+        self
+    }
+
+    /// Sets how long the writes of a worker may wait for room in the socket's send buffer, in total between two calls of
+    /// [`Acceptor::next`](crate::listen::Acceptor::next): 2 s by default.
+    ///
+    /// The worker serves no other connection meanwhile, so one client that does not read delays other clients by up to this
+    /// time. A response larger than the send buffer needs as long as the client takes to read it.
+    #[must_use]
+    pub fn write_limit(mut self, limit: Duration) -> ListenerGroupBuilder {
+        self.write_limit = limit;
+        self
+    }
+
+    fn check(&self) -> Result<(), ListenError> {
+        let refuse =
+            |setting, value: String, accepted| Err(ListenError::Setting { setting, value, accepted });
+        if self.seats == 0 {
+            return refuse("seats", "0".to_owned(), "at least 1");
+        }
+        if self.idle.is_zero() {
+            return refuse("idle", "0s".to_owned(), "more than 0");
+        }
+        self.recycle.check()
+    }
+
+    /// Opens the listeners and the shared state of the group, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// A setting is out of range; the policy is impossible for the address, or this kernel lacks or forbids it; a system call
+    /// failed. The builder never falls back to another policy.
+    pub fn open(self) -> Result<ListenerGroup, ListenError> {
+        self.check()?;
+        let family = Family::of(&self.endpoint);
+        let choice = auto::choose(self.policy, family, self.workers);
+        choice.policy.check(family, self.workers)?;
+        let failed = self.failed();
+        let seats = Arc::new(Seats::new(self.seats).map_err(failed("mmap()"))?);
+        let handoff = HandoffQueue::new(&seats).map_err(failed("socketpair()"))?;
+        let backlog = i32::try_from(self.backlog).unwrap_or(i32::MAX);
+        let (listeners, endpoint, path) = self.open_listeners(choice.policy, backlog, &handoff)?;
+        if self.recycle == Recycle::Measured {
+            let fresh = fresh::measure(family).map_err(failed("a connection to measure its cost"))?;
+            seats.comparison().set_fresh(fresh);
+        }
+        let preparation =
+            Preparation { listeners: &listeners, seats: self.seats, idle: self.idle, endpoint: &endpoint };
+        let shared = choice.policy.prepare(&preparation)?;
+        let inner = Inner {
+            endpoint,
+            family,
+            choice,
+            backlog,
+            workers: self.workers,
+            recycle: self.recycle,
+            seats,
+            handoff,
+            listeners,
+            shared,
+            idle: self.idle,
+            write_limit: self.write_limit,
+            path: Mutex::new(path),
+            wakers: Mutex::default(),
+            known_listeners: Mutex::default(),
+        };
+        let group = ListenerGroup(Arc::new(inner));
+        if let Listeners::Shared(listener) = &group.0.listeners {
+            group.register_listener(listener)?;
+        }
+        Ok(group)
+    }
+
+    /// Opens the shared listener, or reserves the address for listeners per worker and puts the first one into `handoff`.
+    fn open_listeners(
+        &self,
+        policy: AcceptPolicy,
+        backlog: i32,
+        handoff: &HandoffQueue,
+    ) -> Result<(Listeners, Endpoint, Option<SocketPath>), ListenError> {
+        let failed = self.failed();
+        let nonblocking = policy != AcceptPolicy::Blocking;
+        if let Endpoint::Unix(path) = &self.endpoint {
+            let (listener, own) = bind_path(path, nonblocking)?;
+            socket::listen(listener.as_fd(), backlog).map_err(failed("listen()"))?;
+            return Ok((Listeners::Shared(Arc::new(listener)), self.endpoint.clone(), Some(own)));
+        }
+        // With SO_REUSEPORT from the start, another server of the same user could silently take a share of the connections.
+        // So the first bind(2) is exclusive.
+        let first = listeners::bind(&self.endpoint, false, nonblocking)?;
+        if policy.has_listener_each() {
+            let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
+            let listener = listeners::reserve(&first, &endpoint, backlog)?;
+            handoff.put_listener(listener.as_fd()).map_err(failed("sendmsg()"))?;
+            return Ok((
+                Listeners::PerWorker { _holder: first, inherited: Mutex::default() },
+                endpoint,
+                None,
+            ));
+        }
+        socket::listen(first.as_fd(), backlog).map_err(failed("listen()"))?;
+        let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
+        Ok((Listeners::Shared(Arc::new(first)), endpoint, None))
+    }
+
+    /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
+    fn failed(&self) -> impl Fn(&'static str) -> Box<dyn Fn(std::io::Error) -> ListenError> + use<> {
+        let endpoint = self.endpoint.clone();
+        move |call| {
+            let endpoint = endpoint.clone();
+            Box::new(move |source| ListenError::Call { call, endpoint: endpoint.clone(), source })
+        }
+    }
+}

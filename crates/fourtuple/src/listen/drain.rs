@@ -1,0 +1,218 @@
+//! The drain of a group: it ends a server without resetting a connection.
+//!
+//! close(2) of a TCP listener resets the connections in its accept queue and answers the last ACK of a handshake with RST. So a
+//! drain attaches a socket filter to the listener that drops SYNs and nothing else. A new client retransmits its SYN after a
+//! second and then reaches the next server, or gets ECONNREFUSED. Handshakes in progress complete, because their ACKs pass the
+//! filter, and their connections are accepted and served.
+//!
+//! For a unix socket, a drain removes the path and finally shuts the listener down: connect(2) then fails, and accept(2) still
+//! returns the queued connections.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::{errno_name, option, sock_diag, socket};
+
+use crate::listen::error::ListenError;
+use crate::listen::group::ListenerGroup;
+use crate::listen::handoff::HandoffConnection;
+use crate::listen::policy::Family;
+use crate::listen::seats::Phase;
+
+/// The interval at which a drain counts the remaining connections.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// The consecutive counts that must find no connection. A single count can miss a connection that moves between two counters.
+const EMPTY_COUNTS: u32 = 4;
+/// The time that handshakes get if the kernel cannot list them: a client has then retransmitted a lost segment.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The outcome of a drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Connections that were accepted during the drain.
+    pub accepted: u64,
+    /// Requests that were answered during the drain.
+    pub answered: u64,
+    /// Connections that are still open; they are closed when their workers and the group are dropped.
+    pub open: u64,
+    /// Connections in an accept queue, which are reset when the group is closed. For a unix socket: 1 if there is at least one.
+    pub queued: u64,
+    /// TCP handshakes in progress, whose connections will be reset. `None` if this kernel cannot list them (no tcp_diag).
+    pub handshakes: Option<usize>,
+    /// The duration of the drain.
+    pub elapsed: Duration,
+}
+
+impl DrainReport {
+    /// Whether every connection was served to its end.
+    pub fn is_complete(&self) -> bool {
+        self.open == 0 && self.queued == 0 && self.handshakes.unwrap_or(0) == 0
+    }
+}
+
+/// The connections that remain to be served.
+struct Remaining {
+    open: u64,
+    queued: u64,
+    handshakes: Option<usize>,
+}
+
+impl Remaining {
+    fn is_empty(&self, elapsed: Duration) -> bool {
+        self.open == 0
+            && self.queued == 0
+            && self.handshakes.map_or_else(|| elapsed >= GRACE, |handshakes| handshakes == 0)
+    }
+}
+
+impl ListenerGroup {
+    /// Drains the group: the kernel queues no new connection, and workers accept and serve connections that are queued or
+    /// in a handshake. Each response is the last of its connection ([`is_last`](crate::listen::Connection::is_last)).
+    ///
+    /// Returns when all connections are closed, or after `deadline`. From then on, [`next`](crate::listen::Acceptor::next)
+    /// returns `None`. An idle connection stays open until the deadline, because its client may be about to send a request.
+    ///
+    /// Workers and dispatcher must continue meanwhile, so call this from another thread, such as one that waits for SIGTERM. In a
+    /// group of processes each process calls it; the process that opened the group calls it first.
+    ///
+    /// # Errors
+    ///
+    /// An unexpected failure of a system call. The drain can be repeated.
+    pub fn drain(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        let begun = Instant::now();
+        let before = self.sums();
+        let seats = &self.0.seats;
+        seats.set_phase(Phase::Draining);
+        // Dropping the path of a unix socket removes it, in the process that opened the group.
+        drop(self.0.path.lock().unwrap_or_else(PoisonError::into_inner).take());
+        for listener in self.listeners() {
+            self.stop_queueing(&listener)?;
+        }
+        let _unattended = self.stop_unattended()?;
+        let (mut empty_counts, mut shut) = (0, self.is_drained());
+        let remaining = loop {
+            let remaining = self.remaining(shut)?;
+            empty_counts = if remaining.is_empty(begun.elapsed()) { empty_counts + 1 } else { 0 };
+            if begun.elapsed() >= deadline {
+                break remaining;
+            }
+            if empty_counts >= EMPTY_COUNTS {
+                shut = true;
+                if self.shut_down()? == 0 {
+                    break remaining;
+                }
+            }
+            thread::sleep(CHECK_INTERVAL);
+        };
+        seats.set_phase(Phase::Drained);
+        for waker in self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Some(waker) = waker.upgrade() {
+                waker.ring();
+            }
+        }
+        let after = self.sums();
+        let Remaining { open, queued, handshakes } = remaining;
+        Ok(DrainReport {
+            accepted: after.0 - before.0,
+            answered: after.1 - before.1,
+            open,
+            queued,
+            handshakes,
+            elapsed: begun.elapsed(),
+        })
+    }
+
+    /// Whether a drain of the group has ended: acceptors return no further connection.
+    pub fn is_drained(&self) -> bool {
+        self.0.seats.phase() == Phase::Drained
+    }
+
+    /// Returns the accepted connections and the answered requests of all seats.
+    fn sums(&self) -> (u64, u64) {
+        self.stats()
+            .iter()
+            .fold((0, 0), |(accepts, requests), seat| (accepts + seat.accepts, requests + seat.requests))
+    }
+
+    fn listeners(&self) -> Vec<Arc<OwnedFd>> {
+        let listeners = self.0.known_listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.iter().filter_map(std::sync::Weak::upgrade).collect()
+    }
+
+    /// Counts the remaining connections. `shut`: the unix listeners were shut down and their queues emptied.
+    fn remaining(&self, shut: bool) -> Result<Remaining, ListenError> {
+        // Handshakes are counted first: one that completes meanwhile is then counted in the accept queue or as open.
+        let handshakes = match self.endpoint().inet() {
+            None => Some(0),
+            Some(address) => sock_diag::handshakes(address.port()).ok(),
+        };
+        let (mut queued, mut seen) = (0, Vec::new());
+        for listener in self.listeners() {
+            // A listener that was handed over has two descriptors in this process.
+            let cookie = option::cookie(listener.as_fd()).map_err(self.failed("getsockopt(SO_COOKIE)"))?;
+            if seen.contains(&cookie) {
+                continue;
+            }
+            seen.push(cookie);
+            queued += match self.family() {
+                Family::Unix if shut => 0,
+                Family::Unix => {
+                    let readable = socket::wait_readable(listener.as_fd(), Some(Duration::ZERO));
+                    u64::from(readable.map_err(self.failed("poll()"))?)
+                }
+                Family::Tcp4 | Family::Tcp6 => option::accept_queue(listener.as_fd())
+                    .map_err(self.failed("getsockopt(TCP_INFO)"))?
+                    .into(),
+            };
+        }
+        let seats = &self.0.seats;
+        let of_workers = self.stats().iter().fold(0_u64, |open, seat| open.wrapping_add(seat.open));
+        Ok(Remaining { open: of_workers.wrapping_add(seats.in_transit()), queued, handshakes })
+    }
+
+    /// Stops the listeners in the handoff queue and puts them back for the next worker that joins. Returns them, so that their
+    /// accept queues are counted.
+    fn stop_unattended(&self) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
+        let mut found = Vec::new();
+        while let Some(listener) = self.0.handoff.take_listener().map_err(self.failed("recvmsg()"))? {
+            found.push(Arc::new(listener));
+        }
+        for listener in &found {
+            self.register_listener(listener)?;
+            self.0.handoff.put_listener(listener.as_fd()).map_err(self.failed("sendmsg()"))?;
+        }
+        Ok(found)
+    }
+
+    /// Shuts the unix listeners down, puts their queued connections into the handoff queue and returns the number of these. A
+    /// connect(2) that found the path before its removal may have succeeded until now.
+    fn shut_down(&self) -> Result<usize, ListenError> {
+        if self.family() != Family::Unix {
+            return Ok(0);
+        }
+        let mut found = 0;
+        for listener in self.listeners() {
+            socket::shutdown(listener.as_fd()).map_err(self.failed("shutdown()"))?;
+            loop {
+                match socket::accept_nonblocking(listener.as_fd()) {
+                    Ok(socket) => {
+                        let connection = HandoffConnection::new(socket, &self.0.seats);
+                        self.0.handoff.offer(&connection).map_err(self.failed("sendmsg()"))?;
+                        found += 1;
+                    }
+                    Err(error) if ends_queue(&error) => break,
+                    Err(error) => return Err(self.failed("accept()")(error)),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether accept(2) failed because the queue is empty. After shutdown(2) the error is EINVAL.
+fn ends_queue(error: &io::Error) -> bool {
+    matches!(errno_name(error).as_str(), "EAGAIN" | "EINVAL")
+}

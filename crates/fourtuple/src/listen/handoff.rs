@@ -1,0 +1,437 @@
+//! Connections and listeners in transit between workers: messages with a descriptor (SCM_RIGHTS).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::{message, socket};
+
+use crate::listen::connection::{Connection, OpenGuard};
+use crate::listen::seats::Seats;
+
+/// The bytes before the carry: kind, requests answered, draw, age in nanoseconds, mark.
+const HEAD: usize = 1 + 4 + 4 + 8 + 8;
+const CONNECTION: u8 = b'C';
+const LISTENER: u8 = b'L';
+const NUDGE: u8 = b'N';
+/// The longest message. A connection with a longer carry cannot be sent.
+pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
+
+/// A received message.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Connection(HandoffConnection),
+    Listener(OwnedFd),
+    /// A wakeup without content: the receiver checks its accept queue again.
+    Nudge,
+}
+
+/// A connection in transit between two workers.
+#[derive(Debug)]
+pub(crate) struct HandoffConnection {
+    socket: OwnedFd,
+    served: u32,
+    draw: u32,
+    born: Instant,
+    mark: u64,
+    carry: Vec<u8>,
+    in_transit: Option<InTransit>,
+}
+
+/// Counts a connection as in transit until it is dropped.
+#[derive(Debug)]
+struct InTransit(Arc<Seats>);
+
+impl Drop for InTransit {
+    fn drop(&mut self) {
+        self.0.sub_in_transit();
+    }
+}
+
+/// Sends a message with a connection, which counts as in transit until the receiver has read it.
+fn send_counted(
+    seats: &Seats,
+    to: BorrowedFd<'_>,
+    bytes: &[u8],
+    connection: BorrowedFd<'_>,
+) -> io::Result<()> {
+    seats.add_in_transit();
+    message::send(to, bytes, Some(connection)).inspect_err(|_| seats.sub_in_transit())
+}
+
+impl AsFd for HandoffConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl HandoffConnection {
+    /// Returns a connection that was just accepted.
+    pub(crate) fn new(socket: OwnedFd, seats: &Arc<Seats>) -> HandoffConnection {
+        seats.add_in_transit();
+        HandoffConnection {
+            socket,
+            served: 0,
+            draw: fastrand::u32(..),
+            born: Instant::now(),
+            mark: 0,
+            carry: Vec::new(),
+            in_transit: Some(InTransit(Arc::clone(seats))),
+        }
+    }
+
+    /// Sends the connection without waiting, as [`send_connection`].
+    pub(crate) fn send(&self, to: BorrowedFd<'_>, kind: u8, seats: &Seats) -> io::Result<()> {
+        let bytes = head(kind, self.served, self.draw, self.born, self.mark, &self.carry)?;
+        send_counted(seats, to, &bytes, self.socket.as_fd())
+    }
+
+    /// Stops counting the connection as in transit. The caller counts it as open in a seat.
+    pub(crate) fn end_transit(&mut self) {
+        self.in_transit = None;
+    }
+
+    /// Parses the bytes of a message after its kind.
+    pub(crate) fn read(bytes: &[u8], socket: OwnedFd, seats: &Arc<Seats>) -> Option<HandoffConnection> {
+        let in_transit = Some(InTransit(Arc::clone(seats)));
+        let (served, rest) = bytes.split_first_chunk()?;
+        let (draw, rest) = rest.split_first_chunk()?;
+        let (age, rest) = rest.split_first_chunk()?;
+        let (mark, carry) = rest.split_first_chunk()?;
+        let (age, now) = (Duration::from_nanos(u64::from_ne_bytes(*age)), Instant::now());
+        Some(HandoffConnection {
+            socket,
+            served: u32::from_ne_bytes(*served),
+            draw: u32::from_ne_bytes(*draw),
+            born: now.checked_sub(age).unwrap_or(now),
+            mark: u64::from_ne_bytes(*mark),
+            carry: carry.to_vec(),
+            in_transit,
+        })
+    }
+
+    /// Returns the connection of a worker, which `guard` counts as open.
+    pub(crate) fn settle(self, guard: OpenGuard) -> Connection {
+        let mut connection = Connection::new(self.socket, guard);
+        connection.served = self.served;
+        connection.draw = self.draw;
+        connection.mark = self.mark;
+        connection.carry = self.carry;
+        connection.born = self.born;
+        connection
+    }
+}
+
+/// Returns the bytes of a message with a connection. WouldBlock: the carry is too long.
+fn head(kind: u8, served: u32, draw: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
+    if carry.len() > ROOM - HEAD {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let mut bytes = Vec::with_capacity(HEAD + carry.len());
+    bytes.push(kind);
+    bytes.extend_from_slice(&served.to_ne_bytes());
+    bytes.extend_from_slice(&draw.to_ne_bytes());
+    let age = u64::try_from(born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    bytes.extend_from_slice(&age.to_ne_bytes());
+    bytes.extend_from_slice(&mark.to_ne_bytes());
+    bytes.extend_from_slice(carry);
+    Ok(bytes)
+}
+
+/// Sends a connection without waiting. Dropping `connection` closes the caller's copy. WouldBlock: the channel has no room, or
+/// the carry is too long.
+pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
+    let Connection { served, draw, born, mark, carry, .. } = connection;
+    let bytes = head(kind, *served, *draw, *born, *mark, carry)?;
+    send_counted(connection.seats(), to, &bytes, connection.as_fd())
+}
+
+/// Whether a later retry may succeed: the channel has no room, or too many descriptors of this user are in transit
+/// (ETOOMANYREFS).
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
+}
+
+/// Receives a message without waiting. `room` has [`ROOM`] bytes.
+fn receive(from: BorrowedFd<'_>, room: &mut [u8], seats: &Arc<Seats>) -> io::Result<Option<Arrival>> {
+    match message::receive(from, room) {
+        Ok((count, socket)) => Ok(read(&room[..count], socket, seats)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn read(bytes: &[u8], socket: Option<OwnedFd>, seats: &Arc<Seats>) -> Option<Arrival> {
+    let (kind, rest) = bytes.split_first()?;
+    if *kind == NUDGE {
+        return Some(Arrival::Nudge);
+    }
+    let socket = socket?;
+    if *kind == LISTENER {
+        return Some(Arrival::Listener(socket));
+    }
+    HandoffConnection::read(rest, socket, seats).map(Arrival::Connection)
+}
+
+/// The queue in which a worker that leaves puts its connections and its listener for other workers.
+#[derive(Debug)]
+pub(crate) struct HandoffQueue {
+    sender: OwnedFd,
+    receiver: OwnedFd,
+    seats: Arc<Seats>,
+    /// Accessed before each system call in models, so that loom may schedule another thread there.
+    #[cfg(all(test, fourtuple_loom))]
+    turn: crate::sync::AtomicU64,
+}
+
+/// The time for which a worker that leaves waits for room in the queue.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+impl HandoffQueue {
+    pub(crate) fn new(seats: &Arc<Seats>) -> io::Result<HandoffQueue> {
+        let (sender, receiver) = message::pair()?;
+        Ok(HandoffQueue {
+            sender,
+            receiver,
+            seats: Arc::clone(seats),
+            #[cfg(all(test, fourtuple_loom))]
+            turn: crate::sync::AtomicU64::new(0),
+        })
+    }
+
+    /// Returns a descriptor that is readable while the queue has a message.
+    pub(crate) fn receiver(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+
+    #[cfg(all(test, fourtuple_loom))]
+    fn turn(&self) {
+        self.turn.fetch_add(1, crate::sync::Ordering::SeqCst);
+    }
+
+    /// Takes the next message, if there is one.
+    pub(crate) fn take(&self) -> io::Result<Option<Arrival>> {
+        #[cfg(all(test, fourtuple_loom))]
+        self.turn();
+        receive(self.receiver.as_fd(), &mut vec![0; ROOM], &self.seats)
+    }
+
+    /// Takes the first listener, if there is one, and puts the messages before it back.
+    pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
+        let mut found = None;
+        let mut others = Vec::new();
+        while found.is_none() {
+            match self.take()? {
+                Some(Arrival::Listener(listener)) => found = Some(listener),
+                Some(Arrival::Connection(connection)) => others.push(connection),
+                Some(Arrival::Nudge) => {}
+                None => break,
+            }
+        }
+        for connection in others {
+            self.send_with_timeout(|to| connection.send(to, CONNECTION, &self.seats))?;
+        }
+        Ok(found)
+    }
+
+    /// Puts a connection into the queue; `false` if there was no room for a second.
+    pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
+        self.send_with_timeout(|to| send_connection(to, CONNECTION, connection))
+    }
+
+    /// Puts a connection of no worker into the queue, without waiting for room.
+    pub(crate) fn offer(&self, connection: &HandoffConnection) -> io::Result<()> {
+        connection.send(self.sender.as_fd(), CONNECTION, &self.seats)
+    }
+
+    /// Puts a listener into the queue; `false` if there was no room for a second.
+    pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        self.send_with_timeout(|to| message::send(to, &[LISTENER], Some(listener)))
+    }
+
+    /// Wakes a waiting worker. A full queue has woken it already.
+    pub(crate) fn nudge(&self) -> io::Result<()> {
+        match message::send(self.sender.as_fd(), &[NUDGE], None) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes all messages out and puts them in again. The kernel may have woken only the worker that leaves for a message that
+    /// it did not take. Returns the number of connections.
+    pub(crate) fn requeue_all(&self) -> io::Result<usize> {
+        let mut found = Vec::new();
+        let mut connections = 0;
+        while let Some(arrival) = self.take()? {
+            found.push(arrival);
+        }
+        for arrival in found {
+            match arrival {
+                Arrival::Connection(received) => {
+                    connections +=
+                        usize::from(self.send_with_timeout(|to| received.send(to, CONNECTION, &self.seats))?);
+                }
+                Arrival::Listener(listener) => {
+                    self.put_listener(listener.as_fd())?;
+                }
+                Arrival::Nudge => self.nudge()?,
+            }
+        }
+        Ok(connections)
+    }
+
+    /// Calls `send` until the queue has room; `false` after the timeout.
+    fn send_with_timeout(&self, send: impl Fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<bool> {
+        let begun = Instant::now();
+        loop {
+            #[cfg(all(test, fourtuple_loom))]
+            self.turn();
+            match send(self.sender.as_fd()) {
+                Ok(()) => return Ok(true),
+                Err(error) if is_full(&error) => {
+                    let left = TIMEOUT.saturating_sub(begun.elapsed());
+                    if left.is_zero() {
+                        return Ok(false);
+                    }
+                    let slice = left.min(Duration::from_millis(10));
+                    if socket::wait_writable(self.sender.as_fd(), Some(slice))? {
+                        std::thread::yield_now();
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::listen::seats::Seats;
+
+    #[test]
+    fn a_connection_arrives_with_its_state() {
+        let seats = Arc::new(Seats::new(2).unwrap());
+        let queue = HandoffQueue::new(&seats).unwrap();
+        assert!(queue.take().unwrap().is_none());
+        for carry in [0, 5, 60_000] {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let mut connection = Connection::new(server.into(), OpenGuard::new(&seats, 0));
+            connection.carry = vec![b'x'; carry];
+            connection.mark = 7;
+            connection.served = 3;
+            let draw = connection.draw;
+            assert!(queue.put(&connection).unwrap());
+            drop(connection);
+            assert_eq!(seats.in_transit(), 1);
+            let Some(Arrival::Connection(received)) = queue.take().unwrap() else { panic!("no connection") };
+            let mut connection = received.settle(OpenGuard::new(&seats, 1));
+            assert_eq!((connection.carry.len(), connection.mark, connection.served), (carry, 7, 3));
+            assert_eq!(connection.draw, draw, "drawn once for each connection");
+            connection.write_all(b"hello").unwrap();
+            drop(connection);
+            let mut text = String::new();
+            client.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "hello");
+        }
+        assert_eq!(seats.stats().iter().map(|seat| seat.open).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(seats.in_transit(), 0);
+    }
+
+    #[test]
+    fn a_long_carry_is_not_sent() {
+        let seats = Arc::new(Seats::new(1).unwrap());
+        let (_client, server) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(server.into(), OpenGuard::new(&seats, 0));
+        connection.carry = vec![0; ROOM];
+        assert_eq!(
+            send_connection(HandoffQueue::new(&seats).unwrap().sender.as_fd(), CONNECTION, &connection)
+                .unwrap_err()
+                .kind(),
+            io::ErrorKind::WouldBlock
+        );
+    }
+}
+
+/// The kernel implements the queue, so these models check the interleavings between system calls.
+#[cfg(all(test, fourtuple_loom))]
+mod models {
+    use std::os::unix::net::UnixStream;
+
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Returns a queue with two connections, of marks 1 and 2, and a listener behind them.
+    fn queue() -> Arc<HandoffQueue> {
+        let seats = std::sync::Arc::new(crate::listen::seats::Seats::new(1).unwrap());
+        let queue = HandoffQueue::new(&seats).unwrap();
+        let (socket, _) = UnixStream::pair().unwrap();
+        for mark in [1, 2] {
+            let socket = socket.as_fd().try_clone_to_owned().unwrap();
+            let seats = &queue.seats;
+            let incoming = HandoffConnection { mark, ..HandoffConnection::new(socket, seats) };
+            assert!(queue.send_with_timeout(|to| incoming.send(to, CONNECTION, seats)).unwrap());
+        }
+        assert!(queue.put_listener(socket.as_fd()).unwrap());
+        Arc::new(queue)
+    }
+
+    /// Returns the marks of the remaining connections and the number of remaining listeners.
+    fn left(queue: &HandoffQueue) -> (Vec<u64>, usize) {
+        let (mut marks, mut listeners) = (Vec::new(), 0);
+        while let Some(arrival) = queue.take().unwrap() {
+            match arrival {
+                Arrival::Connection(received) => marks.push(received.mark),
+                Arrival::Listener(_) => listeners += 1,
+                Arrival::Nudge => {}
+            }
+        }
+        marks.sort_unstable();
+        (marks, listeners)
+    }
+
+    /// Two workers take a listener at once: at most one gets it, and every connection remains once. The model fails if
+    /// `take_listener` does not put connections back.
+    #[test]
+    fn loom_concurrent_take_listener_loses_no_connection() {
+        loom::model(|| {
+            let queue = queue();
+            let other = thread::spawn({
+                let queue = Arc::clone(&queue);
+                move || usize::from(queue.take_listener().unwrap().is_some())
+            });
+            let found = usize::from(queue.take_listener().unwrap().is_some()) + other.join().unwrap();
+            let (marks, listeners) = left(&queue);
+            assert_eq!((marks, found + listeners), (vec![1, 2], 1));
+        });
+    }
+
+    /// A worker requeues all messages while another worker takes one: each message remains once, or was taken.
+    #[test]
+    fn loom_requeue_all_duplicates_no_message() {
+        loom::model(|| {
+            let queue = queue();
+            let other = thread::spawn({
+                let queue = Arc::clone(&queue);
+                move || queue.take().unwrap()
+            });
+            queue.requeue_all().unwrap();
+            let taken = other.join().unwrap();
+            let (mut marks, mut listeners) = left(&queue);
+            match taken {
+                Some(Arrival::Connection(received)) => marks.push(received.mark),
+                Some(Arrival::Listener(_)) => listeners += 1,
+                Some(Arrival::Nudge) | None => {}
+            }
+            marks.sort_unstable();
+            assert_eq!((marks, listeners), (vec![1, 2], 1));
+        });
+    }
+}

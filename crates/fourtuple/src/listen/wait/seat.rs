@@ -1,0 +1,126 @@
+//! The seat of a worker, and the trait by which a policy waits for it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::{errno_name, socket};
+
+use crate::listen::connection::{Connection, OpenGuard};
+use crate::listen::error::ListenError;
+use crate::listen::group::ListenerGroup;
+use crate::listen::policy::AcceptPolicy;
+use crate::listen::seats::{Count, Phase};
+
+/// A worker's implementation of an accept policy.
+pub(crate) trait Wait: Send {
+    /// Returns a connection that has something to read, or `None` after `timeout` or a wakeup through the waker.
+    fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError>;
+
+    /// Waits for the next request of a connection.
+    fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError>;
+
+    /// Returns how long the request that `next` has just returned waited for this worker while another worker was idle. The
+    /// connection has been kept since `kept`. Zero where an idle worker takes the next request.
+    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration;
+
+    /// Stops watching a connection that `next` returned. Another epoll will watch it, and both would report its events.
+    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
+
+    /// Stops accepting. Returns the connections that other workers must take over; a listener of the worker's own goes into
+    /// the handoff queue.
+    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;
+}
+
+/// A worker slot of a group, held by the worker that joined.
+pub(crate) struct Seat {
+    pub(crate) group: ListenerGroup,
+    pub(crate) number: usize,
+    pub(crate) waker: Arc<EventFd>,
+}
+
+/// The outcome of accept4(2).
+pub(crate) enum AcceptOutcome {
+    Connection(Connection),
+    /// Another worker was faster, or the client has reset the connection.
+    Empty,
+    /// The kernel had no descriptor or no memory; an immediate retry would fail too.
+    OutOfResources,
+}
+
+impl Seat {
+    /// Adds one to a counter of this seat.
+    pub(crate) fn count(&self, count: Count) {
+        self.group.0.seats.add(self.number, count, 1);
+    }
+
+    /// Calls accept4(2) and counts the outcome.
+    pub(crate) fn accept(&self, listener: &OwnedFd) -> Result<AcceptOutcome, ListenError> {
+        match socket::accept_nonblocking(listener.as_fd()) {
+            Ok(socket) => Ok(AcceptOutcome::Connection(self.new_connection(socket))),
+            Err(error) => match errno_name(&error).as_str() {
+                // A blocking listener returns EAGAIN when its timeout expires.
+                "EAGAIN" if self.group.policy() != AcceptPolicy::Blocking => {
+                    self.count(Count::EmptyAccepts);
+                    Ok(AcceptOutcome::Empty)
+                }
+                "EAGAIN" | "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => Ok(AcceptOutcome::Empty),
+                // A drain has shut the unix listener down.
+                "EINVAL" if self.group.0.seats.phase() != Phase::Serving => Ok(AcceptOutcome::Empty),
+                name => match out_of(name) {
+                    Some(count) => {
+                        self.count(count);
+                        Ok(AcceptOutcome::OutOfResources)
+                    }
+                    None => Err(self.group.failed("accept()")(error)),
+                },
+            },
+        }
+    }
+
+    /// Counts the connection of a failed epoll_ctl(2) as unwatched if the kernel had no watches or no memory. Returns
+    /// `Ok(None)` then: the caller drops this connection, and other connections are unaffected.
+    pub(crate) fn watched<T>(&self, added: io::Result<T>) -> Result<Option<T>, ListenError> {
+        match added {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if is_out_of_watches(&error) => {
+                self.count(Count::Unwatched);
+                Ok(None)
+            }
+            Err(error) => Err(self.group.failed("epoll_ctl()")(error)),
+        }
+    }
+
+    /// Counts a socket that was accepted for this worker and returns it as a connection.
+    pub(crate) fn new_connection(&self, socket: OwnedFd) -> Connection {
+        self.count(Count::Accepts);
+        Connection::new(socket, self.open_guard())
+    }
+
+    /// Closes connections that have exceeded the idle limit, and counts them.
+    pub(crate) fn close_idle(&self, connections: Vec<Connection>) {
+        self.group.0.seats.add(self.number, Count::IdleClosed, connections.len() as u64);
+    }
+
+    /// Returns a guard that counts a connection as open in this seat.
+    pub(crate) fn open_guard(&self) -> OpenGuard {
+        OpenGuard::new(&self.group.0.seats, self.number)
+    }
+}
+
+/// Returns the counter for an errno of accept(2) that means a lack of descriptors or memory.
+pub(crate) fn out_of(errno: &str) -> Option<Count> {
+    match errno {
+        "EMFILE" => Some(Count::ProcessDescriptors),
+        "ENFILE" => Some(Count::HostDescriptors),
+        "ENOBUFS" | "ENOMEM" => Some(Count::SocketMemory),
+        _ => None,
+    }
+}
+
+/// Whether epoll_ctl(2) failed for lack of watches (ENOSPC, fs.epoll.max_user_watches) or of memory (ENOMEM).
+pub(crate) fn is_out_of_watches(error: &io::Error) -> bool {
+    matches!(errno_name(error).as_str(), "ENOSPC" | "ENOMEM")
+}

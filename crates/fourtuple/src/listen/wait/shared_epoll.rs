@@ -1,0 +1,59 @@
+//! The epoll that all workers of the policy `shared-oneshot` wait in, with its idle connections.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fourtuple_syscalls::epoll::{Epoll, Interest};
+
+use crate::listen::connection::Connection;
+use crate::listen::idle::Idle;
+
+/// The token of the listener; the token of a connection is its descriptor.
+pub(crate) const LISTENER: u64 = u64::MAX;
+
+/// An epoll with the shared listener and every connection of the group, each with EPOLLONESHOT.
+#[derive(Debug)]
+pub(crate) struct SharedEpoll {
+    pub(crate) epoll: Epoll,
+    pub(crate) listener: Arc<OwnedFd>,
+    /// Connections that are idle, or ready and not yet taken by a worker.
+    idle: Mutex<Idle<Connection>>,
+}
+
+impl SharedEpoll {
+    pub(crate) fn new(listener: &Arc<OwnedFd>, limit: Duration) -> io::Result<SharedEpoll> {
+        let epoll = Epoll::new()?;
+        epoll.add(listener.as_fd(), LISTENER, Interest::ACCEPT.and(Interest::ONESHOT))?;
+        Ok(SharedEpoll { epoll, listener: Arc::clone(listener), idle: Mutex::new(Idle::new(limit)) })
+    }
+
+    pub(crate) fn idle(&self) -> MutexGuard<'_, Idle<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn idle_connections(&self) -> usize {
+        self.idle().iter().count()
+    }
+
+    /// Stores an idle connection and arms it in the epoll.
+    pub(crate) fn put(&self, mut connection: Connection) -> io::Result<()> {
+        let descriptor = connection.as_fd().as_raw_fd();
+        let interest = Interest::READ.and(Interest::ONESHOT);
+        // The connection is armed before it is stored. A worker that is woken in between waits for the lock.
+        let mut idle = self.idle();
+        if connection.watched {
+            self.epoll.modify(connection.as_fd(), descriptor as u64, interest)?;
+        } else {
+            self.epoll.add(connection.as_fd(), descriptor as u64, interest)?;
+            connection.watched = true;
+        }
+        idle.put(connection);
+        Ok(())
+    }
+
+    pub(crate) fn arm_listener(&self) -> io::Result<()> {
+        self.epoll.modify(self.listener.as_fd(), LISTENER, Interest::ACCEPT.and(Interest::ONESHOT))
+    }
+}

@@ -1,0 +1,96 @@
+//! Every blocking call of a dial with one signal per millisecond, as from a sampling profiler.
+
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::capabilities;
+use fourtuple::dial::{DialError, Dialer, Sharing, Strategy, UdpDialer};
+use fourtuple_syscalls::interval_timer::IntervalTimer;
+use fourtuple_syscalls::{option, socket};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+fn storm() -> IntervalTimer {
+    IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap()
+}
+
+/// A listener whose accept queue is full: the next connection waits for the retransmit of its SYN, after a second.
+fn full_listener() -> (std::os::fd::OwnedFd, std::net::SocketAddr, Vec<std::net::TcpStream>) {
+    let (socket, destination) = listener("127.0.0.1", 0);
+    let dialer = Dialer::to(destination).timeout(Duration::from_millis(200)).build().unwrap();
+    let held = std::iter::from_fn(|| dialer.dial().ok().map(|(stream, _)| stream)).collect();
+    (socket, destination, held)
+}
+
+#[test]
+fn a_dial_waits_its_timeout_out_under_signals() {
+    in_namespace(|| {
+        let (_listener, destination, _held) = full_listener();
+        let timeout = Duration::from_millis(300);
+        let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
+        let (before, _storm) = (IntervalTimer::signals(), storm());
+        match dialer.dial().unwrap_err() {
+            DialError::TimedOut { after, .. } => assert!(after >= timeout, "{after:?}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(IntervalTimer::signals() > before + 10);
+    });
+}
+
+#[test]
+fn a_dial_that_waits_for_its_handshake_succeeds_under_signals() {
+    in_namespace(|| {
+        for timeout in [None, Some(Duration::from_secs(60))] {
+            let (socket, destination, held) = full_listener();
+            let mut builder = Dialer::to(destination);
+            if let Some(timeout) = timeout {
+                builder = builder.timeout(timeout);
+            }
+            let dialer = builder.build().unwrap();
+            // Accepts a connection while the dial waits, so that the queue has room.
+            let accepts = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(100));
+                (0..=held.len()).map(|_| socket::accept(socket.as_fd()).unwrap()).collect::<Vec<_>>()
+            });
+            let _storm = storm();
+            let begun = Instant::now();
+            dialer.dial().unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(100), "it had to wait");
+            accepts.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn everything_else_of_the_dial_side_works_under_signals() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let _storm = storm();
+        capabilities::probe().unwrap();
+        for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
+            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let mut held = Vec::new();
+            let error = loop {
+                match dialer.dial() {
+                    Ok((stream, _)) => {
+                        option::set_reset_on_close(stream.as_fd()).unwrap();
+                        held.push(stream);
+                    }
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, DialError::PortsExhausted { census: Ok(_), .. }), "{error:?}");
+            // Repeated dumps of a thousand sockets.
+            for _ in 0..50 {
+                dialer.refresh().unwrap();
+            }
+        }
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            let dialer = UdpDialer::new(server.local_addr().unwrap(), None, sharing).unwrap();
+            let _held: Vec<_> = (0..100).map(|_| dialer.dial().unwrap()).collect();
+        }
+    });
+}

@@ -1,0 +1,276 @@
+//! Drains of a whole server under load: no request of an established connection is lost.
+
+use std::env;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::listen::{
+    AcceptPolicy, Acceptor, DrainReport, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
+};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{option, sock_diag};
+use fourtuple_testing::in_namespace;
+
+use crate::policies::everywhere;
+use crate::pool::{Stream, connect, endpoint};
+
+/// A timeout that only a failing test reaches.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Returns the number of drains per policy and family; FOURTUPLE_DRAINS overrides it.
+fn drains() -> u32 {
+    env::var("FOURTUPLE_DRAINS").map_or(5, |count| count.parse().expect("FOURTUPLE_DRAINS is a number"))
+}
+
+/// Answers each byte with 1 if the response is the last of its connection, otherwise 0, until the group is drained.
+fn work(mut acceptor: Acceptor) {
+    while !acceptor.group().is_drained() {
+        let Some(mut connection) = acceptor.next(None).unwrap() else { continue };
+        let mut request = [0];
+        match connection.read(&mut request) {
+            Ok(1) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                acceptor.keep(connection).unwrap();
+                continue;
+            }
+            _ => continue,
+        }
+        // Read before the request is counted, because the drain may begin in between.
+        let last = connection.is_last();
+        connection.answered();
+        if connection.write_all(&[u8::from(last)]).is_ok() && !last {
+            acceptor.keep(connection).unwrap();
+        }
+    }
+    let report = acceptor.leave().unwrap();
+    assert_eq!(report.handed_over + report.waiting, 0);
+}
+
+/// Connects to the group; `None` once the server accepts no new connection.
+fn try_connect(group: &ListenerGroup) -> Option<Box<dyn Stream>> {
+    match group.endpoint() {
+        Endpoint::Unix(path) => {
+            let stream = UnixStream::connect(path).ok()?;
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            Some(Box::new(stream))
+        }
+        Endpoint::Inet(address) => {
+            // The kernel retransmits a dropped SYN after a second; the client gives up before.
+            let stream = TcpStream::connect_timeout(address, Duration::from_millis(300)).ok()?;
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            Some(Box::new(stream))
+        }
+    }
+}
+
+/// Opens connections of `requests` requests each until connect(2) fails or `stop` is set. Returns the first failed request.
+fn ask(group: &ListenerGroup, requests: u32, answers: &AtomicU64, stop: &AtomicBool) -> Result<(), String> {
+    while !stop.load(Ordering::Acquire) {
+        let Some(mut stream) = try_connect(group) else { return Ok(()) };
+        for number in 1..=requests {
+            let failed = |error: std::io::Error| format!("request {number} of {requests}: {error}");
+            stream.write_all(b"?").map_err(failed)?;
+            let mut answer = [0];
+            stream.read_exact(&mut answer).map_err(failed)?;
+            answers.fetch_add(1, Ordering::Relaxed);
+            if answer == [1] {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
+    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
+    let (answers, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (group, answers, stop) = (&group, &answers, &stop);
+    let never = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if policy == AcceptPolicy::Dispatcher {
+            let mut dispatcher = group.dispatcher().unwrap();
+            let never = &never;
+            scope.spawn(move || dispatcher.run(never).unwrap());
+        }
+        let workers: Vec<_> = (0..3)
+            .map(|_| {
+                let acceptor = group.join().unwrap();
+                scope.spawn(move || work(acceptor))
+            })
+            .collect();
+        let clients: Vec<_> =
+            [1, 1, 1, 20].map(|requests| scope.spawn(move || ask(group, requests, answers, stop))).into();
+        while answers.load(Ordering::Relaxed) < 30 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let report = group.drain(DEADLINE).unwrap();
+        stop.store(true, Ordering::Release);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        // Joined after the drain, because a client that waits for a SYN-ACK gives up by itself.
+        let failures: Vec<_> =
+            clients.into_iter().filter_map(|client| client.join().unwrap().err()).collect();
+        assert_eq!(failures, Vec::<String>::new(), "{policy} over {family}: {report:?}");
+        assert!(report.is_complete(), "{policy} over {family}: {report:?}");
+        let requests: u64 = group.stats().iter().map(|seat| seat.requests).sum();
+        assert_eq!(requests, answers.load(Ordering::Relaxed), "{policy} over {family}");
+        report
+    })
+}
+
+#[test]
+fn a_drain_under_load_resets_no_connection() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("a_drain_under_load_resets_no_connection") {
+            let (mut accepted, mut longest) = (0, Duration::ZERO);
+            for _ in 0..drains() {
+                let report = drain_under_load(policy, family);
+                accepted += report.accepted;
+                longest = longest.max(report.elapsed);
+            }
+            eprintln!(
+                "{policy} over {family}: {} drains, {accepted} connections accepted meanwhile, none reset; longest {longest:?}",
+                drains()
+            );
+        }
+    });
+}
+
+#[test]
+fn a_full_queue_is_served_before_the_end() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("a_full_queue_is_served_before_the_end") {
+            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(4).open().unwrap();
+            // A listener of the group queues the connections until a worker joins.
+            let mut streams: Vec<_> = (0..16).map(|_| connect(&group)).collect();
+            for stream in &mut streams {
+                stream.write_all(b"?").unwrap();
+            }
+            let never = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let (group, never) = (&group, &never);
+                let drain = scope.spawn(move || group.drain(DEADLINE).unwrap());
+                while !refuses(group) {
+                    thread::yield_now();
+                }
+                if policy == AcceptPolicy::Dispatcher {
+                    let mut dispatcher = group.dispatcher().unwrap();
+                    scope.spawn(move || dispatcher.run(never).unwrap());
+                }
+                let acceptor = group.join().unwrap();
+                scope.spawn(move || work(acceptor));
+                for stream in &mut streams {
+                    let mut answer = [0];
+                    stream.read_exact(&mut answer).unwrap();
+                    assert_eq!(answer, [1], "{policy} over {family}: the last answer");
+                    assert_eq!(
+                        stream.read_to_end(&mut Vec::new()).unwrap(),
+                        0,
+                        "{policy} over {family}: closed"
+                    );
+                }
+                let report = drain.join().unwrap();
+                assert!(report.is_complete(), "{policy} over {family}: {report:?}");
+                // The count may include silent connections that arrived while the drain began.
+                assert!(report.accepted >= 16 && report.answered == 16, "{policy} over {family}: {report:?}");
+            });
+            // No connection counts as open any more.
+            let again = group.drain(Duration::ZERO).unwrap();
+            assert!(again.is_complete() && group.join().unwrap().next(None).unwrap().is_none());
+        }
+    });
+}
+
+/// Whether the kernel queues no new connection.
+fn refuses(group: &ListenerGroup) -> bool {
+    match group.endpoint() {
+        Endpoint::Unix(path) => !path.exists(),
+        Endpoint::Inet(address) => TcpStream::connect_timeout(address, Duration::from_millis(50)).is_err(),
+    }
+}
+
+#[test]
+fn a_drain_reports_remaining_connections() {
+    in_namespace(|| {
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+        let mut acceptor = group.join().unwrap();
+        let mut held = connect(&group);
+        held.write_all(b"?").unwrap();
+        let connection = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
+        // Two connections are in the accept queue, and one handshake never completes.
+        let _queued = [connect(&group), connect(&group)];
+        let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
+        let client = socket::open(Transport::Tcp, address, true).unwrap();
+        const DROP: [option::Instruction; 1] = [(6, 0, 0, 0)]; // BPF_RET | BPF_K: it hears of no SYN-ACK
+        option::attach_filter(client.as_fd(), &DROP).unwrap();
+        socket::connect(client.as_fd(), address).unwrap();
+        while sock_diag::handshakes(address.port()).unwrap() == 0 {
+            thread::yield_now();
+        }
+        let report = group.drain(Duration::from_millis(20)).unwrap();
+        assert_eq!((report.open, report.queued, report.handshakes), (1, 2, Some(1)), "{report:?}");
+        assert!(!report.is_complete() && connection.is_last());
+        assert!(acceptor.next(None).unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_kept_connection_is_open_until_the_deadline() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("a_kept_connection_is_open_until_the_deadline") {
+            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(4).open().unwrap();
+            let never = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let (group, never) = (&group, &never);
+                if policy == AcceptPolicy::Dispatcher {
+                    let mut dispatcher = group.dispatcher().unwrap();
+                    scope.spawn(move || dispatcher.run(never).unwrap());
+                }
+                let acceptor = group.join().unwrap();
+                scope.spawn(move || work(acceptor));
+                let mut stream = connect(group);
+                let mut answer = [9];
+                stream.write_all(b"?").unwrap();
+                stream.read_exact(&mut answer).unwrap();
+                assert_eq!(answer, [0]);
+                let report = group.drain(Duration::from_millis(100)).unwrap();
+                assert_eq!((report.open, report.queued), (1, 0), "{policy} over {family}: {report:?}");
+                assert_eq!(
+                    stream.read_to_end(&mut Vec::new()).unwrap(),
+                    0,
+                    "{policy} over {family}: closed, not reset"
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn the_last_worker_reports_waiting_connections() {
+    in_namespace(|| {
+        for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot] {
+            let group = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).open().unwrap();
+            let mut first = group.join().unwrap();
+            let second = group.join().unwrap();
+            let mut streams = [connect(&group), connect(&group)];
+            for stream in &mut streams {
+                stream.write_all(b"?").unwrap();
+                let mut connection = first.next(Some(DEADLINE)).unwrap().unwrap();
+                connection.read_exact(&mut [0]).unwrap();
+                first.keep(connection).unwrap();
+            }
+            let report = first.leave().unwrap();
+            // With SharedOneshot the workers share all connections.
+            let expected = if policy == AcceptPolicy::SharedOneshot { 0 } else { 2 };
+            assert_eq!((report.handed_over, report.waiting), (expected, 0), "{policy}");
+            let report = second.leave().unwrap();
+            assert_eq!((report.handed_over, report.waiting, report.kept.len()), (0, 2, 0), "{policy}");
+        }
+    });
+}

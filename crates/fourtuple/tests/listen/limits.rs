@@ -1,0 +1,428 @@
+//! The cost of one client for other clients: silence, slow reading, and missing kernel resources.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::listen::{
+    AcceptPolicy, Endpoint, Family, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle, Workers,
+};
+use fourtuple_syscalls::interval_timer::IntervalTimer;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{option, seccomp};
+use fourtuple_testing::{in_namespace, set_sysctl};
+
+use crate::policies::everywhere;
+use crate::pool::{ask, connect, endpoint, serve, try_ask};
+
+const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// Runs workers in threads until `test` returns.
+fn beside(group: &ListenerGroup, workers: usize, test: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        if group.policy() == AcceptPolicy::Dispatcher {
+            let mut dispatcher = group.dispatcher().unwrap();
+            scope.spawn(move || dispatcher.run(stop).unwrap());
+        }
+        for _ in 0..workers {
+            let mut acceptor = group.join().unwrap();
+            scope.spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    if let Some(connection) = acceptor.next(Some(Duration::from_millis(10))).unwrap() {
+                        serve(&mut acceptor, connection);
+                    }
+                }
+            });
+        }
+        let _stopping = Stopping(stop);
+        test();
+    });
+}
+
+/// Stops the workers when the test ends or fails.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn silent_connections_are_closed() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("silent_connections_are_closed") {
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
+            let group = listen.idle(Duration::from_millis(100)).open().unwrap();
+            beside(&group, 1, || {
+                // One client that never sends a byte, and one that sends one request.
+                let mut silent = connect(&group);
+                assert_eq!(silent.read_to_end(&mut Vec::new()).unwrap(), 0, "{policy} over {family}: closed");
+                let mut kept = connect(&group);
+                ask(&mut *kept, 0);
+                assert_eq!(kept.read_to_end(&mut Vec::new()).unwrap(), 0, "{policy} over {family}: closed");
+                ask(&mut *connect(&group), 0);
+            });
+            if policy != AcceptPolicy::Dispatcher {
+                assert!(group.stats()[0].idle_closed >= 2, "{policy} over {family}: {:?}", group.stats()[0]);
+            }
+        }
+    });
+}
+
+#[test]
+fn active_connections_are_kept() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("active_connections_are_kept") {
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
+            let group = listen.idle(Duration::from_secs(3)).open().unwrap();
+            beside(&group, 1, || {
+                let mut stream = connect(&group);
+                for number in 1..=5 {
+                    thread::sleep(Duration::from_millis(20));
+                    assert_eq!(ask(&mut *stream, 0).1, number, "{policy} over {family}");
+                }
+            });
+        }
+    });
+}
+
+/// A client that reads slowly: each single wait for room is short.
+#[test]
+fn a_slow_reader_has_a_write_limit() {
+    in_namespace(|| {
+        const LIMIT: Duration = Duration::from_millis(200);
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive);
+        let group = listen.write_limit(LIMIT).open().unwrap();
+        let mut acceptor = group.join().unwrap();
+        let mut stream = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+        stream.write_all(b"x").unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let over = &over;
+            scope.spawn(move || {
+                let mut room = vec![0; 64 * 1024];
+                while !over.load(Ordering::Acquire) {
+                    thread::sleep(Duration::from_millis(5));
+                    if !matches!(stream.read(&mut room), Ok(1..)) {
+                        return;
+                    }
+                }
+            });
+            let mut connection = acceptor.next(DEADLINE).unwrap().unwrap();
+            connection.read_exact(&mut [0]).unwrap();
+            // The response is larger than all buffers, and than the client reads within the limit.
+            let error = connection.write_all(&vec![0; 256 << 20]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            over.store(true, Ordering::Release);
+        });
+    });
+}
+
+/// Prints how long an honest client waits beside two clients that do not read; FOURTUPLE_WRITE_LIMIT_MS sets the limit.
+#[test]
+fn slow_readers_delay_an_honest_client_up_to_the_limit() {
+    in_namespace(|| {
+        let limit = std::env::var("FOURTUPLE_WRITE_LIMIT_MS").map_or(100, |limit| limit.parse().unwrap());
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::SharedOneshot);
+        let group = listen.write_limit(Duration::from_millis(limit)).open().unwrap();
+        let (group, stop) = (&group, &AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                let mut acceptor = group.join().unwrap();
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Acquire) {
+                        let Some(mut connection) = acceptor.next(Some(Duration::from_millis(10))).unwrap()
+                        else {
+                            continue;
+                        };
+                        let mut request = [0];
+                        if !matches!(connection.read(&mut request), Ok(1..)) {
+                            continue;
+                        }
+                        let response = if request == *b"m" { 64 << 20 } else { 1 };
+                        let _ = connection.write_all(&vec![0; response]);
+                    }
+                });
+            }
+            let mut readers: Vec<_> = (0..2).map(|_| connect(group)).collect();
+            readers.iter_mut().for_each(|stream| stream.write_all(b"m").unwrap());
+            // Both workers have accepted.
+            while group.stats().iter().map(|seat| seat.accepts).sum::<u64>() < 2 {
+                thread::yield_now();
+            }
+            let begun = Instant::now();
+            let mut honest = connect(group);
+            honest.write_all(b"s").unwrap();
+            honest.read_exact(&mut [0]).unwrap();
+            eprintln!("write limit {limit} ms: the honest client waited {:?}", begun.elapsed());
+            stop.store(true, Ordering::Release);
+        });
+    });
+}
+
+#[test]
+fn only_the_unwatched_connection_is_dropped() {
+    in_namespace(|| {
+        for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot, AcceptPolicy::Plain] {
+            let group =
+                ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).seats(1).open().unwrap();
+            let group = &group;
+            thread::scope(|scope| {
+                let mut acceptor = group.join().unwrap();
+                let worker = scope.spawn(move || {
+                    // The seccomp filter applies to this thread only and cannot be removed.
+                    seccomp::exhaust_watches().unwrap();
+                    while group.stats()[0].unwatched < 4 {
+                        let Some(connection) = acceptor.next(Some(Duration::from_millis(10))).unwrap() else {
+                            continue;
+                        };
+                        serve(&mut acceptor, connection);
+                    }
+                });
+                for _ in 0..2 {
+                    // One connection is silent when it is accepted; the other one is answered and then kept.
+                    assert_eq!(connect(group).read_to_end(&mut Vec::new()).unwrap(), 0, "{policy}");
+                    let before = group.stats()[0].unwatched;
+                    let mut stream = connect(group);
+                    // A request that the worker reads after the accept is answered; a later one finds the connection closed.
+                    let _ = try_ask(&mut *stream, 0);
+                    while group.stats()[0].unwatched == before {
+                        thread::yield_now();
+                    }
+                }
+                worker.join().unwrap();
+            });
+            assert_eq!(group.stats()[0].unwatched, 4, "{policy}");
+        }
+    });
+}
+
+#[test]
+fn a_dispatcher_without_watches_continues() {
+    in_namespace(|| {
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher).open().unwrap();
+        let mut dispatcher = group.dispatcher().unwrap();
+        let (waker, stop) = (dispatcher.waker(), &AtomicBool::new(false));
+        thread::scope(|scope| {
+            let runs = scope.spawn(move || {
+                seccomp::exhaust_watches().unwrap();
+                dispatcher.run(stop).unwrap();
+                dispatcher.stats()
+            });
+            for _ in 0..3 {
+                assert_eq!(connect(&group).read_to_end(&mut Vec::new()).unwrap(), 0);
+            }
+            stop.store(true, Ordering::Release);
+            waker.wake();
+            assert_eq!(runs.join().unwrap().unwatched, 3);
+        });
+    });
+}
+
+#[test]
+fn a_listener_without_watches_is_added_again() {
+    in_namespace(|| {
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::ROTATE).open().unwrap();
+        let mut acceptor = group.join().unwrap();
+        let ready = || {
+            let mut stream = connect(&group);
+            stream.write_all(b"?").unwrap();
+            stream
+        };
+        let _first = ready();
+        // The seccomp filter applies to this thread only and cannot be removed.
+        let on_thread = thread::spawn(move || {
+            seccomp::exhaust_watches().unwrap();
+            // After this accept the worker cannot add the listener again.
+            let first = acceptor.next(DEADLINE).unwrap();
+            (acceptor, first.is_some())
+        });
+        let (mut acceptor, has_first) = on_thread.join().unwrap();
+        assert!(has_first);
+        let _second = ready();
+        // A thread with watches retries after the pause.
+        assert!(acceptor.next(DEADLINE).unwrap().is_some());
+    });
+}
+
+#[test]
+fn the_address_is_reserved_before_workers_join() {
+    in_namespace(|| {
+        for port in [0, 4321] {
+            let at = Endpoint::Inet(([127, 0, 0, 1], port).into());
+            let group = ListenerGroupBuilder::at(at).policy(AcceptPolicy::Reuseport).open().unwrap();
+            let address = group.endpoint().inet().unwrap();
+            let held = |while_what: &str| {
+                let other =
+                    ListenerGroupBuilder::at(group.endpoint().clone()).policy(AcceptPolicy::Reuseport).open();
+                let error = other.err().map(|error| error.to_string()).unwrap_or_default();
+                assert!(error.contains("EADDRINUSE"), "{while_what}: another group got it: {error}");
+                assert!(TcpListener::bind(address).is_err(), "{while_what}: bind() with SO_REUSEADDR got it");
+                let plain = socket::open(Transport::Tcp, address, true).unwrap();
+                assert!(socket::bind(plain.as_fd(), address).is_err(), "{while_what}: a plain bind() got it");
+            };
+            held("before the first join");
+            // The first worker serves a connection that arrives before it joins.
+            let mut early = connect(&group);
+            early.write_all(&0_u32.to_ne_bytes()).unwrap();
+            let mut acceptors = [group.join().unwrap(), group.join().unwrap()];
+            held("while workers listen");
+            let connection = acceptors[0].next(DEADLINE).unwrap().unwrap();
+            serve(&mut acceptors[0], connection);
+            early.read_exact(&mut [0; 8]).unwrap();
+            // Every connection reaches a worker, and none the holder of the address.
+            let mut streams: Vec<_> = (0..40).map(|_| connect(&group)).collect();
+            streams.iter_mut().for_each(|stream| stream.write_all(&0_u32.to_ne_bytes()).unwrap());
+            while group.stats().iter().map(|seat| seat.requests).sum::<u64>() < 41 {
+                for acceptor in &mut acceptors {
+                    if let Some(connection) = acceptor.next(Some(Duration::ZERO)).unwrap() {
+                        serve(acceptor, connection);
+                    }
+                }
+            }
+            for stream in &mut streams {
+                stream.read_exact(&mut [0; 8]).unwrap();
+            }
+            for acceptor in acceptors {
+                acceptor.leave().unwrap();
+            }
+            held("after the last worker left");
+        }
+    });
+}
+
+#[test]
+fn processes_have_separate_listeners() {
+    in_namespace(|| {
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
+            .policy(AcceptPolicy::Reuseport)
+            .workers(Workers::Processes);
+        let group = listen.open().unwrap();
+        let _acceptors = [group.join().unwrap(), group.join().unwrap(), group.join().unwrap()];
+        let mut listeners = 0;
+        fourtuple_syscalls::sock_diag::each_listener(|_| listeners += 1).unwrap();
+        assert_eq!(listeners, 3);
+    });
+}
+
+#[test]
+fn signals_interrupt_no_wait() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("signals_interrupt_no_wait") {
+            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
+            let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
+            thread::scope(|scope| {
+                let _stopping = Stopping(stop);
+                if policy == AcceptPolicy::Dispatcher {
+                    let mut dispatcher = group.dispatcher().unwrap();
+                    scope.spawn(move || {
+                        let _timer = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
+                        dispatcher.run(stop).unwrap();
+                    });
+                }
+                scope.spawn(move || {
+                    let mut acceptor = group.join().unwrap();
+                    let _timer = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
+                    let begun = Instant::now();
+                    assert!(acceptor.next(Some(Duration::from_millis(100))).unwrap().is_none(), "{policy}");
+                    assert!(
+                        begun.elapsed() >= Duration::from_millis(100),
+                        "{policy} over {family}: it gave up"
+                    );
+                    waited.store(true, Ordering::Release);
+                    let mut answered = 0;
+                    while answered < 2 {
+                        let Some(mut connection) = acceptor.next(None).unwrap() else {
+                            panic!("{policy} over {family}: no wakeup ended the wait");
+                        };
+                        let mut request = [0];
+                        match connection.read(&mut request) {
+                            Ok(1) => {}
+                            Ok(_) => continue,
+                            Err(_) => {
+                                acceptor.keep(connection).unwrap();
+                                continue;
+                            }
+                        }
+                        // The response is larger than all buffers, so the worker waits for a client that begins to read after 100 ms.
+                        connection.write_all(&vec![7; 16 << 20]).unwrap();
+                        connection.answered();
+                        answered += 1;
+                        acceptor.keep(connection).unwrap();
+                    }
+                    acceptor.leave().unwrap();
+                });
+                while !waited.load(Ordering::Acquire) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let mut stream = connect(group);
+                for _ in 0..2 {
+                    thread::sleep(Duration::from_millis(20));
+                    stream.write_all(b"x").unwrap();
+                    thread::sleep(Duration::from_millis(100));
+                    let mut response = vec![0; 16 << 20];
+                    stream.read_exact(&mut response).unwrap();
+                }
+            });
+        }
+        assert!(IntervalTimer::signals() > 100);
+    });
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    in_namespace(|| {
+        let at = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher);
+        let age = |jitter| Recycle::Age { limit: Duration::from_secs(1), jitter };
+        for (listen, setting) in [
+            (at().seats(0), "seats is 0"),
+            (at().idle(Duration::ZERO), "idle is 0s"),
+            (at().recycle(age(f64::NAN)), "jitter is NaN"),
+            (at().recycle(age(1.5)), "jitter is 1.5"),
+        ] {
+            let error = listen.open().unwrap_err();
+            assert!(error.is_usage() && error.to_string().starts_with(setting), "{error}");
+        }
+        let error = at().open().unwrap().dispatcher().unwrap().depth(0).unwrap_err();
+        assert!(matches!(error, ListenError::Setting { setting: "depth", .. }), "{error}");
+    });
+}
+
+#[test]
+fn backlog_reports_the_somaxconn_limit() {
+    in_namespace(|| {
+        set_sysctl("net.core.somaxconn", "10");
+        let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).backlog(4096).open().unwrap();
+        assert_eq!(group.backlog(), Some(10));
+        let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).backlog(7).open().unwrap();
+        assert_eq!(group.backlog(), Some(7));
+    });
+}
+
+#[test]
+fn client_resets_do_not_end_a_worker() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("client_resets_do_not_end_a_worker") {
+            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
+            let Some(address) = group.endpoint().inet() else { continue };
+            beside(&group, 2, || {
+                for number in 0..100 {
+                    let mut stream = TcpStream::connect(address).unwrap();
+                    if number % 2 == 0 {
+                        let _ = stream.write_all(&0_u32.to_ne_bytes());
+                    }
+                    option::set_reset_on_close(stream.as_fd()).unwrap();
+                }
+                ask(&mut *connect(&group), 0);
+            });
+        }
+    });
+}

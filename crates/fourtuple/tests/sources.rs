@@ -1,0 +1,268 @@
+//! Pools in which some source addresses fail: the dials continue from sources that work, and errors name the source.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use fourtuple::dial::{DialError, DialReport, Dialer, Sharing, Strategy, UdpDialer};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, option, route};
+use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+const POOL: &str = "10.9.0.12,10.9.0.13,10.9.0.14,10.9.0.15";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Four sources on a wire, and a listener at its other end.
+fn four_sources(wire: &Wire) -> (OwnedFd, SocketAddr) {
+    for source in POOL.split(',') {
+        device::add_address(NEAR, address(source), 32).unwrap();
+    }
+    wire.far_away(|| listener(&FAR_V4.to_string(), 4096))
+}
+
+type Dial<'a> = &'a dyn Fn() -> Result<(TcpStream, DialReport), DialError>;
+
+/// Runs `check` with each form of a dial.
+fn with_each_form(destination: SocketAddr, pool: &str, check: impl Fn(&Dialer, Dial<'_>, &str)) {
+    let builder = || Dialer::to(destination).sources(pool.parse().unwrap());
+    for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
+        let dialer = builder().strategy(strategy).build().unwrap();
+        check(&dialer, &|| dialer.dial(), &format!("{strategy}, blocking"));
+    }
+    let dialer = builder().timeout(Duration::from_secs(10)).build().unwrap();
+    check(&dialer, &|| dialer.dial(), "with a timeout");
+    #[cfg(feature = "tokio")]
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dialer = runtime.block_on(builder().build_tokio()).unwrap();
+        let dial = || {
+            let (stream, report) = runtime.block_on(dialer.dial_tokio())?;
+            Ok((stream.into_std().unwrap(), report))
+        };
+        check(&dialer, &dial, "tokio");
+    }
+}
+
+/// Makes `number` dials, each of which must succeed, and returns how many came from each source.
+///
+/// The connections stay open until the last dial: a strategy that draws ports at random could otherwise draw one port twice, and
+/// the ledger would count it once.
+fn dials(dial: Dial<'_>, number: u32, form: &str) -> HashMap<IpAddr, u32> {
+    let mut counts = HashMap::new();
+    let mut streams = Vec::new();
+    for _ in 0..number {
+        let (stream, report) = dial().unwrap_or_else(|error| panic!("{form}: {error}"));
+        option::set_reset_on_close(stream.as_fd()).unwrap();
+        streams.push(stream);
+        *counts.entry(report.source.ip()).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn a_source_taken_off_the_host_fails_no_dial() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_source_taken_off_the_host_fails_no_dial") else { return };
+        // The range has few ports, so that a random choice often draws the same port twice.
+        set_sysctl("net.ipv4.ip_local_port_range", "40000 40255");
+        let (_listener, destination) = four_sources(&wire);
+        let gone = address("10.9.0.14");
+        with_each_form(destination, POOL, |dialer, dial, form| {
+            assert_eq!(dials(dial, 40, form)[&gone], 10, "{form}");
+            device::remove_address(NEAR, gone, 32).unwrap();
+            assert_eq!(dials(dial, 80, form).get(&gone), None, "{form}");
+            dialer.refresh().unwrap();
+            assert_eq!(dials(dial, 40, form).get(&gone), None, "{form}");
+            device::add_address(NEAR, gone, 32).unwrap();
+            dialer.refresh().unwrap();
+            assert!(dials(dial, 40, form).contains_key(&gone), "{form}: back, and forgiven");
+        });
+    });
+}
+
+#[test]
+fn a_source_that_a_rule_prohibits_fails_no_dial() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_source_that_a_rule_prohibits_fails_no_dial") else { return };
+        let (_listener, destination) = four_sources(&wire);
+        let prohibited = address("10.9.0.13");
+        route::prohibit_from(prohibited).unwrap();
+        with_each_form(destination, POOL, |_, dial, form| {
+            assert_eq!(dials(dial, 80, form).get(&prohibited), None, "{form}");
+        });
+        // A dial from this source alone fails, and the error names the source.
+        with_each_form(destination, "10.9.0.13", |_, dial, form| match dial().unwrap_err() {
+            error @ DialError::Call { call: "connect", source_address, .. } => {
+                assert_eq!(source_address, Some(prohibited), "{form}");
+                let said = error.to_string();
+                assert!(said.contains("from 10.9.0.13: EACCES"), "{said}");
+            }
+            other => panic!("{form}: {other:?}"),
+        });
+    });
+}
+
+#[test]
+fn an_address_of_another_host_fails_no_dial() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        for pool in ["127.0.0.1,192.0.2.1", "192.0.2.1,127.0.0.1"] {
+            with_each_form(destination, pool, |_, dial, form| {
+                assert_eq!(dials(dial, 100, form)[&address("127.0.0.1")], 100, "{form}");
+            });
+        }
+    });
+}
+
+#[test]
+fn sources_that_all_fail_are_each_named() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        with_each_form(destination, "192.0.2.1,192.0.2.2,192.0.2.3", |_, dial, form| {
+            let named: Vec<IpAddr> = (0..3)
+                .map(|_| match dial() {
+                    Err(DialError::SourceNotLocal(source)) => source,
+                    other => panic!("{form}: {other:?}"),
+                })
+                .collect();
+            assert_eq!(named.len(), 3);
+        });
+    });
+}
+
+#[test]
+fn a_source_whose_ports_others_hold_fails_no_dial() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20015");
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        with_each_form(destination, "127.0.0.7,127.0.0.8", |_, dial, form| {
+            // The dialer's book of this source was read when no port was in use.
+            let other = Dialer::to(destination).sources("127.0.0.7".parse().unwrap()).build().unwrap();
+            let held: Vec<_> = (0..16).map(|_| other.dial().unwrap()).collect();
+            let mut free = Vec::new();
+            // A hundred draws may miss the last of 16 ports.
+            for _ in 0..12 {
+                let (stream, report) = dial().unwrap_or_else(|error| panic!("{form}: {error}"));
+                assert_eq!(report.source.ip(), address("127.0.0.8"), "{form}");
+                free.push(stream);
+            }
+            let error = loop {
+                match dial() {
+                    Ok((stream, _)) => free.push(stream),
+                    Err(error) => break error,
+                }
+            };
+            assert!(free.len() <= 16 && matches!(error, DialError::PortsExhausted { .. }), "{form}: {error}");
+            for stream in free.iter().chain(held.iter().map(|(stream, _)| stream)) {
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn exhaustion_costs_one_search_of_the_range() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20015");
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        for pool in ["127.0.0.7", "127.0.0.7,127.0.0.8"] {
+            let dialer = Dialer::to(destination)
+                .sources(pool.parse().unwrap())
+                .strategy(Strategy::KernelDefault)
+                .build()
+                .unwrap();
+            let held: Vec<_> = std::iter::from_fn(|| dialer.dial().ok()).collect();
+            assert_eq!(held.len(), 16 * pool.split(',').count());
+            // Both sources of the pool had no port in the dial before this one; a tenth of a second later each is tried again.
+            let (mut attempt, _) = dialer.begin().unwrap();
+            let searches = 1 + std::iter::from_fn(|| attempt.taken().ok()).take(100).count();
+            assert!(searches <= pool.split(',').count(), "{pool}: {searches}");
+            for (stream, _) in &held {
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_source_that_is_not_answered_is_not_always_the_first() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_source_that_is_not_answered_is_not_always_the_first") else { return };
+        let (_listener, destination) = four_sources(&wire);
+        // The failed neighbour lookup of the silent source would affect all sources.
+        TcpStream::connect(destination).unwrap();
+        // The other host drops packets whose source address is its own.
+        let silent = address("10.9.0.12");
+        wire.far_away(|| device::add_address(FAR, silent, 32).unwrap());
+        let timeout = Duration::from_millis(300);
+        let dialer = Dialer::to(destination).sources(POOL.parse().unwrap()).timeout(timeout).build().unwrap();
+        let mut failed = 0;
+        for _ in 0..12 {
+            match dialer.dial() {
+                Ok((_, report)) => assert_ne!(report.source.ip(), silent),
+                Err(error @ DialError::TimedOut { source_address, .. }) => {
+                    assert_eq!(source_address, Some(silent));
+                    assert!(error.to_string().contains("did not answer from 10.9.0.12 within"), "{error}");
+                    failed += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!((1..=6).contains(&failed), "{failed} of 12");
+    });
+}
+
+#[test]
+fn callers_with_their_own_system_calls_turn_to_another_source() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let dialer = Dialer::to(destination).sources("192.0.2.1,127.0.0.1".parse().unwrap()).build().unwrap();
+        for _ in 0..20 {
+            let (mut attempt, mut wanted) = dialer.begin().unwrap();
+            let stream = loop {
+                let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+                assert_eq!(option::set_bind_address_no_port(socket.as_fd()).unwrap(), option::Answer::Done);
+                match socket::bind(socket.as_fd(), wanted.source.unwrap()) {
+                    Ok(()) => {
+                        socket::connect(socket.as_fd(), destination).unwrap();
+                        break TcpStream::from(socket);
+                    }
+                    Err(error) => wanted = attempt.source_failed("bind", error).unwrap(),
+                }
+            };
+            assert_eq!(stream.local_addr().unwrap().ip(), address("127.0.0.1"));
+            attempt.keep();
+        }
+        let (mut attempt, _) = dialer.begin().unwrap();
+        let error = loop {
+            if let Err(error) = attempt.source_failed("bind", io::ErrorKind::AddrNotAvailable.into()) {
+                break error;
+            }
+        };
+        assert!(matches!(error, DialError::SourceNotLocal(_)), "{error}");
+    });
+}
+
+#[test]
+fn udp_asks_the_route_again_when_its_address_is_gone() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("udp_asks_the_route_again_when_its_address_is_gone") else { return };
+        let server = wire.far_away(|| UdpSocket::bind((FAR_V4, 4000)).unwrap());
+        let destination = server.local_addr().unwrap();
+        let other = address("10.9.0.20");
+        device::add_address(NEAR, other, 24).unwrap();
+        let dialer = |source| UdpDialer::new(destination, source, Sharing::Shared).unwrap();
+        let (by_route, given) = (dialer(None), dialer(Some(NEAR_V4)));
+        assert_eq!(by_route.dial().unwrap().1.source.ip(), NEAR_V4);
+        set_sysctl("net.ipv4.conf.all.promote_secondaries", "1");
+        device::remove_address(NEAR, NEAR_V4, 24).unwrap();
+        assert_eq!(by_route.dial().unwrap().1.source.ip(), other);
+        assert!(matches!(given.dial(), Err(DialError::SourceNotLocal(source)) if source == NEAR_V4));
+    });
+}

@@ -1,7 +1,7 @@
-//! How evenly work is spread over workers, as one number.
+//! Measures of how evenly work is distributed over workers.
 
-/// Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all do the same, 1/n when one does everything (Jain, Chiu and
-/// Hawe, DEC TR-301, 1984). `None` when nobody did anything.
+/// Returns Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all counts are equal, 1/n when one worker has all
+/// of the work (Jain, Chiu and Hawe, DEC TR-301, 1984). Returns `None` when the sum of the counts is 0.
 pub fn jain(shares: &[u64]) -> Option<f64> {
     let (sum, squares) = shares.iter().fold((0.0, 0.0), |(sum, squares), &share| {
         let share = share as f64;
@@ -10,8 +10,8 @@ pub fn jain(shares: &[u64]) -> Option<f64> {
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// The busiest worker's share over the mean: 1 when all do the same, n when one does everything. `None` when nobody did
-/// anything.
+/// Returns the largest count over the mean: 1 when all counts are equal, n when one worker has all of the work.
+/// Returns `None` when the sum of the counts is 0.
 pub fn max_over_mean(shares: &[u64]) -> Option<f64> {
     let sum: f64 = shares.iter().map(|&share| share as f64).sum();
     let most = shares.iter().copied().max()?;
@@ -23,21 +23,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn even_work_is_one_and_one_worker_alone_is_the_other_end() {
+    fn jain_is_one_for_even_work_and_1_over_n_for_one_worker() {
         assert_eq!((jain(&[12, 12, 12, 12]), max_over_mean(&[12, 12, 12, 12])), (Some(1.0), Some(1.0)));
         assert_eq!((jain(&[48, 0, 0, 0]), max_over_mean(&[48, 0, 0, 0])), (Some(0.25), Some(4.0)));
         assert_eq!((jain(&[7]), max_over_mean(&[7])), (Some(1.0), Some(1.0)));
     }
 
     #[test]
-    fn between_the_ends_by_hand() {
+    fn indices_match_values_computed_by_hand() {
         // (1+2+3)^2 / (3 * 14) and 3 / 2.
         assert!((jain(&[1, 2, 3]).unwrap() - 36.0 / 42.0).abs() < 1e-12);
         assert_eq!(max_over_mean(&[1, 2, 3]), Some(1.5));
     }
 
     #[test]
-    fn nothing_done_is_nothing_to_say() {
+    fn no_work_gives_no_index() {
         assert_eq!(
             (jain(&[]), jain(&[0, 0]), max_over_mean(&[]), max_over_mean(&[0, 0])),
             (None, None, None, None)

@@ -1,22 +1,21 @@
 use fastrand::Rng;
 
-/// A point estimate with the interval that 95% of resamples fall into.
+/// A point estimate with its 95% bootstrap interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// The estimate.
+    /// The point estimate.
     pub value: f64,
-    /// Lower end.
+    /// The lower end.
     pub low: f64,
-    /// Upper end.
+    /// The upper end.
     pub high: f64,
 }
 
 const RESAMPLES: usize = 2000;
 
-/// The median of `samples` with its 95% bootstrap interval; `None` when there are none.
+/// Returns the median of `samples` with its 95% bootstrap interval; `None` without samples.
 ///
-/// With fewer than about six samples the interval is hardly more than their range; it is never narrower than the
-/// resamples say and collapses to the sample itself when there is one.
+/// With fewer than about six samples the interval is little more than their range; with one sample it has no width.
 pub fn median_interval(samples: &[f64], random: &mut Rng) -> Option<Interval> {
     if samples.is_empty() {
         return None;
@@ -35,7 +34,7 @@ pub fn median_interval(samples: &[f64], random: &mut Rng) -> Option<Interval> {
     Some(Interval { value, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] })
 }
 
-/// The middle sample, or the mean of the two in the middle; sorts, and needs at least one.
+/// Returns the middle sample, or the mean of the two middle ones. Sorts `samples`, which must not be empty.
 pub(crate) fn median(samples: &mut [f64]) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let middle = samples.len() / 2;
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_covers_the_true_median_about_as_often_as_it_says() {
+    fn the_interval_covers_the_true_median_at_its_nominal_rate() {
         let mut random = Rng::with_seed(11);
         let covered = (0..300)
             .filter(|_| {

@@ -4,19 +4,20 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
 
-/// The longest time that is told from longer ones, in nanoseconds: an hour.
+/// The longest distinguishable time in nanoseconds: an hour.
 pub const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Buckets are as wide as 1/1024 of their time at most, so that three digits of every time are right.
+/// The resolution: buckets are at most 1/1024 of their time wide, so that three digits of every time are exact.
 const DIGITS: u8 = 3;
 
-/// Points of a [`Histogram::distribution`], about.
+/// The approximate number of points of a [`Histogram::distribution`].
 const POINTS: f64 = 160.0;
 
-/// A latency histogram (HdrHistogram): three significant digits from 1 ns to an hour, in 264 KiB whatever it counts.
+/// A latency histogram (HdrHistogram): three significant digits from 1 ns to an hour, in 264 KiB for any number of
+/// samples.
 ///
-/// Recording neither allocates nor fails. Times over [`LONGEST_NS`] count as [`LONGEST_NS`]. Mean and largest are those
-/// of the recorded times, not of their buckets; they stay exact when histograms are merged.
+/// Recording neither allocates nor fails. Times over [`LONGEST_NS`] count as [`LONGEST_NS`]. Mean and maximum are
+/// exact, also after histograms are merged.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     buckets: hdrhistogram::Histogram<u64>,
@@ -24,10 +25,10 @@ pub struct Histogram {
     max: u64,
 }
 
-/// A [`Histogram`] in short; times in nanoseconds, all 0 when nothing was recorded.
+/// A summary of a [`Histogram`]; times in nanoseconds, all 0 for an empty histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantiles {
-    /// Recorded times.
+    /// Number of samples.
     pub count: u64,
     /// Arithmetic mean, rounded down.
     pub mean: u64,
@@ -37,7 +38,7 @@ pub struct Quantiles {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// Largest.
+    /// Maximum.
     pub max: u64,
 }
 
@@ -48,7 +49,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// One that has recorded nothing.
+    /// Creates an empty histogram.
     pub fn new() -> Histogram {
         let buckets = hdrhistogram::Histogram::new_with_bounds(1, LONGEST_NS, DIGITS)
             .expect("the bounds are constants that it takes");
@@ -64,48 +65,48 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// Adds everything that `other` has recorded, exactly as if it had been recorded here.
+    /// Merges `other` into this histogram, with the same result as recording its samples here.
     pub fn merge(&mut self, other: &Histogram) {
         self.buckets.add(&other.buckets).expect("both have the same bounds");
         self.sum += other.sum;
         self.max = self.max.max(other.max);
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Removes all samples and keeps the memory.
     pub fn clear(&mut self) {
-        // Touching all buckets of an empty one costs as much as of a full one: per second and thread, that adds up.
+        // Clearing an empty histogram costs as much as a full one; with one per second and thread, that adds up.
         if self.count() > 0 {
             self.buckets.reset();
             (self.sum, self.max) = (0, 0);
         }
     }
 
-    /// Recorded times.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.buckets.len()
     }
 
-    /// Mean in nanoseconds, rounded down; 0 when nothing was recorded.
+    /// Returns the mean in nanoseconds, rounded down; 0 for an empty histogram.
     pub fn mean(&self) -> u64 {
-        // The mean is no longer than the longest, so it fits.
+        // The mean is at most the maximum, so it fits.
         (self.sum / u128::from(self.count().max(1))) as u64
     }
 
-    /// Longest recorded time in nanoseconds, exact; 0 when nothing was recorded.
+    /// Returns the maximum in nanoseconds, exact; 0 for an empty histogram.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The time that `share` (0 to 1) of all recorded times do not exceed, by nearest rank; at most 1/1024 above the
-    /// recorded one, never above [`Histogram::max`]; 0 when nothing was recorded.
+    /// Returns the quantile `share` (0 to 1) by nearest rank: at most 1/1024 above the exact value, never above
+    /// [`Histogram::max`]; 0 for an empty histogram.
     pub fn quantile(&self, share: f64) -> u64 {
-        // 0.07 * 100 is more than 7 in floats, which would be the rank after the one that is meant.
+        // In floats 0.07 * 100 is more than 7, which would round up to the next rank.
         let share = (share - f64::EPSILON).clamp(0.0, 1.0);
-        // At 0 the library gives the lower end of the bucket: then the smallest could be below what was recorded.
+        // At 0 the library returns the lower end of the bucket, which may be below the smallest sample.
         self.buckets.value_at_quantile(share.max(f64::MIN_POSITIVE)).min(self.max)
     }
 
-    /// The numbers that a record shows.
+    /// Returns the summary that a record contains.
     pub fn summary(&self) -> Quantiles {
         Quantiles {
             count: self.count(),
@@ -117,14 +118,16 @@ impl Histogram {
         }
     }
 
-    /// Points (share, nanoseconds) of the cumulative distribution: `share` of all recorded times took no longer.
+    /// Returns points (share, nanoseconds) of the cumulative distribution: `share` of all samples are at most that
+    /// long.
     ///
-    /// They rise in both, are evenly spaced on an axis of log 1/(1 - share) as HdrHistogram's plots have it, about
-    /// 160 of them or one per bucket if that is less, and end with the largest at 1. Empty when nothing was recorded.
+    /// Both values ascend. The points are evenly spaced on an axis of log 1/(1 - share) as in HdrHistogram's plots,
+    /// about 160 of them, or one per bucket if those are fewer. The last point is the maximum at 1. Empty for an
+    /// empty histogram.
     pub fn distribution(&self) -> Vec<(f64, u64)> {
         let total = self.count();
         let mut points = Vec::new();
-        // So many halvings of the rest until a single operation is left.
+        // The number of times that the remaining samples can be halved until one is left.
         let halvings = (total.max(2) as f64).log2();
         let per_halving = POINTS / halvings;
         let mut step = 0.0;
@@ -142,18 +145,18 @@ impl Histogram {
     }
 }
 
-/// A log of histograms by interval (`.hlog`, version 1.3) as HdrHistogram's own tools read it.
+/// A log of histograms by interval (`.hlog`, version 1.3), which HdrHistogram's own tools read.
 ///
-/// A line per interval: its start and length in seconds, its longest time in milliseconds, and all buckets (encoding V2,
-/// deflated, in base64), whose times are nanoseconds. Each interval is encoded when it is pushed, so that the log of a
-/// long run stays small: a few kilobytes a second.
+/// One line per interval: its start and length in seconds, its maximum in milliseconds, and all buckets in
+/// nanoseconds (encoding V2, deflated, base64). Each interval is encoded when it is added, so that the log of a long
+/// run stays small: a few kilobytes per second.
 pub struct HistogramLog {
     text: String,
     serializer: V2DeflateSerializer,
 }
 
 impl HistogramLog {
-    /// The log of a run that began `started` after the epoch, without intervals yet.
+    /// Creates an empty log of a run that began `started` after the epoch.
     pub fn new(started: Duration) -> HistogramLog {
         let text = format!(
             "#[Logged by fourtuple, times in nanoseconds]\n\
@@ -166,7 +169,7 @@ impl HistogramLog {
         HistogramLog { text, serializer: V2DeflateSerializer::new() }
     }
 
-    /// Adds the interval that began `start` after the run and lasted `length`; both are kept to the millisecond.
+    /// Adds an interval that began `start` after the run and lasted `length`; both are rounded to a millisecond.
     pub fn push(&mut self, start: Duration, length: Duration, histogram: &Histogram) {
         let mut bytes = Vec::new();
         self.serializer
@@ -179,13 +182,13 @@ impl HistogramLog {
         self.text.push('\n');
     }
 
-    /// The log as text.
+    /// Returns the log as text.
     pub fn finish(self) -> String {
         self.text
     }
 }
 
-/// The [`HistogramLog`] of intervals that are all at hand: start and length in seconds, and what was recorded.
+/// Returns the [`HistogramLog`] of complete intervals: start and length in seconds, and the histogram.
 pub fn log<'a>(intervals: impl Iterator<Item = (f64, f64, &'a Histogram)>) -> String {
     let mut log = HistogramLog::new(Duration::ZERO);
     for (start_s, length_s, histogram) in intervals {
@@ -210,7 +213,7 @@ mod tests {
         histogram
     }
 
-    /// Times as kernels and servers give them, from the plain to the ugly.
+    /// Times with the distributions that kernels and servers show, from regular to heavy-tailed.
     fn distributions() -> Vec<(&'static str, Vec<u64>)> {
         let mut random = Rng::with_seed(5);
         let mut draw = |count: usize, next: &dyn Fn(&mut Rng) -> f64| -> Vec<u64> {
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_an_exact_sort_within_a_thousandth() {
+    fn percentiles_match_an_exact_sort_within_a_thousandth() {
         for (name, mut samples) in distributions() {
             let histogram = recorded(&samples);
             let exact = Summary::of(&mut samples).unwrap();
@@ -240,7 +243,7 @@ mod tests {
             for (share, found, exact) in
                 [(0.5, found.p50, exact.p50), (0.99, found.p99, exact.p99), (0.999, found.p999, exact.p999)]
             {
-                // Never below, never a bucket too far.
+                // The quantile is never below the exact value, and at most one bucket above.
                 assert!(
                     found >= exact && found - exact <= exact / 1_000,
                     "{name} at {share}: {found} {exact}"
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_is_as_if_recorded_in_one() {
+    fn merging_equals_recording_in_one() {
         for (name, samples) in distributions() {
             let whole = recorded(&samples);
             let mut merged = Histogram::new();
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_nothing_and_cleared_is_none() {
+    fn empty_and_cleared_histograms_are_zero() {
         let mut histogram = recorded(&[5, 7_000_000]);
         histogram.clear();
         assert_eq!(histogram.summary(), Quantiles::default());
@@ -284,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_too_short_or_too_long() {
+    fn zero_and_very_long_times_are_recorded() {
         let histogram = recorded(&[0, u64::MAX]);
         assert_eq!((histogram.quantile(0.5), histogram.quantile(1.0)), (0, LONGEST_NS));
         assert_eq!((histogram.max(), histogram.mean()), (LONGEST_NS, LONGEST_NS / 2));
     }
 
     #[test]
-    fn the_distribution_rises_to_the_largest_and_is_dense_in_the_tail() {
+    fn the_distribution_ascends_and_is_dense_in_the_tail() {
         for (name, mut samples) in distributions() {
             let points = recorded(&samples).distribution();
             samples.sort_unstable();
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_read_back_by_another_reader_has_the_same_counts() {
+    fn a_log_has_the_same_counts_in_another_reader() {
         let histograms: Vec<Histogram> =
             distributions().iter().map(|(_, samples)| recorded(samples)).collect();
         let text = log(histograms.iter().enumerate().map(|(second, h)| (second as f64, 1.0, h)));
@@ -333,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn a_log_says_when_the_run_began() {
+    fn a_log_contains_the_start_of_the_run() {
         let mut log = HistogramLog::new(Duration::from_millis(1_767_225_600_250));
         log.push(Duration::from_millis(1_500), Duration::from_secs(1), &recorded(&[2_500_000]));
         let text = log.finish();
         assert!(text.contains("#[StartTime: 1767225600.250 (seconds since epoch)]\n"), "{text}");
-        // The cookie of V2, deflated, by which every reader knows the encoding.
+        // The cookie of encoding V2, deflated: readers recognise the format by it.
         assert!(text.lines().last().unwrap().starts_with("1.500,1.000,2.500,HISTFAAA"), "{text}");
     }
 }

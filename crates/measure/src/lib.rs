@@ -1,6 +1,7 @@
 //! Statistics without a clock and without a socket: summaries, histograms, intervals, comparisons.
 //!
-//! Nothing here measures. Samples come in as numbers, so every claim in a record can be tested on made-up data.
+//! The crate measures nothing. Samples come in as numbers, so that every claim in a record can be tested on made-up
+//! data.
 #![forbid(unsafe_code)]
 
 pub mod balance;
@@ -11,6 +12,7 @@ mod log_linear;
 pub mod misplaced;
 mod student;
 mod summary;
+pub mod words;
 
 pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Verdict, compare_saved};
 pub use interval::{Interval, median_interval};

@@ -1,9 +1,9 @@
 use crate::latency::Quantiles;
 
-/// A histogram that somebody else has counted, in a kernel for one: 2^`bits` steps of the same width to an octave.
+/// A histogram that was counted elsewhere, for example by a BPF program: 2^`bits` buckets of equal width per octave.
 ///
-/// Bucket `n` below 2^`bits` is the time of `n` ns; above, each octave is cut into 2^`bits` buckets. With 5 bits a quantile
-/// is at most 1.6% off, with 3 bits 6.3%: the middle of its bucket stands for it.
+/// Below 2^`bits`, bucket `n` holds times of `n` ns; above, each octave has 2^`bits` buckets. A quantile is the
+/// middle of its bucket: at most 1.6% off with 5 bits, 6.3% with 3 bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogLinear {
     bits: u32,
@@ -13,12 +13,12 @@ pub struct LogLinear {
 }
 
 impl LogLinear {
-    /// Of `counts` by bucket; `sum_ns` and `max_ns` are exact.
+    /// Creates a histogram of `counts` by bucket; `sum_ns` and `max_ns` are exact.
     pub fn new(bits: u32, counts: Vec<u64>, sum_ns: u64, max_ns: u64) -> LogLinear {
         LogLinear { bits, counts, sum_ns, max_ns }
     }
 
-    /// The bucket that a time falls into.
+    /// Returns the bucket of a time.
     pub fn bucket_of(bits: u32, ns: u64) -> usize {
         if ns < 1 << bits {
             return ns as usize;
@@ -27,7 +27,7 @@ impl LogLinear {
         (((octave + 1) << bits) as usize) + ((ns >> octave) as usize & ((1 << bits) - 1))
     }
 
-    /// The shortest time of a bucket, in nanoseconds.
+    /// Returns the lower end of a bucket, in nanoseconds.
     pub fn start_of(bits: u32, bucket: usize) -> u64 {
         let (octave, step) = (bucket >> bits, (bucket & ((1 << bits) - 1)) as u64);
         match octave {
@@ -36,7 +36,7 @@ impl LogLinear {
         }
     }
 
-    /// Adds what another one of the same steps has counted.
+    /// Merges another histogram with the same buckets.
     pub fn merge(&mut self, other: &LogLinear) {
         debug_assert_eq!(self.bits, other.bits);
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
@@ -47,13 +47,13 @@ impl LogLinear {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// Counted times.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The time that `share` (0 to 1) of all do not exceed, by nearest rank: the middle of its bucket, never above the
-    /// longest; 0 when nothing was counted.
+    /// Returns the quantile `share` (0 to 1) by nearest rank: the middle of its bucket, never above the maximum; 0
+    /// for an empty histogram.
     pub fn quantile(&self, share: f64) -> u64 {
         let count = self.count();
         let rank = ((share - f64::EPSILON).clamp(0.0, 1.0) * count as f64).ceil().max(1.0) as u64;
@@ -68,7 +68,7 @@ impl LogLinear {
         0
     }
 
-    /// The numbers that a record shows; all 0 when nothing was counted.
+    /// Returns the summary that a record contains; all 0 for an empty histogram.
     pub fn summary(&self) -> Quantiles {
         let count = self.count();
         Quantiles {
@@ -81,7 +81,7 @@ impl LogLinear {
         }
     }
 
-    /// Start of each bucket that has counts, in nanoseconds, with its count.
+    /// Returns the lower end in nanoseconds and the count of each bucket that is not empty.
     pub fn steps(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let used = self.counts.iter().enumerate().filter(|(_, number)| **number > 0);
         used.map(|(bucket, number)| (Self::start_of(self.bits, bucket), *number))
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_follow_each_other_and_hold_their_times() {
+    fn buckets_are_contiguous_and_contain_their_times() {
         for bits in [3, 5] {
             let mut last = 0;
             for ns in (0..5_000).chain((13..36).map(|bit| (1 << bit) - 1)).chain((13..36).map(|bit| 1 << bit))
@@ -107,7 +107,7 @@ mod tests {
                 }
             }
         }
-        // As many as the kernel's program has room for.
+        // The kernel's BPF program has the same number of buckets.
         assert_eq!(LogLinear::bucket_of(5, (1 << 36) - 1), ((36 - 5 + 1) << 5) - 1);
     }
 

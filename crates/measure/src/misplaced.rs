@@ -1,32 +1,33 @@
-//! Misplaced wait: time that a request waits while some worker has nothing to do.
+//! Misplaced wait: the time for which a request waits although some worker is idle.
 //!
-//! Waiting has two causes. When all workers are busy, there is too much work, and no placement would help; when one is
-//! idle, the request waits in the wrong place. A central queue, from which whoever is free takes the next request, scores
-//! 0, apart from the time that a woken worker needs to come, which is in it: on an idle machine some tens of microseconds.
+//! A wait has two causes. While all workers are busy the load is too high, and no other distribution of requests
+//! would help. While a worker is idle, the request waits for the wrong worker. A central queue, from which an idle
+//! worker takes the next request, has a misplaced wait of 0, apart from the wakeup latency of the worker: some tens
+//! of microseconds on an idle machine.
 
-/// One request on its way through a pool of workers; times of one clock, in nanoseconds.
+/// A request served by a pool of workers; all times in nanoseconds of one clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
-    /// When it was sent.
+    /// Time at which the client sent it.
     pub sent_ns: u64,
-    /// When a worker began with it.
+    /// Time at which a worker started to serve it.
     pub begun_ns: u64,
-    /// When that worker was done with it.
+    /// Time at which the worker finished.
     pub ended_ns: u64,
-    /// Which worker, from 0.
+    /// Number of the worker, from 0.
     pub worker: usize,
 }
 
-/// When all of a pool's workers were busy at once.
+/// The intervals in which all workers of a pool were busy.
 #[derive(Clone, Debug, Default)]
 pub struct AllBusy {
-    /// From, to, and how much of such time there was before; ascending, without overlap.
+    /// Start, end, and the total length of all earlier intervals; ascending, without overlap.
     stretches: Vec<(u64, u64, u64)>,
 }
 
 impl AllBusy {
-    /// Of a pool of `workers`, from all the requests of a run. A worker is busy from the beginning to the end of each of
-    /// its requests; should two of them overlap, it is busy once.
+    /// Computes the intervals of a pool of `workers` from all requests of a run. A worker is busy from the start to
+    /// the end of each of its requests, and counts once if two of them overlap.
     pub fn of(passages: &[Passage], workers: usize) -> AllBusy {
         let mut spans: Vec<(usize, u64, u64)> = passages
             .iter()
@@ -34,7 +35,7 @@ impl AllBusy {
             .map(|passage| (passage.worker, passage.begun_ns, passage.ended_ns))
             .collect();
         spans.sort_unstable();
-        // Of each worker: from when on it is busy (+1) and until when (-1).
+        // For each worker: the times at which it becomes busy (+1) and idle (-1).
         let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * spans.len());
         let mut open: Option<(usize, u64)> = None;
         for (worker, from, to) in spans {
@@ -65,7 +66,7 @@ impl AllBusy {
         AllBusy { stretches }
     }
 
-    /// How much of such time there was before `at`.
+    /// Returns the total time before `at` in which all workers were busy.
     fn before(&self, at: u64) -> u64 {
         let next = self.stretches.partition_point(|(from, _, _)| *from < at);
         match next.checked_sub(1).map(|last| self.stretches[last]) {
@@ -74,7 +75,7 @@ impl AllBusy {
         }
     }
 
-    /// The part of a request's wait in which some worker was idle, in nanoseconds.
+    /// Returns the part of a request's wait in which some worker was idle, in nanoseconds.
     pub fn misplaced_ns(&self, passage: &Passage) -> u64 {
         let waited = passage.begun_ns.saturating_sub(passage.sent_ns);
         if waited == 0 {
@@ -84,7 +85,8 @@ impl AllBusy {
     }
 }
 
-/// The mean misplaced wait of all requests of a run by a pool of `workers`, in nanoseconds; 0 when there were none.
+/// Returns the mean misplaced wait of all requests of a run by a pool of `workers`, in nanoseconds; 0 without
+/// requests.
 pub fn mean_misplaced_ns(passages: &[Passage], workers: usize) -> u64 {
     let all_busy = AllBusy::of(passages, workers);
     let sum: u128 = passages.iter().map(|passage| u128::from(all_busy.misplaced_ns(passage))).sum();
@@ -105,24 +107,25 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_busy_worker_while_another_idles_is_all_misplaced() {
+    fn a_wait_beside_an_idle_worker_is_misplaced() {
         let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
         assert_eq!(misplaced(&passages, 2), [0, 90]);
         assert_eq!(mean_misplaced_ns(&passages, 2), 45);
     }
 
     #[test]
-    fn nobody_idle_is_overload_and_not_misplaced() {
+    fn overload_is_not_misplaced_wait() {
         let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
         assert_eq!(misplaced(&passages, 1), [0, 0]);
-        // Two workers, both busy from 0 to 50 and one of them to 100: from 50 on the other could have had it.
+        // Two workers, both busy from 0 to 50 and one of them to 100: from 50 on the idle worker could have served
+        // the request.
         let passages = [passage(0, 0, 0, 100), passage(1, 0, 0, 50), passage(0, 20, 100, 120)];
         assert_eq!(misplaced(&passages, 2), [0, 0, 50]);
     }
 
     #[test]
-    fn a_wait_over_several_stretches_counts_the_gaps_between_them() {
-        // Worker 0 without a pause from 0 to 100; worker 1 is busy from 10 to 20, and from 40 to 60.
+    fn only_idle_gaps_within_a_wait_count() {
+        // Worker 0 is busy from 0 to 100 without a pause; worker 1 from 10 to 20 and from 40 to 60.
         let pool = [passage(0, 0, 0, 100), passage(1, 10, 10, 20), passage(1, 40, 40, 60)];
         for (sent, begun, idle) in
             [(0, 100, 70), (15, 50, 20), (12, 18, 0), (25, 35, 10), (60, 100, 40), (20, 40, 20), (5, 5, 0)]
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_one_right_after_the_other_leave_no_gap() {
+    fn back_to_back_requests_leave_no_gap() {
         let passages =
             [passage(0, 0, 0, 10), passage(0, 0, 10, 20), passage(0, 0, 20, 30), passage(1, 0, 0, 30)];
         assert_eq!(misplaced(&passages, 2), [0, 0, 0, 0]);
@@ -142,20 +145,20 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_with_two_requests_at_once_is_busy_once() {
+    fn overlapping_requests_of_a_worker_count_once() {
         let passages = [passage(0, 0, 0, 50), passage(0, 0, 10, 30), passage(0, 20, 60, 70)];
         assert_eq!(misplaced(&passages, 2), [0, 10, 40]);
     }
 
     #[test]
-    fn none_is_nothing_and_clocks_that_disagree_do_no_harm() {
+    fn no_requests_and_unordered_times_are_safe() {
         assert_eq!(mean_misplaced_ns(&[], 4), 0);
         assert_eq!(misplaced(&[passage(0, 50, 40, 45), passage(7, 0, 9, 3)], 1), [0, 9]);
     }
 
     #[test]
-    fn a_central_queue_scores_nothing() {
-        // Whoever is free takes the next: played by hand for 3 workers.
+    fn a_central_queue_has_no_misplaced_wait() {
+        // An idle worker takes the next request; the schedule of 3 workers is written by hand.
         let mut free = [0_u64; 3];
         let passages: Vec<Passage> = (0..500_u64)
             .map(|index| {
@@ -166,7 +169,7 @@ mod tests {
                 passage(worker, sent, begun, free[worker])
             })
             .collect();
-        assert!(passages.iter().any(|passage| passage.begun_ns > passage.sent_ns), "nobody waited at all");
+        assert!(passages.iter().any(|passage| passage.begun_ns > passage.sent_ns), "no request waited");
         assert_eq!(mean_misplaced_ns(&passages, 3), 0);
     }
 }

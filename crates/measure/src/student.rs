@@ -1,7 +1,7 @@
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// The `t` that a variable of Student's distribution with `freedom` degrees of freedom (above 0) exceeds, up or down, with
-/// the probability `alpha` (0 to 1, without the ends).
+/// Returns the two-sided quantile of Student's t distribution: the `t` that a variable with `freedom` degrees of
+/// freedom (above 0) exceeds in magnitude with probability `alpha` (0 to 1, exclusive).
 pub(crate) fn two_sided(alpha: f64, freedom: f64) -> f64 {
     StudentsT::new(0.0, 1.0, freedom).map_or(f64::INFINITY, |student| student.inverse_cdf(1.0 - alpha / 2.0))
 }

@@ -1,7 +1,7 @@
 /// A distribution of durations in nanoseconds, computed from an exact sort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Samples.
+    /// Number of samples.
     pub count: u64,
     /// Arithmetic mean, rounded down.
     pub mean: u64,
@@ -11,15 +11,15 @@ pub struct Summary {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// The slowest.
+    /// Maximum.
     pub max: u64,
 }
 
 impl Summary {
-    /// Summarises `samples`, which it sorts; `None` when there are none.
+    /// Summarises `samples`, which it sorts; `None` without samples.
     ///
     /// A percentile is the smallest sample that at least that share of all samples does not exceed (nearest rank), so
-    /// it is always a duration that was really measured.
+    /// it is always a measured duration.
     pub fn of(samples: &mut [u64]) -> Option<Summary> {
         if samples.is_empty() {
             return None;
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sample_is_every_percentile_and_none_is_nothing() {
+    fn one_sample_is_every_percentile() {
         let summary = Summary::of(&mut [7]).unwrap();
         assert_eq!((summary.mean, summary.p50, summary.p999, summary.max), (7, 7, 7, 7));
         assert_eq!(Summary::of(&mut []), None);

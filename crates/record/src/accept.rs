@@ -4,115 +4,115 @@ use serde::{Deserialize, Serialize};
 
 use crate::Record;
 
-/// Record of `fourtuple lab accept` and of `fourtuple lab keepalive`: both ask which worker gets a connection and who
-/// waits for it, and answer in the same fields.
+/// The record of `fourtuple lab accept` and of `fourtuple lab keepalive`, which share their fields.
 pub type AcceptRecord = Record<AcceptSettings, AcceptResults>;
 
-/// What `lab accept` or `lab keepalive` was asked.
+/// The settings of `lab accept` or `lab keepalive`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptSettings {
-    /// Workers that share the listener; of a server of somebody else's 0 when nobody said how many.
+    /// Number of workers that share the listener; 0 for an external server whose number of workers was not given.
     pub workers: u32,
-    /// Clients that each have one request under way at a time; light load has one.
+    /// Number of clients, each with one request in flight at a time; light load has one client.
     pub clients: u32,
-    /// Connections of a run of light load; 0 of `lab keepalive`.
+    /// Connections of a run of light load; 0 in `lab keepalive`.
     pub connections: u64,
-    /// `unix`, `tcp4`, `tcp6`.
+    /// Address families: `unix`, `tcp4`, `tcp6`.
     pub families: Vec<String>,
-    /// Policies in kebab-case, as asked; `external`: a server of somebody else's.
+    /// Accept policies in kebab-case, as given; `external` is an external server.
     pub policies: Vec<String>,
-    /// After how many requests a connection is closed, 0: never.
+    /// Numbers of requests after which a connection is closed; 0 means never.
     pub close_every: Vec<u64>,
-    /// `lab accept`: `light`, `heavy`. `lab keepalive`: the service mix, `sleep` or `spin`.
+    /// Loads. In `lab accept`: `light`, `heavy`. In `lab keepalive`: the service mix, `sleep` or `spin`.
     pub load: Vec<String>,
-    /// How the service time is spent: `sleep` or `spin`.
+    /// How a worker spends the service time: `sleep` or `spin`.
     pub service: String,
-    /// Service time of most requests.
+    /// Service time of short requests, which are the majority.
     pub short_ns: u64,
-    /// Service time of the others: the heavy tail.
+    /// Service time of long requests, which form the heavy tail.
     pub long_ns: u64,
     /// Share of requests that are long, 0 to 1.
     pub long_share: f64,
-    /// Mean pause of a client between an answer and its next request.
+    /// Mean pause of a client between a response and its next request.
     pub pause_ns: u64,
-    /// A request that waited longer counts as slow.
+    /// Threshold of the wait above which a request counts as slow.
     pub slow_ns: u64,
-    /// Length of one run, but of light load.
+    /// Duration of one run; light load ends after `connections` instead.
     pub for_ns: u64,
-    /// Runs of every cell.
+    /// Number of runs of every cell.
     pub repeats: u32,
-    /// Length of the accept queue that was asked for; the kernel cuts it to net.core.somaxconn.
+    /// Backlog passed to listen(); the kernel caps it at net.core.somaxconn.
     pub backlog: u32,
     /// Seed of service times and pauses.
     pub seed: u64,
-    /// Where that server was reached; `null`: our own were measured.
+    /// Address of the external server; `null`: fourtuple's own workers were measured.
     pub server: Option<String>,
 }
 
-/// What `lab accept` or `lab keepalive` found.
+/// The results of `lab accept` or `lab keepalive`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptResults {
-    /// One entry per combination that was run, its repeats taken together.
+    /// One entry per combination that was run, with its repeats merged.
     pub cells: Vec<AcceptCell>,
-    /// Combinations that cannot be run here, each with the reason.
+    /// Combinations that cannot run on this host, each with the reason.
     pub skipped: Vec<SkippedCell>,
-    /// One request that waited behind a busy worker while another idled; `null`: none was seen or looked for.
+    /// One request that waited for a busy worker while another worker was idle; `null`: none was recorded.
     pub timeline: Option<Timeline>,
-    /// Whether closing connections pays here; `null`: not measured.
+    /// Whether closing connections pays on this host; `null`: not measured.
     pub break_even: Option<BreakEven>,
-    /// What this kernel does and what to set here, in plain words.
+    /// Advice: the kernel's behaviour and the settings to use, one sentence per entry.
     pub advice: Vec<String>,
 }
 
-/// One policy over one family, under one load and with one way of closing.
+/// The results of one accept policy with one address family, load and `close_every`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptCell {
-    /// Kebab-case: `exclusive`, `rotate`, `rotate:16`; `external`: a server of somebody else's.
+    /// Accept policy in kebab-case: `exclusive`, `rotate`, `rotate:16`; `external` is an external server.
     pub policy: String,
-    /// The name of that server; `null` for our own.
+    /// Name of the external server; `null` for fourtuple's own workers.
     pub server: Option<String>,
-    /// `unix`, `tcp4` or `tcp6`.
+    /// Address family: `unix`, `tcp4` or `tcp6`.
     pub family: String,
-    /// After how many requests a connection is closed, 0: never.
+    /// Number of requests after which a connection is closed; 0 means never.
     pub close_every: u64,
-    /// `light`, `heavy` (`lab accept`), `sleep` or `spin` (`lab keepalive`).
+    /// Load: `light` or `heavy` (`lab accept`), `sleep` or `spin` (`lab keepalive`).
     pub load: String,
-    /// Workers that shared the listener.
+    /// Number of workers that shared the listener.
     pub workers: u32,
-    /// Clients, each with one request under way at a time.
+    /// Number of clients, each with one request in flight at a time.
     pub clients: u32,
     /// Connections accepted by each worker.
     pub accepts: Vec<u64>,
     /// Requests answered by each worker.
     pub requests: Vec<u64>,
-    /// Connections that each worker had open at the end of the run, before any was closed for that reason.
+    /// Connections that each worker had open when the run ended, before the shutdown closed them.
     pub sockets: Vec<u64>,
-    /// Time that each worker was busy with requests.
+    /// Time that each worker spent on requests.
     pub busy_ns: Vec<u64>,
-    /// Jain's index over the workers' requests (`lab accept`: accepts), 1/n to 1; `null`: there were none.
+    /// Jain's fairness index of the workers' requests (`lab accept`: accepts), 1/n to 1; `null`: there were none.
     pub jain: Option<f64>,
-    /// The busiest worker's requests (`lab accept`: accepts) over the mean, 1 to n; `null`: there were none.
+    /// Requests of the busiest worker (`lab accept`: accepts) over the mean of all workers, 1 to n; `null`: there
+    /// were none.
     pub max_over_mean: Option<f64>,
-    /// Latency less the service time.
+    /// Wait of the requests: latency minus service time.
     pub wait_ns: WaitNs,
-    /// Of 10,000 requests, how many waited longer than the settings' `slow_ns`.
+    /// Requests per 10,000 that waited longer than the settings' `slow_ns`.
     pub slow_per_10k: f64,
-    /// Mean over all requests of the time that a request waited while some worker was idle.
+    /// Misplaced wait: the part of a request's wait during which some worker was idle; mean over all requests.
     pub misplaced_wait_ns: u64,
-    /// What a client of its own met that sends short requests only; `null`: there was none.
+    /// Results of one more client, which sends short requests only; `null`: there was no such client.
     pub probe: Option<Probe>,
-    /// CPU time of the workers' threads, and of the dispatcher's, per request.
+    /// CPU time per request of the workers and the dispatcher.
     pub cpu_ns_per_request: u64,
-    /// Returns of epoll_wait, io_uring_enter or accept4 with the listener ready, per connection accepted; `null`: not
+    /// Returns of epoll_wait, io_uring_enter or accept4 with the listener ready, per accepted connection; `null`: not
     /// counted.
     pub wakeups_per_accept: Option<f64>,
-    /// accept4 calls that found the queue empty (EAGAIN), per connection accepted; `null`: not counted.
+    /// accept4 calls that failed with EAGAIN, per accepted connection; `null`: not counted.
     pub empty_accepts_per_accept: Option<f64>,
-    /// Requests answered, of all repeats.
+    /// Requests answered, summed over all repeats.
     pub operations: u64,
-    /// Failures by the name of the errno.
+    /// Number of failures by name of the errno.
     pub errors: BTreeMap<String, u64>,
-    /// Runs that this is made of.
+    /// Number of runs merged into this cell.
     pub repeats: u32,
 }
 
@@ -125,93 +125,93 @@ pub struct WaitNs {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// The longest.
+    /// Maximum.
     pub max: u64,
     /// Lower end of the 95% interval of `p999` over the repeats; `null`: too few repeats.
     pub p999_low: Option<u64>,
-    /// Its upper end.
+    /// Upper end of the 95% interval of `p999`; `null`: too few repeats.
     pub p999_high: Option<u64>,
 }
 
-/// One client that sends short requests, with a pause of its own, next to all others.
+/// The results of a client that sends short requests, with pauses, beside all other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Requests that it sent and that were answered.
+    /// Requests of this client that were answered.
     pub requests: u64,
-    /// Of 10,000, how many waited longer than the settings' `slow_ns`.
+    /// Requests per 10,000 that waited longer than the settings' `slow_ns`.
     pub slow_per_10k: f64,
-    /// Latency less the service time.
+    /// Wait of the requests: latency minus service time.
     pub wait_ns: WaitNs,
 }
 
-/// A combination that cannot be run.
+/// A combination that cannot run on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedCell {
-    /// As in [`AcceptCell`].
+    /// The accept policy, as in [`AcceptCell`].
     pub policy: String,
-    /// As in [`AcceptCell`].
+    /// The address family, as in [`AcceptCell`].
     pub family: String,
-    /// As in [`AcceptCell`].
+    /// Number of requests after which a connection is closed, as in [`AcceptCell`].
     pub close_every: u64,
-    /// One line for people.
+    /// The reason in one line.
     pub why: String,
 }
 
-/// A piece of a run in which a request waits behind a busy worker while another worker idles. All times are since the
-/// start of the run.
+/// An interval of a run in which a request waits for a busy worker while another worker is idle. All times count from
+/// the start of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// As in [`AcceptCell`].
+    /// The accept policy, as in [`AcceptCell`].
     pub policy: String,
-    /// As in [`AcceptCell`].
+    /// The address family, as in [`AcceptCell`].
     pub family: String,
-    /// As in [`AcceptCell`].
+    /// Number of requests after which a connection is closed, as in [`AcceptCell`].
     pub close_every: u64,
-    /// What each worker did, in order of time; between two spans it was idle.
+    /// Busy spans of each worker, in order of time; the worker is idle between two spans.
     pub workers: Vec<Vec<Span>>,
-    /// Start of the piece.
+    /// Start of the interval.
     pub from_ns: u64,
-    /// Its end.
+    /// End of the interval.
     pub to_ns: u64,
-    /// The request that it is about.
+    /// The request that waits.
     pub waiting: Waiter,
 }
 
-/// One request at work.
+/// A span in which a worker serves one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// When the worker began with it.
+    /// Time at which the worker started to serve the request.
     pub from_ns: u64,
-    /// When the worker was done.
+    /// Time at which the worker finished.
     pub to_ns: u64,
-    /// How long the request had waited before.
+    /// Time that the request had waited before.
     pub waited_ns: u64,
 }
 
-/// The request that waits.
+/// A request that waits for its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
-    /// The worker that has its connection, by number.
+    /// Number of the worker that holds the request's connection.
     pub worker: u32,
-    /// When its client sent it.
+    /// Time at which the client sent the request.
     pub sent_ns: u64,
-    /// When its worker began with it.
+    /// Time at which the worker started to serve the request.
     pub begun_ns: u64,
-    /// When its worker was done.
+    /// Time at which the worker finished.
     pub ended_ns: u64,
-    /// A worker that idled meanwhile, by number.
+    /// Number of a worker that was idle during the wait.
     pub idle_worker: u32,
 }
 
-/// What a fresh connection costs against what it saves.
+/// The cost of a new connection compared with the wait that it avoids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BreakEven {
-    /// Cost of a fresh connection over this family: connect, accept, close.
+    /// Cost of a new connection over this family: connect, accept and close.
     pub fresh_connection_ns: u64,
-    /// Mean time that a request waits while some worker is idle, when connections are kept.
+    /// Misplaced wait with connections kept open, mean per request.
     pub misplaced_wait_ns: u64,
-    /// Requests that this is the mean of; fewer than 200 decide nothing.
+    /// Number of requests that the mean covers; a mean of fewer than 200 requests decides nothing.
     pub requests: u64,
-    /// True: a fresh connection costs less than it saves, so closing pays.
+    /// Whether a new connection costs less than the wait it avoids: closing pays.
     pub closes: bool,
 }

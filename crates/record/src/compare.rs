@@ -2,60 +2,60 @@ use serde::{Deserialize, Serialize};
 
 use crate::Record;
 
-/// Record of `fourtuple compare`.
+/// The record of `fourtuple compare`.
 pub type CompareRecord = Record<CompareSettings, CompareResults>;
 
-/// What `compare` was asked.
+/// The settings of `compare`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompareSettings {
-    /// The command of A as typed, or the files of A with spaces between.
+    /// The command of A as typed, or the file names of A joined by spaces.
     pub a: String,
-    /// The same of B.
+    /// The command of B as typed, or the file names of B joined by spaces.
     pub b: String,
-    /// What is compared: `rate`, `mean`, `p50`, `p99`, `p999`, `cpu`.
+    /// The metric: `rate`, `mean`, `p50`, `p99`, `p999`, `cpu`.
     pub metric: String,
-    /// Longest time to go on; `null` for saved records.
+    /// Maximum duration of the comparison; `null` for saved records.
     pub for_ns: Option<u64>,
-    /// How far the interval may reach each way when the comparison ends: 0.02 is 2%.
+    /// Half-width of the interval at which the comparison ends: 0.02 is 2%.
     pub narrow: f64,
-    /// Most pairs of trials; `null`: as many as there is time for.
+    /// Maximum number of pairs of trials; `null`: limited by `for_ns` alone.
     pub trials: Option<u64>,
-    /// Trials of each side that were run first and not used.
+    /// Warm-up trials of each side, which are not used.
     pub warmup: u32,
-    /// The server that was started for each trial of A, as typed; `null`: none was.
+    /// Command of the server that was started for each trial of A, as typed; `null`: none.
     pub server_a: Option<String>,
-    /// The same of B.
+    /// Command of the server that was started for each trial of B, as typed; `null`: none.
     pub server_b: Option<String>,
-    /// Longest time that a server had until it listened; `null` without one.
+    /// Maximum time that a server may take until it listens; `null`: no server.
     pub server_wait_ns: Option<u64>,
-    /// Whether client and server were kept to CPUs of their own.
+    /// Whether client and server were pinned to different CPUs.
     pub pinned: bool,
-    /// Whether each trial had a network namespace of its own: without, TIME_WAIT of one is there in the next. `null` for
-    /// saved records.
+    /// Whether each trial ran in a network namespace of its own; `false`: TIME_WAIT sockets of one trial remain in
+    /// the next. `null` for saved records.
     pub fresh_namespace: Option<bool>,
-    /// Seed of the resampling of saved records.
+    /// Seed of the bootstrap over saved records.
     pub seed: u64,
 }
 
-/// What `compare` found.
+/// The results of `compare`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompareResults {
-    /// How much faster B is than A, whatever the metric: 1.058 is 5.8% faster.
+    /// Ratio by which B is better than A, oriented so that above 1 is better for every metric: 1.058 is 5.8% faster.
     pub ratio: f64,
-    /// Lower end of the 95% interval of the ratio; `null` when there is none.
+    /// Lower end of the 95% interval of the ratio; `null`: no interval.
     pub low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the 95% interval of the ratio; `null`: no interval.
     pub high: Option<f64>,
-    /// In words: `B is 5.8% faster, 4.1 to 7.4`, `no difference larger than 2%`, `too noisy to say`.
+    /// The verdict as text: `B is 5.8% faster, 4.1 to 7.4`, `no difference larger than 2%`, `too noisy to say`.
     pub verdict: String,
-    /// Trials used, of both sides.
+    /// Number of trials used, both sides together.
     pub trials: u64,
-    /// Pairs of neighbours among them; 0 for saved records.
+    /// Number of pairs of neighbouring trials; 0 for saved records.
     pub pairs: u64,
-    /// Trials among them in which the client of a load was busy all the time, so that the number is the client's.
+    /// Number of trials whose load generator used its CPU all the time: the result is then the client's limit.
     pub client_saturated: u64,
-    /// The metric of each trial of A, in the order in which they ran: per second for `rate`, else in nanoseconds.
+    /// Metric of each trial of A, in the order of the runs: per second for `rate`, otherwise in nanoseconds.
     pub samples_a: Vec<f64>,
-    /// The same of B.
+    /// Metric of each trial of B, in the order of the runs.
     pub samples_b: Vec<f64>,
 }

@@ -4,113 +4,139 @@ use serde::{Deserialize, Serialize};
 
 use crate::Record;
 
-/// Record of `fourtuple forward`.
+/// The record of `fourtuple forward`.
 pub type ForwardRecord = Record<ForwardSettings, ForwardResults>;
 
-/// What `forward` was asked.
+/// The settings of `forward`, defaults included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardSettings {
-    /// The links, in their order.
+    /// The links, in the order given.
     pub links: Vec<ForwardLink>,
-    /// Threads that forward.
+    /// Number of planes (forwarding threads).
     pub planes: u32,
-    /// How they move packets: `one-by-one`, `batched` or `offload`.
+    /// I/O method of the planes: `one-by-one`, `batched`, `offload` or `uring`.
     pub plane: String,
-    /// Every plane on a processor of its own.
+    /// Whether every plane is pinned to a CPU of its own.
     pub pin: bool,
-    /// For how long; `null`: until told to stop.
+    /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
 }
 
-/// An address to listen at, and where its packets go.
+/// A listening address and its next hops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardLink {
-    /// Address and port, as asked: port 0 is any.
+    /// Address and port to listen on, as given; the kernel chooses for port 0.
     pub listen: String,
-    /// The next hop of what no route is for; `null`: none.
+    /// Default next hop for packets that match no route; `null`: none.
     pub to: Option<String>,
-    /// `10.0.0.0/8=192.0.2.1:4000` by destination, `7=192.0.2.1:4000` by inner key.
+    /// Routes: `10.0.0.0/8=192.0.2.1:4000` by destination, `7=192.0.2.1:4000` by inner key.
     pub routes: Vec<String>,
-    /// Where the inner key is: `4:4` (offset, width).
+    /// Location of the inner key in the payload as offset and width: `4:4`.
     pub key: Option<String>,
-    /// Which plane gets a packet: `hash`, `flow:4:4` and so on.
+    /// Selector of the plane that receives a packet: `hash`, `flow:4:4` and others.
     pub spread: String,
-    /// Replies go back to clients.
+    /// Whether replies of the next hops return to the clients.
     pub replies: bool,
-    /// After how long a client without packets is forgotten.
+    /// Idle timeout of a client.
     pub idle_ns: u64,
-    /// The most clients of a plane.
+    /// Maximum number of clients of a plane.
     pub clients: u32,
-    /// The peer of the link's BFD session, `192.0.2.1` or `192.0.2.1@LOCAL`; `null`: none.
+    /// Peer of the link's BFD session: `192.0.2.1`, `192.0.2.1%DEVICE` or `192.0.2.1@LOCAL`; `null`: none.
     pub bfd: Option<String>,
-    /// The same of a session whose packets are among the data: the peer's address and port; `null`: none.
+    /// Peer (address and port) of the BFD session whose control packets share the data port; `null`: none.
     pub bfd_in_band: Option<String>,
+    /// Timers that the BFD session proposes; absent: no session, or an older record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bfd_timers: Option<ForwardBfdTimers>,
 }
 
-/// What was forwarded.
+/// The timers that a BFD session proposes (RFC 5880, section 4.1); the peers negotiate the actual ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardBfdTimers {
+    /// Desired Min TX Interval.
+    pub interval_ns: u64,
+    /// Required Min RX Interval.
+    pub receive_interval_ns: u64,
+    /// Detect Mult.
+    pub multiplier: u8,
+}
+
+/// The results of `forward`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForwardResults {
-    /// From the moment when all planes were ready to the end.
+    /// Time from the moment when all planes were ready to the end.
     pub elapsed_ns: u64,
-    /// Where it could be reached, link by link: the real ports.
+    /// Bound address of each link, with the actual port.
     pub listen: Vec<String>,
-    /// Each plane, over all links.
+    /// Counters of each plane, over all links.
     pub planes: Vec<ForwardPlane>,
-    /// Jain's index over what the planes received, 1/n to 1; `null`: nothing.
+    /// Jain's fairness index of the planes' received packets, 1/n to 1; `null`: no packet was received.
     pub jain: Option<f64>,
+    /// Maximum number of clients of all planes together; `null`: no link returns replies, or the record is older.
+    #[serde(default)]
+    pub client_limit: Option<u64>,
     /// The BFD sessions, in the order of their links.
     pub bfd: Vec<ForwardBfd>,
-    /// Lines for people.
+    /// Advice, one sentence per entry.
     pub advice: Vec<String>,
 }
 
-/// What one plane did.
+/// The counters of one plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForwardPlane {
-    /// Packets that came to be sent on.
+    /// Packets received for forwarding.
     pub received: u64,
-    /// Bytes of their payloads.
+    /// Payload bytes received.
     pub received_bytes: u64,
-    /// Packets sent on.
+    /// Packets sent to next hops.
     pub sent: u64,
-    /// Bytes of their payloads.
+    /// Payload bytes sent to next hops.
     pub sent_bytes: u64,
-    /// Packets sent back to clients.
+    /// Packets returned to clients.
     pub returned: u64,
-    /// Packets that were not sent on, by reason: `no-route`, `truncated`, `queue-full`, `too-long`, `refused`, `unreachable`,
-    /// `link-down` (as BFD says), `no-client`, `other`, `overflow` (of the receive queue).
+    /// Packets dropped, by reason: `no-route`, `truncated`, `queue-full`, `too-long`, `refused`, `unreachable`,
+    /// `link-down` (BFD), `no-client`, `circulating` (from a next hop or an own address), `other`, `overflow` (of the
+    /// receive queue).
     pub dropped: BTreeMap<String, u64>,
-    /// Clients that it had at the end.
+    /// Clients at the end.
     pub clients: u64,
-    /// Messages that UDP_SEGMENT would not take, and that went one by one.
+    /// Clients evicted before their idle timeout to free space for new clients; 0 in older records.
+    #[serde(default)]
+    pub evicted: u64,
+    /// Clients removed after one packet without a reply; 0 in older records.
+    #[serde(default)]
+    pub unanswered: u64,
+    /// Messages that UDP_SEGMENT rejected and that were sent packet by packet.
     pub unsegmented: u64,
-    /// Processor time of its thread.
+    /// CPU time of the plane's thread.
     pub cpu_ns: u64,
-    /// Its part of all that was received, 0 to 1.
+    /// Share of all received packets, 0 to 1.
     pub share: f64,
 }
 
-/// What one BFD session saw.
+/// The state and the counters of one BFD session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardBfd {
-    /// The peer's address; with its port where control packets are among the data.
+    /// Address of the peer, with `%` and the device if the session is bound to one; with a port if control packets
+    /// share the data port.
     pub peer: String,
-    /// How its packets come: at the `port` 3784; among the data, from which a `filter` in the kernel takes them out; or
-    /// `planes` do, behind data that wait.
+    /// Receive path of control packets: `port` (port 3784), `filter` (a kernel filter separates them from the data),
+    /// or `planes` (the planes find them behind queued data).
     pub reception: String,
-    /// Before it was ended: `admin-down`, `down`, `init` or `up`.
+    /// State before the shutdown: `admin-down`, `down`, `init` or `up`.
     pub state: String,
-    /// Why it went down last, `none` when it never did: the name of RFC 5880's diagnostic code.
+    /// Diagnostic code (RFC 5880) of the last transition to Down; `none`: there was none.
     pub diagnostic: String,
-    /// How often it went up.
+    /// Transitions to Up.
     pub ups: u64,
-    /// How often it went down from up.
+    /// Transitions from Up to Down.
     pub downs: u64,
     /// Control packets sent.
     pub sent: u64,
-    /// Control packets received and taken.
+    /// Control packets received and accepted.
     pub received: u64,
-    /// Control packets that RFC 5880 6.8.6 discards, by reason, those of a port that several sessions share at the first of
-    /// them; `no-room` are those that a session had no time for, `unsent` those that the kernel did not send.
+    /// Control packets discarded under RFC 5880, section 6.8.6, by reason; the first of several sessions on one port
+    /// has the counts of the port. `no-room`: the session could not keep up; `at-socket`: dropped by the kernel at the
+    /// socket (fewer than 255 hops, or a full queue); `unsent`: not sent by the kernel.
     pub discarded: BTreeMap<String, u64>,
 }

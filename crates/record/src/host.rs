@@ -2,17 +2,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Fingerprint of the machine and kernel that a record comes from.
+/// The fingerprint of the machine and kernel that a record comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
     /// Kernel release as `uname -r` prints it.
     pub kernel: String,
-    /// Processors this process may run on.
+    /// Number of CPUs that this process may run on.
     pub cpus: u32,
-    /// `none`, or what the machine runs under, as far as the kernel shows it.
+    /// Virtualization of the machine, as far as the kernel shows it; `none`: bare metal.
     pub virtualization: String,
-    /// The sysctls that the command read, by their dotted name.
+    /// Sysctls that the command read, by dotted name.
     pub sysctls: BTreeMap<String, String>,
-    /// What the kernel was found able to do, by trying: `ip_local_port_range` -> `linear`.
+    /// Capabilities of the kernel, found by probing: `ip_local_port_range` -> `linear`.
     pub capabilities: BTreeMap<String, String>,
 }

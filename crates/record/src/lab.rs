@@ -4,29 +4,29 @@ use crate::{
     AcceptResults, AcceptSettings, PortsResults, PortsSettings, Record, TimeWaitResults, TimeWaitSettings,
 };
 
-/// Record of `fourtuple lab`: every experiment in its short form.
+/// The record of `fourtuple lab`: every experiment in its short form.
 pub type LabRecord = Record<LabSettings, LabResults>;
 
-/// What the experiments of a bare `lab` were asked.
+/// The settings of the experiments of a `lab` without a subcommand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LabSettings {
-    /// As for `lab ports`.
+    /// Settings of `lab ports`.
     pub ports: PortsSettings,
-    /// As for `lab time-wait`.
+    /// Settings of `lab time-wait`.
     pub time_wait: TimeWaitSettings,
-    /// As for `lab accept`; absent from records of before it was part of a bare `lab`.
+    /// Settings of `lab accept`; absent in older records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accept: Option<AcceptSettings>,
 }
 
-/// What they found.
+/// The results of the experiments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LabResults {
-    /// As of `lab ports`.
+    /// Results of `lab ports`.
     pub ports: PortsResults,
-    /// As of `lab time-wait`.
+    /// Results of `lab time-wait`.
     pub time_wait: TimeWaitResults,
-    /// As of `lab accept`; absent as well where it was interrupted before, or failed.
+    /// Results of `lab accept`; absent in older records, and if the experiment failed or was interrupted before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accept: Option<AcceptResults>,
 }

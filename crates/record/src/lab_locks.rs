@@ -4,67 +4,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::Record;
 
-/// Record of `fourtuple lab locks`.
+/// The record of `fourtuple lab locks`.
 pub type LabLocksRecord = Record<LabLocksSettings, LabLocksResults>;
 
-/// What `lab locks` was asked.
+/// The settings of `lab locks`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LabLocksSettings {
-    /// The changes tried, in the order of their runs: `reuseport`, `sources`, `full-range`.
+    /// Changes in the order of their runs: `reuseport`, `sources`, `full-range`.
     pub changes: Vec<String>,
-    /// Threads that accept and answer.
+    /// Number of threads that accept and answer.
     pub workers: u32,
-    /// Threads that connect, each with one query under way at a time.
+    /// Number of threads that connect, each with one query in flight at a time.
     pub clients: u32,
-    /// Queries of one trial.
+    /// Queries per trial.
     pub queries: u64,
-    /// Source addresses where there are several.
+    /// Number of source addresses in trials with several.
     pub sources: u32,
-    /// Pairs of timed trials of each change.
+    /// Pairs of timed trials per change.
     pub repeats: u32,
-    /// Trials of each side in which lock waits were counted; they are not timed.
+    /// Trials of each side in which lock waits were counted; these trials are not timed.
     pub traced: u32,
-    /// Who closes first, and has the TIME_WAIT: `client`.
+    /// Side that closes first and keeps the TIME_WAIT socket: `client`.
     pub closer: String,
-    /// Differences up to this say nothing: 0.05 is 5%.
+    /// Smallest difference that counts: 0.05 is 5%.
     pub narrow: f64,
-    /// Seed of the intervals' resampling.
+    /// Seed of the bootstrap for the intervals.
     pub seed: u64,
 }
 
-/// What `lab locks` found.
+/// The results of `lab locks`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LabLocksResults {
     /// One entry per change.
     pub pairs: Vec<LocksPair>,
-    /// Why no lock waits were counted; `null`: they were.
+    /// Reason why lock waits were not counted; `null`: they were counted.
     pub untraced: Option<String>,
-    /// What the count of lock waits does not see, one line each.
+    /// Kinds of lock waits that this host cannot show, one line each.
     pub blind_spots: Vec<String>,
-    /// What it means here, in plain words.
+    /// Advice, one sentence per entry.
     pub advice: Vec<String>,
 }
 
-/// One change: the same queries before and after it.
+/// One change: the same queries without and with the change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocksPair {
-    /// `reuseport`, `sources` or `full-range`.
+    /// Name of the change: `reuseport`, `sources` or `full-range`.
     pub change: String,
-    /// Without it.
+    /// Results without the change.
     pub before: LocksSide,
-    /// With it.
+    /// Results with the change.
     pub after: LocksSide,
-    /// Pairs of timed trials used.
+    /// Number of pairs of timed trials used.
     pub pairs: u64,
-    /// Queries per second after, over those before: above 1 is faster.
+    /// Queries per second with the change over without: above 1 is faster.
     pub ratio: LocksRatio,
-    /// In words: `5.8% more queries per second, 4.1 to 7.4`, `too noisy to say`.
+    /// The verdict as text: `5.8% more queries per second, 4.1 to 7.4`, `too noisy to say`.
     pub verdict: String,
-    /// CPU time per query after, over that before: below 1 is cheaper.
+    /// CPU time per query with the change over without: below 1 is cheaper.
     pub cpu_ratio: LocksRatio,
-    /// The same in words.
+    /// The verdict on CPU time as text.
     pub cpu_verdict: String,
-    /// What to do.
+    /// Recommendation.
     pub advice: String,
 }
 
@@ -73,56 +73,56 @@ pub struct LocksPair {
 pub struct LocksRatio {
     /// The ratio.
     pub value: f64,
-    /// Lower end of the interval; `null`: too few pairs for one.
+    /// Lower end of the interval; `null`: too few pairs.
     pub low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval; `null`: too few pairs.
     pub high: Option<f64>,
 }
 
-/// One side of a pair: connect, one byte there, one back, close.
+/// One side of a pair. A query is: connect, send one byte, receive one byte, close.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocksSide {
-    /// How workers share connections: `exclusive` (one listener for all) or `reuseport` (a listener each).
+    /// Accept policy: `exclusive` (one listener for all workers) or `reuseport` (one listener per worker).
     pub policy: String,
-    /// Source addresses.
+    /// Number of source addresses.
     pub sources: u32,
-    /// How clients choose source ports: `kernel-default`, `full-range`.
+    /// Port strategy of the clients: `kernel-default`, `full-range`.
     pub strategy: String,
     /// First port of the ephemeral range.
     pub low: u16,
-    /// Last port, inclusive.
+    /// Last port of the ephemeral range, inclusive.
     pub high: u16,
-    /// Queries answered, of all timed trials.
+    /// Queries answered, summed over all timed trials.
     pub queries: u64,
-    /// Median of the timed trials.
+    /// Median queries per second of the timed trials.
     pub queries_per_s: f64,
-    /// Lower end of its 95% interval.
+    /// Lower end of the 95% interval of `queries_per_s`.
     pub queries_per_s_low: f64,
-    /// Upper end.
+    /// Upper end of the 95% interval of `queries_per_s`.
     pub queries_per_s_high: f64,
-    /// CPU time of all threads, workers' and clients': median of the timed trials.
+    /// CPU time per query of all threads, workers and clients: median of the timed trials.
     pub cpu_ns_per_query: f64,
-    /// Lower end of its 95% interval.
+    /// Lower end of the 95% interval of `cpu_ns_per_query`.
     pub cpu_ns_per_query_low: f64,
-    /// Upper end.
+    /// Upper end of the 95% interval of `cpu_ns_per_query`.
     pub cpu_ns_per_query_high: f64,
-    /// Waits for a lock, mean over the traced trials; `null`: not counted.
+    /// Lock waits per query, mean over the traced trials; `null`: not counted.
     pub waits_per_query: Option<f64>,
-    /// Time of these; `null`: not counted.
+    /// Time in lock waits per query; `null`: not counted.
     pub wait_ns_per_query: Option<f64>,
-    /// The waits by class of lock, the one with the longest time first; empty: there were none, or they were not counted.
+    /// Lock waits by class of lock, longest total time first; empty: there were none, or they were not counted.
     pub classes: Vec<LocksClass>,
-    /// Queries that failed, of all trials, by the name of the errno.
+    /// Queries that failed, summed over all trials, by name of the errno.
     pub errors: BTreeMap<String, u64>,
 }
 
 /// Waits for locks of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocksClass {
-    /// As `trace locks` calls it: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
+    /// Class of `trace locks`: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
     pub class: String,
     /// Waits per query.
     pub waits_per_query: f64,
-    /// Their time.
+    /// Time in these waits per query.
     pub wait_ns_per_query: f64,
 }

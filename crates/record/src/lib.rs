@@ -1,8 +1,8 @@
-//! The versioned result of every `fourtuple` command.
+//! The versioned records of all `fourtuple` commands.
 //!
-//! A record is one JSON object that says what was asked, on which host, whether the run may be believed, and what came
-//! out. This crate does not measure, read a host or draw: it only names the fields, so that a record written today can
-//! be read by tomorrow's `fourtuple report` and by other people's programs.
+//! A record is one JSON object with the settings, the host, remarks on validity and the results of one run. This
+//! crate only defines the fields, and measures nothing: later versions of `fourtuple report` and other programs can
+//! read a record that is written today.
 //!
 //! Durations are integers in nanoseconds (`_ns`), rates are floats per second (`_per_s`). The JSON schema of all
 //! records is [`SCHEMA_JSON`].
@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod format;
 mod forward;
 mod host;
 mod lab;
@@ -18,6 +19,7 @@ mod load;
 mod plan;
 mod planes;
 mod ports;
+mod saved;
 mod scatter;
 mod serve;
 mod time_wait;
@@ -32,7 +34,10 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
-pub use forward::{ForwardBfd, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings};
+pub use format::{format_duration, three_digits};
+pub use forward::{
+    ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
+};
 pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use lab_locks::{
@@ -43,7 +48,10 @@ pub use load::{
 };
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};
-pub use ports::{ByParity, FillPoint, PortsRecord, PortsResults, PortsSettings, Spread, StrategyResult};
+pub use ports::{
+    ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
+};
+pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
@@ -54,7 +62,6 @@ pub use trace::{
 pub use trace_accept::{
     Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker, WaitStep,
 };
-
 pub use trace_locks::{
     LockClass, LockPath, LockPort, TraceLocksRecord, TraceLocksResults, TraceLocksSettings,
 };
@@ -62,126 +69,40 @@ pub use trace_locks::{
 /// The value of the `schema` field of every record of this version.
 pub const SCHEMA: &str = "fourtuple/1";
 
-/// JSON schema (draft 2020-12) that every record validates against.
+/// The JSON schema (draft 2020-12) that every record validates against.
 pub const SCHEMA_JSON: &str = include_str!("../schema/fourtuple-1.json");
 
-/// One result: the envelope that all commands share, around the settings `S` and the results `R` of one command.
+/// A record: the fields that all commands share, around the settings `S` and the results `R` of one command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record<S, R> {
     /// Always [`SCHEMA`].
     pub schema: String,
-    /// The command and experiment, as typed: `lab ports`.
+    /// Command and experiment, as typed: `lab ports`.
     pub command: String,
-    /// When the run started, RFC 3339 in UTC.
+    /// Start of the run, RFC 3339 in UTC.
     pub started: String,
-    /// Where it ran.
+    /// The machine and the kernel.
     pub host: Host,
-    /// What was asked, as understood, defaults filled in.
+    /// The settings, defaults included.
     pub settings: S,
-    /// Why the run is not, or not wholly, to be believed. Empty: nothing known against it.
+    /// Remarks that limit what the run proves; empty for a valid run.
     pub validity: Vec<Remark>,
-    /// What came out.
+    /// The results.
     pub results: R,
 }
 
-/// Something that limits what a run proves.
+/// A remark that limits what the run proves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remark {
-    /// Kebab-case name that programs may match on: `interrupted`.
+    /// Identifier in kebab-case for programs: `interrupted`.
     pub id: String,
-    /// One line for people.
+    /// The explanation in one line.
     pub message: String,
 }
 
 impl Remark {
-    /// A remark `id` with its line for people.
+    /// Creates a remark.
     pub fn new(id: &str, message: impl Into<String>) -> Self {
         Remark { id: id.to_owned(), message: message.into() }
-    }
-}
-
-/// A record read back from a file, whatever command wrote it.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "nobody holds more than a few of them")]
-pub enum Saved {
-    /// `fourtuple lab`
-    Lab(LabRecord),
-    /// `fourtuple lab ports`
-    Ports(PortsRecord),
-    /// `fourtuple lab time-wait`
-    TimeWait(TimeWaitRecord),
-    /// `fourtuple lab accept`
-    LabAccept(AcceptRecord),
-    /// `fourtuple lab keepalive`
-    LabKeepalive(AcceptRecord),
-    /// `fourtuple lab locks`
-    LabLocks(LabLocksRecord),
-    /// `fourtuple lab planes`
-    LabPlanes(PlanesRecord),
-    /// `fourtuple plan`
-    Plan(PlanRecord),
-    /// `fourtuple compare`
-    Compare(CompareRecord),
-    /// `fourtuple load`
-    Load(LoadRecord),
-    /// `fourtuple serve`
-    Serve(ServeRecord),
-    /// `fourtuple forward`
-    Forward(ForwardRecord),
-    /// `fourtuple trace connect`
-    TraceConnect(TraceConnectRecord),
-    /// `fourtuple trace accept`
-    TraceAccept(TraceAcceptRecord),
-    /// `fourtuple trace locks`
-    TraceLocks(TraceLocksRecord),
-}
-
-/// Why a text is not a record.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// Not JSON, or fields are missing or of another type.
-    #[error("not a fourtuple record: {0}")]
-    Malformed(#[from] serde_json::Error),
-    /// A record of another version.
-    #[error("the record's schema is {found:?}; this fourtuple reads {SCHEMA:?}")]
-    Schema {
-        /// What the record says.
-        found: String,
-    },
-    /// A command that this version does not know.
-    #[error("the record is of {0:?}, a command that this fourtuple does not know")]
-    Command(String),
-}
-
-impl Saved {
-    /// Reads any record.
-    pub fn parse(text: &str) -> Result<Saved, ReadError> {
-        #[derive(Deserialize)]
-        struct Envelope {
-            schema: String,
-            command: String,
-        }
-        let envelope: Envelope = serde_json::from_str(text)?;
-        if envelope.schema != SCHEMA {
-            return Err(ReadError::Schema { found: envelope.schema });
-        }
-        Ok(match envelope.command.as_str() {
-            "lab" => Saved::Lab(serde_json::from_str(text)?),
-            "lab ports" => Saved::Ports(serde_json::from_str(text)?),
-            "lab time-wait" => Saved::TimeWait(serde_json::from_str(text)?),
-            "lab accept" => Saved::LabAccept(serde_json::from_str(text)?),
-            "lab keepalive" => Saved::LabKeepalive(serde_json::from_str(text)?),
-            "lab locks" => Saved::LabLocks(serde_json::from_str(text)?),
-            "lab planes" => Saved::LabPlanes(serde_json::from_str(text)?),
-            "plan" => Saved::Plan(serde_json::from_str(text)?),
-            "compare" => Saved::Compare(serde_json::from_str(text)?),
-            "load" => Saved::Load(serde_json::from_str(text)?),
-            "serve" => Saved::Serve(serde_json::from_str(text)?),
-            "trace accept" => Saved::TraceAccept(serde_json::from_str(text)?),
-            "forward" => Saved::Forward(serde_json::from_str(text)?),
-            "trace connect" => Saved::TraceConnect(serde_json::from_str(text)?),
-            "trace locks" => Saved::TraceLocks(serde_json::from_str(text)?),
-            _ => return Err(ReadError::Command(envelope.command)),
-        })
     }
 }

@@ -2,131 +2,139 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Record;
+use crate::{Distribution, Record};
 
-/// Record of `fourtuple load`.
+/// The record of `fourtuple load`.
 pub type LoadRecord = Record<LoadSettings, LoadResults>;
 
-/// What `load` was asked.
+/// The settings of `load`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadSettings {
-    /// As typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock`.
+    /// Target as typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock`.
     pub target: String,
-    /// Where that leads: `127.0.0.1:8080`, or the path of a unix socket.
+    /// Resolved address: `127.0.0.1:8080`, or the path of a Unix socket.
     pub address: String,
-    /// `connect`, `crr`, `http`, `udp`, or `hold` (connections are opened and closed on top of those that are held).
+    /// Workload: `connect`, `crr`, `http`, `udp`, or `hold` (opens and closes connections while it holds others
+    /// open).
     pub workload: String,
-    /// `closed`, `even` or `poisson`.
+    /// Arrival process: `closed`, `even` or `poisson`.
     pub arrival: String,
-    /// Operations per second that are offered; `null` in a closed loop.
+    /// Offered load in operations per second; `null` in a closed loop.
     pub rate_per_s: Option<f64>,
-    /// Connections that may be open at once, over all threads.
+    /// Maximum number of concurrent connections, over all threads.
     pub connections: u64,
-    /// Rest between two operations of a connection in a closed loop.
+    /// Pause between two operations of a connection in a closed loop.
     pub pause_ns: u64,
-    /// Requests after which a connection is closed; 0: never.
+    /// Number of requests after which a connection is closed; 0 means never.
     pub close_every: u64,
-    /// Connections that `hold` keeps open; 0 in other workloads.
+    /// Number of connections that `hold` keeps open; 0 in other workloads.
     pub hold: u64,
-    /// Operations after which the run ends; `null`: none.
+    /// Number of operations after which the run ends; `null`: no limit.
     pub operations: Option<u64>,
-    /// Time after which the run ends; `null`: none.
+    /// Time after which the run ends; `null`: no limit.
     pub for_ns: Option<u64>,
-    /// An operation that takes longer has failed.
+    /// Timeout: an operation that takes longer has failed.
     pub timeout_ns: u64,
-    /// An operation that takes longer is listed; `null`: none is.
+    /// Threshold: an operation that takes longer is listed; `null`: none is listed.
     pub threshold_ns: Option<u64>,
-    /// `auto`, `uring` or `epoll`, as asked.
+    /// Engine as given: `auto`, `uring` or `epoll`.
     pub engine: String,
-    /// Threads that generate.
+    /// Number of load-generating threads.
     pub threads: u64,
-    /// Whether each thread stays on a processor of its own.
+    /// Whether each thread is pinned to a CPU of its own.
     pub pinned: bool,
-    /// How a source port is chosen, as asked; see the results for what was done.
+    /// Port strategy as given; the results name the strategy in use.
     pub strategy: String,
-    /// Source addresses, as typed; `null`: the kernel's choice.
+    /// Source addresses as typed; `null`: the kernel chooses.
     pub sources: Option<String>,
-    /// `client`, `rst` or `server`: see the results.
+    /// Method of closing: `client`, `rst` or `server`; the results explain them.
     pub close: String,
-    /// Bytes of a request (`crr`, `udp`), or of its body (`http`).
+    /// Bytes of a request (`crr`, `udp`) or of its body (`http`).
     pub request_bytes: u64,
-    /// Bytes of a response of `crr`; 0 where the response says its own length.
+    /// Bytes of a `crr` response; 0 where the response carries its length.
     pub response_bytes: u64,
-    /// Method of HTTP; empty otherwise.
+    /// HTTP method; empty for other workloads.
     pub method: String,
-    /// Whether the handshake's last ACK goes by itself; else it goes with the request (TCP_QUICKACK off).
+    /// Whether the last ACK of the handshake is sent separately; otherwise the request carries it (TCP_QUICKACK off).
     pub separate_ack: bool,
-    /// Whether the run was to go on in spite of the preflight.
+    /// Whether the run ignores a failed preflight.
     pub anyway: bool,
     /// Seed of arrivals and of source ports.
     pub seed: u64,
 }
 
-/// What `load` found.
+/// The results of `load`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadResults {
-    /// Operations done: connections of `connect`, requests answered of all others. Connections that are held are none.
+    /// Completed operations: connections for `connect`, answered requests for all other workloads. Held connections
+    /// do not count.
     pub operations: u64,
-    /// Connections that were established.
+    /// Connections established.
     pub connections: u64,
-    /// What failed, by name: `ECONNREFUSED`, `EADDRNOTAVAIL`, `timeout`, `closed-early`, `malformed`, `tls`, `status-503`.
+    /// Requests retried on a new connection because the server had closed a kept-alive connection before the first
+    /// byte of the response; 0 in older records.
+    #[serde(default)]
+    pub retried: u64,
+    /// Failures by name: `ECONNREFUSED`, `EADDRNOTAVAIL`, `timeout`, `closed-early`, `malformed`, `tls`,
+    /// `status-503`.
     pub errors: BTreeMap<String, u64>,
-    /// From the start, opening the connections to hold included, to the end of the last operation or of the time asked for.
+    /// Time from the start, including the opening of held connections, to the end of the last operation or of the
+    /// requested time.
     pub elapsed_ns: u64,
-    /// Operations done per second, since the connections to hold were there.
+    /// Achieved load: completed operations per second, counted once the held connections are open.
     pub rate_per_s: f64,
-    /// Operations per second that were to be done: the rate of an open loop. In a closed loop what was done.
+    /// Offered load in operations per second: the rate of an open loop. In a closed loop it equals the achieved load.
     pub offered_per_s: f64,
-    /// CPU time of the generating threads, kernel included, per operation.
+    /// CPU time of the load-generating threads per operation, including time in the kernel.
     pub client_cpu_ns_per_operation: u64,
-    /// System calls of the engine per connection, counted by itself.
+    /// System calls of the engine per connection, by the engine's own count.
     pub syscalls_per_connection: f64,
-    /// The engine that did it: `uring` or `epoll`.
+    /// Engine that was used: `uring` or `epoll`.
     pub engine: String,
-    /// Why it was not the other one; `null` when it was asked for or is the first choice.
+    /// Reason why the preferred engine was not used; `null` when it was used or the engine was given.
     pub engine_reason: Option<String>,
-    /// How connections were closed: `client` (FIN, TIME_WAIT is ours), `rst` (no TIME_WAIT, as no application does it),
-    /// `server` (its FIN first, TIME_WAIT is its own).
+    /// How connections were closed: `client` (FIN first, TIME_WAIT socket on the client), `rst` (no TIME_WAIT socket;
+    /// applications do not close like this), `server` (FIN first, TIME_WAIT socket on the server).
     pub close: String,
-    /// How source ports were chosen; `null` where there are none (unix sockets).
+    /// Port strategy that was used; `null`: there are no ports (Unix sockets).
     pub strategy: Option<String>,
-    /// Times of operations.
+    /// Latency of the operations by part.
     pub latency_ns: Latency,
-    /// Time from an intended start to the real one, in an open loop; counted in `total`.
+    /// Time from the intended start to the actual start in an open loop; part of `total`.
     pub late_ns: Quantiles,
-    /// Operations over the threshold, the first 1,000 of them.
+    /// Operations over the threshold, at most the first 1,000.
     pub slow: Vec<Slow>,
-    /// How many operations were over the threshold.
+    /// Number of operations over the threshold.
     pub slow_count: u64,
-    /// Second by second.
+    /// Counts and latency for each second.
     pub seconds: Vec<Second>,
-    /// The distribution of the total times, drawn from the merged histogram.
+    /// Distribution of the total times, from the merged histogram.
     pub distribution: Vec<Quantile>,
-    /// Ports before, during and after the run; `null` where there are none (unix sockets).
+    /// Ports before, during and after the run; `null`: there are no ports (Unix sockets).
     pub ports: Option<LoadPorts>,
-    /// The connections of `hold`; `null` in other workloads.
+    /// Held connections of `hold`; `null` in other workloads.
     pub hold: Option<Held>,
-    /// What it means, in plain words: what stalled, when and why, and what to type instead.
+    /// Advice: stalls, their causes, and the command to use instead, one sentence per entry.
     pub advice: Vec<String>,
 }
 
-/// Times of the parts of an operation, each over the operations that had the part.
+/// Times of the parts of an operation. Each part covers the operations that had this part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// In connect(): the search for a port and the SYN. With io_uring of a sample, see `samples`.
+    /// Time in connect(): port search and SYN. With io_uring it is sampled: see `samples`.
     pub search: Quantiles,
-    /// From there until the connection was there.
+    /// Time from the end of `search` until the connection is established.
     pub handshake: Quantiles,
-    /// From the request to the first byte of the response.
+    /// Time from the request to the first byte of the response.
     pub first_byte: Quantiles,
-    /// From the (intended) start of the operation to its end, closing not included.
+    /// Time from the intended start of the operation to its end, without closing.
     pub total: Quantiles,
 }
 
-/// A distribution in short.
+/// A distribution in six numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quantiles {
-    /// How many times it is made of.
+    /// Number of samples.
     pub samples: u64,
     /// Mean.
     pub mean: u64,
@@ -136,81 +144,88 @@ pub struct Quantiles {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// Largest.
+    /// Maximum.
     pub max: u64,
+}
+
+impl From<Quantiles> for Distribution {
+    fn from(Quantiles { samples, mean, p50, p99, p999, max }: Quantiles) -> Distribution {
+        Distribution { count: samples, mean, p50, p99, p999, max }
+    }
 }
 
 /// A point of a distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantile {
-    /// Share of the operations that took no longer, 0 to 1.
+    /// Share of the operations that took at most `ns`, 0 to 1.
     pub share: f64,
-    /// The time.
+    /// Time in nanoseconds.
     pub ns: u64,
 }
 
 /// An operation over the threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slow {
-    /// When it was to start, since the start of the run.
+    /// Intended start, counted from the start of the run.
     pub at_ns: u64,
-    /// How long it took from there.
+    /// Time from the intended start to the end.
     pub total_ns: u64,
-    /// The part that took longest: `late`, `connect` or `response`.
+    /// Longest part of the operation: `late`, `connect` or `response`.
     pub longest: String,
-    /// Which request of its connection it was; 1 opened it.
+    /// Position of the request on its connection; request 1 opened the connection.
     pub request: u64,
 }
 
-/// One second of a run.
+/// The counts and latencies of one second of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Second {
-    /// Its start, since the start of the run.
+    /// Start of this second, counted from the start of the run.
     pub at_ns: u64,
-    /// Operations that ended in it.
+    /// Operations that ended in this second.
     pub operations: u64,
-    /// Connections established in it.
+    /// Connections established in this second.
     pub connections: u64,
-    /// Failures in it.
+    /// Failures in this second.
     pub errors: u64,
     /// Median of the total times.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of the total times.
     pub p99_ns: u64,
-    /// Largest.
+    /// Maximum of the total times.
     pub max_ns: u64,
-    /// Tuples left for new connections, as far as known; `null` where there are no ports.
+    /// Tuples free for new connections, as far as known; `null`: there are no ports.
     pub ports_left: Option<u64>,
 }
 
-/// Ports of a run.
+/// The port budget of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadPorts {
-    /// Tuples towards the destination: ports x sources.
+    /// Number of tuples to the destination: ports x sources.
     pub budget: u64,
-    /// Those that were taken before the run, by whichever process, TIME_WAIT included.
+    /// Tuples in use before the run by any process, TIME_WAIT sockets included.
     pub taken_before: u64,
-    /// Tuples that the run needs, as the preflight reckons; `null`: cannot be told.
+    /// Tuples that the run needs according to the preflight; `null`: unknown.
     pub needed: Option<u64>,
-    /// Tuples that the run's connections took.
+    /// Tuples that the connections of the run used.
     pub used: u64,
-    /// How long a closed connection keeps its tuple: 60 s in TIME_WAIT, 1 s where it is reused, 0 when the server closes.
+    /// Time for which a closed connection keeps its tuple: 60 s in TIME_WAIT, 1 s where it is reused, 0 when the
+    /// server closes.
     pub kept_ns: u64,
-    /// When the ports were to run out, since the start of the run; `null`: never.
+    /// Predicted time of port exhaustion, counted from the start of the run; `null`: never.
     pub predicted_stall_ns: Option<u64>,
-    /// When they did; `null`: they did not.
+    /// Measured time of port exhaustion, counted from the start of the run; `null`: it did not occur.
     pub stalled_ns: Option<u64>,
-    /// For how long in all no connection could be opened.
+    /// Total time during which no connection could be opened.
     pub stall_length_ns: u64,
 }
 
-/// The connections of `hold`.
+/// The connections that `hold` keeps open.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
-    /// How many were opened and kept.
+    /// Number of connections opened and held.
     pub opened: u64,
-    /// How many of them were closed by the other side before the end.
+    /// Number of held connections that the server closed before the end.
     pub lost: u64,
-    /// How long it took to open them.
+    /// Time it took to open them.
     pub ramp_ns: u64,
 }

@@ -4,102 +4,103 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Record, Scatter};
 
-/// Record of `fourtuple lab ports`.
+/// The record of `fourtuple lab ports`.
 pub type PortsRecord = Record<PortsSettings, PortsResults>;
 
-/// What `lab ports` was asked.
+/// The settings of `lab ports`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortsSettings {
     /// First port of net.ipv4.ip_local_port_range in the experiment's namespace.
     pub low: u16,
-    /// Last port, inclusive.
+    /// Last port of the range, inclusive.
     pub high: u16,
-    /// Strategies in the order given, by name.
+    /// Names of the strategies, in the order given.
     pub strategies: Vec<String>,
-    /// The random windows have one try each and no way out, as seed 000 published them.
+    /// Whether each random window gets one attempt without a fallback, as in Cloudflare, "connect() - why are you so
+    /// slow?".
     pub windows: bool,
     /// Share of the tuples to fill, 0 to 1.
     pub fill: f64,
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// 4 or 6.
+    /// IP version: 4 or 6.
     pub family: u8,
-    /// Source addresses to spread over.
+    /// Number of source addresses.
     pub sources: u32,
-    /// How often every strategy is run, interleaved.
+    /// Number of runs of every strategy; runs are interleaved.
     pub repeats: u32,
-    /// Seed of our own random choices.
+    /// Seed of fourtuple's own random choices.
     pub seed: u64,
 }
 
-/// What `lab ports` found.
+/// The results of `lab ports`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortsResults {
-    /// Tuples there are: ports of the range x sources.
+    /// Number of tuples: ports of the range x sources.
     pub tuples: u64,
-    /// One entry per strategy and repeat, in the order in which they ran.
+    /// One entry per strategy and repeat, in the order of the runs.
     pub strategies: Vec<StrategyResult>,
-    /// What this kernel does and what to set here, in plain words.
+    /// Advice: the kernel's behaviour and the settings to use, one sentence per entry.
     pub advice: Vec<String>,
 }
 
-/// How one strategy filled the range, once.
+/// The results of one run, in which one strategy fills the range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StrategyResult {
-    /// `kernel-default`, `select-test-repeat`, `random-window:500`, `full-range`, `auto`.
+    /// Strategy: `kernel-default`, `select-test-repeat`, `random-window:500`, `full-range`, `auto`.
     pub strategy: String,
-    /// What `auto` chose on this kernel; absent for the others.
+    /// Strategy that `auto` chose on this kernel; absent for other strategies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
-    /// 1 for the first run, 2 for its first repeat.
+    /// Number of the run, from 1.
     pub repeat: u32,
-    /// Dials begun.
+    /// Dials started.
     pub dials: u64,
-    /// Connections held at the end.
+    /// Connections open at the end.
     pub connections: u64,
-    /// connect() or bind() calls beyond the first of each dial.
+    /// connect() and bind() calls after the first call of each dial.
     pub retries: u64,
-    /// Dials that failed, by the name of the errno of the last call.
+    /// Dials that failed, by name of the errno of the last call.
     pub errors: BTreeMap<String, u64>,
-    /// Wall time of all dials, without the floor's dials between them.
+    /// Wall time of all dials, without the interleaved floor dials.
     pub elapsed_ns: u64,
     /// Connections per second of `elapsed_ns`.
     pub rate_per_s: f64,
-    /// CPU time of the dialing thread per dial, the kernel's included.
+    /// CPU time of the dialing thread per dial, including time in the kernel.
     pub cpu_ns_per_dial: u64,
-    /// Time in connect() per successful dial (for strategies that bind a port: in bind() and connect()).
+    /// Time in connect() per successful dial; for strategies that bind a port, in bind() and connect().
     pub connect_ns: ByParity,
-    /// The mean by sixteenth of the fill.
+    /// Mean time in connect() for each sixteenth of the fill.
     pub by_fill: Vec<FillPoint>,
-    /// Mean time of the same calls on a destination with an empty table, dialed in between.
+    /// Floor: mean time of the same calls to a destination with an empty table, dialed in between.
     pub floor_ns: u64,
-    /// One dot per dial, for the picture; absent when it was not asked for.
+    /// One dot per dial for the scatter plot; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scatter: Option<Scatter>,
 }
 
 impl StrategyResult {
-    /// Dials that failed.
+    /// Returns the number of dials that failed.
     pub fn failed(&self) -> u64 {
         self.errors.values().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
 
-/// One distribution over all ports, the even and the odd ones.
+/// One distribution over all ports, one over even and one over odd ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByParity {
-    /// All ports; absent when nothing was measured.
-    pub all: Option<Spread>,
+    /// All ports; absent: nothing was measured.
+    pub all: Option<Distribution>,
     /// Even ports.
-    pub even: Option<Spread>,
+    pub even: Option<Distribution>,
     /// Odd ports.
-    pub odd: Option<Spread>,
+    pub odd: Option<Distribution>,
 }
 
 /// A distribution of durations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spread {
-    /// How many samples.
+pub struct Distribution {
+    /// Number of samples.
     pub count: u64,
     /// Arithmetic mean.
     pub mean: u64,
@@ -109,19 +110,19 @@ pub struct Spread {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// The slowest.
+    /// Maximum.
     pub max: u64,
 }
 
-/// A part of the fill: the connections made while the table went from the point before to `fill`.
+/// One step of the fill: the connections made while the fill rose from the previous step's `fill` to this one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FillPoint {
-    /// Share of the tuples in use at the end of this part, 0 to 1.
+    /// Share of the tuples in use at the end of this step, 0 to 1.
     pub fill: f64,
-    /// Connections in this part.
+    /// Connections made in this step.
     pub connections: u64,
-    /// Their mean time in connect(); 0 if there were none.
+    /// Mean time in connect() of this step; 0 without connections.
     pub mean_ns: u64,
-    /// Mean of the floor's dials made in this part; 0 if there were none.
+    /// Mean time of the floor dials in this step; 0 without floor dials.
     pub floor_ns: u64,
 }

@@ -2,22 +2,22 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// One dial of a scatter plot.
+/// A dial of a scatter plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dot {
-    /// Time in connect(), in nanoseconds, cut to a multiple of 2 and to 2.1 s.
+    /// Time in connect(), in nanoseconds, rounded down to a multiple of 2 and capped at 2.1 s.
     pub ns: u32,
-    /// The source port was odd. Meaningless for a failed dial.
+    /// Whether the source port was odd. Meaningless for a failed dial.
     pub odd: bool,
-    /// The dial failed; its time is that of the failing calls.
+    /// Whether the dial failed; its time is then the time of the failing calls.
     pub failed: bool,
 }
 
-/// The dials of a run in their order, four bytes each.
+/// The dials of a run in order, four bytes each.
 ///
-/// In JSON it is one base64 string (RFC 4648, padded) of little-endian 32-bit words: bits 1 to 30 are the time in units
-/// of 2 ns, bit 0 is the parity of the port, bit 31 is set when the dial failed. A list of numbers would take three
-/// times the room, and a page has 56,512 of them for every strategy.
+/// In JSON it is one base64 string (RFC 4648, padded) of little-endian 32-bit words: bits 1 to 30 are the time in
+/// units of 2 ns, bit 0 is the parity of the port, bit 31 is set when the dial failed. A list of numbers would take
+/// three times the space, and a page holds 56,512 dials per strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scatter {
     words: Vec<u32>,
@@ -27,7 +27,7 @@ const ODD: u32 = 1;
 const FAILED: u32 = 1 << 31;
 
 impl Scatter {
-    /// With room for `dials` dots.
+    /// Returns an empty list with capacity for `dials` dials.
     pub fn with_capacity(dials: usize) -> Self {
         Scatter { words: Vec::with_capacity(dials) }
     }
@@ -38,7 +38,7 @@ impl Scatter {
         self.words.push(time | if odd { ODD } else { 0 } | if failed { FAILED } else { 0 });
     }
 
-    /// All dials in their order.
+    /// Returns all dials in order.
     pub fn dots(&self) -> impl ExactSizeIterator<Item = Dot> + '_ {
         self.words.iter().map(|&word| Dot {
             ns: word & !FAILED & !ODD,
@@ -47,7 +47,7 @@ impl Scatter {
         })
     }
 
-    /// The form it has in JSON, which the page decodes by itself.
+    /// Returns the JSON form, which the script of the page decodes.
     pub fn to_base64(&self) -> String {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         STANDARD.encode(&bytes)

@@ -4,88 +4,88 @@ use serde::{Deserialize, Serialize};
 
 use crate::Record;
 
-/// Record of `fourtuple serve`.
+/// The record of `fourtuple serve`.
 pub type ServeRecord = Record<ServeSettings, ServeResults>;
 
-/// What `serve` was asked.
+/// The settings of `serve`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServeSettings {
-    /// Address and port, or `unix:` and a path, as asked: port 0 is any.
+    /// Address and port, or `unix:` and a path, as given; the kernel chooses for port 0.
     pub listen: String,
-    /// `crr`, `http`, `udp` or `sink`.
+    /// Protocol: `crr`, `http`, `udp` or `sink`.
     pub protocol: String,
-    /// How workers come to their connections, in kebab-case (`exclusive`, `rotate:16`); absent: as the family has it.
+    /// Accept policy in kebab-case (`exclusive`, `rotate:16`); absent: the default of the address family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Threads that serve.
+    /// Number of serving threads.
     pub workers: u32,
-    /// Bytes that make a request (crr, udp); absent: the protocol says.
+    /// Bytes of a request (crr, udp); absent: the protocol determines the length.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_bytes: Option<u64>,
-    /// Bytes of a response (crr) or of its body (http); absent: an echo, or nothing.
+    /// Bytes of a response (crr) or of its body (http); absent: an echo, or no body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_bytes: Option<u64>,
-    /// Who closes a connection: `client`, `server` (FIN) or `rst`.
+    /// Side that closes a connection: `client`, `server` (FIN) or `rst`.
     pub close: String,
-    /// After how many responses the server closes; absent: never.
+    /// Number of responses after which the server closes; absent: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub close_every: Option<u64>,
     /// Distribution of the service time: `0s`, `exp:1ms`, `10%:100ms`.
     pub service: String,
-    /// True: the service time is spent computing; false: sleeping.
+    /// Whether a worker computes during the service time; otherwise it sleeps.
     pub spin: bool,
-    /// When every worker stops serving, since the start; absent: never.
+    /// Time from the start at which all workers pause; absent: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_at_ns: Option<u64>,
-    /// For how long.
+    /// Duration of the pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_length_ns: Option<u64>,
-    /// Length of each accept queue that was asked for; the kernel cuts it to net.core.somaxconn.
+    /// Backlog passed to listen(); the kernel caps it at net.core.somaxconn.
     pub backlog: u32,
-    /// TCP_DEFER_ACCEPT is set: a connection is accepted with its first bytes.
+    /// Whether TCP_DEFER_ACCEPT is set: accept() returns a connection once it has data.
     pub defer_accept: bool,
-    /// Every worker on a processor of its own.
+    /// Whether every worker is pinned to a CPU of its own.
     pub pin: bool,
-    /// How long to serve; `null`: until told to stop.
+    /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
     /// Seed of the service times.
     pub seed: u64,
 }
 
-/// What the workers of `serve` did.
+/// The results of `serve`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServeResults {
-    /// Where it could be reached: the real port, or `unix:` and the path.
+    /// Bound address with the actual port, or `unix:` and the path.
     pub listen: String,
-    /// `crr`, `http`, `udp` or `sink`.
+    /// Protocol: `crr`, `http`, `udp` or `sink`.
     pub protocol: String,
-    /// How connections (of udp: packets) came to the workers, in kebab-case: `reuseport` (a socket each), `exclusive` (one
-    /// listener, EPOLLEXCLUSIVE), or another that was asked for.
+    /// Mechanism that distributes connections (udp: packets) to workers, in kebab-case: `reuseport` (one socket per
+    /// worker), `exclusive` (one listener, EPOLLEXCLUSIVE), or the accept policy that was given.
     pub policy: String,
-    /// From the moment when all were ready to the end.
+    /// Time from the moment when all workers were ready to the end.
     pub elapsed_ns: u64,
-    /// Requests of all workers per second.
+    /// Requests per second of all workers.
     pub requests_per_s: f64,
     /// One entry per worker, in the order of their start.
     pub workers: Vec<ServeWorker>,
-    /// Jain's index over the workers' requests (of `sink`: connections), 1/n to 1; `null`: there were none.
+    /// Jain's fairness index of the workers' requests (`sink`: connections), 1/n to 1; `null`: there were none.
     pub jain: Option<f64>,
-    /// The busiest worker's requests over the mean, 1 to n; `null`: there were none.
+    /// Requests of the busiest worker over the mean of all workers, 1 to n; `null`: there were none.
     pub max_over_mean: Option<f64>,
 }
 
-/// What one worker did.
+/// The counters of one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServeWorker {
-    /// Connections accepted; 0 of udp.
+    /// Connections accepted; 0 for udp.
     pub accepted: u64,
-    /// Requests that came in whole and were worked on.
+    /// Requests received in full and processed.
     pub requests: u64,
-    /// Bytes received, those of requests that never became whole as well.
+    /// Bytes received, including incomplete requests.
     pub received_bytes: u64,
-    /// Bytes sent, heads of responses as well.
+    /// Bytes sent, including response headers.
     pub sent_bytes: u64,
-    /// Failures by the name of the errno, and requests that could not be answered: `request-cut`, `malformed-request`,
+    /// Failures by name of the errno, and requests that could not be answered: `request-cut`, `malformed-request`,
     /// `header-too-large`, `length-required`, `short-datagram`.
     pub errors: BTreeMap<String, u64>,
 }

@@ -2,32 +2,32 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ByParity, Record, Spread};
+use crate::{ByParity, Distribution, Record};
 
-/// Record of `fourtuple trace connect`.
+/// The record of `fourtuple trace connect`.
 pub type TraceConnectRecord = Record<TraceConnectSettings, TraceConnectResults>;
 
-/// Which connects were looked at: those that match everything that is not `null`.
+/// The settings of `trace connect`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceConnectSettings {
-    /// `tcp` or `udp`. Absent in records of before UDP was traced, which are of TCP.
+    /// Protocol: `tcp` or `udp`. Absent in older records, which are of TCP.
     #[serde(default = "tcp")]
     pub protocol: String,
-    /// Process.
+    /// Process ID.
     pub process: Option<u32>,
-    /// Name of the thread that connects.
+    /// Name of the connecting thread.
     pub name: Option<String>,
-    /// Address of the destination.
+    /// Destination address.
     pub destination: Option<String>,
-    /// Port of the destination.
+    /// Destination port.
     pub port: Option<u16>,
-    /// Path of a cgroup (version 2); those below it count as well.
+    /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
-    /// For how long; `null`: until told to stop.
+    /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
-    /// Seed of the choice of samples.
+    /// Seed of the sampling.
     pub seed: u64,
-    /// Instrument that was asked for; `auto`: the first that the kernel can do.
+    /// Instrument as given; `auto`: the first one that the kernel supports.
     pub tier: String,
 }
 
@@ -35,57 +35,61 @@ fn tcp() -> String {
     "tcp".to_owned()
 }
 
-/// What connect() did on a live system.
+/// The results of `trace connect`: port searches on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceConnectResults {
-    /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (beginning and return of the kernel's function); of UDP
-    /// `cgroup+tp_btf` (programs of the root cgroup for the beginning, BTF-typed tracepoints for the end).
+    /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (entry and exit of the kernel function); for UDP
+    /// `cgroup+tp_btf` (programs of the root cgroup for the start, BTF-typed tracepoints for the end).
     pub tier: String,
-    /// Why it is not `tp_btf`; `null`: it is, or another one was asked for.
+    /// Reason why the instrument is not `tp_btf`; `null`: it is, or another instrument was requested.
     pub tier_reason: Option<String>,
-    /// For how long was traced.
+    /// Duration of the trace.
     pub elapsed_ns: u64,
-    /// Searches for a source port that found one.
+    /// Port searches that found a port.
     pub searches: u64,
-    /// These, per second.
+    /// Searches that found a port, per second.
     pub searches_per_s: f64,
-    /// Connects that failed, by errno; `closed`: the program closed the socket during the handshake; `unknown`: a port
-    /// was found and the SYN not made (no route from there, or no memory), or of UDP a search had not come to its end when
-    /// the trace did.
+    /// Failed connects by errno. `closed`: the program closed the socket during the handshake. `unknown`: a port was
+    /// found but no SYN sent (no route, or no memory), or a UDP search had not ended when the trace did.
     pub failed: BTreeMap<String, u64>,
-    /// Connects from a port that was bound before: they have no search.
+    /// Connects from a port that was already bound, which need no search.
     pub given_port: u64,
-    /// Handshakes that came to their end.
+    /// Handshakes completed.
     pub established: u64,
-    /// Connections over IPv6 whose search is not among `searches`: the end of it is only looked for once somebody has
-    /// connected over IPv6, within 50 ms.
+    /// IPv6 connections whose search is missing from `searches`: the trace attaches to the end of IPv6 searches
+    /// within 50 ms of the first IPv6 connect.
     pub untimed: u64,
-    /// What was not counted, or not shown, for want of room.
+    /// Events that were not counted because a table was full, and events for which the kernel did not run a BPF program
+    /// (`recursion_misses`).
     pub lost: u64,
-    /// Searches during which the task was not running all the time.
+    /// Notes on lost events, one line each, when they are too few to make the run invalid: at most one event in 100.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Searches during which the thread was scheduled out.
     pub switched: u64,
-    /// Time of the searches that found a port, by its parity. The maximum and the mean are exact, quantiles to 1.6%.
+    /// Time of the searches that found a port, by its parity. Maximum and mean are exact; quantiles are accurate to
+    /// 1.6%.
     pub search_ns: ByParity,
-    /// Time of the searches that found none; of UDP nobody sees when they end.
-    pub failed_search_ns: Option<Spread>,
-    /// From the end of the search until the connection was established; UDP has none.
-    pub handshake_ns: Option<Spread>,
-    /// Searches by time, in ascending order.
+    /// Time of the searches that found no port; `null` for UDP, where the kernel shows no end of a failed search.
+    pub failed_search_ns: Option<Distribution>,
+    /// Time from the end of the search until the connection is established; `null` for UDP.
+    pub handshake_ns: Option<Distribution>,
+    /// Histogram of search times, in ascending order.
     pub histogram: Vec<TraceStep>,
-    /// Searches that found a port by when they ended and how long they took.
+    /// Heat map of the searches that found a port: end time and duration.
     pub heat: TraceHeat,
-    /// What `--flame` sampled; `null` without it.
+    /// Samples of `--flame`; `null` without it.
     pub flame: Option<TraceFlame>,
-    /// By process and destination, the one with the most searches first.
+    /// Connects by process and destination, most searches first.
     pub tuples: Vec<TraceTuple>,
-    /// A sample of single searches in their order, at most 10,000.
+    /// Random sample of single searches in order, at most 10,000.
     pub samples: Vec<TraceSample>,
 }
 
-/// Searches of about the same length.
+/// A bucket of the histogram of search times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceStep {
-    /// The shortest time that counts here.
+    /// Lower bound of the bucket.
     pub from_ns: u64,
     /// Searches that found an even port.
     pub even: u64,
@@ -93,89 +97,89 @@ pub struct TraceStep {
     pub odd: u64,
 }
 
-/// How many searches took how long, and when. A heat map: columns of time, rows of length.
+/// A heat map of searches: columns are time, rows are duration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceHeat {
-    /// How much time a column stands for. The first begins with the trace.
+    /// Time per column. The first column begins with the trace.
     pub column_ns: u64,
-    /// The shortest time that counts in a row, in ascending order: four rows to a factor of ten, without gaps.
+    /// Lower bound of each row's duration, ascending: four rows per factor of ten, without gaps.
     pub from_ns: Vec<u64>,
-    /// Searches by row, a list for each column, at most 120.
+    /// Number of searches per row, one list per column, at most 120 columns.
     pub columns: Vec<Vec<u64>>,
 }
 
-/// Of what a flame graph was drawn.
+/// The samples that a flame graph was drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceFlame {
-    /// Samples of programs that were traced while they ran on a processor.
+    /// Samples of the traced programs while they ran on a CPU.
     pub samples: u64,
-    /// Samples a second and processor.
+    /// Samples per second and CPU.
     pub samples_per_s: u64,
-    /// Share of the samples that lie in connect(), from 0 to 1.
+    /// Share of the samples in connect(), 0 to 1.
     pub in_connect: f64,
-    /// Share of the samples that lie in the search for a port.
+    /// Share of the samples in the port search, 0 to 1.
     pub in_search: f64,
-    /// Samples for whose stack there was no room.
+    /// Samples lost because the stack map was full.
     pub lost: u64,
 }
 
 /// The connects of one process to one destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceTuple {
-    /// Process.
+    /// Process ID.
     pub process: u32,
     /// Name of the thread that connected first.
     pub name: String,
-    /// Address and port.
+    /// Destination address and port.
     pub destination: String,
     /// Searches that found a port.
     pub searches: u64,
-    /// Of these, searches that found an even one.
+    /// Searches that found an even port.
     pub even: u64,
-    /// Searches that found an odd one.
+    /// Searches that found an odd port.
     pub odd: u64,
     /// Mean time of the searches.
     pub mean_ns: u64,
-    /// Their 99th percentile, to 6.3%.
+    /// 99th percentile of the search time, accurate to 6.3%.
     pub p99_ns: u64,
-    /// Median of those that found an even port, to 6.3%.
+    /// Median of the searches that found an even port, accurate to 6.3%.
     pub even_p50_ns: Option<u64>,
-    /// Median of those that found an odd port, to 6.3%.
+    /// Median of the searches that found an odd port, accurate to 6.3%.
     pub odd_p50_ns: Option<u64>,
-    /// Connects that failed, for whatever reason.
+    /// Failed connects, for any reason.
     pub failed: u64,
-    /// Of these, for want of a port: with EADDRNOTAVAIL, of UDP with EAGAIN.
+    /// Connects that failed because no port was free: EADDRNOTAVAIL, for UDP EAGAIN.
     pub no_port: u64,
-    /// Connects from a port that was bound before.
+    /// Connects from a port that was already bound.
     pub given_port: u64,
-    /// Handshakes that came to their end.
+    /// Handshakes completed.
     pub established: u64,
-    /// Connects that came after one that had failed, before one succeeded.
+    /// Connects made after a failed connect and before the next successful one.
     pub retries: u64,
-    /// SYNs that were sent again.
+    /// SYNs retransmitted.
     pub syn_retries: u64,
-    /// Connections that this process closed before its peer did: the port is in TIME_WAIT here.
+    /// Connections that this process closed before its peer: the TIME_WAIT socket is on this side.
     pub closed_first: u64,
-    /// Connections that the peer had closed first.
+    /// Connections that the peer closed first.
     pub closed_by_peer: u64,
-    /// Ports of the range that connections to this destination had at the end, TIME_WAIT included, of the source address with
-    /// the most; `null`: not known.
+    /// Ports of the range in use at the end by connections to this destination, TIME_WAIT sockets included, from the
+    /// source address with the most; `null`: unknown.
     pub in_use: Option<u32>,
-    /// Ports that the kernel may choose from; `null`: not known.
+    /// Number of ports in the ephemeral range; `null`: unknown.
     pub range: Option<u32>,
-    /// The one by the other; `null`: not known.
+    /// `in_use` divided by `range`; `null`: unknown.
     pub fill: Option<f64>,
 }
 
-/// One search.
+/// A single port search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceSample {
-    /// When it ended, since the trace began.
+    /// End of the search, counted from the start of the trace.
     pub at_ns: u64,
-    /// How long it took.
+    /// Duration of the search.
     pub search_ns: u64,
-    /// The port that was found; `null`: none.
+    /// Port that the search found; `null`: none.
     pub source_port: Option<u16>,
-    /// Which of `tuples`; `null`: it is not there for want of room.
+    /// Index into `tuples`; `null`: the tuple is not listed because the map was full.
     pub tuple: Option<u32>,
 }

@@ -1,64 +1,69 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Record, Spread};
+use crate::{Distribution, Record};
 
-/// Record of `fourtuple trace accept`.
+/// The record of `fourtuple trace accept`.
 pub type TraceAcceptRecord = Record<TraceAcceptSettings, TraceAcceptResults>;
 
-/// Which accepts were looked at: those that match everything that is not `null`.
+/// The settings of `trace accept`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceAcceptSettings {
-    /// Process that accepts.
+    /// ID of the accepting process.
     pub process: Option<u32>,
-    /// Name of the thread that accepts.
+    /// Name of the accepting thread.
     pub name: Option<String>,
     /// Address of the listener.
     pub listen: Option<String>,
     /// Port of the listener.
     pub port: Option<u16>,
-    /// Path of a cgroup (version 2) of who accepts; those below it count as well.
+    /// Path of the accepting process's cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
-    /// For how long; `null`: until told to stop.
+    /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
 }
 
-/// What became of connections until accept() had them, on a live system.
+/// The results of `trace accept`: connections between the handshake and accept() on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceAcceptResults {
     /// Instrument: `tp_btf` (BTF-typed tracepoints).
     pub tier: String,
-    /// For how long was traced.
+    /// Duration of the trace.
     pub elapsed_ns: u64,
-    /// Connections that were accepted.
+    /// Connections accepted.
     pub accepts: u64,
-    /// These, per second.
+    /// Connections accepted per second.
     pub accepts_per_s: f64,
-    /// From being established until accept() gave the connection. The maximum and the mean are exact, quantiles to 1.6%.
-    pub wait_ns: Option<Spread>,
-    /// From the SYN-ACK to its ACK, in whole microseconds, of handshakes whose SYN-ACK was sent once.
-    pub handshake_ns: Option<Spread>,
-    /// SYNs and final ACKs that were dropped because a queue was full.
+    /// Time from the end of the handshake until accept() returned the connection. Maximum and mean are exact;
+    /// quantiles are accurate to 1.6%.
+    pub wait_ns: Option<Distribution>,
+    /// Time from the SYN-ACK to its ACK, in whole microseconds, of handshakes with a single SYN-ACK.
+    pub handshake_ns: Option<Distribution>,
+    /// SYNs and final ACKs dropped because a queue was full.
     pub overflows: u64,
-    /// Calls of accept() that found nothing (EAGAIN).
+    /// accept() calls that failed with EAGAIN.
     pub empty: u64,
-    /// Of these, the first call after the thread came back from waiting: it was woken for nothing.
+    /// Calls among `empty` that were the thread's first after a wait: the wakeup was for nothing.
     pub woken_for_nothing: u64,
-    /// What was not counted, or not shown, for want of room, or because no hook told.
+    /// Events that were not counted because a table was full or because no hook saw them, and events for which the kernel did
+    /// not run a BPF program (`recursion_misses`).
     pub lost: u64,
-    /// Accepts of connections that were in a queue before the trace began, or came with TCP Fast Open.
+    /// Notes on lost events, one line each, when they are too few to make the run invalid: at most one event in 100.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Accepted connections that were queued before the trace began, or came with TCP Fast Open.
     pub earlier: u64,
-    /// Accepts by time of wait, in ascending order.
+    /// Histogram of the wait, in ascending order.
     pub histogram: Vec<WaitStep>,
-    /// Listening sockets, the one with the most accepts first.
+    /// Listening sockets, most accepts first.
     pub listeners: Vec<TraceListener>,
 }
 
-/// Accepts whose connections waited about as long.
+/// A bucket of the histogram of waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitStep {
-    /// The shortest time that counts here.
+    /// Lower bound of the bucket.
     pub from_ns: u64,
-    /// Accepts.
+    /// Accepts in this bucket.
     pub count: u64,
 }
 
@@ -67,89 +72,90 @@ pub struct WaitStep {
 pub struct TraceListener {
     /// Address and port.
     pub address: String,
-    /// Its cookie, as `ss -e` shows it (there in hexadecimal): members of one SO_REUSEPORT group have each its own.
+    /// Socket cookie, which `ss -e` prints in hexadecimal; members of an SO_REUSEPORT group have different cookies.
     pub cookie: u64,
-    /// Inode of its network namespace, as `lsns` shows it.
+    /// Inode of the network namespace, as `lsns` prints it.
     pub namespace: u32,
-    /// Sockets of its SO_REUSEPORT group; 0: it is in none.
+    /// Number of sockets in the SO_REUSEPORT group; 0: the socket is in no group.
     pub group: u32,
-    /// It was closed while the trace went on.
+    /// Whether the socket was closed during the trace.
     pub closed: bool,
-    /// Connections that came into its queue.
+    /// Connections added to the accept queue.
     pub queued: u64,
-    /// Connections that were accepted.
+    /// Connections accepted.
     pub accepts: u64,
-    /// Connections that were accepted by whom the settings leave out.
+    /// Connections accepted by threads that the filters exclude.
     pub other_accepts: u64,
-    /// See the results' field of this name.
-    pub wait_ns: Option<Spread>,
-    /// See the results' field of this name; quantiles to 6.3%.
-    pub handshake_ns: Option<Spread>,
-    /// Handshakes whose SYN-ACK was sent again.
+    /// Wait in the accept queue, as in the results.
+    pub wait_ns: Option<Distribution>,
+    /// Handshake time, as in the results; quantiles are accurate to 6.3%.
+    pub handshake_ns: Option<Distribution>,
+    /// Handshakes whose SYN-ACK was retransmitted.
     pub retried_handshakes: u64,
-    /// Of its queue.
+    /// Depth of the accept queue.
     pub depth: Depth,
-    /// SYNs and final ACKs that were dropped because the queue was full.
+    /// SYNs and final ACKs dropped because the queue was full.
     pub overflows: u64,
-    /// Of these, final ACKs.
+    /// Final ACKs among the dropped packets.
     pub overflow_acks: u64,
-    /// Packets that were dropped for other reasons.
+    /// Packets dropped for other reasons.
     pub other_drops: u64,
-    /// Connections that were gone before anybody accepted them.
+    /// Connections that ended in the queue before a thread accepted them.
     pub never_accepted: u64,
-    /// Connections whose peer closed first.
+    /// Connections that the peer closed first.
     pub closed_by_peer: u64,
-    /// Connections that its workers closed before the peer did: the TIME_WAIT is on this side.
+    /// Connections that the workers closed before the peer: the TIME_WAIT socket is on this side.
     pub closed_first: u64,
     /// Connections that ended with a reset.
     pub reset: u64,
-    /// Jain's index of what the workers accepted: 1 is even, 1/n is one who has all; `null`: nobody accepted.
+    /// Jain's fairness index of the workers' accepts: 1 is even, 1/n means one worker accepted all; `null`: no
+    /// accepts.
     pub jain: Option<f64>,
-    /// Threads that accepted, or tried to, the one with the most accepts first.
+    /// Threads that called accept(), most accepts first.
     pub workers: Vec<TraceWorker>,
 }
 
-/// How deep a queue was, each time with the connection that came.
+/// The depth of an accept queue, read as each connection joins it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Depth {
-    /// Mean of what connections found, with themselves.
+    /// Mean depth, including the connection that joins.
     pub mean: f64,
-    /// The deepest.
+    /// Maximum depth.
     pub max: u32,
-    /// What listen() asked for, within net.core.somaxconn. One more fits.
+    /// Backlog of listen(), capped at net.core.somaxconn. The kernel queues one connection more.
     pub backlog: u32,
-    /// Connections after which there was no room left.
+    /// Connections that filled the queue.
     pub full: u64,
 }
 
 /// A thread that accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceWorker {
-    /// Process.
+    /// Process ID.
     pub process: u32,
-    /// Thread.
+    /// Thread ID.
     pub thread: u32,
     /// Name of the thread.
     pub name: String,
-    /// Connections that it accepted.
+    /// Connections that the thread accepted.
     pub accepts: u64,
-    /// How long they had waited: mean.
+    /// Mean wait of these connections.
     pub mean_ns: u64,
-    /// Median, to 6.3%.
+    /// Median wait, accurate to 6.3%.
     pub p50_ns: u64,
-    /// 99th percentile, to 6.3%.
+    /// 99th percentile of the wait, accurate to 6.3%.
     pub p99_ns: u64,
-    /// The longest.
+    /// Maximum wait.
     pub max_ns: u64,
-    /// Connections that it accepted and that were open on this side at the end.
+    /// Connections accepted by the thread that were still open on this side at the end.
     pub open: u64,
-    /// Times that data came for connections that it accepted and the reader was told: one for each request that is smaller
-    /// than a segment and waits for the answer to the one before.
+    /// Data arrivals signalled to readers of the thread's connections: one per request, if requests are smaller than
+    /// a segment and wait for the previous response.
     pub reads: u64,
-    /// Calls of accept() that found nothing (EAGAIN).
+    /// accept() calls that failed with EAGAIN.
     pub empty: u64,
-    /// Of these, the first call after it came back from waiting (epoll_wait(), poll(), select()).
+    /// Calls among `empty` that were the first after epoll_wait(), poll() or select() returned.
     pub woken_for_nothing: u64,
-    /// Connections of the listener that it closed before the peer did.
+    /// Connections of the listener that the thread closed before the peer.
     pub closed_first: u64,
 }

@@ -1,106 +1,110 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Record, Spread};
+use crate::{Distribution, Record};
 
-/// Record of `fourtuple trace locks`.
+/// The record of `fourtuple trace locks`.
 pub type TraceLocksRecord = Record<TraceLocksSettings, TraceLocksResults>;
 
-/// Whose waits were looked at: those that match everything that is not `null`.
+/// The settings of `trace locks`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLocksSettings {
-    /// Process.
+    /// Process ID.
     pub process: Option<u32>,
-    /// Name of the thread that waits.
+    /// Name of the waiting thread.
     pub name: Option<String>,
-    /// Path of a cgroup (version 2); those below it count as well.
+    /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
-    /// For how long; `null`: until told to stop.
+    /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
 }
 
-/// Which locks of TCP were waited for on a live system.
+/// The results of `trace locks`: waits for TCP locks on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceLocksResults {
     /// Instrument: `tp_btf` (BTF-typed tracepoints).
     pub tier: String,
-    /// For how long was traced.
+    /// Duration of the trace.
     pub elapsed_ns: u64,
-    /// Connections meanwhile: those opened from here, or those accepted here if that is more, so that one over loopback
-    /// counts once.
+    /// Connections during the trace: opened from this host or accepted by it, whichever is more, so that a loopback
+    /// connection counts once.
     pub connections: u64,
-    /// Waits for locks on the path of TCP, spinning and asleep.
+    /// Waits for locks on the TCP path, spinning and sleeping.
     pub waits: u64,
-    /// How long they took together.
+    /// Total time of these waits.
     pub wait_ns: u64,
-    /// Waits for each connection; `null` without connections.
+    /// Waits per connection; `null` without connections.
     pub waits_per_connection: Option<f64>,
-    /// Time of waiting for each connection; `null` without connections.
+    /// Time in waits per connection; `null` without connections.
     pub wait_ns_per_connection: Option<f64>,
-    /// Part of the time of all processors that went into spinning, from 0 to 1. Sleeping costs none.
+    /// Share of the time of all CPUs spent spinning, 0 to 1. Sleeping uses no CPU time.
     pub cpu_share: f64,
-    /// What was not counted, or not whole, for want of room.
+    /// Waits that were not counted or lost their path because a table was full, and events for which the kernel did not run a
+    /// BPF program (`recursion_misses`).
     pub lost: u64,
-    /// Waits for spinlocks that have nothing to do with TCP.
+    /// Notes on lost events, one line each, when they are too few to make the run invalid: at most one event in 100.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Waits for spinlocks unrelated to TCP.
     pub elsewhere_waits: u64,
-    /// How long these took together.
+    /// Total time of the waits for spinlocks unrelated to TCP.
     pub elsewhere_wait_ns: u64,
-    /// By class, the one with the longest time first; those without waits are left out.
+    /// Waits by class of lock, longest total time first; classes without waits are omitted.
     pub classes: Vec<LockClass>,
-    /// By path through the kernel, the one with the longest time first.
+    /// Waits by kernel call path, longest total time first.
     pub paths: Vec<LockPath>,
-    /// Waits for buckets of the table of local ports by the port that they hold, the one with the longest time first.
+    /// Waits for buckets of the local port table (bhash) by port, longest total time first.
     pub ports: Vec<LockPort>,
-    /// What this host does not show.
+    /// Kinds of lock waits that this host cannot show, one line each.
     pub blind_spots: Vec<String>,
 }
 
-/// Waits for locks of one kind.
+/// The waits for locks of one class.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockClass {
-    /// `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
+    /// Class: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
     pub class: String,
-    /// How many.
+    /// Number of waits.
     pub waits: u64,
-    /// How long they took together.
+    /// Total time of the waits.
     pub wait_ns: u64,
-    /// Of the waits, those asleep (`__lock_sock`).
+    /// Waits that slept (`__lock_sock`).
     pub sleeps: u64,
-    /// How long these took together.
+    /// Total time of the waits that slept.
     pub sleep_ns: u64,
-    /// How many locks it was, as far as they are told apart; those that were slept for are not.
+    /// Number of distinct locks, as far as they can be distinguished; locks that a thread slept for are not.
     pub locks: u64,
-    /// How long each took. The maximum and the mean are exact, quantiles to 6.3%.
-    pub times_ns: Option<Spread>,
-    /// What removes it.
+    /// Distribution of the waits. Maximum and mean are exact; quantiles are accurate to 6.3%.
+    pub times_ns: Option<Distribution>,
+    /// Change that removes these waits.
     pub remedy: String,
 }
 
-/// Waits on one path through the kernel.
+/// The waits on one call path through the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockPath {
-    /// As in `classes`.
+    /// Class of the lock, as in `classes`.
     pub class: String,
-    /// `spin` or `sleep`.
+    /// Kind of wait: `spin` or `sleep`.
     pub kind: String,
-    /// Functions, the one that waits first; empty when the stack was lost.
+    /// Functions of the call path, innermost first; empty when the stack was lost.
     pub frames: Vec<String>,
-    /// How many waits.
+    /// Number of waits.
     pub waits: u64,
-    /// How long they took together.
+    /// Total time of the waits.
     pub wait_ns: u64,
-    /// The longest.
+    /// Longest wait.
     pub max_ns: u64,
 }
 
-/// Waits for the bucket of one local port.
+/// The waits for the bucket of one local port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockPort {
-    /// The port; with fewer buckets than ports the lowest of those that share it.
+    /// Port number; if several ports share a bucket, the lowest.
     pub port: u16,
-    /// How many waits.
+    /// Number of waits.
     pub waits: u64,
-    /// How long they took together.
+    /// Total time of the waits.
     pub wait_ns: u64,
-    /// The longest.
+    /// Longest wait.
     pub max_ns: u64,
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A machine with neighbours: noise that is correlated, outliers, a drift.
+/// A simulated machine with noisy neighbours: correlated noise, outliers, a drift.
 struct Machine {
     random: Rng,
     noise: f64,
@@ -10,7 +10,7 @@ struct Machine {
     at: f64,
 }
 
-/// Share of the noise that one trial hands on to the next.
+/// Share of the noise that carries over from one trial to the next.
 const CORRELATION: f64 = 0.5;
 
 impl Machine {
@@ -26,7 +26,7 @@ impl Machine {
         (-2.0 * radius.ln()).sqrt() * (angle * std::f64::consts::TAU).cos()
     }
 
-    /// The rate of a trial of a program that makes `rate` on a quiet machine.
+    /// Returns the rate of a trial of a program that reaches `rate` on a quiet machine.
     fn trial(&mut self, rate: f64) -> f64 {
         let fresh = self.normal() * self.noise * (1.0_f64 - CORRELATION * CORRELATION).sqrt();
         self.neighbour = CORRELATION * self.neighbour + fresh;
@@ -36,7 +36,7 @@ impl Machine {
         rate * (self.neighbour + drift).exp() / outlier
     }
 
-    /// Runs A and B until it is decided, or `most` pairs are done.
+    /// Runs A and B until the comparison is decided, or `most` pairs are done.
     fn compare(&mut self, b: f64, most: usize) -> (Conclusion, usize) {
         let mut comparison = Comparison::new(0.02);
         loop {
@@ -61,7 +61,7 @@ fn claims(conclusion: &Conclusion) -> bool {
     matches!(conclusion.verdict, Verdict::Faster | Verdict::Slower)
 }
 
-/// Comparisons out of `runs` that claim a difference, with time for 4 to 256 pairs, or for `most`.
+/// Counts the comparisons out of `runs` that claim a difference, with time for 4 to 256 pairs, or for `most`.
 fn claimed(runs: u64, seed: u64, noise: f64, b: f64, most: Option<usize>) -> usize {
     let run = |number: u64| {
         let most = most.unwrap_or_else(|| 4 + (number as usize * 37) % 253);
@@ -71,7 +71,7 @@ fn claimed(runs: u64, seed: u64, noise: f64, b: f64, most: Option<usize>) -> usi
 }
 
 #[test]
-fn nothing_against_itself_is_hardly_ever_claimed() {
+fn equal_programs_rarely_differ() {
     for noise in [0.01, 0.03, 0.10] {
         let claimed = claimed(200, 1_000, noise, 1.0, None);
         assert!(claimed <= 10, "claimed {claimed} of 200 at a noise of {noise}");
@@ -79,7 +79,7 @@ fn nothing_against_itself_is_hardly_ever_claimed() {
 }
 
 #[test]
-fn a_difference_of_the_size_that_matters_is_seen() {
+fn a_relevant_difference_is_found() {
     for b in [1.058, 1.0 / 1.058] {
         let seen = claimed(200, 2_000, 0.03, b, Some(64));
         assert!(seen >= 190, "saw {seen} of 200 of {b}");
@@ -87,11 +87,12 @@ fn a_difference_of_the_size_that_matters_is_seen() {
 }
 
 #[test]
-fn of_two_thousand_comparisons_of_equals_at_most_a_twentieth_claims_a_difference() {
+fn two_thousand_equal_comparisons_give_few_false_positives() {
     for noise in [0.01, 0.03, 0.10] {
         let claims = claimed(2_000, 10_000, noise, 1.0, None);
         assert!(claims <= 100, "{claims} of 2000 at {noise}");
-        // Printed for the documentation: cargo test -p fourtuple-measure two_thousand -- --nocapture
+        // The output is cited in the documentation of `Comparison`: cargo test -p fourtuple-measure false_positives
+        // -- --nocapture
         println!("A/A at {noise}: {claims} of 2000");
     }
     for most in [32, 64] {
@@ -102,7 +103,7 @@ fn of_two_thousand_comparisons_of_equals_at_most_a_twentieth_claims_a_difference
 }
 
 #[test]
-fn the_interval_has_the_true_ratio() {
+fn the_interval_contains_the_true_ratio() {
     let covers = |number: &u64| {
         let (low, high) = Machine::new(5_000 + number, 0.03).compare(1.058, 100).0.interval.unwrap();
         low <= 1.058 && 1.058 <= high
@@ -112,7 +113,7 @@ fn the_interval_has_the_true_ratio() {
 }
 
 #[test]
-fn what_is_clear_ends_early_and_what_is_equal_is_said_so() {
+fn clear_results_end_early_and_equal_programs_are_same() {
     let (conclusion, pairs) = Machine::new(1, 0.001).compare(1.5, 1 << 12);
     assert_eq!(conclusion.verdict, Verdict::Faster);
     assert!(pairs <= 32, "{pairs} pairs");
@@ -122,7 +123,7 @@ fn what_is_clear_ends_early_and_what_is_equal_is_said_so() {
 }
 
 #[test]
-fn all_looks_together_spend_no_more_than_there_is() {
+fn all_looks_stay_within_the_error_budget() {
     let total: f64 = (0..60).map(level).sum();
     assert!(total <= ALPHA / 2.0 + 1e-12, "{total}: the last look has half of it at least");
 }
@@ -143,7 +144,7 @@ fn a_few_pairs_have_a_ratio_and_no_interval() {
 }
 
 #[test]
-fn the_words() {
+fn verdicts_are_text() {
     let words = |ratio, low, high| Conclusion::of(ratio, low, high, 0.02).words(0.02);
     assert_eq!(words(1.058, 1.041, 1.074), "B is 5.8% faster, 4.1 to 7.4");
     assert_eq!(words(0.942, 0.926, 0.959), "B is 5.8% slower, 4.1 to 7.4");

@@ -1,4 +1,4 @@
-//! Is B faster than A, by how much, and when is enough measured to say so?
+//! Sequential A/B comparison: the ratio of two programs with its interval, and when the samples suffice.
 
 use fastrand::Rng;
 
@@ -8,39 +8,42 @@ use crate::student;
 /// Pairs before the first look.
 pub const FIRST_LOOK: usize = 8;
 
-/// What the looks may spend of the 5%: at 8, 16, 32, ... pairs; each after these has half of the one before. Their sum,
-/// for ever, is 0.025, so that the last look has as much at least, and by the union bound all intervals together are wrong
-/// in at most 5% of comparisons.
+/// The error budget of each look: at 8, 16, 32, ... pairs, each look after the third has half of the previous one's.
+/// The sum of the infinite series is 0.025, so that at least as much remains for the last look. By the union bound at
+/// most 5% of comparisons have an interval that misses the true ratio.
 ///
-/// The first has little, because four quads say little. Half is kept for the last, because on a noisy machine time is
-/// over before the interval is narrow, and all that the looks before have spent was spent for nothing.
+///
+/// The first look has a small budget because four quads prove little. The last look has half of the budget: on a
+/// noisy machine the time often ends before the interval is narrow, and the budget of all earlier looks is then spent
+/// without a result.
 const SPENDING: [f64; 5] = [0.0025, 0.005, 0.00625, 0.00625, 0.0025];
 
-/// All that may be spent.
+/// The error budget of all looks together.
 const ALPHA: f64 = 0.05;
 
-/// Samples of a saved side below which resampling it gives no honest interval.
+/// The number of samples of a saved side below which resampling gives no valid interval.
 const FEWEST_SAMPLES: usize = 6;
 
-/// An A/B comparison that is fed pairs of trials while they run, and says when it is decided.
+/// An A/B comparison that takes pairs of trials while they run and decides when to stop.
 ///
-/// Trials run A B B A, then B A A B, and so on. Two pairs are a quad, in which a drift that is linear cancels; the
-/// logarithm of B/A of each quad is one sample. Their trimmed mean (a fifth off each end, so that outliers weigh
-/// little) has a t-interval by Yuen's method on the winsorised variance.
+/// Trials run A B B A, then B A A B, and so on. Two pairs form a quad, in which a linear drift cancels; the logarithm
+/// of B/A of each quad is one sample. Their trimmed mean (a fifth off each end, so that outliers have little weight)
+/// has a t-interval by Yuen's method on the winsorised variance.
 ///
-/// Who looks after every pair and stops when something shows finds differences that are not there. So this looks at 8,
-/// 16, 32, ... pairs only, each look has a part of the 5%, and the last one, when time is over, has what is left. The
-/// interval is therefore wider than one that is looked at once, and true however often it was looked at.
+/// Checking after every pair and stopping at the first significant result would find differences that do not exist.
+/// The comparison therefore looks only at 8, 16, 32, ... pairs. Each look has a part of the 5%, and the last one,
+/// when the time is over, has the unspent remainder. The interval is wider than after a single look, and holds for
+/// any number of looks.
 ///
-/// On 2,000 simulated comparisons of A with A (3% log-normal noise that is correlated between neighbours, one trial in
-/// 20 slower by up to a factor of three, drift of up to 10%, 4 to 256 pairs) it claimed a difference in 47; of 2,000 in
-/// which B was 5.8% faster it saw 1,974 with 32 pairs at most, and all with 64 (`cargo test -p fourtuple-measure
+/// In 2,000 simulated comparisons of A with A (3% log-normal noise correlated between neighbours, one trial in 20
+/// slower by up to a factor of three, drift of up to 10%, 4 to 256 pairs) it claimed a difference in 47; in 2,000
+/// with B faster by 5.8% it found 1,974 within 32 pairs, and all within 64 (`cargo test -p fourtuple-measure
 /// two_thousand -- --nocapture`).
 #[derive(Clone, Debug)]
 pub struct Comparison {
     narrow: f64,
     pairs: usize,
-    /// log(B/A) of the pair that waits for its second half.
+    /// log(B/A) of a pair whose quad is incomplete.
     half: Option<f64>,
     /// log(B/A) of each quad.
     quads: Vec<f64>,
@@ -48,40 +51,40 @@ pub struct Comparison {
     spent: f64,
 }
 
-/// What a comparison says.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conclusion {
-    /// How much faster B is than A: 1.058 is 5.8% faster.
+    /// Ratio of B to A: 1.058 means that B is 5.8% faster.
     pub ratio: f64,
-    /// Ends of the 95% interval of the ratio; `None` where there is too little for one.
+    /// The 95% interval of the ratio; `None`: too few samples.
     pub interval: Option<(f64, f64)>,
-    /// What may be said.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What a comparison may say.
+/// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The interval is above 1.
+    /// B is faster: the whole interval is above 1.
     Faster,
-    /// The interval is below 1.
+    /// B is slower: the whole interval is below 1.
     Slower,
-    /// The interval has 1 in it and nothing that matters.
+    /// There is no relevant difference: the interval contains 1 and lies within the requested limits.
     Same,
-    /// Anything else.
+    /// The samples do not decide.
     TooNoisy,
 }
 
 impl Comparison {
-    /// A comparison that is to end when the interval reaches no further than `narrow` each way (0.02 is 2%).
+    /// Creates a comparison that ends when the interval is within `narrow` of the ratio (0.02 is 2%).
     pub fn new(narrow: f64) -> Self {
         Comparison { narrow, pairs: 0, half: None, quads: Vec::new(), looks: 0, spent: 0.0 }
     }
 
-    /// Takes a sample of each side that ran next to each other, more being better; both positive and finite.
+    /// Adds one pair: a sample of each side, larger is better.
     ///
     /// # Panics
-    /// When a sample is not positive and finite: it has no logarithm.
+    /// Panics if a sample is not positive and finite, because it has no logarithm.
     pub fn push(&mut self, a: f64, b: f64) {
         assert!(a > 0.0 && b > 0.0 && a.is_finite() && b.is_finite(), "no ratio of {b} to {a}");
         self.pairs += 1;
@@ -92,12 +95,12 @@ impl Comparison {
         }
     }
 
-    /// Pairs taken.
+    /// Returns the number of pairs added.
     pub fn pairs(&self) -> usize {
         self.pairs
     }
 
-    /// To be asked after each pair: the conclusion, once there is one at a planned look; `None`: go on.
+    /// Returns the conclusion once a planned look reaches one; `None`: continue. Call it after each pair.
     pub fn look(&mut self) -> Option<Conclusion> {
         if self.pairs != FIRST_LOOK << self.looks {
             return None;
@@ -111,7 +114,8 @@ impl Comparison {
         (enough && conclusion.verdict != Verdict::TooNoisy).then_some(conclusion)
     }
 
-    /// The last look, when there is to be no further pair: has all that the others left. `None`: no pair at all.
+    /// Returns the result of the last look, which spends the remaining error budget; `None`: there is no pair. Call
+    /// it when no further pair will follow.
     pub fn conclude(&self) -> Option<Conclusion> {
         self.at(ALPHA - self.spent)
     }
@@ -143,7 +147,8 @@ impl Conclusion {
         Conclusion { ratio, interval: Some((low, high)), verdict }
     }
 
-    /// The verdict in words: `B is 5.8% faster, 4.1 to 7.4`, `no difference larger than 2%`, `too noisy to say`.
+    /// Returns the verdict as text: `B is 5.8% faster, 4.1 to 7.4`, `no difference larger than 2%`, `too noisy to
+    /// say`.
     pub fn words(&self, narrow: f64) -> String {
         let (low, high) = self.interval.unwrap_or((self.ratio, self.ratio));
         let percent = |ratio: f64| (ratio - 1.0).abs() * 100.0;
@@ -176,14 +181,14 @@ impl Conclusion {
     }
 }
 
-/// What a look may spend.
+/// Returns the error budget of a look by its number, from 0.
 fn level(look: usize) -> f64 {
     let last = SPENDING.len() - 1;
     SPENDING[look.min(last)] * 0.5_f64.powi(look.saturating_sub(last) as i32)
 }
 
-/// The mean of what is left when a fifth is cut off each end, its standard error and the degrees of freedom (Yuen 1974).
-/// The error is infinite where there is but one sample.
+/// Returns the mean after a fifth is trimmed off each end, its standard error and the degrees of freedom (Yuen 1974).
+/// The error is infinite for a single sample.
 fn trimmed(samples: &[f64]) -> Option<(f64, f64, f64)> {
     if samples.is_empty() {
         return None;
@@ -202,10 +207,10 @@ fn trimmed(samples: &[f64]) -> Option<(f64, f64, f64)> {
     Some((mean, error, freedom))
 }
 
-/// Compares samples that did not run in pairs, more being better: the ratio of the medians, B to A, with its bootstrap
-/// interval at 95%. `None` when a side has no sample; no interval when one has fewer than six.
+/// Compares samples that did not run in pairs; larger is better. Returns the ratio of the medians, B to A, with its
+/// 95% bootstrap interval; `None` if a side has no sample; no interval if a side has fewer than six.
 ///
-/// Nothing here cancels a drift: it knows no more than what was saved.
+/// No drift cancels here, because saved samples do not tell when they were taken.
 pub fn compare_saved(a: &[f64], b: &[f64], narrow: f64, random: &mut Rng) -> Option<Conclusion> {
     const RESAMPLES: usize = 4000;
     if a.is_empty() || b.is_empty() {

@@ -1,0 +1,89 @@
+//! Numbers and durations as text, for advice and error messages.
+
+use std::time::Duration;
+
+/// Formats an integer: `28,232`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Formats a count with its noun: `1 source`, `2 sources`, `2 source addresses`.
+pub fn counted(number: u64, noun: &str) -> String {
+    let plural = match (number, noun.ends_with('s')) {
+        (1, _) => "",
+        (_, false) => "s",
+        (_, true) => "es",
+    };
+    format!("{} {noun}{plural}", grouped(number))
+}
+
+/// Formats a number: `2,000`, `470.5`, `0.003`.
+pub fn decimal(number: f64) -> String {
+    if number >= 1000.0 || number.fract() == 0.0 {
+        return grouped(number.round() as u64);
+    }
+    format!("{number:.*}", if number >= 1.0 { 1 } else { 3 })
+}
+
+/// Formats a duration with three digits and a suitable unit: `14.1 s`, `4.68 ms`, `3.2 days`.
+pub fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    let (number, unit) = match seconds {
+        0.0 => return "0 s".to_owned(),
+        s if s < 1e-6 => (s * 1e9, "ns"),
+        s if s < 1e-3 => (s * 1e6, "us"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s if s < 600.0 => (s, "s"),
+        s if s < 7_200.0 => (s / 60.0, "min"),
+        s if s < 172_800.0 => (s / 3_600.0, "h"),
+        s if s < 63_072_000.0 => (s / 86_400.0, "days"),
+        s => (s / 31_557_600.0, "years"),
+    };
+    let digits = match number {
+        n if n < 10.0 => 2,
+        n if n < 100.0 => 1,
+        _ => 0,
+    };
+    let text = format!("{number:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {unit}")
+}
+
+/// Formats a share: `97%`, `2.4%`.
+pub fn percent(share: f64) -> String {
+    let number = share * 100.0;
+    if number < 10.0 && number.fract() != 0.0 { format!("{number:.1}%") } else { format!("{number:.0}%") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            ["1", "999", "1,000", "28,232", "1,000,000"],
+            [1, 999, 1000, 28232, 1_000_000].map(grouped).each_ref().map(String::as_str)
+        );
+        assert_eq!(
+            ["0", "0.003", "470.5", "2,000"],
+            [0.0, 0.003, 470.53, 2000.4].map(decimal).each_ref().map(String::as_str)
+        );
+        let words = |ns| in_words(Duration::from_nanos(ns));
+        assert_eq!(
+            [words(0), words(4_682_000), words(7_058_000_000), words(60_000_000_000)],
+            ["0 s", "4.68 ms", "7.06 s", "60 s"]
+        );
+        assert_eq!(in_words(Duration::from_nanos(u64::MAX)), "585 years");
+        assert_eq!([counted(1, "source"), counted(2, "source address")], ["1 source", "2 source addresses"]);
+        assert_eq!([percent(0.97), percent(0.024), percent(0.05)], ["97%", "2.4%", "5%"]);
+    }
+}

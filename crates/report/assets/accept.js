@@ -1,19 +1,19 @@
-// The chart of lab keepalive. plot.js stands before this in the same function, charts.js after it.
+// The chart of lab keepalive. In the same function plot.js precedes this file, and charts.js follows it.
 
 const QUANTILES = [["p99.9", "p999"], ["p99", "p99"], ["p50", "p50"]];
 
-// The 95% interval of each point of a line, as whiskers.
+// Draws the 95% interval of each point of a line as whiskers.
 function whiskers(u, index, cells, x) {
   const { ctx } = u, dpr = devicePixelRatio || 1;
   ctx.save();
   ctx.strokeStyle = u.series[index].stroke(u, index);
-  // A line that is not in focus has dim whiskers too.
+  // The whiskers of a line out of focus are dim too.
   ctx.globalAlpha = u.series[index].alpha ?? 1;
   ctx.lineWidth = dpr;
   ctx.beginPath();
   for (const { close_every, wait_ns: { p999_low, p999_high } } of cells) {
     if (p999_low == null || p999_high == null) continue;
-    // Lines that meet keep their whiskers apart.
+    // Horizontal offsets keep the whiskers of crossing lines apart.
     const at = u.valToPos(x.indexOf(close_every), "x", true) + ((index % 5) - 2) * 3 * dpr, arm = 3 * dpr;
     const [low, high] = [p999_low, p999_high].map((ns) => u.valToPos(Math.max(1, ns), "y", true));
     ctx.moveTo(at, low);
@@ -37,7 +37,7 @@ const acceptKinds = {
       if (!policies.has(name)) policies.set(name, []);
       policies.get(name).push(cell);
     }
-    // Evenly spaced, however many requests: closed at once on the left, never on the right.
+    // Evenly spaced categories: closed after one request on the left, never closed on the right.
     const often = (every) => every || Infinity;
     const x = [...new Set(cells.map((cell) => cell.close_every))].sort((a, b) => (often(a) < often(b) ? -1 : 1));
     const closing = (at) => (Number.isInteger(at) && at in x ? (x[at] ? count(x[at]) : "never") : "");

@@ -1,5 +1,5 @@
-// The charts of a page, from the records that it carries as JSON. plot.js, load.js, accept.js and planes.js stand before this in the
-// same function.
+// The charts of a page, from the embedded JSON records. In the same function plot.js, load.js, accept.js and
+// planes.js precede this file.
 
 // ---- data ---------------------------------------------------------------------------------------------------------
 
@@ -14,7 +14,7 @@ function resultsOf(figure) {
   return part ? results[part] : results;
 }
 
-// The scatter's words (see fourtuple-record): bit 0 odd, bits 1-30 the time in units of 2 ns, bit 31 failed.
+// The words of a scatter (see fourtuple-record): bit 0 odd, bits 1-30 the time in units of 2 ns, bit 31 failed.
 function decode(base64) {
   const bytes = atob(base64);
   const n = bytes.length >> 2;
@@ -31,7 +31,7 @@ function decode(base64) {
   return dots;
 }
 
-// Samples of a trace where `of` puts them, in ascending order; those without a place are left out.
+// Returns the samples of a trace in ascending order of the position `of`; samples without a position are omitted.
 function sampled(samples, of) {
   const shown = samples.filter((sample) => of(sample) != null).sort((a, b) => of(a) - of(b));
   const ns = Float64Array.from(shown, (sample) => Math.max(1, sample.search_ns));
@@ -46,7 +46,7 @@ function sampled(samples, of) {
   };
 }
 
-// Over the last 1/128 of the dials that succeeded, like the line of a regression but without a model.
+// Moving mean over 1/128 of the successful dials, a regression line without a model.
 function movingMean({ n, ns, kind }) {
   const mean = new Float64Array(n);
   const ring = new Float64Array(Math.max(16, n >> 7));
@@ -81,12 +81,12 @@ function byName(strategies) {
   return [...groups];
 }
 
-// Which shade is how many: every factor counts the same.
+// The smallest count of each shade, on a log scale.
 function heatKey(figure, shades, most) {
   figure.querySelector(".heat-key")?.remove();
   const key = document.createElement("p");
   key.className = "heat-key";
-  // Where there are few, several shades begin with the same number: the darkest of them is what is drawn.
+  // For small counts several shades start at the same count: the darkest of them is drawn.
   const begins = shades.map((_, step) => Math.ceil(most ** (step / shades.length) - 1e-9));
   shades.forEach((color, step) => {
     if (begins[step] === begins[step + 1]) return;
@@ -197,7 +197,7 @@ const kinds = {
 
   "trace-heat"(figure) {
     const { heat: { column_ns: column, from_ns: from, columns } } = resultsOf(figure);
-    // Four rows to a factor of ten: where the next one would begin.
+    // The upper end of the last row: there are four rows per factor of ten.
     const top = from.at(-1) * 10 ** 0.25;
     const full = { x: [0, column * columns.length], y: [from[0], top] };
     const most = columns.flat().reduce((a, b) => Math.max(a, b), 1);
@@ -222,7 +222,7 @@ const kinds = {
       });
       ctx.restore();
     };
-    // What the pointer is on, for the legend below.
+    // The cell below the pointer, for the legend.
     const at = (u) => {
       const { left, top: y } = u.cursor;
       if (left == null || left < 0) return null;
@@ -270,7 +270,7 @@ const kinds = {
       return new Map([...bins].map(([bin, dots]) => [bin, dots / total]));
     });
     const used = shares.flatMap((bins) => [...bins.keys()]);
-    // An empty bin at both ends brings the steps down to the axis.
+    // An empty bin at both ends takes the steps down to the axis.
     const first = used.reduce((a, b) => Math.min(a, b), 1e9) - 1, last = used.reduce((a, b) => Math.max(a, b), 0) + 1;
     const bins = used.length ? Array.from({ length: last - first + 1 }, (_, index) => first + index) : [0, 1];
     const columns = shares.map((share) => bins.map((bin) => share.get(bin) ?? 0));
@@ -328,7 +328,7 @@ const kinds = {
       const from = (run.predicted_stall_at - 1) / run.rate_per_s;
       return [from, from + run.predicted_stall_ns / SECOND];
     });
-    // A stall that was not sat out has no reading in it: it is shown where it begins, not over its whole length.
+    // A stall that was cut short has no readings: mark its start instead of its length.
     const sat = stalls.filter((stall, index) => stall && !runs[index].cut);
     const right = Math.max(x[x.length - 1], ...sat.map((stall) => stall[1]), 0.001);
     const top = Math.max(ports, 1, ...tables.flatMap((table) => table[1]));
@@ -387,9 +387,9 @@ const kinds = {
 
 let owners = new Uint8Array(0);
 
-// One square per dot, a plus sign per failed dial. Where dots are closer than their squares, every square has one
-// owner, the last dot in it that is shown: nothing is painted twice, which keeps panning smooth, and neither the even
-// nor the odd ports hide the others.
+// Draws one square per dot and a plus sign per failed dial. If dots are closer than their squares, each pixel square
+// belongs to the last visible dot in it: every square is painted once, which keeps panning smooth, and neither even
+// nor odd ports cover the other kind.
 function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
   const { ctx, bbox: { left, top, width, height } } = u;
   const { x, y } = u.scales;
@@ -402,7 +402,7 @@ function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
   if (owners.length < columns * rows) owners = new Uint8Array(columns * rows);
   else owners.fill(0);
   const shown = [EVEN, ODD, FAILED].map((other) => (wanted === FAILED ? other === FAILED : other !== FAILED && u.series[other + 1].show));
-  // Dials stand side by side; of a sample nobody knows where it stands.
+  // Dials are in order; a sample has no known position among all dials.
   const start = scattered ? 0 : Math.max(0, Math.floor(x.min) - 1), end = scattered ? n : Math.min(n, Math.ceil(x.max));
   const cell = (i) => {
     const column = Math.floor(((places[i] - x.min) * perDot) / grid), row = ((height - (log[i] - bottom) * perDecade) / grid) | 0;
@@ -432,11 +432,11 @@ function paint(u, { n, x: places, log, kind, scattered }, wanted, color) {
     }
   }
   ctx.restore();
-  // No path: uPlot asks again for every frame.
+  // Without a path uPlot requests it again for every frame.
   return null;
 }
 
-// The dot of a kind that is nearest to the pointer, within some pixels to the left and the right.
+// Returns the dot of a kind that is nearest to the pointer, within some pixels to the left and the right.
 function nearest(u, { n, x, log, kind, scattered }, wanted, index) {
   if (index == null) return null;
   const reach = Math.ceil((5 * (u.scales.x.max - u.scales.x.min)) / u.over.clientWidth);
@@ -502,7 +502,7 @@ const figures = [...document.querySelectorAll("figure[data-chart]")];
 figures.forEach(draw);
 overflow();
 
-// Colours are painted into the canvases, so another scheme means drawing again.
+// Colours are painted into the canvases, so a change of colour scheme requires drawing again.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(draw));
 new ResizeObserver(() => {
   for (const [figure, u] of plots) {

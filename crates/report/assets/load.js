@@ -1,18 +1,18 @@
-// The charts of a run of load. plot.js stands before this in the same function, charts.js after it.
+// The charts of a load run. In the same function plot.js precedes this file, and charts.js follows it.
 
 const SECOND_NS = 1e9;
 const few = (points) => ({ points: { show: points.length <= 40, size: 5 } });
 
-// For axes: 17.5k, not 17,500.
+// Labels of axes: 17.5k, not 17,500.
 const thousands = (value) => (value >= 10000 ? +(value / 1000).toFixed(1) + "k" : count(value));
 
-// The seconds of a run, each in its middle and with its length: the last one is cut by the end of the run.
+// Returns the middle and the length of each second; the end of the run cuts the last one short.
 function timeline({ seconds, elapsed_ns }) {
   const lengths = seconds.map((second) => Math.min(1, Math.max(0, elapsed_ns - second.at_ns) / SECOND_NS) || 1);
   return { lengths, x: seconds.map((second, index) => second.at_ns / SECOND_NS + lengths[index] / 2) };
 }
 
-// From 0 to the end of the run; what was predicted for long after the end would squeeze the rest.
+// The range from 0 to the end of the run; a stall predicted long after the end would compress the chart.
 function span({ seconds, elapsed_ns, ports }, marks) {
   const last = seconds.length ? seconds[seconds.length - 1].at_ns : 0;
   const end = Math.max(elapsed_ns, last, 1);
@@ -20,7 +20,7 @@ function span({ seconds, elapsed_ns, ports }, marks) {
   return [0, (marks && predicted < 1.5 * end ? Math.max(end, predicted * 1.05) : end) / SECOND_NS];
 }
 
-// What the axis over time and the shaded stall have in common.
+// Options shared by the charts over time: the axis and the shaded stall.
 function overTime(figure, data, full, series, axes, { marks = [], ...more }) {
   const { ports, elapsed_ns } = resultsOf(figure);
   const stalled = ports?.stalled_ns == null ? null : [
@@ -40,7 +40,7 @@ const loadKinds = {
   "load-latency"(figure) {
     const results = resultsOf(figure);
     const { seconds } = results;
-    // Seconds in which nothing ended have no times: a gap.
+    // Seconds without completed operations have no latency: draw a gap.
     const column = (field) => seconds.map((second) => (second.operations > 0 ? Math.max(1, second[field]) : null));
     const columns = ["p50_ns", "p99_ns", "max_ns"].map(column);
     const values = columns.flat().filter((value) => value != null);
@@ -59,11 +59,11 @@ const loadKinds = {
     const results = resultsOf(figure), { seconds } = results;
     const { x, lengths } = timeline(results);
     const open = recordOf(figure).settings.rate_per_s != null;
-    // A last second that has hardly begun says nothing about a rate.
+    // A very short last second gives no meaningful rate.
     const column = (field) => seconds.map((second, index) =>
       (lengths[index] >= 0.2 || seconds.length === 1 ? second[field] / lengths[index] : null));
     const [operations, connections, errors] = ["operations", "connections", "errors"].map(column);
-    // One connection per operation: its line would hide the other one.
+    // With one connection per operation both lines would coincide.
     const same = seconds.every((second) => second.operations === second.connections);
     const columns = [operations, ...(same ? [] : [connections]), errors];
     const offered = open ? [x.map(() => results.offered_per_s)] : [];
@@ -81,7 +81,7 @@ const loadKinds = {
       { scales: { x: horizontal(full.x), y: vertical(full.y) } });
   },
 
-  // As HdrHistogram's plots have it: every nine is as wide as the one before.
+  // The scale of HdrHistogram's plots: each further nine has the same width.
   "load-distribution"(figure) {
     const { distribution, latency_ns: { total } } = resultsOf(figure);
     const last = 2 * Math.max(total.samples, ...distribution.map(({ share }) => (share < 1 ? 1 / (1 - share) : 1)));
@@ -93,7 +93,7 @@ const loadKinds = {
       const digits = Math.max(0, Math.ceil(Math.log10(value) - 1e-9) - 2);
       return +(100 * (1 - 1 / value)).toFixed(digits) + "%";
     };
-    // A decade needs room for its name; where it has not got it, every other one or third one is named.
+    // If the labels of all decades do not fit, label every second or third one.
     const splits = (u, index, low, high) => {
       const all = logSplits(u, index, low, high);
       const every = Math.ceil((all.length * 64) / Math.max(64, u.width - 80));

@@ -1,7 +1,8 @@
-// The chart of lab planes. plot.js, load.js and accept.js stand before this in the same function, charts.js after it.
+// The chart of lab planes. In the same function plot.js, load.js and accept.js precede this file, and charts.js
+// follows it.
 
 const planesKinds = {
-  // As in seed 003: throughput against the number of planes, a line for each length of packets.
+  // Throughput against the number of planes, one line per packet size.
   "planes-throughput"(figure) {
     const gbit = ({ packet_bytes }, pps) => (pps * packet_bytes * 8) / 1e9;
     const views = new Map();
@@ -19,7 +20,7 @@ const planesKinds = {
     for (const lines of views.values()) {
       for (const [name, cells] of lines) if (cells.length < 2) lines.delete(name);
     }
-    // The view with most lines first: that is the published one.
+    // The view with the most lines comes first.
     const shown = [...views].filter(([, lines]) => numbers(lines).length > 1)
       .sort(([, a], [, b]) => b.size - a.size || numbers(b).length - numbers(a).length);
     const draw = ([, lines]) => {

@@ -1,6 +1,6 @@
-// How every chart of a page looks and behaves: numbers, colours, axes, zoom, pan. charts.js says what is in them.
-// <html> gets data-drawn (charts on screen), data-overflow (the page is wider than its window) and data-errors: the
-// tests read them.
+// Look and behaviour of every chart: numbers, colours, axes, zoom, pan. charts.js defines their contents. The <html>
+// element gets data-drawn (number of charts drawn), data-overflow (the page is wider than its window) and
+// data-errors, which tests read.
 
 const root = document.documentElement;
 const fail = (what) => { root.dataset.errors = [root.dataset.errors, what].filter(Boolean).join("; "); };
@@ -9,7 +9,7 @@ addEventListener("error", (event) => fail(event.message));
 // ---- numbers, by the rules of number.rs ---------------------------------------------------------------------------
 
 function digits(value) {
-  // Halves go up: 12.35 is a little less in binary.
+  // Halves round up: 12.35 is slightly less in binary.
   value *= 1 + 1e-12;
   return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
 }
@@ -25,7 +25,7 @@ function duration(ns) {
   return Math.floor(seconds / 60) + "m" + String(seconds % 60).padStart(2, "0") + "s";
 }
 
-// For axes: 10us, not 10.0us.
+// Labels of axes: 10us, not 10.0us.
 const tick = (ns) => duration(ns).replace(/\.0+(?=\D|$)/, "");
 const count = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => +(share * 100).toPrecision(3) + "%";
@@ -36,7 +36,7 @@ const or = (format) => (u, value) => (value == null || Number.isNaN(value) ? "â€
 const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 const SERIES = 8;
 
-// The second four have the first four's order of hues but dashes, so that colour alone never tells two lines apart.
+// The second four colours repeat the hues of the first four with dashes, so that colour is never the only difference.
 const line = (label, index, more) => ({
   label,
   stroke: css("--series-" + (index % SERIES)),
@@ -46,7 +46,7 @@ const line = (label, index, more) => ({
   ...more,
 });
 
-// What a line may not pass: thin and dotted.
+// A limit line: thin and dotted.
 const limit = (label, format) => ({
   label,
   stroke: css("--text"),
@@ -70,8 +70,8 @@ const axis = (label, values, more) => ({
   ...more,
 });
 
-// 1 2 5 in every decade, 1 alone when there are many, even steps when there is not one: uPlot would start at the low
-// end of the scale and come by 10.2us, 102us.
+// Ticks: 1 2 5 in every decade, 1 alone for many decades, even steps for less than one. uPlot would start at the low
+// end of the scale, with labels such as 10.2us and 102us.
 function logSplits(u, index, low, high) {
   const decades = Math.log10(high / low);
   const splits = [];
@@ -99,7 +99,7 @@ function decades(low, high) {
 
 const upright = (label, values, more) => axis(label, values, { size: 58, ...more });
 
-// A scale that starts at `full`, keeps what the user zoomed to, and never shows more than `full`.
+// A scale that starts at `full`, keeps the user's zoom, and never exceeds `full`.
 const horizontal = (full, log) => ({
   time: false,
   distr: log ? 3 : 1,
@@ -111,7 +111,7 @@ const vertical = (full, log) => ({ distr: log ? 3 : 1, auto: false, range: () =>
 
 const LEAST_ZOOM = 1e-4;
 
-// Shows of every scale what lies between the two corners, given in pixels of the plot.
+// Zooms every scale to the rectangle between two corners, given in pixels of the plot.
 function show(u, full, left, top, right, bottom) {
   u.batch(() => {
     for (const [key, [low, high]] of Object.entries(full)) {
@@ -165,7 +165,7 @@ function listen(u, full) {
     addEventListener("mouseup", up);
   });
   over.addEventListener("wheel", (event) => {
-    // A bare wheel goes on scrolling the page.
+    // The wheel without ctrl scrolls the page.
     if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
     event.preventDefault();
     zoom(u, full, ...at(event), Math.exp((event.deltaY || event.deltaX) * 0.002));
@@ -190,10 +190,10 @@ const pans = (event) => event.shiftKey || event.button === 1;
 
 // ---- marks --------------------------------------------------------------------------------------------------------
 
-// A cursor that brings out the line that is nearest to it.
+// A cursor that highlights the line nearest to it.
 const lines = { focus: { prox: 30 } };
 
-// What is between two places on the horizontal axis, dashed at both ends; its name stands inside, or before it.
+// Marks an interval of the horizontal axis with dashed ends; its name is inside, or before it if there is no space.
 function band(u, [from, to], color, name, before = false) {
   const { ctx, bbox: { left, top, width, height } } = u;
   const [start, end] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
@@ -220,7 +220,7 @@ function band(u, [from, to], color, name, before = false) {
     const room = ctx.measureText(name).width + 6 * dpr;
     const turned = before ? start - room > left : start + room > left + width;
     ctx.textAlign = turned ? "right" : "left";
-    // What would stand on the wrong side goes below what stands there.
+    // A label that would be on the wrong side moves below the existing one.
     ctx.fillText(name, start + (turned ? -4 : 4) * dpr, top + (turned === before ? 3 : 19) * dpr);
   }
   ctx.restore();

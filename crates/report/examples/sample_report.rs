@@ -1,7 +1,7 @@
-//! Shows the made-up records of the tests: as text on stdout, and as a page each when a directory is named.
+//! Shows the sample records of the tests: as text on stdout, and as pages in a directory if one is named.
 //! `cargo run -p fourtuple-report --example sample_report -- 80 DIRECTORY`
 
-#[path = "../tests/samples/mod.rs"]
+#[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
 use std::path::PathBuf;

@@ -1,23 +1,23 @@
-//! Stacks as a flame graph: one SVG file that needs nothing else. inferno draws it.
+//! Flame graphs of stacks: a self-contained SVG file, drawn by inferno.
 
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self, Options, TextTruncateDirection};
 
-/// What stands around the picture.
+/// The texts around a flame graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Caption<'a> {
-    /// What it shows.
+    /// Title of the graph.
     pub title: &'a str,
-    /// Where and how it was seen.
+    /// Host and method of the measurement.
     pub subtitle: &'a str,
-    /// What widths count: `samples`, `ns`.
+    /// Unit of the widths: `samples`, `ns`.
     pub unit: &'a str,
 }
 
-/// Whether a function is of this kind, by its name.
+/// A predicate on a function's name.
 type IsKind = fn(&str) -> bool;
 
-/// Colours of frames, by what their function does. Functions of the search first: they are what it is about.
+/// The colours of frames by function. The port search comes first, because it is the subject of the graph.
 const KINDS: [(IsKind, Color); 4] = [
     (is_search, Color { r: 236, g: 112, b: 20 }),
     (is_lock, Color { r: 200, g: 60, b: 120 }),
@@ -25,14 +25,14 @@ const KINDS: [(IsKind, Color); 4] = [
     (is_program, Color { r: 176, g: 182, b: 188 }),
 ];
 
-/// What the colours mean, for a subtitle.
+/// The legend of the colours, for a subtitle.
 pub const COLOURS: &str =
     "orange: search for a port · blue: rest of connect() · red: locks · grey: the program itself";
 
-/// Draws `folded`: frames joined by `;`, the outermost first, and their weight. `None` when nothing has a weight.
+/// Draws `folded`: frames joined by `;`, outermost first, and their weight. Returns `None` if all weights are 0.
 ///
-/// The picture is as wide as its window, frames are looked for with ctrl-F, and a click makes one as wide as the
-/// picture. The same stacks give the same bytes.
+/// The graph fills the width of its window; ctrl-F searches frames, and a click zooms into one. Equal stacks give
+/// equal bytes.
 pub fn graph(folded: &[(String, u64)], caption: &Caption<'_>) -> Option<String> {
     let lines: Vec<String> = folded
         .iter()
@@ -57,18 +57,17 @@ pub fn graph(folded: &[(String, u64)], caption: &Caption<'_>) -> Option<String> 
     options.deterministic = true;
     options.text_truncate_direction = TextTruncateDirection::Right;
     let mut svg = Vec::new();
-    // Writing into memory does not fail, and lines are as it wants them: there is no error to tell.
+    // Writing to memory cannot fail, and the lines are well-formed: there is no error to report.
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg).ok()?;
     String::from_utf8(svg).ok()
 }
 
-/// Frames may hold anything that a thread calls itself; the last word of a line is its weight, and the one before it must
-/// not look like another.
+/// Replaces spaces: a thread name may contain anything, and inferno reads numbers at the end of a line as weights.
 fn plain(frames: &str) -> String {
     printable(frames).replace(' ', "\u{a0}")
 }
 
-/// XML has no control characters.
+/// Replaces control characters, which XML forbids.
 fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
@@ -77,13 +76,13 @@ fn colour(frame: &str) -> Color {
     if let Some((_, colour)) = KINDS.iter().find(|(is_kind, _)| is_kind(base(frame))) {
         return *colour;
     }
-    // The same function has the same colour in every picture.
+    // A function has the same colour in every graph.
     let sum = frame.bytes().fold(7_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
     let shade = (sum % 5) as u8;
     Color { r: 244 - 3 * shade, g: 222 - 5 * shade, b: 168 - 6 * shade }
 }
 
-/// Without what the compiler has added: `tcp_v4_connect.isra.0`.
+/// Returns the name without a compiler suffix: `tcp_v4_connect.isra.0`.
 fn base(frame: &str) -> &str {
     frame.split_once('.').map_or(frame, |(base, _)| base)
 }
@@ -131,7 +130,7 @@ mod tests {
         stacks.iter().map(|(frames, weight)| ((*frames).to_owned(), *weight)).collect()
     }
 
-    /// The titles of all frames; the file is well-formed and without control characters.
+    /// Returns the titles of all frames; asserts that the file is well-formed and has no control characters.
     fn titles(svg: &str) -> Vec<String> {
         assert!(svg.chars().all(|character| character == '\n' || !character.is_control()), "{svg}");
         let mut reader = Reader::from_str(svg);
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_drawn_with_their_share_and_the_search_in_its_colour() {
+    fn frames_have_their_share_and_search_frames_their_colour() {
         let folded = stacks(&[
             ("wrk;do_syscall_64;__sys_connect;__inet_hash_connect.isra.0", 60),
             ("wrk;do_syscall_64;__sys_connect", 20),
@@ -180,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_stay_names() {
-        // Two numbers at the end of a line would be a comparison, and `# ` a comment.
+    fn hostile_names_are_escaped() {
+        // inferno reads two numbers at the end of a line as a comparison, and `# ` as a comment.
         let folded =
             stacks(&[("# x;<script>alert(1)</script>", 2), ("kworker 3 7", 3), ("\u{1b}[2J;\u{7f}", 4)]);
         let svg = graph(&folded, &CAPTION).unwrap();
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn without_weight_there_is_no_picture() {
+    fn no_weight_gives_no_graph() {
         assert_eq!(graph(&[], &CAPTION), None);
         assert_eq!(graph(&stacks(&[("a", 0), ("", 5)]), &CAPTION), None);
     }

@@ -1,30 +1,31 @@
-//! A heat map as it is drawn: fewer columns and rows than the record has, and how hot each cell is.
+//! Heat maps as drawn: with fewer columns and rows than the record has, and an intensity per cell.
 
 use fourtuple_record::TraceHeat;
 
-/// Rows of a record to a factor of ten.
+/// The rows of a record per factor of ten.
 const ROWS_TO_TEN: usize = 4;
-/// From 1 to this a cell is hot; 0 is empty.
+/// The highest intensity of a cell; 0 is empty.
 pub(crate) const HOTTEST: u8 = 4;
 
-/// Of at most `columns` columns, each as long as it must be, and of `rows` rows to a factor of ten, which divides four.
-/// Rows begin where decades do.
+/// Merges columns and rows to at most `columns` columns and `rows` rows per factor of ten; `rows` divides four. Rows
+/// start at powers of ten.
 pub(crate) fn fold(heat: &TraceHeat, columns: usize, rows: usize) -> TraceHeat {
     let together = heat.columns.len().div_ceil(columns.max(1)).max(1);
     let steps = ROWS_TO_TEN / rows.clamp(1, ROWS_TO_TEN);
-    // Which row of how many of the whole scale a row of the record is.
-    let place =
+    // The merged row that contains a row of the record.
+    let merged_row =
         |from_ns: u64| ((from_ns.max(1) as f64).log10() * ROWS_TO_TEN as f64).round() as usize / steps;
-    let places: Vec<usize> = heat.from_ns.iter().map(|&from_ns| place(from_ns)).collect();
-    let (Some(&first), Some(&last)) = (places.iter().min(), places.iter().max()) else {
+    let merged_rows: Vec<usize> = heat.from_ns.iter().map(|&from_ns| merged_row(from_ns)).collect();
+    let (Some(&first), Some(&last)) = (merged_rows.iter().min(), merged_rows.iter().max()) else {
         return TraceHeat::default();
     };
-    let begin = |place: usize| 10_f64.powf((place * steps) as f64 / ROWS_TO_TEN as f64).round() as u64;
+    let begin =
+        |merged_row: usize| 10_f64.powf((merged_row * steps) as f64 / ROWS_TO_TEN as f64).round() as u64;
     let folded = heat.columns.chunks(together).map(|columns| {
         let mut sum = vec![0_u64; last - first + 1];
         for column in columns {
-            for (place, number) in places.iter().zip(column) {
-                sum[place - first] = sum[place - first].saturating_add(*number);
+            for (merged_row, number) in merged_rows.iter().zip(column) {
+                sum[merged_row - first] = sum[merged_row - first].saturating_add(*number);
             }
         }
         sum
@@ -36,12 +37,12 @@ pub(crate) fn fold(heat: &TraceHeat, columns: usize, rows: usize) -> TraceHeat {
     }
 }
 
-/// The most in one cell.
+/// Returns the largest count of a cell.
 pub(crate) fn most(heat: &TraceHeat) -> u64 {
     heat.columns.iter().flatten().copied().max().unwrap_or(0)
 }
 
-/// How hot a cell is beside the hottest: every factor counts the same, and what is there is seen.
+/// Returns the intensity of a cell relative to the largest count, on a log scale; a count above 0 is at least 1.
 pub(crate) fn level(number: u64, most: u64) -> u8 {
     if number == 0 {
         return 0;
@@ -49,7 +50,7 @@ pub(crate) fn level(number: u64, most: u64) -> u8 {
     (1..=HOTTEST).rev().find(|&level| number >= least(level, most)).unwrap_or(1)
 }
 
-/// The smallest number of a level.
+/// Returns the smallest count of an intensity.
 pub(crate) fn least(level: u8, most: u64) -> u64 {
     let share = f64::from(level.saturating_sub(1)) / f64::from(HOTTEST);
     (most.max(1) as f64).powf(share).ceil() as u64
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_factors() {
+    fn levels_are_logarithmic() {
         assert_eq!(
             [0, 1, 9, 10, 99, 100, 999, 1_000, 10_000].map(|number| level(number, 10_000)),
             [0, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -1,30 +1,24 @@
-//! Records as people see them: [`terminal::render`] gives text, [`html::page`] one self-contained HTML file. What no record
-//! holds are stacks: [`flame::graph`] draws them.
+//! Renders records: [`terminal::render`] as text, [`html::page`] as one self-contained HTML file. [`flame::graph`]
+//! draws stacks, which are not part of a record.
 //!
-//! Everything here is a pure function of the records, except [`save`], which puts a text into a file whole or not at
-//! all. Nothing is measured or judged: figures are taken as the record has them, remarks on validity come first, and the
-//! advice is the record's own. The same record always gives the same bytes.
+//! A record becomes a document of blocks (headings, tables, charts, ...), with one file per record in `records`. The
+//! two renderers show blocks and know no record. Everything is a pure function of the records, except [`save`], which
+//! writes a file atomically. The crate neither measures nor judges: it shows figures and advice as the record has
+//! them, and remarks on validity first. Equal records give equal bytes.
 #![forbid(unsafe_code)]
 
 pub mod flame;
 pub mod html;
 pub mod terminal;
 
-mod accept;
-mod comparison;
-mod envelope;
-mod figures;
-mod forward;
+mod document;
 mod heat;
-mod lab_locks;
-mod load;
 mod number;
-mod planes;
+mod records;
 mod save;
-mod serve;
-mod strategies;
-mod trace;
-mod trace_accept;
-mod trace_locks;
+mod spark;
+mod table;
+mod words;
 
+pub use number::duration;
 pub use save::save;

@@ -1,46 +1,29 @@
-//! Numbers as people read them: the unit is chosen so that three significant digits are enough.
+//! Numbers as text, in a unit that needs no more than three significant digits.
 //!
-//! `assets/charts.js` writes durations by the same rules, so that the axes and the tables of a page agree.
+//! `assets/charts.js` formats durations by the same rules, so that the axes and the tables of a page agree.
 
-/// What stands where nothing was measured.
+pub use fourtuple_record::format_duration as duration;
+use fourtuple_record::three_digits;
+
+/// The text of a value that was not measured.
 pub(crate) const NOTHING: &str = "–";
 
-const SECOND_NS: u64 = 1_000_000_000;
-
-/// A duration in nanoseconds: `0`, `999ns`, `1.00us`, `49.3ms`, `59.4s`, `2m14s`, `3h05m`, `2d07h`.
-pub(crate) fn duration(ns: u64) -> String {
-    if ns == 0 {
-        return "0".to_owned();
-    }
-    let mut value = ns as f64;
-    for unit in ["ns", "us", "ms"] {
-        // 999.5 and up would print as 1000: that is 1.00 of the next unit.
-        if value < 999.5 {
-            return if unit == "ns" { format!("{ns}ns") } else { format!("{}{unit}", three_digits(value)) };
-        }
-        value /= 1000.0;
-    }
-    // Two minutes of seconds, so that stalls around the 60 s of TIME_WAIT compare at a glance.
-    if value < 119.5 {
-        return format!("{}s", three_digits(value));
-    }
-    let seconds = ns.saturating_add(SECOND_NS / 2) / SECOND_NS;
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
-    if hours == 0 {
-        format!("{minutes}m{:02}s", seconds % 60)
-    } else if hours < 48 {
-        format!("{hours}h{:02}m", minutes % 60)
-    } else {
-        format!("{}d{:02}h", hours / 24, hours % 24)
-    }
+/// Formats an optional value with `words`.
+pub(crate) fn maybe<T>(value: Option<T>, words: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| NOTHING.to_owned(), words)
 }
 
-/// A duration that may not have been measured.
+/// Formats an interval of durations: `17.0ms to 20.0ms`; empty without an interval.
+pub(crate) fn interval(low: Option<u64>, high: Option<u64>, to: &str) -> String {
+    low.zip(high).map_or(String::new(), |(low, high)| format!("{}{to}{}", duration(low), duration(high)))
+}
+
+/// Formats an optional duration.
 pub(crate) fn maybe_duration(ns: Option<u64>) -> String {
-    ns.map_or_else(|| NOTHING.to_owned(), duration)
+    maybe(ns, duration)
 }
 
-/// A rate per second: `0/s`, `4.23/s`, `423/s`, `49.3k/s`, `1.20M/s`.
+/// Formats a rate per second: `0/s`, `4.23/s`, `423/s`, `49.3k/s`, `1.20M/s`.
 pub(crate) fn rate(per_s: f64) -> String {
     if !per_s.is_finite() || per_s < 0.0 {
         return NOTHING.to_owned();
@@ -58,7 +41,7 @@ pub(crate) fn rate(per_s: f64) -> String {
     format!("{}G/s", three_digits(value))
 }
 
-/// A count with separators: `56,512`.
+/// Formats a count with separators: `56,512`.
 pub(crate) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -71,12 +54,12 @@ pub(crate) fn count(value: u64) -> String {
     text
 }
 
-/// A count that may be absent.
+/// Formats an optional count.
 pub(crate) fn maybe_count(value: Option<u64>) -> String {
-    value.map_or_else(|| NOTHING.to_owned(), count)
+    maybe(value, count)
 }
 
-/// A factor: `1.04x`, `12.3x`, `310x`.
+/// Formats a factor: `1.04x`, `12.3x`, `310x`.
 pub(crate) fn factor(value: Option<f64>) -> String {
     match value {
         Some(value) if value.is_finite() => format!("{}x", three_digits(value)),
@@ -84,7 +67,7 @@ pub(crate) fn factor(value: Option<f64>) -> String {
     }
 }
 
-/// A share from 0 to 1 in percent: `6.25%`, `50%`, `100%`.
+/// Formats a share from 0 to 1 in percent: `6.25%`, `50%`, `100%`.
 pub(crate) fn share(value: f64) -> String {
     if !value.is_finite() {
         return NOTHING.to_owned();
@@ -93,29 +76,17 @@ pub(crate) fn share(value: f64) -> String {
     format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A sum that a made-up record cannot overflow.
+/// Returns the saturating sum: a hostile record cannot overflow it.
 pub(crate) fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u64 {
     counts.into_iter().fold(0, |sum, count| sum.saturating_add(*count))
 }
 
-/// A plain quantity that need not be whole: `1.00`, `28,256`.
+/// Formats a number that need not be an integer: `1.00`, `28,256`.
 pub(crate) fn quantity(value: f64) -> String {
     if !value.is_finite() || value < 0.0 {
         return NOTHING.to_owned();
     }
     if value < 999.5 { three_digits(value) } else { count(value.round() as u64) }
-}
-
-fn three_digits(value: f64) -> String {
-    // Halves go up, as JavaScript has them, not to the even digit: 17.25 is 17.3 on both sides of a page.
-    let value = value * (1.0 + 1e-12);
-    if value < 9.995 {
-        format!("{value:.2}")
-    } else if value < 99.95 {
-        format!("{value:.1}")
-    } else {
-        format!("{value:.0}")
-    }
 }
 
 #[cfg(test)]

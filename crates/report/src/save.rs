@@ -2,18 +2,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes `text` to `path` so that there is the old file or the whole new one, never a half and never nothing.
+/// Writes `text` to `path` atomically: the file holds either its old or all of its new content.
 ///
-/// The text goes to a temporary file beside `path`, reaches the disk, and only then takes its name: a full disk or a
-/// kill leaves what was there. The temporary file is removed on an error; a kill may leave it, as `.NAME.PID.partial`.
-/// A symbolic link is followed and stays a link; the permissions of the old file stay. What is no regular file
-/// (`/dev/stdout`, a pipe, `/dev/full`) is written to directly.
+/// Writes a temporary file in the same directory, syncs it to disk and renames it: a full disk or a kill leaves the
+/// old content. An error removes the temporary file; a kill may leave it as `.NAME.PID.partial`. Symbolic links are
+/// followed, and the permissions of the old file are kept. Files that are not regular (`/dev/stdout`, a pipe,
+/// `/dev/full`) are written directly.
 ///
 /// # Errors
-/// The error of the call that failed, of the same kind, with the path in its message.
+/// Returns the error of the failed call, with its kind, and the path in the message.
 pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let result = match fs::metadata(path) {
-        // Below /dev and /proc a name is another process's open file, even when that is a regular one: no renaming.
+        // Below /dev and /proc a name may be an open file of another process, even a regular one: no renaming.
         _ if path.starts_with("/dev") || path.starts_with("/proc") => write_through(path, text),
         Ok(old) if old.is_file() => {
             fs::canonicalize(path).and_then(|target| replace(&target, text, Some(old.permissions())))
@@ -26,7 +26,7 @@ pub fn save(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn write_through(path: &Path, text: &str) -> io::Result<()> {
-    // Appending, because /dev/stdout may be a file that the shell has opened and that others have written to.
+    // Append, because /dev/stdout may be a file that the shell opened and other processes write to.
     let mut file = OpenOptions::new().append(true).open(path)?;
     file.write_all(text.as_bytes())?;
     file.flush()
@@ -36,14 +36,14 @@ fn replace(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io:
     let temporary = beside(path)?;
     let result = write_whole(&temporary, text, permissions).and_then(|()| fs::rename(&temporary, path));
     if result.is_err() {
-        // The error that brought us here matters more than one from cleaning up.
+        // The first error matters more than one from removing the file.
         let _ = fs::remove_file(&temporary);
     }
     result
 }
 
 fn write_whole(path: &Path, text: &str, permissions: Option<fs::Permissions>) -> io::Result<()> {
-    // Left by a killed process that had our number, or a link that somebody planted: never written through.
+    // A killed process with the same ID, or an attacker, may have left a file or a link: never write through it.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -53,7 +53,7 @@ fn write_whole(path: &Path, text: &str, permissions: Option<fs::Permissions>) ->
         file.set_permissions(permissions)?;
     }
     file.write_all(text.as_bytes())?;
-    // Some file systems find out only here that the disk is full.
+    // Some file systems report a full disk only here.
     file.sync_all()
 }
 
@@ -72,13 +72,13 @@ mod tests {
 
     use super::*;
 
-    struct Room(PathBuf);
+    struct TempDir(PathBuf);
 
-    impl Room {
-        fn new(name: &str) -> Room {
+    impl TempDir {
+        fn new(name: &str) -> TempDir {
             let path = std::env::temp_dir().join(format!("fourtuple-save-{name}-{}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
-            Room(path)
+            TempDir(path)
         }
 
         fn names(&self) -> Vec<String> {
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    impl Drop for Room {
+    impl Drop for TempDir {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn writes_a_new_file_and_replaces_an_old_one() {
-        let room = Room::new("replace");
+        let room = TempDir::new("replace");
         let path = room.0.join("report.html");
         save(&path, "first").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
@@ -110,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_a_link() {
-        let room = Room::new("link");
+    fn a_symbolic_link_is_followed() {
+        let room = TempDir::new("link");
         let (target, link) = (room.0.join("target"), room.0.join("link"));
         fs::write(&target, "old").unwrap();
         symlink(&target, &link).unwrap();
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn an_error_names_the_path_and_leaves_nothing_behind() {
-        let room = Room::new("error");
+        let room = TempDir::new("error");
         let missing = room.0.join("no/such/report.html");
         let error = save(&missing, "text").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
@@ -134,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_take_its_name_keeps_the_old_and_removes_the_new() {
-        let room = Room::new("rename");
-        // A directory in the way fails at the last step, after all was written.
+    fn a_failed_rename_keeps_the_old_file() {
+        let room = TempDir::new("rename");
+        // A directory with this name makes the last step, rename(), fail.
         let path = room.0.join("report.html");
         fs::create_dir(&path).unwrap();
         assert!(replace(&path, "text", None).is_err());

@@ -1,5 +1,6 @@
-//! The page in a browser: charts are drawn, nothing sticks out, hover and zoom answer.
+//! The page in a browser: scripts draw the charts, no element overflows, and charts react to the pointer.
 
+#[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ fn chromium() -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The browser, or a counted skip.
+/// Returns the browser, or counts a skipped test.
 fn chromium_or_skip(test: &str) -> Option<PathBuf> {
     let found = chromium();
     if found.is_none() {
@@ -27,27 +28,27 @@ fn chromium_or_skip(test: &str) -> Option<PathBuf> {
     found
 }
 
-struct Room(PathBuf);
+struct TempDir(PathBuf);
 
-impl Room {
-    fn new(name: &str) -> Room {
+impl TempDir {
+    fn new(name: &str) -> TempDir {
         let path = env::temp_dir().join(format!("fourtuple-report-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
-        Room(path)
+        TempDir(path)
     }
 }
 
-impl Drop for Room {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Opens `html` in a frame of `width` x `height` and gives the attributes of its `html` element.
+/// Opens `html` in a frame of `width` x `height` and returns the attributes of its `html` element.
 ///
-/// A frame, because a browser window cannot be narrower than 500 pixels. `srcdoc` gives it the origin of the page
-/// around it, which copies the attributes to itself, where `--dump-dom` shows them.
-fn open(browser: &Path, room: &Room, html: &str, width: u32, height: u32) -> String {
+/// The page is in a frame because a browser window cannot be narrower than 500 pixels. `srcdoc` gives the frame the
+/// origin of the outer page, which copies the attributes to itself, where `--dump-dom` shows them.
+fn open(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32) -> String {
     let frame = html.replace('&', "&amp;").replace('"', "&quot;");
     let around = format!(
         "<!DOCTYPE html><html><body style=\"margin:0\"><iframe width=\"{width}\" height=\"{height}\" style=\"border:0\" \
@@ -75,7 +76,7 @@ fn open(browser: &Path, room: &Room, html: &str, width: u32, height: u32) -> Str
     dom[start..start + dom[start..].find('>').unwrap()].to_owned()
 }
 
-fn check(browser: &Path, room: &Room, name: &str, records: &[Saved]) {
+fn check(browser: &Path, room: &TempDir, name: &str, records: &[Saved]) {
     let html = page(records);
     let charts = html.matches("data-chart=\"").count();
     for (width, height) in [(1280, 900), (360, 800)] {
@@ -90,13 +91,13 @@ fn check(browser: &Path, room: &Room, name: &str, records: &[Saved]) {
 #[test]
 fn report_in_chromium() {
     let Some(browser) = chromium_or_skip("report_in_chromium") else { return };
-    let room = Room::new("full");
+    let room = TempDir::new("full");
     check(&browser, &room, "56,512 ports", &[Saved::Ports(samples::full_ports())]);
     let all: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
     check(&browser, &room, "records of every kind", &all);
 }
 
-/// Points at a place of each chart of a load and writes down what the legends say.
+/// Points at a position in each chart of a load and records the text of the legends.
 const LOAD_POINTER: &str = "<script>(async () => {
     const seen = {};
     const settle = async () => { for (let i = 0; i < 20; i++) await null; };
@@ -114,9 +115,9 @@ const LOAD_POINTER: &str = "<script>(async () => {
 })();</script>";
 
 #[test]
-fn charts_of_a_load_say_what_the_record_has() {
-    let Some(browser) = chromium_or_skip("charts_of_a_load_say_what_the_record_has") else { return };
-    let room = Room::new("load");
+fn load_charts_show_the_recorded_values() {
+    let Some(browser) = chromium_or_skip("load_charts_show_the_recorded_values") else { return };
+    let room = TempDir::new("load");
     let html = page(&[Saved::Load(samples::stalled())]);
     let html = html.replace("</body>", &format!("{LOAD_POINTER}</body>"));
     let attributes = open(&browser, &room, &html, 1280, 900);
@@ -124,7 +125,7 @@ fn charts_of_a_load_say_what_the_record_has() {
     let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
     let seen: Vec<&str> = seen.split('"').next().unwrap().split('|').collect();
     let [latency, throughput, distribution, ports] = seen[..] else { panic!("{seen:?}") };
-    // A tenth of 75 seconds is in the eighth; p50, p99 and the longest rise.
+    // A tenth of 75 seconds lies in the eighth second; p50, p99 and the maximum ascend.
     assert!(latency.starts_with("7.50s 9"), "{latency}");
     assert_eq!(latency.split(' ').count(), 4, "{latency}");
     assert_eq!(throughput, "37.5s 0/s 2,393/s 2,400/s");
@@ -132,7 +133,7 @@ fn charts_of_a_load_say_what_the_record_has() {
     assert_eq!(ports, "37.5s 0 28,232");
 }
 
-/// Points at the first and the last place of the chart of a keepalive, then at the last of p50.
+/// Points at the first and the last position of a keepalive chart, then at the last position of p50.
 const WAIT_POINTER: &str = "<script>(async () => {
     const figure = document.querySelector('figure[data-chart=accept-wait]'), seen = [];
     const settle = async () => { for (let i = 0; i < 20; i++) await null; };
@@ -154,9 +155,9 @@ const WAIT_POINTER: &str = "<script>(async () => {
 })();</script>";
 
 #[test]
-fn waits_are_read_at_each_way_of_closing() {
-    let Some(browser) = chromium_or_skip("waits_are_read_at_each_way_of_closing") else { return };
-    let room = Room::new("waits");
+fn keepalive_charts_show_each_close_every() {
+    let Some(browser) = chromium_or_skip("keepalive_charts_show_each_close_every") else { return };
+    let room = TempDir::new("waits");
     let html = page(&[Saved::LabKeepalive(samples::keepalive())]);
     let html = html.replace("</body>", &format!("{WAIT_POINTER}</body>"));
     let attributes = open(&browser, &room, &html, 1280, 900);
@@ -173,7 +174,7 @@ fn waits_are_read_at_each_way_of_closing() {
     );
 }
 
-/// Moves a pointer over the scatter of the page it stands in and writes down what the legend says.
+/// Moves the pointer over the scatter plot of the page and records the text of the legend.
 const POINTER: &str = "<script>(async () => {
     const figure = document.querySelector('figure[data-chart=scatter]'), over = figure.querySelector('.u-over');
     const box = over.getBoundingClientRect(), seen = [];
@@ -207,7 +208,7 @@ const POINTER: &str = "<script>(async () => {
 #[test]
 fn charts_answer_the_pointer() {
     let Some(browser) = chromium_or_skip("charts_answer_the_pointer") else { return };
-    let room = Room::new("pointer");
+    let room = TempDir::new("pointer");
     let html = page(&[Saved::Ports(samples::ports(&["kernel-default", "auto"], 1, 8_000))]);
     let html = html.replace("</body>", &format!("{POINTER}</body>"));
     let attributes = open(&browser, &room, &html, 1280, 900);

@@ -1,11 +1,12 @@
-//! The page as text: whole, closed in itself, deaf to hostile records.
+//! The page as text: complete, self-contained, and safe against hostile records.
 
+#[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
 use fourtuple_record::Saved;
 use fourtuple_report::html::page;
 
-/// The page without what uPlot brings along, whose licence comment names its home.
+/// Returns the page without uPlot, whose licence comment contains a URL.
 fn own(page: &str) -> String {
     let uplot = include_str!("../assets/uplot/uPlot.iife.min.js");
     assert!(page.contains(uplot), "the page carries uPlot");
@@ -13,7 +14,7 @@ fn own(page: &str) -> String {
 }
 
 #[test]
-fn the_same_records_give_the_same_bytes() {
+fn equal_records_give_equal_pages() {
     for (name, saved) in samples::all() {
         assert_eq!(page(std::slice::from_ref(&saved)), page(&[saved]), "{name}");
     }
@@ -22,7 +23,7 @@ fn the_same_records_give_the_same_bytes() {
 #[test]
 fn nothing_is_fetched() {
     let records: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
-    // What was measured is named, and nothing but text.
+    // Measured destinations are named, as text only.
     let own = own(&page(&records)).replace("http://127.0.0.1:", "");
     for address in ["http://", "https://", "src=", "url(", "@import", "fetch(", "XMLHttpRequest"] {
         assert!(!own.contains(address), "the page contains {address}");
@@ -32,18 +33,18 @@ fn nothing_is_fetched() {
 }
 
 #[test]
-fn hostile_records_stay_text() {
+fn hostile_records_are_escaped() {
     let page = own(&page(&[Saved::Ports(samples::hostile())]));
     assert!(!page.contains("<script>alert"));
     assert!(page.contains("&lt;script&gt;alert"));
-    // One script element each for uPlot, the charts and the data, and no more ends than beginnings.
+    // One script element each for uPlot, the charts and the data, and each is closed once.
     assert_eq!(page.matches("<script").count(), 3);
     assert_eq!(page.matches("</script").count(), 3);
     assert!(!page.contains("<!--"));
 }
 
 #[test]
-fn the_page_carries_the_record() {
+fn the_page_embeds_the_record() {
     for (name, saved) in samples::all() {
         let page = page(std::slice::from_ref(&saved));
         let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data-0\">").unwrap();
@@ -80,7 +81,7 @@ fn every_kind_of_record_has_its_charts_and_tables() {
 }
 
 #[test]
-fn a_comparison_has_its_verdict_and_a_dot_a_trial() {
+fn a_comparison_has_its_verdict_and_a_dot_per_trial() {
     let page = page(&[Saved::Compare(samples::compare())]);
     for text in
         ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "fourtuple compare --metric rate --for 120s"]
@@ -91,7 +92,7 @@ fn a_comparison_has_its_verdict_and_a_dot_a_trial() {
 }
 
 #[test]
-fn a_comparison_of_loads_has_the_servers_in_its_command_line() {
+fn compared_loads_name_their_servers() {
     let page = page(&[Saved::Compare(samples::compared_loads())]);
     for text in [
         "--server 'serve crr --listen 127.0.0.1:8080 --workers 1' --server-b 'serve crr",
@@ -104,7 +105,7 @@ fn a_comparison_of_loads_has_the_servers_in_its_command_line() {
 }
 
 #[test]
-fn a_load_has_its_figures_and_the_charts_that_it_has_data_for() {
+fn a_load_has_figures_and_charts() {
     let charts = |page: &str| {
         let kinds = ["load-latency", "load-distribution", "load-throughput", "load-ports"];
         kinds.into_iter().filter(|kind| page.contains(&format!("data-chart=\"{kind}\""))).collect::<Vec<_>>()
@@ -133,12 +134,12 @@ fn a_load_has_its_figures_and_the_charts_that_it_has_data_for() {
         assert!(!steady.contains(text), "{text} stands there");
     }
     let hold = page(&[Saved::Load(samples::hold())]);
-    assert!(hold.contains("10,000 connections held, opened within 412ms; 17 lost to the other side."));
+    assert!(hold.contains("10,000 connections held, opened within 412ms; 17 closed by the server."));
     assert!(hold.contains("A stall was predicted after 10m00s; none was seen."));
 }
 
 #[test]
-fn a_hostile_load_stays_text() {
+fn a_hostile_load_is_escaped() {
     let page = own(&page(&[Saved::Load(samples::hostile_load())]));
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert"));
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (3, 3));
@@ -167,7 +168,7 @@ fn a_trace_has_its_accepts() {
     for text in [
         "<meter min=\"0\" max=\"6000\" value=\"3000\">",
         "tier tp_btf",
-        "Dropped at full queues: 77",
+        "dropped at full queues: 77",
         "4711/4712 it's nginx",
         r"fourtuple trace accept --pid 4711 --comm 'it'\''s nginx' --listen 127.0.0.1 --port 8080 --for 10s",
     ] {
@@ -191,9 +192,9 @@ fn a_server_has_its_workers() {
 }
 
 #[test]
-fn a_ladder_is_a_picture_for_each_policy() {
+fn a_ladder_has_a_picture_per_policy() {
     let page = page(&[Saved::LabAccept(samples::accept())]);
-    // Four policies over unix, five over TCP, under two loads each.
+    // Four policies over Unix sockets and five over TCP, under two loads each.
     assert_eq!(page.matches("<svg class=\"bars\"").count(), 2 * (4 + 5));
     assert_eq!(page.matches("data-chart=\"").count(), 0);
     for text in [
@@ -210,7 +211,7 @@ fn a_ladder_is_a_picture_for_each_policy() {
 }
 
 #[test]
-fn kept_connections_have_a_chart_and_a_timeline() {
+fn keepalive_has_a_chart_and_a_timeline() {
     let html = page(&[Saved::LabKeepalive(samples::keepalive())]);
     assert_eq!(html.matches("data-chart=\"accept-wait\"").count(), 1);
     for text in [
@@ -224,7 +225,7 @@ fn kept_connections_have_a_chart_and_a_timeline() {
     ] {
         assert!(html.contains(text), "{text} is missing");
     }
-    // The idle worker did one short thing meanwhile; the request stands above its own worker.
+    // The idle worker served one short request in between; the request's row is above the row of its worker.
     assert_eq!(html.matches("<rect class=\"gap\"").count(), 2);
     assert_eq!(html.matches("<rect class=\"waits\"").count(), 1);
     assert_eq!(html.matches("<rect class=\"busy\"").count(), 10);
@@ -236,7 +237,7 @@ fn kept_connections_have_a_chart_and_a_timeline() {
 }
 
 #[test]
-fn a_hostile_keepalive_stays_text() {
+fn a_hostile_keepalive_is_escaped() {
     let page = own(&page(&[Saved::LabKeepalive(samples::hostile_keepalive())]));
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert"));
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (3, 3));
@@ -251,12 +252,12 @@ fn remarks_stand_before_the_results() {
 }
 
 #[test]
-fn a_page_about_nothing_is_still_a_page() {
+fn a_page_without_records_is_valid() {
     assert!(page(&[]).starts_with("<!DOCTYPE html>"));
 }
 
 #[test]
-fn published_figures_stand_only_beside_the_same_question() {
+fn published_figures_need_the_same_settings() {
     let mut record = samples::full_ports();
     (record.settings.low, record.settings.high, record.settings.windows) = (9024, 65535, true);
     (record.settings.fill, record.settings.sources, record.settings.family) = (1.0, 1, 4);
@@ -280,7 +281,7 @@ fn locks_have_bars_with_intervals() {
     ] {
         assert!(page.contains(part), "{part:?} is missing");
     }
-    // The longest bar with its whisker fills the room, and the other is shorter in proportion.
+    // The longest bar with its whisker fills the width, and the other bar is in proportion.
     assert!(page.contains("width=\"349.5\"") && page.contains("width=\"317.7\""), "{page}");
     let hostile = own(&page_of_hostile());
     assert!(!hostile.contains("<b onclick"), "markup of a record is on the page");
@@ -291,10 +292,10 @@ fn page_of_hostile() -> String {
 }
 
 #[test]
-fn planes_have_the_published_figure_and_a_bar_for_each_way() {
+fn planes_have_the_figure_and_a_bar_per_method() {
     let html = page(&[Saved::LabPlanes(samples::planes())]);
     assert_eq!(html.matches("data-chart=\"planes-throughput\"").count(), 1);
-    let (_, bars) = html.split_once("<svg class=\"costs\"").unwrap();
+    let (_, bars) = html.split_once("<svg class=\"lengths\"").unwrap();
     let (bars, _) = bars.split_once("</svg>").unwrap();
     assert_eq!(bars.matches("<rect").count(), 3, "one plane without work: {bars}");
     for text in [

@@ -1,49 +1,40 @@
-//! Records as one HTML file that needs nothing else: no network, no other file.
+//! Renders documents as one self-contained HTML file.
 
-mod accept;
-mod accept_timeline;
-mod compare;
-mod forward;
-mod lab_locks;
-mod load;
-mod plan;
-mod planes;
-mod ports;
-mod serve;
-mod time_wait;
-mod trace;
-mod trace_accept;
-mod trace_locks;
+mod picture;
+mod timeline;
 
-use fourtuple_record::{Record, Remark, Saved};
+use fourtuple_record::{Common, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use serde::Serialize;
 
-use crate::accept::Lab;
-use crate::envelope::{Envelope, envelope, host_words};
+use crate::document::{Block, Document, Medium, Tone};
+use crate::records::{document, host_facts};
+use crate::table::{Cell, Picture, Table, more};
 
 const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
-const PLOT_JS: &str = include_str!("../../assets/plot.js");
-const CHARTS_JS: &str = include_str!("../../assets/charts.js");
-const ACCEPT_JS: &str = include_str!("../../assets/accept.js");
-const LOAD_JS: &str = include_str!("../../assets/load.js");
-const PLANES_JS: &str = include_str!("../../assets/planes.js");
-/// Its notice has to be in every copy, and every page is one.
+/// The page's own scripts, in the order of their dependencies.
+const SCRIPTS: [&str; 5] = [
+    include_str!("../../assets/plot.js"),
+    include_str!("../../assets/load.js"),
+    include_str!("../../assets/accept.js"),
+    include_str!("../../assets/planes.js"),
+    include_str!("../../assets/charts.js"),
+];
+/// The licence of uPlot, which every copy, and hence every page, must contain.
 const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
 
-/// Whatever a record may hold, the browser is to fetch nothing.
+/// The content security policy: forbids all requests, for any content of a record.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
 
-/// A page about `records`, in their order: remarks on validity, advice, tables, and charts that zoom and pan.
+/// Returns a page of `records`, in order: remarks on validity, advice, tables, and charts that zoom and pan.
 ///
-/// The page is light or dark as the browser prefers and readable at a width of 360 pixels. Without JavaScript the charts
-/// are missing and the tables are not. The records are embedded as JSON, whole, in `script` elements of the type
-/// `application/json`: the page is at the same time a copy of the measurement.
+/// The page follows the browser's light or dark preference and is readable at a width of 360 pixels. Without
+/// JavaScript the charts are missing; the tables remain. The records are embedded in full as JSON in `script`
+/// elements of the type `application/json`.
 pub fn page(records: &[Saved]) -> String {
-    let envelopes: Vec<Envelope<'_>> = records.iter().map(envelope).collect();
+    let commons: Vec<Common<'_>> = records.iter().map(Saved::common).collect();
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -53,9 +44,9 @@ pub fn page(records: &[Saved]) -> String {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 meta name="generator" content=(concat!("fourtuple ", env!("CARGO_PKG_VERSION")));
-                // Otherwise browsers ask the server for one.
+                // Without an icon browsers request one from the server.
                 link rel="icon" href="data:,";
-                title { (title(&envelopes)) }
+                title { (title(&commons)) }
                 style { (PreEscaped("/* uPlot\n")) (PreEscaped(UPLOT_LICENSE)) (PreEscaped("*/\n")) (PreEscaped(UPLOT_CSS)) (PreEscaped(PAGE_CSS)) }
             }
             body {
@@ -65,23 +56,20 @@ pub fn page(records: &[Saved]) -> String {
                     }
                 }
                 @if records.len() > 1 {
-                    (contents(&envelopes))
+                    (contents(&commons))
                 }
-                @for (index, (saved, envelope)) in records.iter().zip(&envelopes).enumerate() {
-                    (article(index, saved, envelope))
+                @for (index, saved) in records.iter().enumerate() {
+                    (article(index, saved))
                 }
                 footer {
                     p {
-                        "Times are those of the system calls as the program saw them. Made by fourtuple "
+                        "Times are measured around system calls in the program. Made by fourtuple "
                         (env!("CARGO_PKG_VERSION")) "; charts by uPlot (MIT)."
                     }
                 }
                 script { (PreEscaped(UPLOT_JS)) }
                 script {
-                    (PreEscaped("(() => {\n\"use strict\";\n"))
-                    (PreEscaped(PLOT_JS)) (PreEscaped(LOAD_JS)) (PreEscaped(ACCEPT_JS)) (PreEscaped(PLANES_JS))
-                    (PreEscaped(CHARTS_JS))
-                    (PreEscaped("})();"))
+                    (PreEscaped("(() => {\n\"use strict\";\n")) (PreEscaped(SCRIPTS.concat())) (PreEscaped("})();"))
                 }
             }
         }
@@ -89,124 +77,48 @@ pub fn page(records: &[Saved]) -> String {
     .into_string()
 }
 
-fn title(envelopes: &[Envelope<'_>]) -> String {
-    match envelopes {
+fn title(records: &[Common<'_>]) -> String {
+    match records {
         [] => "fourtuple".to_owned(),
         [one] => format!("fourtuple {} on {}", one.command, one.host.kernel),
         many => format!("fourtuple: {} records", many.len()),
     }
 }
 
-fn contents(envelopes: &[Envelope<'_>]) -> Markup {
+fn contents(records: &[Common<'_>]) -> Markup {
     html! {
         nav aria-label="Records" {
             ol {
-                @for (index, envelope) in envelopes.iter().enumerate() {
-                    li { a href=(format!("#record-{index}")) { (envelope.command) } " " span.dim { (envelope.host.kernel) ", " (envelope.started) } }
+                @for (index, record) in records.iter().enumerate() {
+                    li {
+                        a href=(format!("#record-{index}")) { (record.command) } " "
+                        span.dim { (record.host.kernel) ", " (record.started) }
+                    }
                 }
             }
         }
     }
 }
 
-fn article(index: usize, saved: &Saved, envelope: &Envelope<'_>) -> Markup {
+fn article(index: usize, saved: &Saved) -> Markup {
+    let (common, document) = (saved.common(), document(saved));
     html! {
         article id=(format!("record-{index}")) {
             header {
-                p.kicker { "fourtuple " (envelope.command) }
-                h1 { (heading(saved)) }
-                (words(&host_words(envelope.host), "host"))
+                p.kicker { "fourtuple " (common.command) }
+                h1 { (document.title) }
+                (facts(&host_facts(common.host)))
             }
-            (remarks(envelope.validity))
-            @match saved {
-                Saved::Lab(record) => {
-                    @let accept = record.results.accept.as_ref();
-                    @let of_accept = accept.map_or(&[][..], |results| &results.advice);
-                    (advice(&[record.results.ports.advice.as_slice(), &record.results.time_wait.advice, of_accept]))
-                    (ports::section(index, "ports", &envelope.settings[0], &record.settings.ports, &record.results.ports))
-                    (time_wait::section(index, "time_wait", &envelope.settings[1], &record.results.time_wait))
-                    @if let Some(results) = accept {
-                        h2 { (Lab::Accept.question()) }
-                        (accept::section(index, Lab::Accept, &envelope.settings[2], results))
-                    }
-                }
-                Saved::Ports(record) => {
-                    (advice(&[&record.results.advice]))
-                    (ports::section(index, "", &envelope.settings[0], &record.settings, &record.results))
-                }
-                Saved::TimeWait(record) => {
-                    (advice(&[&record.results.advice]))
-                    (time_wait::section(index, "", &envelope.settings[0], &record.results))
-                }
-                Saved::LabAccept(record) => {
-                    (advice(&[&record.results.advice]))
-                    (accept::section(index, Lab::Accept, &envelope.settings[0], &record.results))
-                }
-                Saved::LabKeepalive(record) => {
-                    (advice(&[&record.results.advice]))
-                    (accept::section(index, Lab::Keepalive, &envelope.settings[0], &record.results))
-                }
-                Saved::LabLocks(record) => {
-                    (advice(&[&record.results.advice]))
-                    (lab_locks::section(&envelope.settings[0], &record.results))
-                }
-                Saved::LabPlanes(record) => {
-                    (advice(&[&record.results.advice]))
-                    (planes::section(index, &envelope.settings[0], &record.results))
-                }
-                Saved::Plan(record) => {
-                    (advice(&[&record.results.advice]))
-                    (plan::section(index, &envelope.settings[0], &record.results))
-                }
-                Saved::Compare(record) => {
-                    (compare::section(&envelope.settings[0], &record.settings, &record.results))
-                }
-                Saved::Load(record) => {
-                    (advice(&[&record.results.advice]))
-                    (load::section(index, &envelope.settings[0], &record.settings, &record.results))
-                }
-                Saved::Serve(record) => {
-                    (serve::section(&envelope.settings[0], &record.results))
-                }
-                Saved::Forward(record) => {
-                    (advice(&[&record.results.advice]))
-                    (forward::section(&envelope.settings[0], &record.results))
-                }
-                Saved::TraceConnect(record) => {
-                    (trace::section(index, &envelope.settings[0], &record.results))
-                }
-                Saved::TraceAccept(record) => {
-                    (trace_accept::section(&envelope.settings[0], &record.results))
-                }
-                Saved::TraceLocks(record) => {
-                    (trace_locks::section(&envelope.settings[0], &record.results))
+            (remarks(common.validity))
+            (advice(&document.advice))
+            section {
+                @for (medium, shown) in &document.blocks {
+                    @if medium.includes(Medium::Page) { (block(index, shown)) }
                 }
             }
-            (provenance(envelope, matches!(saved, Saved::Plan(_))))
+            (provenance(&common, &document))
             (data(index, saved))
         }
-    }
-}
-
-fn heading(saved: &Saved) -> &'static str {
-    match saved {
-        Saved::Lab(_) => {
-            "What connect() costs on this kernel, how long the ports last, and who gets the connection"
-        }
-        Saved::Ports(_) => "What connect() costs under each port strategy",
-        Saved::TimeWait(_) => "How long the ports last when every connection is closed at once",
-        Saved::LabAccept(_) => Lab::Accept.question(),
-        Saved::LabKeepalive(_) => Lab::Keepalive.question(),
-        Saved::LabLocks(_) => "What short-lived connections gain where fewer of them meet at a lock",
-        Saved::LabPlanes(_) => crate::planes::QUESTION,
-        Saved::Plan(_) => "How many connections fit, and what they cost",
-        Saved::Compare(_) => "Is B faster than A?",
-        Saved::Load(_) => "What came back under this load, and how fast",
-        Saved::Serve(_) => "What each worker of a server did",
-        Saved::Forward(_) => "What each plane of a forwarder did",
-        Saved::TraceConnect(_) => "How long connect() looked for a source port",
-        Saved::TraceAccept(_) => "How long connections waited for accept()",
-        Saved::TraceLocks(_) => "Which locks of TCP were waited for",
     }
 }
 
@@ -222,61 +134,137 @@ fn remarks(validity: &[Remark]) -> Markup {
     }
 }
 
-fn advice(lists: &[&[String]]) -> Markup {
+fn advice(lines: &[String]) -> Markup {
     html! {
-        @if lists.iter().any(|list| !list.is_empty()) {
+        @if !lines.is_empty() {
             section.advice {
                 h2 { "In plain words" }
+                ul { @for line in lines { li { (line) } } }
+            }
+        }
+    }
+}
+
+fn block(record: usize, block: &Block) -> Markup {
+    html! {
+        @match block {
+            Block::Heading(text) => { h2 { (text) } }
+            Block::Facts(list) => { (facts(list)) }
+            Block::Figures(figures) => {
+                dl.figures {
+                    // A name may wrap between words, a number may not.
+                    @for (name, value) in figures { div { dt { (name) } dd.text[value.contains(' ')] { (value) } } }
+                }
+            }
+            Block::Table(shown) => { (table(shown)) }
+            Block::Ladder { items, caption } => { (picture::ladder(items, caption)) }
+            Block::Bars { charts, caption } => { (picture::bars(charts, caption)) }
+            Block::Dots { sides, caption } => { (picture::dots(sides, caption)) }
+            Block::Chart(chart) => { (figure(record, chart.kind, chart.part, &chart.select, &chart.caption)) }
+            Block::HeatMap { caption, .. } => { (figure(record, "trace-heat", "", &[], caption)) }
+            Block::Timeline(shown) => { (timeline::draw(shown)) }
+            Block::Verdict { verdict, detail } => {
+                p.verdict { strong { (verdict) } @if !detail.is_empty() { " (" (detail) ")" } }
+            }
+            Block::Note(tone, text) => { (note(*tone, text)) }
+            Block::List(tone, items) => {
                 ul {
-                    @for line in lists.iter().copied().flatten() {
-                        li { (line) }
+                    @for (name, text) in items {
+                        li {
+                            @if !name.is_empty() { strong { (name) } ": " }
+                            span.bad[*tone == Tone::Bad] { (text) }
+                        }
                     }
                 }
             }
+            Block::Nothing => { p.remark { "Nothing was measured." } }
         }
     }
 }
 
 /// Short facts in a row.
-fn words(words: &[String], class: &str) -> Markup {
+fn facts(facts: &[String]) -> Markup {
+    html! { ul.words { @for fact in facts { li { (fact) } } } }
+}
+
+fn note(tone: Tone, text: &str) -> Markup {
     html! {
-        ul.words.(class) {
-            @for word in words {
-                li { (word) }
-            }
+        @match tone {
+            Tone::Plain | Tone::Good => { p { (text) } }
+            Tone::Strong => { p { strong { (text) } } }
+            Tone::Dim => { p.dim { (text) } }
+            Tone::Bad => { p.bad { (text) } }
         }
     }
 }
 
-/// A chart that charts.js draws from the `results` of record `index`, or from their field `part`.
-fn chart(kind: &str, index: usize, part: &str, caption: &Markup) -> Markup {
+/// Returns the element in which `charts.js` draws the chart `kind` from the embedded record.
+fn figure(record: usize, kind: &str, part: &str, select: &[(&str, String)], caption: &str) -> Markup {
+    let value = |name| select.iter().find(|(other, _)| *other == name).map(|(_, value)| value);
     html! {
-        figure data-chart=(kind) data-record=(index) data-part=(part) {
+        figure data-chart=(kind) data-record=(record) data-part=(part) data-family=[value("family")] data-load=[value("load")] {
             div.plot {}
             figcaption { (caption) }
         }
     }
 }
 
-/// A table that scrolls by itself when the window is narrow.
-fn table(head: &[&str], rows: &Markup) -> Markup {
-    html! {
+/// Returns a table that scrolls by itself in a narrow window.
+fn table(table: &Table) -> Markup {
+    let columns =
+        || table.columns.iter().enumerate().filter(|(_, column)| column.medium.includes(Medium::Page));
+    let most = table.limit.map_or(usize::MAX, |limit| limit.page);
+    let rows = html! {
         div.scroll tabindex="0" {
             table {
-                thead { tr { @for title in head { th scope="col" { (title) } } } }
-                tbody { (rows) }
+                thead { tr { @for (_, column) in columns() { th scope="col" { (column.page_title()) } } } }
+                tbody {
+                    @for row in table.rows.iter().take(most) {
+                        tr {
+                            @for (position, (at, _)) in columns().enumerate() {
+                                @let content = cell(&row[at]);
+                                @if position == 0 {
+                                    th scope="row" { (content) }
+                                } @else {
+                                    td.bad[row[at].tone == Tone::Bad].dim[row[at].tone == Tone::Dim] { (content) }
+                                }
+                            }
+                        }
+                    }
+                }
             }
+        }
+    };
+    html! {
+        @match table.folded {
+            Some((summary, open)) => { details open[open] { summary { (summary) } (rows) } }
+            None => { (rows) }
+        }
+        @if let Some(more) = table.limit.and_then(|limit| more(table.rows.len(), limit.page, limit.noun)) {
+            p.dim { (more) }
         }
     }
 }
 
-fn provenance(envelope: &Envelope<'_>, computed: bool) -> Markup {
-    let host = envelope.host;
+fn cell(cell: &Cell) -> Markup {
+    let text = cell.page.as_ref().unwrap_or(&cell.text);
+    html! {
+        @match &cell.picture {
+            Some(Picture::Meter { value, most }) => { (picture::meter(*value, *most)) }
+            Some(Picture::Workers(workers)) => { (picture::workers(workers)) }
+            None => { (text) }
+        }
+        @for note in &cell.notes { br; span.dim { (note) } }
+    }
+}
+
+fn provenance(common: &Common<'_>, document: &Document) -> Markup {
+    let host = common.host;
     html! {
         section.provenance {
             h2 { "Where this comes from" }
-            p { (if computed { "Computed" } else { "Measured" }) " " time { (envelope.started) } " by" }
-            div.scroll tabindex="0" { pre { code { (envelope.command_line) } } }
+            p { (if document.computed { "Computed" } else { "Measured" }) " " time { (common.started) } " by" }
+            div.scroll tabindex="0" { pre { code { (document.command_line) } } }
             @if !host.sysctls.is_empty() || !host.capabilities.is_empty() {
                 details {
                     summary { "Host settings that were read, and what the kernel can do" }
@@ -291,28 +279,9 @@ fn provenance(envelope: &Envelope<'_>, computed: bool) -> Markup {
     }
 }
 
+/// Embeds the record as JSON, escaped so that no string of the record can end the `script` element.
 fn data(index: usize, saved: &Saved) -> Markup {
-    let json = match saved {
-        Saved::Lab(record) => results(record),
-        Saved::Ports(record) => results(record),
-        Saved::TimeWait(record) => results(record),
-        Saved::LabAccept(record) | Saved::LabKeepalive(record) => results(record),
-        Saved::LabLocks(record) => results(record),
-        Saved::LabPlanes(record) => results(record),
-        Saved::Plan(record) => results(record),
-        Saved::Compare(record) => results(record),
-        Saved::Load(record) => results(record),
-        Saved::Serve(record) => results(record),
-        Saved::Forward(record) => results(record),
-        Saved::TraceConnect(record) => results(record),
-        Saved::TraceAccept(record) => results(record),
-        Saved::TraceLocks(record) => results(record),
-    };
+    // A record consists of strings, numbers and maps with string keys, which JSON can represent.
+    let json = serde_json::to_string(saved).expect("a record is JSON").replace('<', "\\u003c");
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
-}
-
-/// JSON for a `script` element, where `</script` or `<!--` inside a string would end or swallow it.
-fn results<S: Serialize, R: Serialize>(record: &Record<S, R>) -> String {
-    // A record is made of strings, numbers and maps with string keys: there is nothing that JSON cannot hold.
-    serde_json::to_string(record).expect("a record is JSON").replace('<', "\\u003c")
 }

@@ -1,130 +1,105 @@
-//! A record as text for a terminal, a log or a mail.
+//! Renders documents as text for a terminal, a log or an email.
 
-mod accept;
-mod compare;
-mod forward;
 mod heat;
-mod lab_locks;
-mod load;
-mod plan;
-mod planes;
-mod ports;
-mod serve;
 mod sheet;
-mod spark;
 mod table;
-mod time_wait;
-mod trace;
-mod trace_accept;
-mod trace_locks;
+mod timeline;
 
 use fourtuple_record::{Saved, TraceHeat};
 
-use crate::accept::Lab;
-use crate::envelope::{envelope, host_words};
-use sheet::{Sheet, Tone};
+use crate::document::{Block, Medium, Tone};
+use crate::records::{document, host_facts};
+use crate::table::{Cell, Table, more};
+use heat::Ends;
+use sheet::Sheet;
+pub use sheet::printable;
+use table::Text;
 
-/// The record as lines of at most `width` columns (20 at least), with ANSI colours when `color` is true.
+/// Returns the record as lines of at most `width` columns (at least 20), with ANSI colours if `color` is true.
 ///
-/// Remarks on validity come first. When a table does not fit, its less important columns are left out and named below
-/// it; no line is ever longer than `width`. Control characters of the record are replaced, so that a record from
-/// elsewhere cannot steer the terminal.
+/// Remarks on validity come first. If a table is too wide, its less important columns are omitted and named below it.
+/// Control characters of the record are replaced, so that a record from another host cannot control the terminal.
 pub fn render(saved: &Saved, width: usize, color: bool) -> String {
-    let envelope = envelope(saved);
+    let common = saved.common();
+    let document = document(saved);
     let mut sheet = Sheet::new(width, color);
-    for remark in envelope.validity {
+    for remark in common.validity {
         sheet.item("! ", &format!("{}: {}", remark.id, remark.message), Tone::Bad);
     }
-    if !envelope.validity.is_empty() {
+    if !common.validity.is_empty() {
         sheet.gap();
     }
-    sheet.list(&host_words(envelope.host), Tone::Dim);
-    sheet.list(&[format!("fourtuple {}", envelope.command), envelope.started.to_owned()], Tone::Dim);
-    let settings = &envelope.settings;
-    let advice = match saved {
-        Saved::Lab(record) => {
-            ports::body(&mut sheet, &settings[0], &record.results.ports);
-            time_wait::body(&mut sheet, &settings[1], &record.results.time_wait);
-            let mut advice =
-                [record.results.ports.advice.as_slice(), record.results.time_wait.advice.as_slice()].concat();
-            if let Some(results) = &record.results.accept {
-                accept::body(&mut sheet, Lab::Accept, &settings[2], results);
-                advice.extend_from_slice(&results.advice);
-            }
-            advice
+    sheet.list(&host_facts(common.host), Tone::Dim);
+    sheet.list(&[format!("fourtuple {}", common.command), common.started.to_owned()], Tone::Dim);
+    sheet.gap();
+    let mut last: Option<&Block> = None;
+    for (_, block) in document.blocks.iter().filter(|(medium, _)| medium.includes(Medium::Terminal)) {
+        // Blank lines separate tables from text, except from their own heading.
+        let heading = matches!(last, Some(Block::Heading(_)));
+        if !heading && (is_table(block) || last.is_some_and(is_table)) {
+            sheet.gap();
         }
-        Saved::Ports(record) => {
-            ports::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::TimeWait(record) => {
-            time_wait::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::LabAccept(record) => {
-            accept::body(&mut sheet, Lab::Accept, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::LabKeepalive(record) => {
-            accept::body(&mut sheet, Lab::Keepalive, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::LabLocks(record) => {
-            lab_locks::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::LabPlanes(record) => {
-            planes::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::Plan(record) => {
-            plan::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::Compare(record) => {
-            compare::body(&mut sheet, &settings[0], &record.settings, &record.results);
-            Vec::new()
-        }
-        Saved::Load(record) => {
-            load::body(&mut sheet, &settings[0], &record.settings, &record.results);
-            record.results.advice.clone()
-        }
-        Saved::Serve(record) => {
-            serve::body(&mut sheet, &settings[0], &record.results);
-            Vec::new()
-        }
-        Saved::Forward(record) => {
-            forward::body(&mut sheet, &settings[0], &record.results);
-            record.results.advice.clone()
-        }
-        Saved::TraceConnect(record) => {
-            trace::body(&mut sheet, &settings[0], &record.results);
-            Vec::new()
-        }
-        Saved::TraceAccept(record) => {
-            trace_accept::body(&mut sheet, &settings[0], &record.results);
-            Vec::new()
-        }
-        Saved::TraceLocks(record) => {
-            trace_locks::body(&mut sheet, &settings[0], &record.results);
-            Vec::new()
-        }
-    };
-    if !advice.is_empty() {
+        show(&mut sheet, block);
+        last = Some(block);
+    }
+    if !document.advice.is_empty() {
         sheet.heading("In plain words");
-        for line in &advice {
+        for line in &document.advice {
             sheet.item("- ", line, Tone::Plain);
         }
     }
     sheet.finish()
 }
 
-/// The heat map of what has just been, as it moves while a trace goes on: its last columns, in lines of at most `width`
-/// columns, with two rows to a factor of ten. Empty without searches.
+fn is_table(block: &Block) -> bool {
+    matches!(block, Block::Figures(_) | Block::Table(_) | Block::Timeline(_))
+}
+
+fn show(sheet: &mut Sheet, block: &Block) {
+    match block {
+        Block::Heading(text) => sheet.heading(text),
+        Block::Facts(facts) => sheet.list(facts, Tone::Dim),
+        Block::Figures(figures) => {
+            let table = Table::of(figures)
+                .text("", 0, |(name, _)| *name)
+                .number("", 0, |(_, value)| Cell::toned(value.as_str(), Tone::Strong));
+            sheet.table(&Text::new(&table.into()));
+        }
+        Block::Table(table) => {
+            sheet.table(&Text::new(table));
+            let cut = table.limit.and_then(|limit| more(table.rows.len(), limit.terminal, limit.noun));
+            if let Some(more) = cut {
+                sheet.item("", &more, Tone::Dim);
+            }
+        }
+        Block::HeatMap { heat, .. } => heat::map(sheet, heat, 4, Ends::Trace),
+        Block::Timeline(timeline) => timeline::draw(sheet, timeline),
+        Block::Verdict { verdict, detail } => {
+            sheet.item("", verdict, Tone::Strong);
+            if !detail.is_empty() {
+                sheet.item("  ", detail, Tone::Dim);
+            }
+        }
+        Block::Note(tone, text) => sheet.item("", text, *tone),
+        Block::List(tone, items) => items.iter().for_each(|(name, text)| match name.as_str() {
+            "" => sheet.item("- ", text, *tone),
+            name => sheet.item("  ", &format!("{name}: {text}"), *tone),
+        }),
+        Block::Nothing => {
+            sheet.gap();
+            sheet.item("", "Nothing was measured.", Tone::Bad);
+        }
+        // The tables next to these blocks have the same figures.
+        Block::Ladder { .. } | Block::Bars { .. } | Block::Dots { .. } | Block::Chart(_) => {}
+    }
+}
+
+/// Returns the heat map of the most recent searches for the live view of a trace: its last columns, in lines of at
+/// most `width` columns, with two rows per factor of ten. Empty without searches.
 pub fn moving_heat(heat: &TraceHeat, width: usize, color: bool) -> String {
     let mut sheet = Sheet::new(width, color);
     let first = heat.columns.len().saturating_sub(heat::columns(width));
     let last = TraceHeat { columns: heat.columns[first..].to_vec(), ..heat.clone() };
-    heat::map(&mut sheet, &last, 2, heat::Ends::Now);
+    heat::map(&mut sheet, &last, 2, Ends::Now);
     sheet.finish()
 }

@@ -1,92 +1,92 @@
-use super::table::Table;
+use crate::document::Tone;
+use crate::terminal::table::Text;
 
-/// How a piece of text looks when there are colours.
+/// The style of a text when colours are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tone {
-    Plain,
-    Strong,
-    Dim,
-    Good,
-    Bad,
-    /// Of a heat map, from 1 (few) to 4 (many).
+pub(super) enum Style {
+    Tone(Tone),
+    /// Intensity in a heat map, from 1 (few) to 4 (many).
     Heat(u8),
 }
 
-impl Tone {
+impl Style {
+    pub(super) const PLAIN: Style = Style::Tone(Tone::Plain);
+    pub(super) const DIM: Style = Style::Tone(Tone::Dim);
+
     fn code(self) -> &'static str {
         match self {
-            Tone::Plain => "",
-            Tone::Strong => "\x1b[1m",
-            Tone::Dim => "\x1b[2m",
-            Tone::Good => "\x1b[32m",
-            Tone::Bad => "\x1b[31m",
-            Tone::Heat(..=1) => "\x1b[34m",
-            Tone::Heat(2) => "\x1b[36m",
-            Tone::Heat(3) => "\x1b[33m",
-            Tone::Heat(4..) => "\x1b[91m",
+            Style::Tone(Tone::Plain) => "",
+            Style::Tone(Tone::Strong) => "\x1b[1m",
+            Style::Tone(Tone::Dim) => "\x1b[2m",
+            Style::Tone(Tone::Good) => "\x1b[32m",
+            Style::Tone(Tone::Bad) => "\x1b[31m",
+            Style::Heat(..=1) => "\x1b[34m",
+            Style::Heat(2) => "\x1b[36m",
+            Style::Heat(3) => "\x1b[33m",
+            Style::Heat(4..) => "\x1b[91m",
         }
     }
 }
 
-/// A line: texts that stand side by side, each with its tone.
-pub(crate) type Line = Vec<(String, Tone)>;
+/// A line: texts side by side, each with its style.
+pub(super) type Line = Vec<(String, Style)>;
 
 /// Lines of limited width.
-pub(crate) struct Sheet {
+pub(super) struct Sheet {
     width: usize,
     color: bool,
     text: String,
 }
 
 impl Sheet {
-    pub(crate) fn new(width: usize, color: bool) -> Sheet {
-        // Narrower than this not even a name and its number stand side by side.
+    pub(super) fn new(width: usize, color: bool) -> Sheet {
+        // Below this width a name and its number do not fit side by side.
         Sheet { width: width.max(20), color, text: String::new() }
     }
 
-    /// An empty line, unless there is one.
-    pub(crate) fn gap(&mut self) {
+    /// Adds an empty line unless the last line is empty.
+    pub(super) fn gap(&mut self) {
         if !self.text.is_empty() && !self.text.ends_with("\n\n") {
             self.text.push('\n');
         }
     }
 
-    pub(crate) fn heading(&mut self, text: &str) {
+    pub(super) fn heading(&mut self, text: &str) {
         self.gap();
         self.item("", text, Tone::Strong);
     }
 
-    /// A wrapped paragraph; `mark` stands before its first line and the others are indented by as much.
-    pub(crate) fn item(&mut self, mark: &str, text: &str, tone: Tone) {
+    /// Adds a wrapped paragraph; `mark` precedes its first line, and further lines are indented by the same width.
+    pub(super) fn item(&mut self, mark: &str, text: &str, tone: Tone) {
         let indent = mark.chars().count();
         let lines = wrap(&printable(text), self.width - indent);
         for (number, line) in lines.iter().enumerate() {
             let before = if number == 0 { mark.to_owned() } else { " ".repeat(indent) };
-            self.line(&[(before + line, tone)]);
+            self.line(&[(before + line, Style::Tone(tone))]);
         }
     }
 
-    /// Short things in a row with dots between; a line breaks between two of them only, if it can.
-    pub(crate) fn list(&mut self, things: &[String], tone: Tone) {
+    /// Adds short facts separated by dots; lines break between two facts if possible.
+    pub(super) fn list(&mut self, facts: &[String], tone: Tone) {
         let mut line = String::new();
-        for thing in things.iter().map(|thing| printable(thing)) {
-            if !line.is_empty() && line.chars().count() + 3 + thing.chars().count() > self.width {
+        for fact in facts.iter().map(|fact| printable(fact)) {
+            if !line.is_empty() && line.chars().count() + 3 + fact.chars().count() > self.width {
                 self.item("", &std::mem::take(&mut line), tone);
             }
             if !line.is_empty() {
                 line.push_str(" · ");
             }
-            line.push_str(&thing);
+            line.push_str(&fact);
         }
         self.item("", &line, tone);
     }
 
-    /// Columns of a line.
-    pub(crate) fn width(&self) -> usize {
+    /// Returns the number of columns of a line.
+    pub(super) fn width(&self) -> usize {
         self.width
     }
 
-    pub(crate) fn table(&mut self, table: &Table) {
+    pub(super) fn table(&mut self, table: &Text) {
         let (lines, dropped) = table.fit(self.width);
         for line in &lines {
             self.line(line);
@@ -96,12 +96,12 @@ impl Sheet {
         }
     }
 
-    /// One line, which is to be no longer than the width.
-    pub(crate) fn line(&mut self, pieces: &[(String, Tone)]) {
+    /// Adds one line, which must fit the width.
+    pub(super) fn line(&mut self, pieces: &[(String, Style)]) {
         let start = self.text.len();
-        for (text, tone) in pieces {
-            if self.color && *tone != Tone::Plain && !text.trim().is_empty() {
-                self.text.extend([tone.code(), text, "\x1b[0m"]);
+        for (text, style) in pieces {
+            if self.color && *style != Style::PLAIN && !text.trim().is_empty() {
+                self.text.extend([style.code(), text, "\x1b[0m"]);
             } else {
                 self.text.push_str(text);
             }
@@ -111,26 +111,36 @@ impl Sheet {
         self.text.push('\n');
     }
 
-    pub(crate) fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         self.text
     }
 }
 
-/// `text` without anything that moves the cursor or changes the direction of writing.
-pub(crate) fn printable(text: &str) -> String {
+/// Replaces control characters and invisible format characters (Unicode category Cf, such as bidirectional overrides) by
+/// U+FFFD, and line ends and tabs by a space.
+pub fn printable(text: &str) -> String {
     text.chars()
         .map(|character| match character {
             '\t' | '\n' => ' ',
-            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => {
-                '\u{fffd}'
-            }
+            '\u{ad}'
+            | '\u{600}'..='\u{605}'
+            | '\u{61c}'
+            | '\u{6dd}'
+            | '\u{70f}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}' => '\u{fffd}',
             character if character.is_control() => '\u{fffd}',
             character => character,
         })
         .collect()
 }
 
-/// Breaks at spaces; a word that is longer than a line is cut.
+/// Breaks at spaces; cuts a word that is longer than a line.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;

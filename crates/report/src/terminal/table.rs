@@ -1,73 +1,37 @@
-use super::sheet::{Line, Tone, printable};
-
-/// Where a column's cells stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
-    Left,
-    Right,
-}
-
-/// A column and how soon it goes when there is no room: 0 never, 1 last, 9 first.
-pub(crate) struct Column {
-    pub(crate) title: &'static str,
-    pub(crate) align: Align,
-    pub(crate) expendable: u8,
-}
-
-impl Column {
-    /// A column of text.
-    pub(crate) const fn text(title: &'static str, expendable: u8) -> Column {
-        Column { title, align: Align::Left, expendable }
-    }
-
-    /// A column of numbers.
-    pub(crate) const fn number(title: &'static str, expendable: u8) -> Column {
-        Column { title, align: Align::Right, expendable }
-    }
-}
-
-/// Text of a cell and its tone.
-pub(crate) struct Cell {
-    text: String,
-    tone: Tone,
-}
-
-impl Cell {
-    pub(crate) fn toned(text: impl Into<String>, tone: Tone) -> Cell {
-        Cell { text: printable(&text.into()), tone }
-    }
-}
-
-impl<T: Into<String>> From<T> for Cell {
-    fn from(text: T) -> Cell {
-        Cell::toned(text, Tone::Plain)
-    }
-}
-
-/// Rows of cells under titles, two spaces between the columns.
-pub(crate) struct Table {
-    columns: Vec<Column>,
-    rows: Vec<Vec<Cell>>,
-}
+use crate::document::{Medium, Tone};
+use crate::table::{Align, Cell, Column, Table};
+use crate::terminal::sheet::{Line, Style, printable};
 
 const BETWEEN: usize = 2;
 
-impl Table {
-    pub(crate) fn new(columns: Vec<Column>) -> Table {
-        Table { columns, rows: Vec::new() }
+/// A table as text, with the columns that the terminal shows.
+pub(super) struct Text {
+    columns: Vec<Column>,
+    rows: Vec<Vec<(String, Tone)>>,
+}
+
+impl Text {
+    pub(super) fn new(table: &Table) -> Text {
+        let most = table.limit.map_or(usize::MAX, |limit| limit.terminal);
+        let shown = |at: &usize| table.columns[*at].medium.includes(Medium::Terminal);
+        let kept: Vec<usize> = (0..table.columns.len()).filter(shown).collect();
+        let cell = |row: &[Cell], at: usize| (printable(&row[at].text), row[at].tone);
+        Text {
+            columns: kept.iter().map(|&at| table.columns[at]).collect(),
+            rows: table
+                .rows
+                .iter()
+                .take(most)
+                .map(|row| kept.iter().map(|&at| cell(row, at)).collect())
+                .collect(),
+        }
     }
 
-    /// Adds a row, one cell per column.
-    pub(crate) fn row(&mut self, cells: Vec<Cell>) {
-        debug_assert_eq!(cells.len(), self.columns.len());
-        self.rows.push(cells);
-    }
-
-    /// The lines of the table within `width`, and the titles of the columns that had to go.
-    pub(crate) fn fit(&self, width: usize) -> (Vec<Line>, Vec<&'static str>) {
+    /// Returns the lines of the table within `width`, and the titles of the omitted columns.
+    pub(super) fn fit(&self, width: usize) -> (Vec<Line>, Vec<&'static str>) {
         let mut widths: Vec<usize> =
             self.columns.iter().enumerate().map(|(at, _)| self.column_width(at)).collect();
-        // A long name is no reason to leave out numbers.
+        // A long name must not cause columns of numbers to be omitted.
         if let Some(name) = widths.first_mut() {
             *name = (*name).min(width / 2);
         }
@@ -85,20 +49,20 @@ impl Table {
             };
             dropped.push(kept.remove(position));
         }
-        // What may not go gives way from the left: names can be cut, numbers cannot.
+        // Columns that may not be omitted shrink from the left: names can be cut, numbers cannot.
         for &at in &kept {
             let excess = total(&kept, &widths).saturating_sub(width);
             widths[at] -= excess.min(widths[at].saturating_sub(3));
         }
         dropped.sort_unstable();
         let mut lines = Vec::with_capacity(self.rows.len() + 1);
-        if kept.iter().any(|&at| !self.columns[at].title.is_empty()) {
-            lines.push(self.line(&kept, &widths, |at| (self.columns[at].title, Tone::Dim)));
+        if kept.iter().any(|&at| !self.columns[at].terminal_title().is_empty()) {
+            lines.push(self.line(&kept, &widths, |at| (self.columns[at].terminal_title(), Tone::Dim)));
         }
         for row in &self.rows {
-            lines.push(self.line(&kept, &widths, |at| (row[at].text.as_str(), row[at].tone)));
+            lines.push(self.line(&kept, &widths, |at| (row[at].0.as_str(), row[at].1)));
         }
-        (lines, dropped.into_iter().map(|at| self.columns[at].title).collect())
+        (lines, dropped.into_iter().map(|at| self.columns[at].terminal_title()).collect())
     }
 
     fn line<'a>(&self, kept: &[usize], widths: &[usize], cell: impl Fn(usize) -> (&'a str, Tone)) -> Line {
@@ -113,20 +77,20 @@ impl Table {
                     Align::Left => between + &text + &padding,
                     Align::Right => between + &padding + &text,
                 },
-                tone,
+                Style::Tone(tone),
             ));
         }
         pieces
     }
 
     fn column_width(&self, at: usize) -> usize {
-        let cells = self.rows.iter().map(|row| row[at].text.chars().count());
-        cells.max().unwrap_or(0).max(self.columns[at].title.chars().count())
+        let cells = self.rows.iter().map(|row| row[at].0.chars().count());
+        cells.max().unwrap_or(0).max(self.columns[at].terminal_title().chars().count())
     }
 
-    /// A column with nothing in it says nothing.
+    /// Returns whether all cells of a column are empty.
     fn is_empty_column(&self, at: usize) -> bool {
-        !self.rows.is_empty() && self.rows.iter().all(|row| row[at].text.is_empty())
+        !self.rows.is_empty() && self.rows.iter().all(|row| row[at].0.is_empty())
     }
 }
 
@@ -143,16 +107,16 @@ mod tests {
     use super::*;
 
     fn lines(table: &Table, width: usize) -> (Vec<String>, Vec<&'static str>) {
-        let (lines, dropped) = table.fit(width);
+        let (lines, dropped) = Text::new(table).fit(width);
         (lines.into_iter().map(|line| line.into_iter().map(|(text, _)| text).collect()).collect(), dropped)
     }
 
     fn sample() -> Table {
-        let mut table =
-            Table::new(vec![Column::text("name", 0), Column::number("p50", 9), Column::number("rate", 0)]);
-        table.row(vec!["full-range".into(), "1".into(), "49.3k/s".into()]);
-        table.row(vec!["a".into(), "22".into(), "9/s".into()]);
-        table
+        Table::of(&[("full-range", "1", "49.3k/s"), ("a", "22", "9/s")])
+            .text("name", 0, |row| row.0)
+            .number("p50", 9, |row| row.1)
+            .number("rate", 0, |row| row.2)
+            .into()
     }
 
     #[test]
@@ -175,8 +139,7 @@ mod tests {
 
     #[test]
     fn an_empty_column_is_not_shown() {
-        let mut table = Table::new(vec![Column::text("name", 0), Column::text("note", 0)]);
-        table.row(vec!["a".into(), "".into()]);
-        assert_eq!(lines(&table, 80).0, ["name", "a   "]);
+        let table = Table::of(&["a"]).text("name", 0, |row| *row).text("note", 0, |_| "");
+        assert_eq!(lines(&table.into(), 80).0, ["name", "a   "]);
     }
 }

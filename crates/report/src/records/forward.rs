@@ -1,0 +1,129 @@
+use fourtuple_record::{ForwardBfd, ForwardLink, ForwardRecord, ForwardResults, ForwardSettings};
+
+use crate::document::{Block, Document, Tone};
+use crate::number::{count, duration, maybe_duration, rate, share, total};
+use crate::table::{Cell, Table, numbered};
+use crate::words::{CommandLine, index, plural, quoted, reasons, typed};
+
+pub(super) fn document(record: &ForwardRecord) -> Document {
+    let (settings, results) = (&record.settings, &record.results);
+    let mut document =
+        Document::new("How the forwarder distributed its work", command_line(settings), &results.advice);
+    document.page_heading("All planes");
+    document.facts(facts(settings));
+    let elapsed = format!("forwarded for {}", duration(results.elapsed_ns));
+    document.facts(results.listen.iter().cloned().chain([elapsed]).collect());
+    document.push(Block::Figures(figures(results)));
+    document.page_heading("Each plane");
+    document.table(
+        Table::of(&numbered(&results.planes))
+            .text("plane", 0, |(number, _)| number.to_string())
+            .number("received", 0, |(_, plane)| count(plane.received))
+            .number("share", 1, |(_, plane)| share(plane.share))
+            .number("sent", 0, |(_, plane)| count(plane.sent))
+            .number("returned", 3, |(_, plane)| count(plane.returned))
+            .number("clients", 4, |(_, plane)| count(plane.clients))
+            .number("evicted|Clients evicted", 5, |(_, plane)| Cell::bad_count(plane.evicted))
+            .number("unanswered|Clients unanswered", 6, |(_, plane)| count(plane.unanswered))
+            .text("dropped", 2, |(_, plane)| Cell::toned(reasons(&plane.dropped), Tone::Bad)),
+    );
+    let sessions = results.bfd.iter().map(|bfd| (bfd.peer.clone(), session(bfd)));
+    document.list("BFD sessions", Tone::Plain, sessions);
+    document
+}
+
+fn facts(settings: &ForwardSettings) -> Vec<String> {
+    let link = |link: &ForwardLink| {
+        let to = link.to.as_deref().unwrap_or("routes only");
+        let replies = if link.replies { " and back" } else { "" };
+        format!("{} to {to}{replies}, spread {}", link.listen, link.spread)
+    };
+    let pinned = if settings.pin { ", pinned" } else { "" };
+    let mut facts: Vec<String> = settings.links.iter().map(link).collect();
+    facts.extend(settings.links.iter().filter_map(timers));
+    facts.push(format!("{} ({}{pinned})", plural(settings.planes.into(), "plane"), settings.plane));
+    facts.extend(settings.for_ns.map(|time| format!("for {} at most", duration(time))));
+    facts
+}
+
+/// `BFD every 50.0ms, from the peer every 300ms, detection multiplier 3`; `None` without a BFD session.
+fn timers(link: &ForwardLink) -> Option<String> {
+    let timers = link.bfd_timers?;
+    let receive = match timers.receive_interval_ns {
+        same if same == timers.interval_ns => String::new(),
+        other => format!(", from the peer every {}", duration(other)),
+    };
+    Some(format!(
+        "BFD every {}{receive}, detection multiplier {}",
+        duration(timers.interval_ns),
+        timers.multiplier
+    ))
+}
+
+/// Returns the command line. Several links need a configuration file, which the record does not contain.
+fn command_line(settings: &ForwardSettings) -> String {
+    let line = CommandLine::new("forward");
+    let [link] = settings.links.as_slice() else { return line.set("--config", "FILE").finish() };
+    let line = line.set("--listen", &link.listen).maybe("--to", link.to.as_ref());
+    let routes = link.routes.iter().fold(line, |line, route| line.set("--route", quoted(route)));
+    routes
+        .maybe("--key", link.key.as_ref())
+        .set("--spread", &link.spread)
+        .flag("--return", link.replies)
+        .maybe("--bfd", link.bfd.as_ref())
+        .maybe("--bfd-in-band", link.bfd_in_band.as_ref())
+        .set("--planes", settings.planes)
+        .set("--plane", &settings.plane)
+        .flag("--pin", settings.pin)
+        .maybe("--for", settings.for_ns.map(typed))
+        .finish()
+}
+
+/// Returns the totals of all planes. Events that did not occur are omitted.
+fn figures(results: &ForwardResults) -> Vec<(&'static str, String)> {
+    let planes = || results.planes.iter();
+    let received = total(planes().map(|plane| &plane.received));
+    let returned = total(planes().map(|plane| &plane.returned));
+    let seconds = results.elapsed_ns.max(1) as f64 / 1e9;
+    let bytes = total(planes().map(|plane| &plane.sent_bytes));
+    let cpu = total(planes().map(|plane| &plane.cpu_ns));
+    let dropped: u64 = planes().fold(0, |sum, plane| sum.saturating_add(total(plane.dropped.values())));
+    let mut figures = vec![
+        ("packets received", count(received)),
+        ("packets sent on", count(total(planes().map(|plane| &plane.sent)))),
+        ("packets per second", rate(received as f64 / seconds)),
+        ("Gbit/s of payload", format!("{:.3}", bytes as f64 * 8.0 / 1e9 / seconds)),
+    ];
+    if returned > 0 {
+        figures.push(("packets returned", count(returned)));
+    }
+    let each = cpu.checked_div(received.saturating_add(returned));
+    figures.extend([("CPU per packet", maybe_duration(each)), ("packets dropped", count(dropped))]);
+    figures.extend(results.client_limit.map(|limit| ("clients at most", count(limit))));
+    if results.jain.is_some() && results.planes.len() > 1 {
+        figures.push(("Jain's index of the planes (1 is even)", index(results.jain)));
+    }
+    figures
+}
+
+/// Describes a BFD session: `up (diagnostic none), 1 times up and 0 times down, 10 sent and 9 received`.
+fn session(bfd: &ForwardBfd) -> String {
+    let reception = match bfd.reception.as_str() {
+        "filter" => ", in-band by a filter",
+        "planes" => ", in-band behind data",
+        _ => "",
+    };
+    let discarded = match reasons(&bfd.discarded) {
+        none if none.is_empty() => none,
+        some => format!(", discarded {some}"),
+    };
+    format!(
+        "{} (diagnostic {}), {} times up and {} times down, {} sent and {} received{discarded}{reception}",
+        bfd.state,
+        bfd.diagnostic,
+        count(bfd.ups),
+        count(bfd.downs),
+        count(bfd.sent),
+        count(bfd.received),
+    )
+}

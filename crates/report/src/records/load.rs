@@ -1,0 +1,404 @@
+use fourtuple_record::{
+    Distribution, Held, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantiles, Second,
+};
+
+use crate::document::{Block, Document, Tone};
+use crate::number::{count, duration, quantity, rate, share};
+use crate::records::times;
+use crate::spark;
+use crate::table::{Cell, Table};
+use crate::words::{CommandLine, every, plural, typed, word};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+pub(super) fn document(record: &LoadRecord) -> Document {
+    let (settings, results) = (&record.settings, &record.results);
+    let mut document = Document::untitled(
+        "How the server performs under this load",
+        command_line(settings),
+        &results.advice,
+    );
+    document.note(Tone::Strong, asked(settings));
+    document.facts(facts(settings));
+    document.heading(achieved(settings, results));
+    match errors(results) {
+        none if none.is_empty() => document.note(Tone::Good, "no errors"),
+        some => document.note(Tone::Bad, format!("errors: {some}")),
+    }
+    document.push(Block::Figures(figures(settings, results)));
+    if let Some(reason) = &results.engine_reason {
+        document.note(Tone::Dim, format!("{} because {reason}", results.engine));
+    }
+    latency(&mut document, results);
+    document.terminal(|document| seconds(document, results));
+    charts(&mut document, settings, results);
+    if let Some(ports) = &results.ports {
+        budget(&mut document, ports, results);
+    }
+    if let Some(hold) = &results.hold {
+        document.heading("Held connections");
+        document.note(Tone::bad_if(hold.lost > 0), held(hold));
+    }
+    if let Some(threshold) = settings.threshold_ns {
+        slow(&mut document, threshold, results);
+    }
+    document
+}
+
+/// Describes the load in one sentence.
+fn asked(settings: &LoadSettings) -> String {
+    let LoadSettings { target, workload, arrival, rate_per_s, connections, hold, .. } = settings;
+    let method = if settings.method.is_empty() { String::new() } else { format!(" {}", settings.method) };
+    let arrivals = match (arrival.as_str(), rate_per_s) {
+        ("closed", _) | (_, None) => format!("closed loop of {}", plural(*connections, "connection")),
+        ("poisson", Some(per_s)) => format!("open loop (Poisson) at {}", rate(*per_s)),
+        (_, Some(per_s)) => format!("open loop (even) at {}", rate(*per_s)),
+    };
+    let held =
+        if *hold > 0 { format!(" on top of {} held", plural(*hold, "connection")) } else { String::new() };
+    let time = settings.for_ns.map(|time| format!(" for {}", duration(time)));
+    let operations = settings.operations.map(|operations| format!(" {}", plural(operations, "operation")));
+    let ends = time.into_iter().chain(operations).collect::<Vec<_>>().join(" or");
+    let comma = if ends.is_empty() { "" } else { "," };
+    format!("{workload}{method} to {target}: {arrivals}{held}{comma}{ends}")
+}
+
+/// Returns the settings that the sentence omits.
+fn facts(settings: &LoadSettings) -> Vec<String> {
+    let LoadSettings { address, close_every, pause_ns, request_bytes, response_bytes, .. } = settings;
+    let connections = || format!("{} at most", plural(settings.connections, "connection"));
+    let closed = || match close_every {
+        0 => "kept alive".to_owned(),
+        1 => "closed after every request".to_owned(),
+        requests => format!("closed after {} requests", count(*requests)),
+    };
+    let sends = *request_bytes > 0 || *response_bytes > 0;
+    let facts = [
+        (!settings.target.contains(address)).then(|| format!("at {address}")),
+        settings.rate_per_s.map(|_| connections()),
+        (settings.workload == "http").then(closed),
+        (*pause_ns > 0).then(|| format!("pause {}", duration(*pause_ns))),
+        sends.then(|| format!("{} out", plural(*request_bytes, "byte"))),
+        (*response_bytes > 0).then(|| format!("{} back", plural(*response_bytes, "byte"))),
+        Some(plural(settings.threads, "thread") + if settings.pinned { ", pinned" } else { "" }),
+        Some(format!("engine {}", settings.engine)),
+        Some(format!("strategy {}", settings.strategy)),
+        settings.sources.as_ref().map(|sources| format!("from {sources}")),
+        Some(format!("timeout {}", duration(settings.timeout_ns))),
+        settings.threshold_ns.map(|slow| format!("slow is over {}", duration(slow))),
+        settings.separate_ack.then(|| "separate ACK".to_owned()),
+        settings.anyway.then(|| "preflight ignored".to_owned()),
+        Some(format!("seed {}", settings.seed)),
+    ];
+    facts.into_iter().flatten().collect()
+}
+
+fn command_line(settings: &LoadSettings) -> String {
+    let workload = settings.workload.as_str();
+    let (is_http, has_ports) = (workload == "http", !settings.target.starts_with("unix:"));
+    let closes = matches!(workload, "http" | "crr" | "udp");
+    let over_zero = |value: u64| Some(value).filter(|value| *value > 0);
+    let rate = settings.rate_per_s.map(|per_s| format!("{per_s}/s --arrival {}", settings.arrival));
+    CommandLine::new("load")
+        .add(word(&settings.target))
+        .set("--workload", workload)
+        .maybe("--connections", over_zero(settings.connections))
+        .maybe("--rate", rate)
+        .maybe("--pause", over_zero(settings.pause_ns).map(typed))
+        .maybe("--close-every", closes.then(|| every(settings.close_every)))
+        .maybe("--method", is_http.then_some(&settings.method))
+        .maybe("--hold", over_zero(settings.hold))
+        .maybe("--operations", settings.operations)
+        .maybe("--for", settings.for_ns.map(typed))
+        .set("--timeout", typed(settings.timeout_ns))
+        .maybe("--threshold", settings.threshold_ns.map(typed))
+        .set("--engine", &settings.engine)
+        .set("--threads", settings.threads)
+        .flag("--pin", settings.pinned)
+        .maybe("--strategy", Some(&settings.strategy).filter(|_| workload != "udp" && has_ports))
+        .maybe("--source", settings.sources.as_ref())
+        .set("--close", &settings.close)
+        .maybe("--request", over_zero(settings.request_bytes).filter(|_| !is_http))
+        .maybe("--response", over_zero(settings.response_bytes))
+        .flag("--separate-ack", settings.separate_ack)
+        .flag("--anyway", settings.anyway)
+        .set("--seed", settings.seed)
+        .finish()
+}
+
+/// Returns the achieved load (`19.8k/s`), in an open loop with the offered load.
+fn achieved(settings: &LoadSettings, results: &LoadResults) -> String {
+    let done = rate(results.rate_per_s);
+    if settings.rate_per_s.is_none() || results.offered_per_s <= 0.0 {
+        return done;
+    }
+    let part = (results.rate_per_s / results.offered_per_s * 1000.0).round() / 1000.0;
+    format!("{done} of {} offered ({})", rate(results.offered_per_s), share(part))
+}
+
+fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str, String)> {
+    // With batching a connection needs less than one system call.
+    let calls = match results.syscalls_per_connection {
+        0.0 => "0".to_owned(),
+        calls => quantity(calls),
+    };
+    let mut figures =
+        vec![("operations", count(results.operations)), ("connections", count(results.connections))];
+    if results.retried > 0 {
+        figures.push(("requests retried", count(results.retried)));
+    }
+    figures.extend([
+        ("elapsed", duration(results.elapsed_ns)),
+        ("CPU per operation", duration(results.client_cpu_ns_per_operation)),
+        ("syscalls/connection", calls),
+        ("engine", results.engine.clone()),
+    ]);
+    // A UDP server does not notice the end of a flow.
+    if settings.workload != "udp" {
+        let closer = match results.close.as_str() {
+            "client" => "client, FIN",
+            "rst" => "client, RST",
+            "server" => "server, FIN",
+            other => other,
+        };
+        figures.push(("closed by", closer.to_owned()));
+    }
+    figures.extend(results.strategy.iter().map(|strategy| ("ports chosen by", strategy.clone())));
+    figures
+}
+
+/// Returns the errors with their counts, most frequent first: `12 ECONNREFUSED`.
+fn errors(results: &LoadResults) -> String {
+    let mut errors: Vec<(&String, u64)> =
+        results.errors.iter().map(|(name, number)| (name, *number)).collect();
+    errors.sort_by_key(|(name, number)| (std::cmp::Reverse(*number), *name));
+    errors.iter().map(|(name, number)| format!("{} {name}", count(*number))).collect::<Vec<_>>().join(", ")
+}
+
+fn latency(document: &mut Document, results: &LoadResults) {
+    document.heading("Latency");
+    let measured = |times: Quantiles| (times.samples > 0).then(|| Distribution::from(times));
+    let (times, late) = (results.latency_ns, measured(results.late_ns));
+    let parts = [
+        ("late", late),
+        ("search", measured(times.search)),
+        ("handshake", measured(times.handshake)),
+        ("first byte", measured(times.first_byte)),
+        ("total", measured(times.total)),
+    ];
+    if parts.iter().all(|(_, times)| times.is_none()) {
+        return document.push(Block::Nothing);
+    }
+    let late = late.map_or("", |_| " Late: from the intended start to the actual one, part of the total.");
+    let explanation = "Search: in connect(), the search for a port and the SYN. Handshake: from there until the connection \
+                       is established. First byte: from the request to the first byte of the response. Total: from the \
+                       start to the end, closing not included.";
+    times::show(document, "|Part", &parts, format!("{explanation}{late}"));
+}
+
+fn charts(document: &mut Document, settings: &LoadSettings, results: &LoadResults) {
+    let shaded = shaded(results);
+    if results.seconds.iter().any(|second| second.operations > 0) {
+        document.chart(
+            "load-latency",
+            format!("Time of the operations that ended in each second: median, 99th percentile and longest.{shaded}"),
+        );
+    }
+    if !results.distribution.is_empty() {
+        document.page_heading("How the times are distributed");
+        document.chart(
+            "load-distribution",
+            "The time that a share of the operations did not exceed. Every nine more is a tenth as many operations; the last \
+             point is the longest.",
+        );
+    }
+    if !results.seconds.is_empty() {
+        document.page_heading("Throughput");
+        let offered = if settings.rate_per_s.is_some() { " Dotted: the offered rate." } else { "" };
+        document.chart(
+            "load-throughput",
+            format!("Operations, new connections and failures in each second.{offered}{shaded}"),
+        );
+    }
+}
+
+/// Explains the shaded bands in the charts over time.
+fn shaded(results: &LoadResults) -> &'static str {
+    let stalled = results.ports.as_ref().is_some_and(|ports| ports.stalled_ns.is_some());
+    if stalled { " Shaded: the ports are exhausted." } else { "" }
+}
+
+/// Returns the seconds with their rates. The last second ends with the run; it is omitted if very short.
+fn rates(results: &LoadResults) -> impl Iterator<Item = (&Second, f64)> {
+    results.seconds.iter().filter_map(|second| {
+        let length = results.elapsed_ns.saturating_sub(second.at_ns).min(SECOND_NS);
+        (length >= SECOND_NS / 5 || results.seconds.len() == 1)
+            .then(|| (second, second.operations as f64 * SECOND_NS as f64 / length.max(1) as f64))
+    })
+}
+
+/// The columns of the sparklines.
+const STEPS: usize = 20;
+
+/// Merges `values` into at most [`STEPS`] groups of about equal size.
+fn steps(values: &[f64], join: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let steps = values.len().min(STEPS);
+    let edge = |step: usize| step * values.len() / steps;
+    (0..steps).map(|step| join(&values[edge(step)..edge(step + 1)])).collect()
+}
+
+/// Adds sparklines of the run. A column has the mean rate of its seconds, and their worst value of other figures.
+fn seconds(document: &mut Document, results: &LoadResults) {
+    let (seconds, rates): (Vec<&Second>, Vec<f64>) = rates(results).unzip();
+    if seconds.len() < 2 {
+        return;
+    }
+    let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+    let of = |field: fn(&Second) -> u64| -> Vec<f64> {
+        seconds.iter().map(|second| field(second) as f64).collect()
+    };
+    let mean = |step: &[f64]| step.iter().sum::<f64>() / step.len().max(1) as f64;
+    let picture = |values: &[f64], join: &dyn Fn(&[f64]) -> f64| {
+        spark::linear(steps(values, join).into_iter(), most(values))
+    };
+    let (low, high) = (least(&rates), most(&rates));
+    let mut rows = vec![("rate", picture(&rates, &mean), rate(low), rate(high))];
+    let p99s = of(|second| second.p99_ns);
+    // Seconds without completed operations have no percentiles.
+    if let Some((low, high)) = spark::extent(p99s.iter().copied()) {
+        let picture = spark::log(steps(&p99s, most).into_iter(), (low, high));
+        rows.push(("p99 (log)", picture, duration(low as u64), duration(high as u64)));
+    }
+    let errors = of(|second| second.errors);
+    if most(&errors) > 0.0 {
+        let (low, high) = (least(&errors), most(&errors));
+        rows.push(("errors", picture(&errors, &most), count(low as u64), count(high as u64)));
+    }
+    let left = of(|second| second.ports_left.unwrap_or(0));
+    if seconds.iter().any(|second| second.ports_left.is_some()) {
+        let (low, high) = (least(&left), most(&left));
+        rows.push(("ports left", picture(&left, &least), count(low as u64), count(high as u64)));
+    }
+    document.heading("Second by second");
+    document.table(
+        Table::of(&rows)
+            .name("", |(name, ..)| *name)
+            .text("start to end", 0, |(name, picture, ..)| {
+                Cell::toned(picture.clone(), Tone::bad_if(*name == "errors"))
+            })
+            .number("lowest", 2, |(.., low, _)| low.clone())
+            .number("highest", 1, |(.., high)| high.clone()),
+    );
+}
+
+fn budget(document: &mut Document, ports: &LoadPorts, results: &LoadResults) {
+    document.heading("Ports");
+    document.facts(ports_facts(ports));
+    let tone = if ports.stalled_ns.is_some() { Tone::Bad } else { Tone::Good };
+    document.note(tone, stall(ports));
+    if results.seconds.iter().any(|second| second.ports_left.is_some()) {
+        let predicted = match ports.predicted_stall_ns {
+            Some(_) => " Dashed: where a stall was predicted before the first packet.",
+            None => "",
+        };
+        document.chart(
+            "load-ports",
+            format!(
+                "Tuples left for new connections, as far as known. Dotted: the budget.{predicted}{}",
+                shaded(results)
+            ),
+        );
+    }
+}
+
+/// `budget 28,232 tuples`, `31 in use before`, ...
+fn ports_facts(ports: &LoadPorts) -> Vec<String> {
+    let mut facts = vec![
+        format!("budget {}", plural(ports.budget, "tuple")),
+        format!("{} in use before", count(ports.taken_before)),
+    ];
+    facts.extend(ports.needed.map(|needed| format!("{} needed", count(needed))));
+    facts.push(format!("{} used", count(ports.used)));
+    facts.push(match ports.kept_ns {
+        0 => "free once closed".to_owned(),
+        kept => format!("kept for {} once closed", duration(kept)),
+    });
+    facts
+}
+
+/// Compares the predicted stall with the measured one.
+fn stall(ports: &LoadPorts) -> String {
+    let length = duration(ports.stall_length_ns);
+    let predicted = ports.predicted_stall_ns.map(duration);
+    match (predicted, ports.stalled_ns.map(duration)) {
+        (None, None) => "No stall predicted, none seen.".to_owned(),
+        (Some(predicted), None) => format!("A stall was predicted after {predicted}; none was seen."),
+        (None, Some(at)) => format!("Stalled after {at} for {length} in all; it was not predicted."),
+        (Some(predicted), Some(at)) => {
+            format!("Stalled after {at} for {length} in all; predicted after {predicted}.")
+        }
+    }
+}
+
+/// Describes the held connections.
+fn held(held: &Held) -> String {
+    let lost = match held.lost {
+        0 => "none was closed by the server".to_owned(),
+        lost => format!("{} closed by the server", count(lost)),
+    };
+    format!("{} held, opened within {}; {lost}.", plural(held.opened, "connection"), duration(held.ramp_ns))
+}
+
+/// The slow operations that the terminal and the page show; the record has up to 1,000.
+const SLOW: (usize, usize) = (10, 100);
+
+fn slow(document: &mut Document, threshold_ns: u64, results: &LoadResults) {
+    document.heading("Slow operations");
+    let over = format!("{} over {}", plural(results.slow_count, "operation"), duration(threshold_ns));
+    let tone = if results.slow_count > 0 { Tone::Bad } else { Tone::Good };
+    document.note(tone, over);
+    if results.slow.is_empty() {
+        return;
+    }
+    let table = Table::of(&results.slow)
+        .number("at|Started after", 0, |slow| moment(slow.at_ns))
+        .number("took", 0, |slow| duration(slow.total_ns))
+        .text("longest|Longest part", 0, |slow| slow.longest.clone())
+        .number("request no.|Request of its connection", 1, |slow| count(slow.request));
+    let open = results.slow.len() <= 10;
+    document.table(table.limit(SLOW.0, SLOW.1, "operation").folded("When, and what took the time", open));
+}
+
+/// Formats a time of the run with milliseconds, because slow operations come in bursts.
+fn moment(ns: u64) -> String {
+    format!("{}.{:03}s", ns / SECOND_NS, ns % SECOND_NS / 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_shown_with_its_prediction() {
+        let ports = |predicted_stall_ns, stalled_ns| LoadPorts {
+            budget: 1,
+            taken_before: 0,
+            needed: None,
+            used: 1,
+            kept_ns: 0,
+            predicted_stall_ns,
+            stalled_ns,
+            stall_length_ns: 48 * SECOND_NS,
+        };
+        assert_eq!(stall(&ports(None, None)), "No stall predicted, none seen.");
+        assert_eq!(
+            stall(&ports(Some(12_100_000_000), Some(12_000_000_000))),
+            "Stalled after 12.0s for 48.0s in all; predicted after 12.1s."
+        );
+        assert_eq!(
+            ports_facts(&ports(None, None)),
+            ["budget 1 tuple", "0 in use before", "1 used", "free once closed"]
+        );
+    }
+}

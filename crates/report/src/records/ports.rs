@@ -1,0 +1,202 @@
+use fourtuple_record::{Distribution, PortsRecord, PortsResults, PortsSettings};
+
+use crate::document::{Block, Document, Tone};
+use crate::number::{NOTHING, count, duration, factor, maybe_duration, rate, share};
+use crate::records::strategies::{StrategyRow, rows};
+use crate::spark;
+use crate::table::{Cell, Column, Table};
+use crate::words::{CommandLine, errors, plural, range, repeats};
+
+pub(super) const TITLE: &str = "What connect() costs under each port strategy";
+
+/// The ratio to the floor up to which a mean of connect() is good (`Auto` is tested against it up to 90% fill).
+const CLOSE_TO_FLOOR: f64 = 1.10;
+/// The ratio to the floor above which the port search dominates the cost of connect().
+const FAR_FROM_FLOOR: f64 = 2.0;
+
+pub(super) fn document(record: &PortsRecord) -> Document {
+    let mut document = Document::new(TITLE, command_line(&record.settings), &record.results.advice);
+    body(&mut document, &record.settings, &record.results);
+    document
+}
+
+/// Adds the experiment to its own document or to the document of `lab`.
+pub(super) fn body(document: &mut Document, settings: &PortsSettings, results: &PortsResults) {
+    document.page_heading("The strategies");
+    document.facts(facts(settings));
+    let rows = rows(&results.strategies);
+    if rows.is_empty() {
+        return document.push(Block::Nothing);
+    }
+    document.table(strategies(&rows));
+    document.explain("Floor: the mean of the same calls on a destination with an empty table, measured between the dials. Mean, \
+             percentiles and maximum are of the time in connect() of the dials that succeeded.");
+    document.terminal(|document| failures(document, &rows));
+    let windows: Vec<&StrategyRow<'_>> = rows.iter().filter(|row| row.window().is_some()).collect();
+    if !windows.is_empty() {
+        document.page(|document| window_table(document, &windows, as_published(settings)));
+    }
+    if results.strategies.iter().any(|result| result.scatter.is_some()) {
+        document.page_heading("Every connection");
+        document.chart(
+            "scatter",
+            "Time in connect() of each dial, in the order of the dials; the line is the moving mean. All strategies have \
+             the same axis.",
+        );
+        document.page_heading("How the times are distributed");
+        document.chart(
+            "distribution",
+            "Share of the connections by time in connect(), 16 steps to a factor of ten.",
+        );
+    }
+    if rows.iter().any(|row| !row.by_fill.is_empty()) {
+        document.terminal(|document| fill(document, &rows));
+        document.page_heading("Cost as the ports fill up");
+        document.chart(
+            "fill",
+            "Mean time in connect() between the previous point and this one. Dashed: the floor.",
+        );
+    }
+}
+
+fn facts(settings: &PortsSettings) -> Vec<String> {
+    let PortsSettings { low, high, windows, fill, protocol, family, sources, seed, .. } = settings;
+    vec![
+        range(*low, *high),
+        plural((*sources).into(), "source"),
+        format!("{}/IPv{family}", protocol.to_uppercase()),
+        format!("filled to {}", share(*fill)),
+        repeats(settings.repeats),
+        if *windows { "one attempt per window, no fallback" } else { "windows with a fallback" }.to_owned(),
+        format!("seed {seed}"),
+    ]
+}
+
+fn command_line(settings: &PortsSettings) -> String {
+    let PortsSettings { low, high, strategies, windows, fill, protocol, family, sources, repeats, seed } =
+        settings;
+    CommandLine::new("lab ports")
+        .add(format_args!("--range {low}-{high} --strategy {}", strategies.join(",")))
+        .flag("--windows", *windows)
+        .add(format_args!("--fill {fill} --protocol {protocol} --family {family}"))
+        .add(format_args!("--sources {sources} --repeats {repeats} --seed {seed}"))
+        .finish()
+}
+
+fn strategies(rows: &[StrategyRow<'_>]) -> Table {
+    let all = |row: &StrategyRow<'_>, field: fn(Distribution) -> u64| maybe_duration(row.all.map(field));
+    let lowest_rate = if rows.iter().any(|row| row.runs > 1) { 2 } else { 9 };
+    let between = |row: &StrategyRow<'_>, words: &str| match row.rate {
+        (_, low, high) if row.runs > 1 => format!("{}{words}{}", rate(low), rate(high)),
+        _ => String::new(),
+    };
+    let chosen = |row: &StrategyRow<'_>| row.chosen.map_or(String::new(), |chosen| format!("chose {chosen}"));
+    Table::of(rows)
+        .name("strategy", |row| Cell::from(row.label()).on_page(row.strategy).note(chosen(row)))
+        .number("conns|Connections", 3, |row| count(row.connections))
+        .number("failed", 1, |row| failed(row))
+        .page("Total time", |row| duration(row.elapsed_ns))
+        .number("rate", 0, |row| Cell::from(rate(row.rate.0)).note(between(row, " to ")))
+        .terminal(Column::number("(min..max)", lowest_rate), |row| match between(row, "..").as_str() {
+            "" => String::new(),
+            some => format!("({some})"),
+        })
+        .number("mean", 0, |row| all(row, |all| all.mean))
+        .number("p50", 8, |row| all(row, |all| all.p50))
+        .number("p99", 5, |row| all(row, |all| all.p99))
+        .number("p99.9", 7, |row| all(row, |all| all.p999))
+        .number("max", 6, |row| all(row, |all| all.max))
+        .number("even|Even mean", 4, |row| maybe_duration(row.even.map(|even| even.mean)))
+        .number("odd|Odd mean", 4, |row| maybe_duration(row.odd.map(|odd| odd.mean)))
+        .number("vs floor|Mean vs floor", 1, |row| {
+            Cell::toned(factor(row.ratio), tone_of(row.ratio)).note(format!("of {}", duration(row.floor_ns)))
+        })
+        .page("CPU per dial", |row| duration(row.cpu_ns_per_dial))
+        .into()
+}
+
+fn tone_of(ratio: Option<f64>) -> Tone {
+    match ratio {
+        Some(ratio) if ratio <= CLOSE_TO_FLOOR => Tone::Good,
+        Some(ratio) if ratio > FAR_FROM_FLOOR => Tone::Bad,
+        _ => Tone::Plain,
+    }
+}
+
+/// Returns the number of failed dials, with their errors as notes.
+fn failed(row: &StrategyRow<'_>) -> Cell {
+    let cell = Cell::bad_count(row.failed);
+    match row.runs {
+        1 => cell.errors(&row.errors),
+        _ if row.failed > 0 => cell.note(row.errors.keys().copied().collect::<Vec<_>>().join(", ")),
+        _ => cell,
+    }
+}
+
+fn failures(document: &mut Document, rows: &[StrategyRow<'_>]) {
+    let failing = rows.iter().filter(|row| !row.errors.is_empty()).map(|row| {
+        let runs = if row.runs > 1 { format!(" in {} runs", row.runs) } else { String::new() };
+        (row.strategy.to_owned(), format!("{}{runs}", errors(&row.errors)))
+    });
+    document.items(Tone::Bad, failing);
+}
+
+/// Width, errors and connections per second from Cloudflare, "connect() - why are you so slow?".
+const PUBLISHED: [(u64, u64, u64); 4] =
+    [(500, 868, 30_139), (1_000, 1_129, 27_260), (5_000, 4_037, 8_405), (10_000, 6_695, 3_183)];
+
+/// Returns whether the settings equal the settings of the article: 56,512 ports filled over one IPv4 address, one attempt per
+/// window.
+fn as_published(settings: &PortsSettings) -> bool {
+    let PortsSettings { low, high, windows, fill, protocol, family, sources, .. } = settings;
+    (*low, *high, *windows, *family, *sources) == (9024, 65535, true, 4, 1)
+        && *fill == 1.0
+        && protocol == "tcp"
+}
+
+/// Adds the table of windows, with the published figures if the settings are the same.
+fn window_table(document: &mut Document, rows: &[&StrategyRow<'_>], as_published: bool) {
+    let published = |row: &&StrategyRow<'_>, field: fn(&(u64, u64, u64)) -> u64| {
+        let found = PUBLISHED.iter().find(|(width, ..)| Some(*width) == row.window());
+        Cell::toned(found.map_or_else(|| NOTHING.to_owned(), |found| count(field(found))), Tone::Dim)
+    };
+    document.heading("Windows");
+    let table = Table::of(rows)
+        .page("Window size", |row| format!("{} ports", row.window().map(count).unwrap_or_default()))
+        .page("Errors", |row| failed(row))
+        .page("Total test time", |row| duration(row.elapsed_ns))
+        .page("Connections/second", |row| count(row.rate.0.max(0.0).round() as u64));
+    if !as_published {
+        return document.table(table);
+    }
+    document.table(
+        table
+            .page("Published errors", |row| published(row, |(_, errors, _)| *errors))
+            .page("Published conn/s", |row| published(row, |(.., rate)| *rate)),
+    );
+    document.explain(
+        "Published: “connect() - why are you so slow?” (Cloudflare, 2024), on another machine, with a kernel that searched \
+         windows by halves.",
+    );
+}
+
+/// Adds sparklines of the mean time by fill.
+fn fill(document: &mut Document, rows: &[StrategyRow<'_>]) {
+    let means =
+        |row: &StrategyRow<'_>| row.by_fill.iter().map(|point| point.mean_ns as f64).collect::<Vec<_>>();
+    let Some(extent) = spark::extent(rows.iter().flat_map(means)) else { return };
+    let parts = rows.iter().map(|row| row.by_fill.len()).max().unwrap_or(0);
+    let part = if parts == 16 { "sixteenth".to_owned() } else { format!("one of {parts} parts") };
+    document.heading(format!("Mean connect() by {part} of the fill (log scale)"));
+    let measured = |row: &StrategyRow<'_>| -> Vec<u64> {
+        row.by_fill.iter().map(|point| point.mean_ns).filter(|&mean| mean > 0).collect()
+    };
+    document.table(
+        Table::of(rows)
+            .name("strategy", |row| row.strategy)
+            .text("empty to full", 0, |row| spark::log(means(row).into_iter(), extent))
+            .number("first", 1, |row| maybe_duration(measured(row).first().copied()))
+            .number("last", 1, |row| maybe_duration(measured(row).last().copied()))
+            .number("floor", 2, |row| duration(row.floor_ns)),
+    );
+}

@@ -1,0 +1,191 @@
+use fourtuple_record::{
+    TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker,
+};
+
+use crate::document::{Block, Document, Medium, Tone};
+use crate::number::{count, duration, quantity, rate};
+use crate::records::times::{self, steps};
+use crate::records::trace::{self, Filters, tier};
+use crate::table::{Cell, Table, more};
+use crate::words::{CommandLine, index, plural, unnamed};
+
+/// The maximum number of listeners on the terminal and on the page.
+const LISTENERS: (usize, usize) = (10, 100);
+
+pub(super) fn document(record: &TraceAcceptRecord) -> Document {
+    let (settings, results) = (&record.settings, &record.results);
+    let mut document = Document::new("How long connections wait for accept()", command_line(settings), &[]);
+    document.page_heading("All listeners");
+    document.facts(facts(settings));
+    document.facts(vec![tier(&results.tier), format!("traced for {}", duration(results.elapsed_ns))]);
+    document.push(Block::Figures(figures(results)));
+    document.items(Tone::Plain, unnamed(&results.notes));
+    match results.overflows {
+        0 => document.note(Tone::Good, "no queue overflowed"),
+        some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),
+    }
+    times_of(&mut document, results);
+    document.histogram(
+        "Accepts by wait",
+        ["accepts"],
+        &steps(results.histogram.iter().map(|step| (step.from_ns, [step.count]))),
+    );
+    for (at, listener) in results.listeners.iter().enumerate().take(LISTENERS.1) {
+        let medium = if at < LISTENERS.0 { Medium::Both } else { Medium::Page };
+        document.on(medium, |document| one_listener(document, listener));
+    }
+    for (medium, most) in [(Medium::Terminal, LISTENERS.0), (Medium::Page, LISTENERS.1)] {
+        if let Some(more) = more(results.listeners.len(), most, "listener") {
+            document.on(medium, |document| document.note(Tone::Dim, more));
+        }
+    }
+    document
+}
+
+fn filters(settings: &TraceAcceptSettings) -> Filters<'_> {
+    Filters::new(settings.process, &settings.name, &settings.cgroup, settings.for_ns)
+}
+
+fn facts(settings: &TraceAcceptSettings) -> Vec<String> {
+    let own = [
+        settings.listen.as_ref().map(|listen| format!("listeners at {listen}")),
+        settings.port.map(|port| format!("at port {port}")),
+    ];
+    filters(settings).facts(own.into_iter().flatten(), "every TCP accept() of this host")
+}
+
+fn command_line(settings: &TraceAcceptSettings) -> String {
+    filters(settings)
+        .add(CommandLine::new("trace accept"), |line| {
+            line.maybe("--listen", settings.listen.as_ref()).maybe("--port", settings.port)
+        })
+        .finish()
+}
+
+/// Returns the counts. Events that did not occur are omitted, except lost ones.
+fn figures(results: &TraceAcceptResults) -> Vec<(&'static str, String)> {
+    let mut figures = vec![
+        ("connections accepted", count(results.accepts)),
+        ("accepts per second", rate(results.accepts_per_s)),
+    ];
+    let perhaps = [
+        ("accepted, queued before the trace", results.earlier),
+        ("accept() calls that failed with EAGAIN", results.empty),
+        ("threads woken for nothing", results.woken_for_nothing),
+    ];
+    figures.extend(trace::occurred(&perhaps));
+    figures.push(("lost", count(results.lost)));
+    figures
+}
+
+fn times_of(document: &mut Document, results: &TraceAcceptResults) {
+    let times =
+        [("handshake (SYN-ACK to ACK)", results.handshake_ns), ("wait in the accept queue", results.wait_ns)];
+    times::show(
+        document,
+        "|Time",
+        &times,
+        "The wait begins when the connection is established and ends when accept() or io_uring returns it. The handshake is \
+         the kernel's own time from the SYN-ACK to its ACK.",
+    );
+}
+
+fn one_listener(document: &mut Document, listener: &TraceListener) {
+    document.heading(title(listener));
+    document.facts(of_listener(listener));
+    if listener.overflows > 0 {
+        document.note(
+            Tone::Bad,
+            format!(
+                "{} dropped because the queue was full ({} of them final ACKs): accept() is too slow, or the backlog too short",
+                plural(listener.overflows, "packet"),
+                count(listener.overflow_acks)
+            ),
+        );
+    }
+    if !listener.workers.is_empty() {
+        document.table(workers(&listener.workers));
+    }
+}
+
+/// Returns the address, with details that distinguish listeners at the same address.
+fn title(listener: &TraceListener) -> String {
+    let mut title = listener.address.clone();
+    if listener.group > 0 {
+        // `ss -e` prints the cookie in this format.
+        title += &format!(" sk:{:x}, of a group of {}", listener.cookie, listener.group);
+    }
+    title += &format!(", netns {}", listener.namespace);
+    if listener.closed {
+        title += ", closed";
+    }
+    title
+}
+
+/// Returns short facts about a listener. Events that did not occur are omitted.
+fn of_listener(listener: &TraceListener) -> Vec<String> {
+    let depth = &listener.depth;
+    let mut facts = vec![
+        format!("{} accepted of {} queued", count(listener.accepts), count(listener.queued)),
+        format!(
+            "queue depth {} on average, {} at most, backlog {}",
+            quantity(depth.mean),
+            count(depth.max.into()),
+            count(depth.backlog.into())
+        ),
+    ];
+    let perhaps = [
+        (depth.full, "times full"),
+        (listener.other_accepts, "accepted by threads outside the filters"),
+        (listener.retried_handshakes, "handshakes with a retransmitted SYN-ACK"),
+        (listener.other_drops, "packets dropped for other reasons"),
+        (listener.never_accepted, "closed before they were accepted"),
+        (listener.closed_first, "closed by the workers first (TIME_WAIT here)"),
+        (listener.closed_by_peer, "closed by the peer first"),
+        (listener.reset, "reset"),
+    ];
+    let occurred = perhaps.into_iter().filter(|(number, _)| *number > 0);
+    facts.extend(occurred.map(|(number, what)| format!("{} {what}", count(number))));
+    if listener.workers.len() > 1 {
+        facts.push(format!("Jain's index of the workers {}", index(listener.jain)));
+    }
+    facts
+}
+
+fn workers(workers: &[TraceWorker]) -> Table {
+    let most = workers.iter().map(|worker| worker.accepts).max().unwrap_or(0);
+    Table::of(workers)
+        .text("worker", 0, |worker| format!("{}/{} {}", worker.process, worker.thread, worker.name))
+        .number("accepts", 0, |worker| count(worker.accepts))
+        .text("", 2, |worker| Cell::bar(worker.accepts, most))
+        .number("open", 1, |worker| count(worker.open))
+        .number("reads", 4, |worker| count(worker.reads))
+        .page("Mean", |worker| duration(worker.mean_ns))
+        .number("p50", 3, |worker| duration(worker.p50_ns))
+        .number("p99", 0, |worker| duration(worker.p99_ns))
+        .number("max", 8, |worker| duration(worker.max_ns))
+        .number("for nothing|Woken for nothing", 5, |worker| Cell::bad_count(worker.woken_for_nothing))
+        .number("empty", 7, |worker| count(worker.empty))
+        .number("closed first", 6, |worker| count(worker.closed_first))
+        .limit(20, 200, "worker")
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_filter_means_every_accept_of_the_host() {
+        let settings = TraceAcceptSettings {
+            process: None,
+            name: None,
+            listen: None,
+            port: None,
+            cgroup: None,
+            for_ns: None,
+        };
+        assert_eq!(facts(&settings), ["every TCP accept() of this host"]);
+        assert_eq!(command_line(&settings), "fourtuple trace accept");
+    }
+}

@@ -1,0 +1,165 @@
+//! Phrases and command lines that several records use.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+
+use crate::number::{NOTHING, count};
+
+/// `1 port`, `2 ports`.
+pub(crate) fn plural(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// `9024-65535 (56,512 ports)`.
+pub(crate) fn range(low: u16, high: u16) -> String {
+    let ports = (u64::from(high) + 1).saturating_sub(low.into());
+    format!("{low}-{high} ({})", plural(ports, "port"))
+}
+
+/// `one run each`, `medians of 3 runs each`.
+pub(crate) fn repeats(repeats: u32) -> String {
+    if repeats == 1 { "one run each".to_owned() } else { format!("medians of {repeats} runs each") }
+}
+
+/// `12 ECONNRESET, 3 timeout`; empty without any.
+pub(crate) fn errors<N: Display>(errors: &BTreeMap<N, u64>) -> String {
+    errors.iter().map(|(name, number)| format!("{} {name}", count(*number))).collect::<Vec<_>>().join(", ")
+}
+
+/// `ECONNRESET 3, request-cut 1`; empty without any.
+pub(crate) fn reasons(reasons: &BTreeMap<String, u64>) -> String {
+    reasons.iter().map(|(name, number)| format!("{name} {}", count(*number))).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns list items without names.
+pub(crate) fn unnamed<'a>(
+    lines: impl IntoIterator<Item = &'a String>,
+) -> impl Iterator<Item = (String, String)> {
+    lines.into_iter().map(|line| (String::new(), line.clone()))
+}
+
+/// Groups items with equal keys; keeps the order of first occurrence.
+pub(crate) fn grouped<T, K: PartialEq>(items: &[T], key: impl Fn(&T) -> K) -> Vec<Vec<&T>> {
+    let mut groups: Vec<Vec<&T>> = Vec::new();
+    for item in items {
+        match groups.iter_mut().find(|group| key(group[0]) == key(item)) {
+            Some(group) => group.push(item),
+            None => groups.push(vec![item]),
+        }
+    }
+    groups
+}
+
+/// Formats a ratio with three decimals; values from 10,000 in scientific notation.
+pub(crate) fn ratio(ratio: f64) -> String {
+    if ratio < 1e4 { format!("{ratio:.3}") } else { format!("{ratio:.3e}") }
+}
+
+/// Formats Jain's index with three decimals: ladders differ in the first, good hashes in the third.
+pub(crate) fn index(jain: Option<f64>) -> String {
+    jain.filter(|jain| jain.is_finite()).map_or_else(|| NOTHING.to_owned(), |jain| format!("{jain:.3}"))
+}
+
+/// Quotes a text as one word for a shell.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Quotes a text if a shell would split it.
+pub(crate) fn word(text: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/:.-_@%+,=".contains(letter);
+    if text.chars().all(plain) { text.to_owned() } else { quoted(text) }
+}
+
+/// Formats a duration exactly, as the command line parses it.
+pub(crate) fn typed(ns: u64) -> String {
+    for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
+        if ns.is_multiple_of(size) {
+            return format!("{}{unit}", ns / size);
+        }
+    }
+    format!("{ns}ns")
+}
+
+/// Joins the values of a list flag: `1,4,2`.
+pub(crate) fn list<T: ToString>(values: &[T]) -> String {
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Formats the value of `--close-every`.
+pub(crate) fn every(requests: u64) -> String {
+    if requests == 0 { "never".to_owned() } else { requests.to_string() }
+}
+
+/// A command line under construction.
+pub(crate) struct CommandLine(String);
+
+impl CommandLine {
+    /// Starts with `fourtuple` and the command.
+    pub(crate) fn new(command: &str) -> CommandLine {
+        CommandLine(format!("fourtuple {command}"))
+    }
+
+    /// Adds words unchanged.
+    pub(crate) fn add(mut self, words: impl Display) -> CommandLine {
+        let _ = write!(self.0, " {words}");
+        self
+    }
+
+    /// Adds a flag with its value.
+    pub(crate) fn set(self, flag: &str, value: impl Display) -> CommandLine {
+        self.add(format_args!("{flag} {value}"))
+    }
+
+    /// Adds a flag with its value if there is a value.
+    pub(crate) fn maybe(self, flag: &str, value: Option<impl Display>) -> CommandLine {
+        match value {
+            Some(value) => self.set(flag, value),
+            None => self,
+        }
+    }
+
+    /// Adds a flag without a value if `given` is true.
+    pub(crate) fn flag(self, flag: &str, given: bool) -> CommandLine {
+        if given { self.add(flag) } else { self }
+    }
+
+    pub(crate) fn finish(self) -> String {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_for_the_command_line_are_exact() {
+        assert_eq!(
+            [60_000_000_000, 1_500_000_000, 7_000, 7_001, 0].map(typed).join(" "),
+            "60s 1500ms 7us 7001ns 0s"
+        );
+    }
+
+    #[test]
+    fn a_command_is_one_word() {
+        assert_eq!(quoted("lab 'ports'"), r"'lab '\''ports'\'''");
+    }
+
+    #[test]
+    fn a_word_is_quoted_where_a_shell_would_split_it() {
+        assert_eq!(word("http://127.0.0.1:8080/a_b-c.html"), "http://127.0.0.1:8080/a_b-c.html");
+        for target in ["http://[::1]/?a=1", "unix:/run/my app", "http://h/$x", "http://h/a&b"] {
+            assert_eq!(word(target), format!("'{target}'"));
+        }
+    }
+
+    #[test]
+    fn nouns_agree_with_their_numbers() {
+        assert_eq!(
+            [0, 1, 56_512].map(|number| plural(number, "port")).join(", "),
+            "0 ports, 1 port, 56,512 ports"
+        );
+        assert_eq!(range(9, 8), "9-8 (0 ports)");
+    }
+}

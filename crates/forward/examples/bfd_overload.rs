@@ -1,10 +1,10 @@
-//! A BFD session beside more data than the planes take: the table of docs/bfd.md.
+//! A BFD session during data overload of the planes: the source of the table in docs/bfd.md.
 //!
-//! `cargo run --release -p fourtuple-forward --example bfd_overload -- [SECONDS] [PLANES] [WORK-US]`, in two network
-//! namespaces of its own with a wire (veth) between them. A peer at the far end speaks BFD with a forwarder, 50 ms x 3, and
-//! sends it data as fast as it can, all of it from one address and port; each packet costs a plane WORK-US microseconds. The
-//! same three times: control at port 3784, among the data without a filter, and among the data with one. Random chooses the
-//! plane, so that control without a filter comes to all of them.
+//! `cargo run --release -p fourtuple-forward --example bfd_overload -- [SECONDS] [PLANES] [WORK-US]`, in two network namespaces
+//! with a wire (veth) between them. A peer at the far end has a BFD session with a forwarder, 50 ms x 3, and sends it data from
+//! one address and port as fast as it can; each packet costs a plane WORK-US microseconds. The example runs three times: with
+//! control packets at port 3784, and with control packets among the data without and with a filter. The selector is random, so
+//! that without a filter control packets reach all planes.
 #![forbid(unsafe_code)]
 
 #[path = "../tests/flood/mod.rs"]
@@ -18,19 +18,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flood::Flood;
-use fourtuple::spread::Spread;
+use fourtuple::spread::Selector;
 use fourtuple_forward::bfd::{self, LinkReport, LinkSettings, Receive, State, Timers};
 use fourtuple_forward::{Forward, InBand, Link, Peer, PlaneCounts};
 use fourtuple_syscalls::netns;
 use fourtuple_testing::wire::{FAR_V4, NEAR_V4, Wire};
 
-/// Of data, and of control among them.
+/// The port of data and of in-band control packets.
 const PORT: u16 = 4000;
-/// Where the forwarder's packets go to: nobody reads them.
+/// The port of the forwarder's next hop: a socket that is never read.
 const SINK: u16 = 5000;
 const INTERVAL: Duration = Duration::from_millis(50);
 const DETECT_MULT: u8 = 3;
-/// How long a session may take to come up.
+/// The time limit for a session to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     println!("|---|---|---|---|---|---|---|");
     for way in [Way::Port, Way::InBand { filter: false }, Way::InBand { filter: true }] {
-        // Each has namespaces of its own.
+        // Each run has its own namespaces.
         let inside = thread::spawn(move || -> Result<String, String> {
             netns::enter_new().map_err(|error| error.to_string())?;
             let row = run(way, Duration::from_secs(seconds), planes, Duration::from_micros(work));
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Of the last minute.
+/// Returns the load average of the last minute.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()
@@ -93,13 +93,13 @@ fn run(way: Way, time: Duration, planes: usize, work: Duration) -> Result<String
         }
     };
     let link =
-        Link { bfd: Some(peer), spread: Spread::Random, ..Link::new(near, SocketAddr::new(FAR_V4, SINK)) };
+        Link { bfd: Some(peer), spread: Selector::Random, ..Link::new(near, SocketAddr::new(FAR_V4, SINK)) };
     let running = Forward { work, ..Forward::new(link, planes) }.start()?;
     let _sink = wire.far_away(|| UdpSocket::bind((FAR_V4, SINK)))?;
     let data: OwnedFd = wire.far_away(|| UdpSocket::bind(far))?.into();
     let receive = match way {
         Way::Port => Receive::Own,
-        // Nothing but control comes to the far end.
+        // Only control packets reach the socket at the far end.
         Way::InBand { .. } => Receive::InBand { socket: Arc::new(data.try_clone()?), is_steered: true },
     };
     let mut settings = LinkSettings { timers, receive, ..LinkSettings::new(FAR_V4, NEAR_V4) };
@@ -110,7 +110,7 @@ fn run(way: Way, time: Duration, planes: usize, work: Duration) -> Result<String
 
     let report_here = || running.bfd().first().map(|session| session.report.clone()).ok_or("no session");
     let begun = Instant::now();
-    // The slow packets of coming up are not what this is about: wait for a few of the quick ones.
+    // The result excludes the slow packets before Up: wait for a few packets at the short interval.
     while report_here()?.state != State::Up || !there.state().is_up() || report_here()?.received < 20 {
         if begun.elapsed() > PATIENCE {
             return Err("the session does not come up".into());
@@ -122,7 +122,7 @@ fn run(way: Way, time: Duration, planes: usize, work: Duration) -> Result<String
     thread::sleep(time);
     let after = (report_here()?, there.state().report());
     let offered = flood.end();
-    // Planes look once a second for what the kernel has dropped, and send on what waits.
+    // Planes read the kernel's drop counter once a second, and forward the packets in their queues.
     thread::sleep(Duration::from_millis(1500));
     let counts = running.counts(0);
     drop(there);

@@ -1,36 +1,39 @@
-//! What a plane counts: by itself, on cache lines of its own.
+//! The counters of a plane. Each plane has its own cache lines, so that planes share no memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Why a packet was not sent on.
+/// The reason why a packet was not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Drop {
-    /// No route is for it.
+    /// No route matched the packet, and the link has no default next hop.
     NoRoute,
-    /// It was longer than the room for one, so that its end was missing.
+    /// The packet was longer than the receive buffer of the plane.
     Truncated,
-    /// EAGAIN, ENOBUFS: what is to be sent had no room.
+    /// EAGAIN or ENOBUFS: the send queue of the socket or the queue of the device was full.
     QueueFull,
-    /// EMSGSIZE: it is longer than the path to the next hop lets pass.
+    /// EMSGSIZE: the packet is longer than the path MTU to the next hop.
     TooLong,
-    /// ECONNREFUSED: nobody listens at the next hop (ICMP port unreachable).
+    /// ECONNREFUSED: no socket listens at the next hop (ICMP port unreachable).
     Refused,
-    /// EHOSTUNREACH, ENETUNREACH and the like: the next hop is out of reach.
+    /// EHOSTUNREACH, ENETUNREACH or ENETDOWN: the kernel has no route to the next hop.
     Unreachable,
-    /// BFD says that the link to the next hop is down, and the default route is no other one.
+    /// BFD reports that the link to the next hop is down, and no other default route exists.
     LinkDown,
-    /// No further client had room, or no socket could be had for it.
+    /// The packet is from a new client, and the limit of clients is reached, the kernel refuses another socket, or too many new clients
+    /// arrive at once.
     NoClient,
-    /// Any other error of send().
+    /// The packet came from a next hop or from the address of a link: replies would return to the forwarder.
+    Circulating,
+    /// Any other error of sendmsg(2).
     Other,
-    /// The kernel had no room for it in the queue of the socket that it came to (`sk_drops`).
+    /// The receive queue of the listening socket was full (`sk_drops`).
     Overflow,
 }
 
 impl Drop {
-    /// All of them, in the order in which they are shown.
-    pub const ALL: [Drop; 10] = [
+    /// All reasons, in the order of reports.
+    pub const ALL: [Drop; 11] = [
         Drop::NoRoute,
         Drop::Truncated,
         Drop::QueueFull,
@@ -39,11 +42,12 @@ impl Drop {
         Drop::Unreachable,
         Drop::LinkDown,
         Drop::NoClient,
+        Drop::Circulating,
         Drop::Other,
         Drop::Overflow,
     ];
 
-    /// As in records.
+    /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {
             Drop::NoRoute => "no-route",
@@ -54,12 +58,13 @@ impl Drop {
             Drop::Unreachable => "unreachable",
             Drop::LinkDown => "link-down",
             Drop::NoClient => "no-client",
+            Drop::Circulating => "circulating",
             Drop::Other => "other",
             Drop::Overflow => "overflow",
         }
     }
 
-    /// Why send() failed.
+    /// Returns the reason for an error of sendmsg(2).
     pub(crate) fn of(error: &std::io::Error) -> Drop {
         use std::io::ErrorKind;
         match error.kind() {
@@ -68,7 +73,7 @@ impl Drop {
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::NetworkDown => {
                 Drop::Unreachable
             }
-            // ENOBUFS and EMSGSIZE, which the standard library has no kinds for.
+            // The standard library has no kinds for ENOBUFS and EMSGSIZE.
             _ => match error.raw_os_error() {
                 Some(NO_BUFFER) => Drop::QueueFull,
                 Some(TOO_LONG) => Drop::TooLong,
@@ -78,11 +83,11 @@ impl Drop {
     }
 }
 
-/// errno ENOBUFS and EMSGSIZE on Linux, all architectures that Rust has but MIPS and SPARC.
+/// ENOBUFS and EMSGSIZE on Linux, on all architectures of Rust except MIPS and SPARC.
 const NO_BUFFER: i32 = 105;
 const TOO_LONG: i32 = 90;
 
-/// The counters of one plane, which it alone writes.
+/// The counters of one plane. Only the thread of the plane writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -93,43 +98,49 @@ pub(crate) struct Counters {
     returned: AtomicU64,
     dropped: [AtomicU64; Drop::ALL.len()],
     clients: AtomicU64,
-    /// Messages that UDP_SEGMENT would not take, and that went one by one.
+    evicted: AtomicU64,
+    unanswered: AtomicU64,
+    /// Messages that the kernel refused to segment (UDP_SEGMENT), and that the plane sent as single packets.
     unsegmented: AtomicU64,
-    /// Processor time of the thread, as it was last.
+    /// CPU time of the thread as of the last tick.
     cpu_ns: AtomicU64,
 }
 
-/// What a plane did so far. A message of many datagrams counts as these.
+/// The counters of one plane for one link. A message that carries several datagrams counts as several packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlaneCounts {
-    /// Packets that came, on the way there.
+    /// Packets received from clients.
     pub received: u64,
     /// Bytes of their payloads.
     pub received_bytes: u64,
-    /// Packets sent on, on the way there.
+    /// Packets sent to next hops.
     pub sent: u64,
     /// Bytes of their payloads.
     pub sent_bytes: u64,
-    /// Packets sent back to clients.
+    /// Replies returned to clients.
     pub returned: u64,
-    /// Packets that were not sent on, by reason: those that are not 0.
+    /// Packets that were not forwarded, by reason. Reasons with 0 packets are left out.
     pub dropped: Vec<(Drop, u64)>,
-    /// Clients that it has sockets for now.
+    /// Clients that have a socket now.
     pub clients: u64,
-    /// Messages that UDP_SEGMENT would not take, and that went one by one.
+    /// Clients closed early to make room for new clients. Established clients are never evicted.
+    pub evicted: u64,
+    /// Clients closed 2 s after their only packet, without a reply.
+    pub unanswered: u64,
+    /// Messages that the kernel refused to segment (UDP_SEGMENT), and that the plane sent as single packets.
     pub unsegmented: u64,
-    /// Processor time of the plane's thread, of all links, as it was within the last second or at its end.
+    /// CPU time of the plane's thread for all links, at most one second old, or as of the end of the thread.
     pub cpu_ns: u64,
 }
 
 impl PlaneCounts {
-    /// All packets that were not sent on.
+    /// Returns the number of packets that were not forwarded.
     pub fn dropped_in_all(&self) -> u64 {
         self.dropped.iter().map(|(_, number)| number).sum()
     }
 }
 
-/// One writer: no need for an atomic addition.
+/// Adds to a counter. The thread of the plane is the only writer, so that a load and a store suffice.
 fn add(counter: &AtomicU64, number: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
 }
@@ -153,7 +164,7 @@ impl Counters {
         add(&self.dropped[reason as usize], packets as u64);
     }
 
-    /// A packet that was sent came back as an ICMP error.
+    /// Moves one packet from `sent` to the reason: an ICMP error arrived for a packet that was sent earlier.
     pub(crate) fn failed_later(&self, reason: Drop) {
         let sent = self.sent.load(Ordering::Relaxed);
         if sent > 0 {
@@ -162,7 +173,7 @@ impl Counters {
         }
     }
 
-    /// What the kernel has counted since it was asked last.
+    /// Adds the packets that the kernel has dropped since the last read of its counter.
     pub(crate) fn overflowed(&self, packets: u32) {
         add(&self.dropped[Drop::Overflow as usize], u64::from(packets));
     }
@@ -179,9 +190,17 @@ impl Counters {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
 
-    /// One of its sockets has `now` clients, which had `before`.
+    /// Replaces the contribution of one listening socket: `now` clients instead of `before`.
     pub(crate) fn clients(&self, before: usize, now: usize) {
         add(&self.clients, (now as u64).wrapping_sub(before as u64));
+    }
+
+    pub(crate) fn evicted(&self, clients: usize) {
+        add(&self.evicted, clients as u64);
+    }
+
+    pub(crate) fn unanswered(&self, clients: usize) {
+        add(&self.unanswered, clients as u64);
     }
 
     pub(crate) fn read(&self) -> PlaneCounts {
@@ -195,6 +214,8 @@ impl Counters {
             returned: get(&self.returned),
             dropped: dropped.filter(|(_, number)| *number > 0).collect(),
             clients: get(&self.clients),
+            evicted: get(&self.evicted),
+            unanswered: get(&self.unanswered),
             unsegmented: get(&self.unsegmented),
             cpu_ns: get(&self.cpu_ns),
         }

@@ -1,111 +1,135 @@
 use std::io;
 use std::net::SocketAddr;
 
-use fourtuple::spread::SpreadError;
+use fourtuple::spread::UdpGroupError;
 use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
-use crate::handover::HandoverError;
-use crate::plane::PlaneKind;
+use crate::handover::error::HandoverError;
+use crate::plane::kind::PlaneKind;
 
-/// Why nothing is forwarded.
+/// An error of a forwarder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
-    /// The sockets to listen with cannot be had.
+    /// The listening sockets could not be opened.
     #[error(transparent)]
-    Spread(#[from] SpreadError),
-    /// A BFD session cannot be.
+    Spread(#[from] UdpGroupError),
+    /// A BFD session could not be started.
     #[error("BFD: {0}")]
     Bfd(#[from] LinkError),
-    /// Packets would go round for ever.
+    /// A link would forward to itself for ever.
     #[error("{listen} would forward to itself: {to} is where it listens")]
     Loop {
-        /// Where it listens.
+        /// The address of the link.
         listen: SocketAddr,
         /// The next hop.
         to: SocketAddr,
     },
-    /// Packets would go round for ever, by way of other links.
+    /// Links would forward to each other in a circle for ever.
     #[error("packets would go round: {}, and {} again", in_words(listens), in_words(&listens[..1]))]
     Round {
-        /// Where the links listen that they would come by, two at least.
+        /// The addresses of the links on the circle: two or more.
         listens: Vec<SocketAddr>,
     },
-    /// The kernel would spread packets over both.
+    /// Two links have one address: the kernel would distribute packets over the sockets of both.
     #[error("two links listen at {listen}")]
     Twice {
-        /// Where.
+        /// The address.
         listen: SocketAddr,
     },
-    /// Nothing to forward, or nobody to do it.
+    /// Another process has sockets at the address.
+    #[error(
+        "{listen}: EADDRINUSE: another process has sockets there, and the kernel would spread packets over both"
+    )]
+    Taken {
+        /// The address.
+        listen: SocketAddr,
+    },
+    /// The settings have no link or no plane.
     #[error("{links} links and {planes} planes: there must be one of each at least")]
     Nothing {
-        /// Links that were asked for.
+        /// The number of links in the settings.
         links: usize,
-        /// Planes that were asked for.
+        /// The number of planes in the settings.
         planes: usize,
     },
-    /// This process may not move packets in this way.
+    /// The process lacks a permission that this kind of plane needs.
     #[error("{kind} is not permitted here: {call}: {} ({source}); {needs}", errno_name(source))]
     NotPermitted {
-        /// The way that was asked for.
+        /// The requested kind of plane.
         kind: PlaneKind,
-        /// What was refused.
+        /// The call that the kernel refused.
         call: &'static str,
-        /// Which permission it takes.
+        /// The permission that the call needs.
         needs: &'static str,
-        /// The errno.
+        /// The error of the call.
         source: io::Error,
     },
-    /// This kernel has not got this way to move packets.
+    /// The kernel lacks a feature that this kind of plane needs.
     #[error("{kind} is not possible here: {what}: {} ({source})", errno_name(source))]
     Absent {
-        /// The way that was asked for.
+        /// The requested kind of plane.
         kind: PlaneKind,
-        /// What is missing.
+        /// The missing feature.
         what: &'static str,
-        /// The errno.
+        /// The error of the call.
         source: io::Error,
     },
-    /// A plane has ended though nobody told it to.
+    /// The requested limit of clients exceeds the number of possible sockets.
+    #[error(
+        "{clients} clients cannot be: each takes an ephemeral UDP port, of which there are {ports} \
+         (net.ipv4.ip_local_port_range), and a descriptor, of which RLIMIT_NOFILE leaves {descriptors}"
+    )]
+    TooManyClients {
+        /// The requested limit.
+        clients: usize,
+        /// Ephemeral ports of the network namespace.
+        ports: usize,
+        /// Descriptors available for clients.
+        descriptors: usize,
+    },
+    /// A plane ended without a request to end.
     #[error("plane {plane} has ended: {why}")]
     Plane {
-        /// Which.
+        /// The number of the plane.
         plane: usize,
-        /// The call that failed, or that it has panicked.
+        /// The failed call, or the statement that the thread panicked.
         why: String,
     },
-    /// It cannot leave.
+    /// The plane cannot leave: it has ended, or is the last plane.
     #[error("plane {plane} cannot leave: it is not at work, or no other one is")]
     NoPlane {
-        /// Which.
+        /// The number of the plane.
         plane: usize,
     },
-    /// Nobody can join.
+    /// No plane can join: no plane has two sockets of a link to give one away.
     #[error("{planes} planes have a socket of each link, and no plane has two: no other one can join")]
     NoSeat {
-        /// How many are at work.
+        /// The number of running planes.
         planes: usize,
     },
-    /// Another process was to be followed, and could not be.
+    /// The takeover from another process failed.
     #[error(transparent)]
     Handover(#[from] HandoverError),
-    /// A call failed.
+    /// A system call failed.
     #[error("{call}: {} ({source})", errno_name(source))]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error of the call.
         source: io::Error,
     },
 }
 
 impl ForwardError {
-    /// Whether other settings would have helped.
+    /// Returns whether other settings would have avoided the error.
     pub fn is_usage(&self) -> bool {
         match self {
-            ForwardError::Loop { .. } | ForwardError::Round { .. } | ForwardError::Twice { .. } => true,
+            ForwardError::Loop { .. }
+            | ForwardError::Round { .. }
+            | ForwardError::Twice { .. }
+            | ForwardError::TooManyClients { .. } => true,
             ForwardError::Spread(error) => error.is_usage(),
             ForwardError::Handover(error) => matches!(error, HandoverError::Differs { .. }),
             _ => false,
@@ -113,6 +137,7 @@ impl ForwardError {
     }
 }
 
+/// Returns the addresses as a list with commas.
 fn in_words(listens: &[SocketAddr]) -> String {
     listens.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
 }

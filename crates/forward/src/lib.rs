@@ -1,30 +1,38 @@
-//! Forwards UDP on all cores: data planes that share nothing, and BFD, which watches the link for all of them.
+//! Forwards UDP on all CPUs with data planes that share nothing, and monitors links with BFD.
 //!
-//! A [`Link`] is an address to listen at and where its packets go on to. Each plane has a socket of the link's group
-//! (`fourtuple::spread`), sockets of its own towards the next hops, and counters of its own.
+//! A [`Link`] is an address to listen on and the next hops of its packets. Each plane is a thread with its own socket of the link's
+//! SO_REUSEPORT group (`fourtuple::spread`), its own sockets towards the next hops, and its own counters.
 #![forbid(unsafe_code)]
 
 pub mod bfd;
+mod clients;
 mod counters;
 mod error;
 mod handover;
 mod in_band;
 mod loops;
 mod path;
+mod peer;
 mod plane;
+mod replies;
 mod route;
 mod running;
 mod settings;
+mod taken;
 mod target;
 mod watch;
 mod worker;
 
+pub use clients::ClientLimit;
 pub use counters::{Drop, PlaneCounts};
 pub use error::ForwardError;
+#[doc(hidden)]
+pub use handover::fuzzing;
 pub use handover::{Door, Handed, HandoverError, Predecessor, TakenOver};
-pub use in_band::{CONTROL, InBand, Reception};
+pub use in_band::{CONTROL, Reception};
+pub use peer::{InBand, Peer};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;
 pub use settings::{Forward, Link};
-pub use watch::{Peer, Watched};
+pub use watch::Watched;

@@ -1,18 +1,18 @@
-//! Links that would forward to themselves.
+//! The check for links that forward to themselves.
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_syscalls::route;
 
 use crate::error::ForwardError;
 
-/// Refuses links of which one is its own next hop, on its own or by way of others: packets would go round for ever, and every one
-/// that came would stay. `listens` says where each of them really listens, `hops` where its packets may go.
+/// Refuses a link that is its own next hop, directly or through other links: each packet would circulate for ever. `listens` are the
+/// bound addresses of the links, `hops` the next hops of each.
 ///
-/// What the kernel takes for an address of this host counts, not what looks like one: 0.0.0.0 hears 127.0.0.9 and every address
-/// of every device, and `[::]` the same over IPv4 too.
+/// The kernel decides which addresses are local: 0.0.0.0 receives packets for 127.0.0.9 and for every address of every device, and
+/// `[::]` receives the same packets over IPv4.
 pub(crate) fn refuse(listens: &[SocketAddr], hops: &[Vec<SocketAddr>]) -> Result<(), ForwardError> {
     refuse_where(listens, hops, &mut route::is_local)
 }
@@ -22,7 +22,7 @@ fn refuse_where(
     hops: &[Vec<SocketAddr>],
     is_local: &mut impl FnMut(IpAddr) -> io::Result<bool>,
 ) -> Result<(), ForwardError> {
-    // To which links each of them sends, and as what.
+    // For each link, the links that it sends to and the next hop that leads there.
     let mut next: Vec<Vec<(usize, SocketAddr)>> = Vec::new();
     for hops in hops {
         let mut reached = Vec::new();
@@ -49,7 +49,45 @@ fn refuse_where(
     Ok(())
 }
 
-/// Whether what is sent to `hop` comes to who listens at `listen`.
+/// The addresses of a forwarder: its listening addresses and its next hops. A reply to a packet with one of them as source
+/// would return to the forwarder without end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Endpoints {
+    listens: Vec<SocketAddr>,
+    hops: HashSet<(IpAddr, u16)>,
+}
+
+impl Endpoints {
+    pub(crate) fn new(listens: &[SocketAddr], hops: &[Vec<SocketAddr>]) -> Endpoints {
+        let hops = hops.iter().flatten().map(|hop| {
+            // connect(2) maps the wildcard address to the first loopback address.
+            let ip = match hop.ip().to_canonical() {
+                IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+                ip => ip,
+            };
+            (ip, hop.port())
+        });
+        Endpoints { listens: listens.to_vec(), hops: hops.collect() }
+    }
+
+    /// Returns whether packets from this source get no reply. For a wildcard listener, the kernel decides whether a source with
+    /// the link's port is local; if the kernel gives no answer, the source counts as local.
+    pub(crate) fn include(&self, source: SocketAddr) -> bool {
+        self.includes_where(source, &mut route::is_local)
+    }
+
+    fn includes_where(
+        &self,
+        source: SocketAddr,
+        is_local: &mut impl FnMut(IpAddr) -> io::Result<bool>,
+    ) -> bool {
+        self.hops.contains(&(source.ip().to_canonical(), source.port()))
+            || self.listens.iter().any(|listen| hears(*listen, source, is_local).unwrap_or(true))
+    }
+}
+
+/// Returns whether packets to `hop` reach a socket that listens at `listen`.
 fn hears(
     listen: SocketAddr,
     hop: SocketAddr,
@@ -59,22 +97,22 @@ fn hears(
     if listen.port() != hop.port() {
         return Ok(false);
     }
-    // [::] hears both families, unless bindv6only says no; which is not worth a loop.
+    // `[::]` receives both families unless `bindv6only` is set. The check assumes both, to exclude every loop.
     if here.is_unspecified() {
         return Ok((here.is_ipv6() || there.is_ipv4()) && is_local(there)?);
     }
-    // connect(2) makes the first address of loopback of none.
+    // connect(2) replaces the wildcard address by the first loopback address.
     Ok(here == there || there.is_unspecified() && is_first(here) && here.is_ipv4() == there.is_ipv4())
 }
 
 fn is_first(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(address) => address == std::net::Ipv4Addr::LOCALHOST,
-        IpAddr::V6(address) => address == std::net::Ipv6Addr::LOCALHOST,
+        IpAddr::V4(address) => address == Ipv4Addr::LOCALHOST,
+        IpAddr::V6(address) => address == Ipv6Addr::LOCALHOST,
     }
 }
 
-/// The links on the shortest way from `start` back to it, and the hop by which the last one gets there.
+/// Returns the links on the shortest path from `start` back to `start`, and the next hop that closes the circle.
 fn round(start: usize, next: &[Vec<(usize, SocketAddr)>]) -> Option<(Vec<usize>, SocketAddr)> {
     let mut ways = vec![vec![start]];
     let mut seen = vec![false; next.len()];
@@ -104,7 +142,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Links of `listen > hop hop`, on a host that has 192.0.2.1, 2001:db8::1 and loopback.
+    /// Checks links in the form `listen > hop hop`, on a host with 192.0.2.1, 2001:db8::1 and loopback.
     fn links(texts: &[&str]) -> Result<(), ForwardError> {
         let (listens, hops): (Vec<_>, Vec<Vec<_>>) = texts
             .iter()
@@ -150,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn links_may_follow_each_other_but_not_round() {
+    fn links_may_form_a_chain_but_no_circle() {
         let chain = ["127.0.0.1:1 > 127.0.0.1:2", "127.0.0.1:2 > 127.0.0.1:3", "0.0.0.0:3 > 192.0.2.2:1"];
         assert!(links(&chain).is_ok());
         let error = links(&[chain[0], chain[1], "0.0.0.0:3 > 192.0.2.2:1 127.0.0.1:1"]).unwrap_err();
@@ -158,13 +196,41 @@ mod tests {
             error.to_string(),
             "packets would go round: 127.0.0.1:1, 127.0.0.1:2, 0.0.0.0:3, and 127.0.0.1:1 again"
         );
-        // Found as well where the first link is only on the way there.
+        // The check also finds a circle that the first link only leads to.
         let error = links(&["127.0.0.1:9 > 127.0.0.1:1", chain[0], "127.0.0.1:2 > 127.0.0.1:1"]).unwrap_err();
         assert!(error.to_string().ends_with("127.0.0.1:1, 127.0.0.1:2, and 127.0.0.1:1 again"), "{error}");
     }
 
     #[test]
-    fn who_cannot_ask_is_told() {
+    fn next_hops_and_listeners_are_endpoints() {
+        let listens = [address("127.0.0.1:1"), address("0.0.0.0:2"), address("[::]:3")];
+        let hops =
+            [vec![address("192.0.2.9:7"), address("[::ffff:192.0.2.8]:7")], vec![address("0.0.0.0:8")]];
+        let endpoints = Endpoints::new(&listens, &hops);
+        let includes = |text: &str| {
+            endpoints.includes_where(address(text), &mut |ip| Ok(ip.is_loopback() || ip == listens[0].ip()))
+        };
+        for source in [
+            "192.0.2.9:7",
+            "[::ffff:192.0.2.9]:7",
+            "192.0.2.8:7",
+            "127.0.0.1:8",
+            "127.0.0.1:1",
+            "[::ffff:127.0.0.1]:1",
+            "127.9.9.9:2",
+            "127.9.9.9:3",
+            "[::1]:3",
+        ] {
+            assert!(includes(source), "{source}");
+        }
+        for source in ["192.0.2.9:8", "127.0.0.2:1", "192.0.2.9:2", "[::1]:2", "[2001:db8::1]:3"] {
+            assert!(!includes(source), "{source}");
+        }
+        assert!(endpoints.includes_where(address("192.0.2.9:2"), &mut |_| Err(io::Error::other("no"))));
+    }
+
+    #[test]
+    fn a_failed_route_lookup_is_an_error() {
         let mut fails = |_| Err(io::Error::from_raw_os_error(24));
         let here = address("0.0.0.0:1");
         let result = refuse_where(&[here], &[vec![address("192.0.2.1:1")]], &mut fails);

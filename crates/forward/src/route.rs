@@ -1,4 +1,4 @@
-//! Which next hop a packet goes to.
+//! Routes: the next hop of each packet.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,9 +7,11 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fourtuple::spread::Key;
+use fourtuple::spread::FlowKey;
 
-/// Addresses that begin alike.
+use crate::loops::Endpoints;
+
+/// An address prefix such as `192.0.2.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
@@ -17,27 +19,27 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The addresses whose first `bits` are those of `address`; `None` when an address has not so many, or when bits of it
-    /// beyond them are set.
+    /// Returns the prefix of `bits` bits of `address`. Returns `None` when the address has fewer bits, or when later bits of it are set.
     pub fn new(address: IpAddr, bits: u8) -> Option<Prefix> {
         let width = if address.is_ipv4() { 32 } else { 128 };
         let prefix = Prefix { address, bits };
         (bits <= width && number(address) & !prefix.mask() == 0).then_some(prefix)
     }
 
-    /// In the low bits, as [`number`] has an address.
+    /// Returns the mask in the low bits, aligned with [`number`].
     fn mask(&self) -> u128 {
         let width = if self.address.is_ipv4() { 32 } else { 128 };
         let all = u128::MAX >> (128 - width);
         all & !all.checked_shr(u32::from(self.bits)).unwrap_or(0)
     }
 
-    /// Whether the address is one of them.
+    /// Returns whether the prefix contains the address.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.address.is_ipv4() == address.is_ipv4() && number(address) & self.mask() == number(self.address)
     }
 }
 
+/// Returns the address as an integer; an IPv4 address is in the low 32 bits.
 fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(u32::from(address)),
@@ -70,48 +72,52 @@ impl FromStr for Prefix {
 /// One route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// For packets sent to one of these addresses; the longest prefix counts.
+    /// A next hop for packets with a destination in this prefix. The longest prefix wins.
     Destination(Prefix, SocketAddr),
-    /// For packets with this inner key.
+    /// A next hop for packets with this inner key.
     Key(u32, SocketAddr),
 }
 
-/// Why rules are no table.
+/// An error in the rules of a route table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutesError {
-    /// They are by address and by key.
+    /// Some rules are by destination and some by key.
     #[error("routes are by destination prefix or by inner key, not both")]
     Mixed,
-    /// By key, and nobody said where the key is.
+    /// The rules are by key, and the position of the key is not given.
     #[error("routes by inner key need to know where it is: flow:OFFSET:WIDTH")]
     NoKey,
-    /// Two for the same.
+    /// Two rules for the same prefix or key.
     #[error("two routes for {0}")]
     Twice(String),
 }
 
-/// Where packets go: the first that matches of prefixes or keys, else the default, else nowhere.
+/// A route table: rules by prefix or by key, and a default next hop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
     default: Option<SocketAddr>,
-    /// The longest first.
+    /// Sorted, longest prefix first.
     prefixes: Vec<(Prefix, SocketAddr)>,
-    key: Option<Key>,
+    key: Option<FlowKey>,
     keys: HashMap<u32, SocketAddr>,
 }
 
 impl Routes {
-    /// Everything goes there.
+    /// Returns routes with only a default next hop.
     pub fn to(hop: SocketAddr) -> Routes {
         Routes { default: Some(hop), ..Routes::default() }
     }
 
-    /// A table of rules, and where the rest goes; `key` is where the inner key is.
+    /// Returns routes with these rules. `default` is the next hop of packets that no rule matches, `key` the position of the inner key.
     ///
     /// # Errors
     ///
     /// [`RoutesError`]
-    pub fn new(default: Option<SocketAddr>, rules: &[Rule], key: Option<Key>) -> Result<Routes, RoutesError> {
+    pub fn new(
+        default: Option<SocketAddr>,
+        rules: &[Rule],
+        key: Option<FlowKey>,
+    ) -> Result<Routes, RoutesError> {
         let mut routes = Routes { default, ..Routes::default() };
         for rule in rules {
             match *rule {
@@ -138,28 +144,28 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Whether a packet's route depends on its payload.
+    /// Returns whether the routes depend on the payload.
     pub fn are_by_key(&self) -> bool {
         self.key.is_some()
     }
 
-    /// Whether it depends on the address that it was sent to.
+    /// Returns whether the routes depend on the destination address.
     pub fn are_by_destination(&self) -> bool {
         !self.prefixes.is_empty()
     }
 
-    /// All next hops that there are.
+    /// Returns all next hops.
     pub fn hops(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let prefixes = self.prefixes.iter().map(|(_, hop)| *hop);
         self.default.into_iter().chain(prefixes).chain(self.keys.values().copied())
     }
 
-    /// Where packets go that no rule is for.
+    /// Returns the next hop of packets that no rule matches.
     pub fn default_hop(&self) -> Option<SocketAddr> {
         self.default
     }
 
-    /// Where this packet goes; `arrived_at` is the address that it was sent to, if known.
+    /// Returns the next hop of a packet. `arrived_at` is its destination address, if known.
     pub fn find(&self, payload: &[u8], arrived_at: Option<IpAddr>) -> Option<SocketAddr> {
         if let Some(key) = &self.key {
             let hop = key.of(payload).and_then(|value| self.keys.get(&value));
@@ -172,33 +178,42 @@ impl Routes {
     }
 }
 
-/// A table that is exchanged while planes read it: they look at a number, and at the table only when that has changed.
+/// The routes of a link, and the addresses of the forwarder, which no client may have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) routes: Routes,
+    pub(crate) endpoints: Endpoints,
+}
+
+/// A table that is replaced while planes use it. Each plane owns a copy ([`View`]). For each packet a plane reads the version, which
+/// changes only at a replacement, and locks the table only after a change.
 #[derive(Debug)]
 pub(crate) struct Shared {
     version: AtomicU64,
-    routes: Mutex<Arc<Routes>>,
+    table: Mutex<Table>,
 }
 
-/// A plane's view of it.
+/// The copy of the table that one plane owns.
 #[derive(Debug)]
 pub(crate) struct View {
     shared: Arc<Shared>,
     version: u64,
-    routes: Arc<Routes>,
+    table: Table,
 }
 
 impl Shared {
     pub(crate) fn new(routes: Routes) -> Shared {
-        Shared { version: AtomicU64::new(0), routes: Mutex::new(Arc::new(routes)) }
+        let table = Table { routes, ..Table::default() };
+        Shared { version: AtomicU64::new(0), table: Mutex::new(table) }
     }
 
-    /// The table as it is now, for who is not on the path of a packet.
-    pub(crate) fn current(&self) -> Arc<Routes> {
-        Arc::clone(&self.routes.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Returns a copy of the current table.
+    pub(crate) fn current(&self) -> Table {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn exchange(&self, routes: Routes) {
-        *self.routes.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(routes);
+    pub(crate) fn exchange(&self, table: Table) {
+        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = table;
         self.version.fetch_add(1, Ordering::Release);
     }
 }
@@ -206,18 +221,32 @@ impl Shared {
 impl View {
     pub(crate) fn new(shared: Arc<Shared>) -> View {
         let version = shared.version.load(Ordering::Acquire);
-        let routes = shared.current();
-        View { shared, version, routes }
+        let table = shared.current();
+        View { shared, version, table }
     }
 
-    /// The table as it is now. Takes the lock only when it was exchanged.
-    pub(crate) fn routes(&mut self) -> &Arc<Routes> {
+    /// Replaces the copy if the table has changed.
+    pub(crate) fn refresh(&mut self) {
         let version = self.shared.version.load(Ordering::Acquire);
         if version != self.version {
             self.version = version;
-            self.routes = self.shared.current();
+            self.table = self.shared.current();
         }
-        &self.routes
+    }
+
+    /// Returns the version of the copy.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the routes as of the last [`View::refresh`].
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.table.routes
+    }
+
+    /// Returns the addresses of the forwarder as of the last [`View::refresh`].
+    pub(crate) fn endpoints(&self) -> &Endpoints {
+        &self.table.endpoints
     }
 }
 
@@ -254,7 +283,7 @@ mod tests {
     #[test]
     fn an_inner_key_has_its_hop_and_the_rest_the_default() {
         let rules = [Rule::Key(7, hop(1)), Rule::Key(8, hop(2))];
-        let routes = Routes::new(Some(hop(9)), &rules, Some(Key::whole(1, 1))).unwrap();
+        let routes = Routes::new(Some(hop(9)), &rules, Some(FlowKey::whole(1, 1))).unwrap();
         assert_eq!(routes.find(&[0, 7], None), Some(hop(1)));
         assert_eq!(routes.find(&[7, 8, 7], None), Some(hop(2)));
         assert_eq!(routes.find(&[7, 9], None), Some(hop(9)));
@@ -262,10 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_refused() {
+    fn an_invalid_table_is_refused() {
         let by_prefix = Rule::Destination(prefix("10.0.0.0/8"), hop(1));
         let mixed = [by_prefix, Rule::Key(1, hop(1))];
-        assert_eq!(Routes::new(None, &mixed, Some(Key::whole(0, 1))), Err(RoutesError::Mixed));
+        assert_eq!(Routes::new(None, &mixed, Some(FlowKey::whole(0, 1))), Err(RoutesError::Mixed));
         assert_eq!(Routes::new(None, &[Rule::Key(1, hop(1))], None), Err(RoutesError::NoKey));
         let twice = Routes::new(None, &[by_prefix, by_prefix], None);
         assert_eq!(twice, Err(RoutesError::Twice("10.0.0.0/8".to_owned())));
@@ -279,7 +308,21 @@ mod tests {
         let shared = Arc::new(Shared::new(Routes::to(hop(1))));
         let mut view = View::new(Arc::clone(&shared));
         assert_eq!(view.routes().find(b"", None), Some(hop(1)));
-        shared.exchange(Routes::to(hop(2)));
+        shared.exchange(Table { routes: Routes::to(hop(2)), ..Table::default() });
+        view.refresh();
         assert_eq!(view.routes().find(b"", None), Some(hop(2)));
+    }
+
+    #[test]
+    fn planes_share_no_memory_with_their_routes() {
+        let shared = Arc::new(Shared::new(Routes::to(hop(1))));
+        let mut views = [View::new(Arc::clone(&shared)), View::new(Arc::clone(&shared))];
+        let table = |view: &View| std::ptr::from_ref(view.routes());
+        assert_ne!(table(&views[0]), table(&views[1]));
+        shared.exchange(Table { routes: Routes::to(hop(2)), ..Table::default() });
+        views.iter_mut().for_each(View::refresh);
+        assert_ne!(table(&views[0]), table(&views[1]));
+        // Two views and this test: a packet takes no reference to what the planes share.
+        assert_eq!(Arc::strong_count(&shared), 3);
     }
 }

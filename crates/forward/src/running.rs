@@ -1,60 +1,66 @@
-//! A forwarder at work.
+//! A running forwarder.
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use fourtuple::spread::Group;
-use fourtuple_syscalls::{option, schedule};
+use fourtuple::spread::UdpGroup;
+use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::schedule;
 
+use crate::clients::{ClientLimit, Pool, Share};
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
-use crate::loops;
+use crate::loops::{self, Endpoints};
 use crate::path::Path;
-use crate::route::{Routes, Shared, View};
+use crate::route::{Routes, Shared, Table, View};
 use crate::settings::{Forward, Link};
+use crate::taken;
 use crate::watch::{Sessions, Watch, Watched};
-use crate::worker::{DRAIN, Desk, END, Order, Port, Worker};
+use crate::worker::{DRAIN, END, Port, Request, RequestQueue, Worker};
 
-/// Planes at work. Dropped, they end at once, and what waits in their queues is lost; [`Running::drain`] loses nothing.
+/// A running forwarder. A drop ends all planes at once and loses the packets in the receive queues; [`Running::drain`] loses none.
 #[derive(Debug)]
 pub struct Running {
     pub(crate) forward: Forward,
     pub(crate) links: Vec<Open>,
     pub(crate) planes: Vec<Thread>,
     pub(crate) sessions: Sessions,
+    clients: Option<(ClientLimit, Arc<Pool>)>,
+    lacks_gro: AtomicBool,
 }
 
-/// A link that is open.
+/// A link with open sockets.
 #[derive(Debug)]
 pub(crate) struct Open {
-    pub(crate) group: Group,
+    pub(crate) group: UdpGroup,
     routes: Arc<Shared>,
     pub(crate) watch: Option<Watch>,
 }
 
 impl Open {
-    pub(crate) fn new(group: Group, link: &Link, watch: Option<Watch>) -> Open {
+    pub(crate) fn new(group: UdpGroup, link: &Link, watch: Option<Watch>) -> Open {
         Open { group, routes: Arc::new(Shared::new(link.routes.clone())), watch }
     }
 }
 
-/// A plane: its counters stay when it has left, for whoever joins in its place.
+/// A plane. Its counters stay after it has left, for the next plane with its number.
 #[derive(Debug)]
 pub(crate) struct Thread {
-    /// One per link.
+    /// One set of counters for each link.
     counters: Vec<Arc<Counters>>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) requests: Arc<RequestQueue>,
     thread: Option<JoinHandle<io::Result<Vec<Port>>>>,
-    /// How many members of each group it serves.
+    /// The number of sockets of each link that the plane serves.
     seats: usize,
 }
 
-/// What a plane had when it ended.
-pub(crate) struct Parted {
+/// An ended plane with its sockets.
+pub(crate) struct EndedPlane {
     plane: usize,
     seats: usize,
     pub(crate) ports: Vec<Port>,
@@ -68,23 +74,31 @@ impl Forward {
     /// [`ForwardError`]
     pub fn start(&self) -> Result<Running, ForwardError> {
         self.check()?;
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<UdpGroup> = Vec::new();
         for link in &self.links {
-            // Sockets of one user may share an address, and would share what comes there.
+            // SO_REUSEPORT sockets of one user may share an address, and the kernel would distribute its packets over both links.
             if groups.iter().any(|other| other.address() == link.listen) {
                 return Err(ForwardError::Twice { listen: link.listen });
             }
-            groups.push(link.open(self.planes)?);
+            if !self.share {
+                taken::refuse(link.listen, 0)?;
+            }
+            let group = link.open(self.planes)?;
+            if !self.share {
+                // Finds a process that has bound its sockets in between.
+                taken::refuse(group.address(), group.len() + usize::from(group.has_control()))?;
+            }
+            groups.push(group);
         }
-        self.refuse_loops(groups.iter().map(Group::address).collect())?;
+        self.refuse_loops(groups.iter().map(UdpGroup::address).collect())?;
         let peers = self.links.iter().zip(&groups).filter_map(|(link, group)| Some((link.bfd?, group)));
         let sessions = Sessions::start(peers)?;
-        let open = |(group, link): (Group, &Link)| {
+        let open = |(group, link): (UdpGroup, &Link)| {
             let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
             Open::new(group, link, watch)
         };
         let links = groups.into_iter().zip(&self.links).map(open).collect();
-        let mut running = Running::of(self, links, sessions);
+        let mut running = Running::of(self, links, sessions)?;
         for seat in 0..self.planes {
             let mut ports = Vec::new();
             for link in 0..running.links.len() {
@@ -96,7 +110,7 @@ impl Forward {
         Ok(running)
     }
 
-    /// `listens` is where the links really listen.
+    /// Refuses links that forward to each other in a circle. `listens` are the bound addresses of the links.
     pub(crate) fn refuse_loops(&self, listens: Vec<SocketAddr>) -> Result<(), ForwardError> {
         let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
         loops::refuse(&listens, &hops)
@@ -115,21 +129,45 @@ pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> ForwardError {
 }
 
 impl Running {
-    /// Without a plane yet.
-    pub(crate) fn of(forward: &Forward, links: Vec<Open>, sessions: Sessions) -> Running {
-        Running { forward: forward.clone(), links, planes: Vec::new(), sessions }
+    /// Returns a forwarder without planes.
+    pub(crate) fn of(
+        forward: &Forward,
+        links: Vec<Open>,
+        sessions: Sessions,
+    ) -> Result<Running, ForwardError> {
+        let sockets = |open: &Open| open.group.len();
+        let with_replies = links.iter().zip(&forward.links).filter(|(_, link)| link.replies);
+        let clients = match with_replies.map(|(open, _)| sockets(open)).sum() {
+            0 => None,
+            of_clients => {
+                let limit = ClientLimit::new(forward, links.iter().map(sockets).sum())?;
+                Some((limit, Arc::new(Pool::new(limit.clients, of_clients))))
+            }
+        };
+        let running = Running {
+            forward: forward.clone(),
+            links,
+            planes: Vec::new(),
+            sessions,
+            clients,
+            lacks_gro: AtomicBool::new(false),
+        };
+        running.exchange(forward.links.iter().map(|link| link.routes.clone()).collect());
+        Ok(running)
     }
 
-    /// A socket that listens, as planes of this kind want it, with the way of its packets.
+    /// Sets the options of a listening socket that planes of this kind need, and returns its port.
     pub(crate) fn port(&self, link: usize, seat: usize, listener: OwnedFd) -> Result<Port, ForwardError> {
         let (settings, open) = (&self.forward.links[link], &self.links[link]);
         let offloads = self.forward.kind.offloads();
         if offloads {
-            // A kernel without it gives each datagram by itself.
-            let _ = option::set_udp_gro(listener.as_fd(), true).map_err(failed("setsockopt(UDP_GRO)"))?;
+            // A kernel without UDP_GRO delivers each datagram singly.
+            let answer =
+                option::set_udp_gro(listener.as_fd(), true).map_err(failed("setsockopt(UDP_GRO)"))?;
+            self.lacks_gro.fetch_or(answer == Answer::Absent, Ordering::Relaxed);
         }
         if settings.needs_destination() {
-            option::set_packet_info(listener.as_fd(), true).map_err(failed("setsockopt(IP_PKTINFO)"))?;
+            tell_destination(listener.as_fd())?;
         }
         if open.watch.as_ref().is_some_and(Watch::hands_over) {
             option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
@@ -138,11 +176,24 @@ impl Running {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;
         }
         let view = View::new(Arc::clone(&open.routes));
-        let path = Path::new(view, Arc::default(), open.watch.clone(), settings, offloads, self.forward.work);
+        let share = self.clients.as_ref().filter(|_| settings.replies);
+        let share = share.map(|(_, pool)| Share::new(Arc::clone(pool)));
+        let watch = open.watch.clone();
+        let path = Path::new(view, Arc::default(), watch, settings, share, offloads, self.forward.work);
         Ok(Port::new(link, seat, listener, path))
     }
 
-    /// Starts a plane with these sockets, of `seats` seats, in the place of one that has left if one is named.
+    /// Returns the most clients of all planes and the resources that bound them; `None` if no link has clients.
+    pub fn client_limit(&self) -> Option<ClientLimit> {
+        self.clients.as_ref().map(|(limit, _)| *limit)
+    }
+
+    /// Returns whether planes requested UDP_GRO from a kernel that lacks it and delivers each packet singly.
+    pub fn lacks_gro(&self) -> bool {
+        self.lacks_gro.load(Ordering::Relaxed)
+    }
+
+    /// Starts a plane with the ports of `seats` seats. `place` is the number of a plane that has left; `None` adds a number.
     pub(crate) fn start_plane(
         &mut self,
         place: Option<usize>,
@@ -160,8 +211,8 @@ impl Running {
         } else {
             None
         };
-        let desk = Arc::new(Desk::new().map_err(failed("eventfd()"))?);
-        let worker = Worker::new(self.forward.kind.plane(), Arc::clone(&desk), counters.clone());
+        let requests = Arc::new(RequestQueue::new().map_err(failed("eventfd()"))?);
+        let worker = Worker::new(self.forward.kind.plane(), Arc::clone(&requests), counters.clone());
         let thread = thread::Builder::new()
             .name(format!("plane-{index}"))
             .spawn(move || {
@@ -171,7 +222,7 @@ impl Running {
                 worker.run(ports)
             })
             .map_err(failed("clone()"))?;
-        let thread = Thread { counters, desk, thread: Some(thread), seats };
+        let thread = Thread { counters, requests, thread: Some(thread), seats };
         match self.planes.get_mut(index) {
             Some(left) => *left = thread,
             None => self.planes.push(thread),
@@ -179,80 +230,93 @@ impl Running {
         Ok(index)
     }
 
-    /// Where link `link` listens: the real port.
+    /// Returns the bound address of link `link`.
     pub fn address(&self, link: usize) -> Option<SocketAddr> {
         self.links.get(link).map(|open| open.group.address())
     }
 
-    /// What each plane has done for link `link`, so far; also those that have left.
+    /// Returns the counters of each plane for link `link`, including planes that have left.
     pub fn counts(&self, link: usize) -> Vec<PlaneCounts> {
         let counters = self.planes.iter().filter_map(|plane| plane.counters.get(link));
         counters.map(|counters| counters.read()).collect()
     }
 
-    /// The BFD sessions as they are: one for each peer, in the order of the links.
+    /// Returns the state of the BFD sessions: one for each peer, in the order of the links.
     pub fn bfd(&self) -> Vec<Watched> {
         self.sessions.read()
     }
 
-    /// Ends the BFD sessions in order, while packets are forwarded: peers that hear that the link goes down take another way
-    /// before it does. It takes until they have answered, or have to have noticed.
+    /// Ends the BFD sessions with AdminDown while planes still forward, so that peers choose another route before the link goes down.
+    /// Returns when each peer has answered or its detection time has passed.
     pub fn end_bfd(&mut self) -> Vec<Watched> {
         self.sessions.drain()
     }
 
-    /// Exchanges the routes of link `link`; packets that come after this go by the new ones. A next hop that is where it
-    /// listens is refused, and routes by destination need a link that began with such ones.
+    /// Replaces the routes of link `link`. Packets that arrive after this call take the new routes.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::Loop`], [`ForwardError::Round`]; nothing is changed then.
+    /// [`ForwardError::Loop`] and [`ForwardError::Round`] when packets would come back to a link; [`ForwardError::Call`] when
+    /// the kernel refuses `setsockopt(IP_PKTINFO)`, which routes by destination need. The old routes stay in force then.
     pub fn set_routes(&self, link: usize, routes: Routes) -> Result<(), ForwardError> {
         self.set_some_routes(vec![(link, routes)])
     }
 
-    /// The same of all links, in their order; what is wrong with one changes none. Links that change places are no loop on the
-    /// way there.
+    /// Replaces the routes of all links, in their order. An error in one leaves all links unchanged. Only the new routes together are
+    /// checked for circles.
     ///
     /// # Errors
     ///
-    /// As of [`Running::set_routes`].
+    /// The same as [`Running::set_routes`].
     pub fn set_all_routes(&self, routes: Vec<Routes>) -> Result<(), ForwardError> {
         self.set_some_routes(routes.into_iter().enumerate().collect())
     }
 
     fn set_some_routes(&self, new: Vec<(usize, Routes)>) -> Result<(), ForwardError> {
-        let listens: Vec<_> = self.links.iter().map(|open| open.group.address()).collect();
-        let mut hops: Vec<Vec<_>> =
-            self.links.iter().map(|open| open.routes.current().hops().collect()).collect();
-        for (link, routes) in &new {
-            if let Some(hops) = hops.get_mut(*link) {
-                *hops = routes.hops().collect();
+        let mut routes: Vec<Routes> = self.links.iter().map(|open| open.routes.current().routes).collect();
+        for (link, new) in new {
+            if let Some(routes) = routes.get_mut(link) {
+                *routes = new;
             }
         }
-        loops::refuse(&listens, &hops)?;
-        for (link, routes) in new {
-            let Some(open) = self.links.get(link) else { continue };
-            if let Some(watch) = &open.watch {
-                watch.look_at(&routes);
+        loops::refuse(&self.listens(), &hops(&routes))?;
+        for (open, _) in self.links.iter().zip(&routes).filter(|(_, routes)| routes.are_by_destination()) {
+            for member in 0..open.group.len() {
+                let listener = open.group.member(member).map_err(failed("dup()"))?;
+                tell_destination(listener.as_fd())?;
             }
-            open.routes.exchange(routes);
         }
+        self.exchange(routes);
         Ok(())
     }
 
-    /// Which planes are at work.
+    fn listens(&self) -> Vec<SocketAddr> {
+        self.links.iter().map(|open| open.group.address()).collect()
+    }
+
+    /// Replaces the table of each link: its routes, and the addresses of all links and next hops.
+    fn exchange(&self, routes: Vec<Routes>) {
+        let endpoints = Endpoints::new(&self.listens(), &hops(&routes));
+        for (open, routes) in self.links.iter().zip(routes) {
+            if let Some(watch) = &open.watch {
+                watch.look_at(&routes);
+            }
+            open.routes.exchange(Table { routes, endpoints: endpoints.clone() });
+        }
+    }
+
+    /// Returns the numbers of the running planes.
     pub fn at_work(&self) -> Vec<usize> {
         let planes = self.planes.iter().enumerate();
         planes.filter(|(_, plane)| plane.thread.is_some()).map(|(number, _)| number).collect()
     }
 
-    /// Ends plane `plane`. Its sockets, with what waits in them and with its clients, go to the plane that serves the fewest:
-    /// no packet is lost, none is steered elsewhere, and it needs no privilege. That plane serves both from then on.
+    /// Ends plane `plane`. Its sockets, with their receive queues and clients, move to the plane that serves the fewest sockets. No packet
+    /// is lost or delivered to another socket, and no privilege is needed.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::NoPlane`] when it is not at work, or is the last one that is; [`ForwardError::Plane`]
+    /// [`ForwardError::NoPlane`] when the plane does not run or is the last running plane; [`ForwardError::Plane`].
     pub fn leave(&mut self, plane: usize) -> Result<(), ForwardError> {
         let others = self.at_work().into_iter().filter(|other| *other != plane);
         let heir = others.min_by_key(|other| self.planes[*other].seats);
@@ -261,17 +325,17 @@ impl Running {
         };
         let ports = self.planes[plane].end(plane, END)?;
         self.planes[heir].seats += std::mem::take(&mut self.planes[plane].seats);
-        self.planes[heir].desk.order(Order::Take(ports));
+        self.planes[heir].requests.request(Request::Take(ports));
         Ok(())
     }
 
-    /// Starts a plane, which takes sockets over from the one that serves the most: its number. It has the counters of one that
-    /// has left, where there is one.
+    /// Starts a plane, which takes sockets from the plane that serves the most, and returns its number. It continues the counters of a
+    /// plane that has left, if any.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::NoSeat`] when every plane has one socket of each link only: a group has as many as there were planes
-    /// when it was opened.
+    /// [`ForwardError::NoSeat`] when each plane has only one socket of each link: the number of sockets is the number of planes at the
+    /// start.
     pub fn join(&mut self) -> Result<usize, ForwardError> {
         let at_work = self.at_work();
         let giver = at_work.iter().copied().max_by_key(|plane| self.planes[*plane].seats);
@@ -279,7 +343,7 @@ impl Running {
             return Err(ForwardError::NoSeat { planes: at_work.len() });
         };
         let (sender, receiver) = mpsc::channel();
-        self.planes[giver].desk.order(Order::Give(sender));
+        self.planes[giver].requests.request(Request::Give(sender));
         let Ok(ports) = receiver.recv() else {
             return Err(ForwardError::Plane { plane: giver, why: "it does not answer".to_owned() });
         };
@@ -288,8 +352,7 @@ impl Running {
         self.start_plane(place, ports, 1)
     }
 
-    /// Whether all planes are still at work that should be. Worth asking now and then: one that has failed says so nowhere
-    /// else before the end.
+    /// Checks that no plane has failed. Call this regularly: before [`Running::drain`], a failure is reported nowhere else.
     ///
     /// # Errors
     ///
@@ -298,59 +361,73 @@ impl Running {
         for (number, plane) in self.planes.iter_mut().enumerate() {
             if plane.thread.as_ref().is_some_and(JoinHandle::is_finished) {
                 plane.end(number, END)?;
-                return Err(ForwardError::Plane { plane: number, why: "nobody told it to".to_owned() });
+                return Err(ForwardError::Plane {
+                    plane: number,
+                    why: "its thread returned without a command to end".to_owned(),
+                });
             }
         }
         Ok(())
     }
 
-    /// Ends all planes when nothing waits for them any more, and tells what each did, by link and plane. BFD sessions end
-    /// before that ([`Running::end_bfd`]).
+    /// Ends the BFD sessions ([`Running::end_bfd`]), then all planes after they have emptied their receive queues. Returns the counters
+    /// by link and plane.
     ///
     /// # Errors
     ///
-    /// What made a plane end early: a failed epoll_wait(2), or no processor to pin it to.
+    /// [`ForwardError::Plane`] when a plane ended early: epoll_wait(2) failed, or its CPU is not allowed any more.
     pub fn drain(mut self) -> Result<Vec<Vec<PlaneCounts>>, ForwardError> {
         self.end_bfd();
         self.end(DRAIN)?;
         Ok((0..self.links.len()).map(|link| self.counts(link)).collect())
     }
 
-    /// Ends all planes at once: what they had can go on elsewhere, or here again.
-    pub(crate) fn part(&mut self) -> Result<Vec<Parted>, ForwardError> {
+    /// Ends all planes at once and returns their sockets, which another process or [`Running::go_on`] can continue to use.
+    pub(crate) fn end_planes(&mut self) -> Result<Vec<EndedPlane>, ForwardError> {
         self.end(END)
     }
 
-    /// Starts planes again that have parted.
-    pub(crate) fn go_on(&mut self, parted: Vec<Parted>) -> Result<(), ForwardError> {
-        for Parted { plane, seats, ports } in parted {
+    /// Restarts planes that [`Running::end_planes`] has ended.
+    pub(crate) fn go_on(&mut self, ended: Vec<EndedPlane>) -> Result<(), ForwardError> {
+        for EndedPlane { plane, seats, ports } in ended {
             self.start_plane(Some(plane), ports, seats)?;
         }
         Ok(())
     }
 
-    fn end(&mut self, how: u8) -> Result<Vec<Parted>, ForwardError> {
-        self.planes.iter().for_each(|plane| plane.desk.tell(how));
-        let mut parted = Vec::new();
+    fn end(&mut self, how: u8) -> Result<Vec<EndedPlane>, ForwardError> {
+        self.planes.iter().for_each(|plane| plane.requests.command_to(how));
+        let mut ended = Vec::new();
         let mut result = Ok(());
         for (number, plane) in self.planes.iter_mut().enumerate() {
             if plane.thread.is_none() {
                 continue;
             }
             match plane.end(number, how) {
-                Ok(ports) => parted.push(Parted { plane: number, seats: plane.seats, ports }),
+                Ok(ports) => ended.push(EndedPlane { plane: number, seats: plane.seats, ports }),
                 Err(error) => result = Err(error),
             }
         }
-        result.map(|()| parted)
+        result.map(|()| ended)
     }
 }
 
+/// Makes the kernel report the destination address of each packet that the socket receives. The option belongs to the open
+/// socket, so that it holds for every duplicate of the descriptor too.
+fn tell_destination(listener: BorrowedFd<'_>) -> Result<(), ForwardError> {
+    option::set_packet_info(listener, true).map_err(failed("setsockopt(IP_PKTINFO)"))
+}
+
+/// Returns the next hops of each link.
+fn hops(routes: &[Routes]) -> Vec<Vec<SocketAddr>> {
+    routes.iter().map(|routes| routes.hops().collect()).collect()
+}
+
 impl Thread {
-    /// What it had; nothing where it has left already.
+    /// Ends the thread and returns its ports; none if the plane has already left.
     fn end(&mut self, number: usize, how: u8) -> Result<Vec<Port>, ForwardError> {
         let Some(thread) = self.thread.take() else { return Ok(Vec::new()) };
-        self.desk.tell(how);
+        self.requests.command_to(how);
         let failed = |why: String| ForwardError::Plane { plane: number, why };
         match thread.join() {
             Ok(Ok(ports)) => Ok(ports),
@@ -362,7 +439,7 @@ impl Thread {
 
 impl std::ops::Drop for Running {
     fn drop(&mut self) {
-        // Who wants to know what became of it drains.
+        // The error is ignored: a caller that needs the outcome calls `drain`.
         let _ = self.end(END);
     }
 }
@@ -372,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plane_that_ends_by_itself_is_noticed() {
+    fn check_reports_a_failed_plane_once() {
         let forward = Forward::new(Link::new(([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into()), 1);
         let broken = || Err(io::Error::from_raw_os_error(9));
         let thread = thread::spawn(broken);
@@ -381,15 +458,15 @@ mod tests {
         }
         let plane = Thread {
             counters: Vec::new(),
-            desk: Arc::new(Desk::new().unwrap()),
+            requests: Arc::new(RequestQueue::new().unwrap()),
             thread: Some(thread),
             seats: 1,
         };
-        let mut running =
-            Running { forward, links: Vec::new(), planes: vec![plane], sessions: Sessions::default() };
+        let mut running = Running::of(&forward, Vec::new(), Sessions::default()).unwrap();
+        running.planes.push(plane);
         let error = running.check().unwrap_err();
         assert!(matches!(error, ForwardError::Plane { plane: 0, .. }));
         assert!(error.to_string().contains("Bad file descriptor"), "{error}");
-        assert!(running.check().is_ok(), "it is told once");
+        assert!(running.check().is_ok(), "the error is reported once");
     }
 }

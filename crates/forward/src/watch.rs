@@ -1,89 +1,65 @@
-//! BFD for the next hops of links: which sessions there are, and what a plane does with their state.
+//! The BFD sessions of a forwarder, and the state of a session as planes read it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fourtuple::spread::Group;
+use fourtuple::spread::{DeviceName, UdpGroup};
 use fourtuple_syscalls::datagram::Datagram;
 
-use crate::bfd::{self, Inbox, LinkError, LinkReport, LinkSettings, LinkState, PORT, Port, Receive, Timers};
-use crate::in_band::{self, InBand, Reception};
+use crate::bfd::{self, Inbox, LinkError, LinkReport, LinkSettings, LinkState, PORT, Port, Receive};
+use crate::in_band::{self, Reception};
+use crate::peer::Peer;
 use crate::route::Routes;
 
-/// Whom a link has a BFD session with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Where control packets go to.
-    pub address: IpAddr,
-    /// Where they are sent from and received at; `None`: the address that the kernel would send from. In-band it is where the
-    /// link listens, whatever this is.
-    pub local: Option<IpAddr>,
-    /// How often, and how many may be lost.
-    pub timers: Timers,
-    /// Control packets are among the data; `None`: at port 3784.
-    pub in_band: Option<InBand>,
-}
-
-impl Peer {
-    /// With the timers that are usual: 300 ms, 3 lost.
-    pub fn new(address: IpAddr) -> Peer {
-        Peer { address, local: None, timers: Timers::default(), in_band: None }
-    }
-
-    /// The same among the data: control packets go from where the link listens to this address, and come to where it listens.
-    pub fn in_band(address: SocketAddr) -> Peer {
-        Peer { in_band: Some(InBand::at(address.port())), ..Peer::new(address.ip()) }
-    }
-
-    pub(crate) fn settings(&self) -> Result<LinkSettings, LinkError> {
-        let settings = match self.local {
-            Some(local) => LinkSettings::new(local, self.address),
-            None => LinkSettings::towards(self.address)?,
-        };
-        Ok(LinkSettings { timers: self.timers, ..settings })
-    }
-
-    /// The same session in one link; only for those that are in-band.
-    pub(crate) fn is_at(&self, other: &Peer, here: SocketAddr, there: SocketAddr) -> bool {
-        self == other && (self.in_band.is_none() || here == there)
-    }
-}
-
-/// What became of one session.
+/// The state and counters of one BFD session.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// With whom.
+    /// The address of the peer.
     pub peer: IpAddr,
-    /// Where its control packets are sent to: that of the peer's data in-band.
+    /// The device that the session is bound to.
+    pub device: Option<DeviceName>,
+    /// The port that control packets are sent to: 3784, or the port of the peer's data in-band.
     pub port: u16,
-    /// The session, as it is, or was before it was ended.
+    /// The current state of the session, or its last state before it was ended.
     pub report: LinkReport,
-    /// How its packets come.
+    /// How control packets reach the session.
     pub reception: Reception,
-    /// What the port that it shares with others has discarded because it was for no session, by reason; told of the first
-    /// session of a port alone.
+    /// Control packets that belonged to no session of the shared port, by reason. Only the first session of a port reports them.
     pub discarded_by_port: bfd::Discards,
+    /// Packets that the kernel dropped at the socket of the port, see [`Port::overflowed`]. Only the first session of a port reports
+    /// them.
+    pub overflowed_at_port: u64,
 }
 
-/// A session and what it was asked with.
+impl Watched {
+    /// Adds the counters of the port, if this session reports them.
+    fn with_port(self, port: Option<&Port>) -> Watched {
+        let Some(port) = port else { return self };
+        Watched { discarded_by_port: port.discards(), overflowed_at_port: port.overflowed(), ..self }
+    }
+}
+
+/// A running session and its settings.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) peer: Peer,
-    /// Where its link listens; of several links the first.
+    /// The address of its link, or of the first link if several links use the session.
     pub(crate) at: SocketAddr,
     pub(crate) reception: Reception,
     pub(crate) link: bfd::Link,
-    /// The first session of a port tells what that discards.
+    /// The port whose discards this session reports: only the first session of a port has it.
     pub(crate) port: Option<Arc<Port>>,
 }
 
-/// All sessions of a forwarder: one for each peer, however many links it is for, and in-band one for each link.
+/// All sessions of a forwarder: one for each peer at port 3784, which any number of links may use, and one for each in-band link.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(pub(crate) Vec<Session>);
 
 impl Sessions {
-    pub(crate) fn start<'a>(peers: impl Iterator<Item = (Peer, &'a Group)>) -> Result<Sessions, LinkError> {
+    pub(crate) fn start<'a>(
+        peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
+    ) -> Result<Sessions, LinkError> {
         let mut sessions: Vec<Session> = Vec::new();
         let mut ports: Vec<Arc<Port>> = Vec::new();
         for (peer, group) in peers {
@@ -97,13 +73,13 @@ impl Sessions {
                 continue;
             }
             let settings = peer.settings()?;
-            let local = SocketAddr::new(settings.local.ip(), PORT);
-            let known = ports.iter().find(|port| port.address() == local).cloned();
+            let (local, device) = (settings.local, settings.device);
+            let known = ports.iter().find(|port| port.is_at(local, device)).cloned();
             let is_first = known.is_none();
             let port = match known {
                 Some(port) => port,
                 None => {
-                    let port = Port::open(local, None)?;
+                    let port = Port::open(local, device)?;
                     ports.push(Arc::clone(&port));
                     port
                 }
@@ -123,42 +99,69 @@ impl Sessions {
         self.0.iter().map(|session| session.watched(session.link.state().report())).collect()
     }
 
-    /// All say together that they end, and go when their peers have heard it.
+    /// Sends AdminDown in all sessions at the same time, and ends each session after its peer has acknowledged or timed out.
     pub(crate) fn drain(&mut self) -> Vec<Watched> {
         let before = self.read();
         self.0.iter().for_each(|session| session.link.set_admin_down(true));
-        let ended = self.0.drain(..).zip(before).map(|(session, before)| {
-            let Watched { report: LinkReport { state, diagnostic, ups, downs, .. }, .. } = before;
-            let port = session.port.clone();
-            let report = LinkReport { state, diagnostic, ups, downs, ..session.link.drain() };
-            let discarded_by_port = port.map(|port| port.discards()).unwrap_or_default();
-            Watched { report, discarded_by_port, ..before }
+        let ports: Vec<_> = self.0.iter().map(|session| session.port.clone()).collect();
+        let links: Vec<_> = self.0.drain(..).map(|session| session.link.drain()).collect();
+        // Ports are read after all sessions have ended: until then the ports receive for them.
+        let ended = before.into_iter().zip(links).zip(ports).map(|((before, link), port)| {
+            // The report has the state from before the end, and the counters from after it.
+            let LinkReport {
+                transmitted,
+                unsent,
+                received,
+                discards,
+                handed,
+                handed_dropped,
+                overflowed,
+                ..
+            } = link;
+            let report = LinkReport {
+                transmitted,
+                unsent,
+                received,
+                discards,
+                handed,
+                handed_dropped,
+                overflowed,
+                ..before.report.clone()
+            };
+            Watched { report, ..before }.with_port(port.as_deref())
         });
         ended.collect()
     }
 }
 
 impl Session {
-    /// Where its control packets go.
+    /// Returns the destination of the control packets.
     pub(crate) fn goes_to(&self) -> SocketAddr {
         SocketAddr::new(self.peer.address, self.peer.in_band.map_or(PORT, |in_band| in_band.port))
     }
 
     fn watched(&self, report: LinkReport) -> Watched {
-        let discarded_by_port = self.port.as_ref().map(|port| port.discards()).unwrap_or_default();
-        let port = self.goes_to().port();
-        Watched { peer: self.peer.address, port, report, reception: self.reception, discarded_by_port }
+        let watched = Watched {
+            peer: self.peer.address,
+            device: self.peer.device,
+            port: self.goes_to().port(),
+            report,
+            reception: self.reception,
+            discarded_by_port: bfd::Discards::default(),
+            overflowed_at_port: 0,
+        };
+        watched.with_port(self.port.as_deref())
     }
 }
 
-/// What a plane sees of a link's session.
+/// The part of a session that planes read: its state, and its inbox for control packets among the data.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     peer: IpAddr,
     state: LinkState,
-    /// None of the next hops has the address of the peer: it is a router on the way to all of them.
+    /// True when no next hop has the address of the peer: the peer is then a router on the way to all next hops.
     is_for_all: Arc<AtomicBool>,
-    /// Of a session whose packets come among the data, and that nothing but a plane tells from them.
+    /// The inbox of a session whose control packets reach a plane among the data; `None` when a filter or a port separates them.
     inbox: Option<Inbox>,
 }
 
@@ -181,29 +184,29 @@ impl Watch {
         Some(watch)
     }
 
-    /// The routes were exchanged for these.
+    /// Reads the new routes of the link.
     pub(crate) fn look_at(&self, routes: &Routes) {
         let is_for_all = !routes.hops().any(|hop| hop.ip() == self.peer);
         self.is_for_all.store(is_for_all, Ordering::Relaxed);
     }
 
-    /// Whether planes look for control packets among the data, for which they have to be told the hops.
+    /// Returns whether planes search for control packets among the data. They need the TTL of each packet for this.
     pub(crate) fn hands_over(&self) -> bool {
         self.inbox.is_some()
     }
 
-    /// Hands the session what is its own. False: it is data.
+    /// Passes a control packet to the session. Returns false when the packet is data.
     pub(crate) fn takes(&self, payload: &[u8], datagram: &Datagram<'_>) -> bool {
         let (Some(inbox), Some(from)) = (&self.inbox, datagram.from()) else { return false };
         let is_control = in_band::CONTROL.finds(payload, datagram.hops, from.port());
         if is_control {
-            // What finds no room is counted by the inbox.
+            // The inbox counts control packets that it has no room for.
             inbox.offer(payload, from, datagram.hops);
         }
         is_control
     }
 
-    /// Whether packets for this hop would be lost: one load as long as the link is up.
+    /// Returns whether the link to this next hop is down. While the link is up, this is a single atomic load.
     pub(crate) fn is_down(&self, hop: SocketAddr) -> bool {
         self.state.has_failed() && (hop.ip() == self.peer || self.is_for_all.load(Ordering::Relaxed))
     }

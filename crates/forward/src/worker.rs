@@ -1,4 +1,4 @@
-//! One plane: a thread with an epoll, its sockets and its counters.
+//! The thread of one plane: its event loop (epoll), its sockets and its counters.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,121 +7,127 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::bell::Bell;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::{option, resource};
 
 use crate::counters::Counters;
 use crate::path::Path;
-use crate::plane::Plane;
+use crate::plane::interface::Plane;
+use crate::replies::{Replies, read_token, token_of_listener};
 
 const STOP: u64 = u64::MAX;
-/// Idle clients are looked for, and the kernel is asked for what it dropped, about this often.
+/// The interval at which idle clients are closed and the drop counter of the kernel is read.
 const TICK: Duration = Duration::from_secs(1);
-/// How often a plane that is to end looks for one more packet after it found none, at most: what is on its way over loopback
-/// is there by then.
+/// The number of empty receive calls after which a draining plane ends. Packets on their way over loopback arrive in between.
 const LAST_LOOKS: usize = 2;
 
-/// What a plane is told.
+/// A command to a plane: continue.
 pub(crate) const GO_ON: u8 = 0;
-/// End when nothing waits any more.
+/// A command to a plane: forward the packets in the receive queues, then end.
 pub(crate) const DRAIN: u8 = 1;
-/// End now: what waits is another's, or lost.
+/// A command to a plane: end now. Packets in the receive queues stay there for the next owner of the socket.
 pub(crate) const END: u8 = 2;
 
-/// A socket that listens for one link, and the way of what comes to it. It is one plane's at every moment, and goes from one
-/// to another as a whole: with its clients, so that their answers go with it.
+/// A listening socket of one link with the state of its clients. One plane owns a port at any time. A port moves to another plane as
+/// a whole, with its clients, so that their replies move too.
 pub(crate) struct Port {
     pub(crate) link: usize,
-    /// Which member of the link's group.
+    /// The index of the socket in the link's group.
     pub(crate) seat: usize,
     pub(crate) listener: OwnedFd,
     pub(crate) path: Path,
-    /// Of `sk_drops`, what is counted already.
+    /// The value of `sk_drops` that is already counted.
     pub(crate) overflowed: u32,
 }
 
-/// What a plane is asked for, beside its end.
-pub(crate) enum Order {
-    /// To serve these as well.
+/// A request to a plane.
+pub(crate) enum Request {
+    /// Serve these ports too.
     Take(Vec<Port>),
-    /// To give away what it has of one seat, if it has another one.
+    /// Give away the ports of one seat, if the plane has more than one.
     Give(Sender<Vec<Port>>),
 }
 
-/// How others speak to a plane.
-pub(crate) struct Desk {
-    told: AtomicU8,
-    /// Looked at when the bell was rung: not on the path of a packet.
-    orders: Mutex<Vec<Order>>,
-    bell: Bell,
+/// The requests from other threads to a plane.
+pub(crate) struct RequestQueue {
+    command: AtomicU8,
+    /// Read only after a wakeup, never for each packet.
+    queue: Mutex<Vec<Request>>,
+    waker: EventFd,
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for RequestQueue {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Desk").field("told", &self.told()).finish_non_exhaustive()
+        formatter.debug_struct("RequestQueue").field("command", &self.command()).finish_non_exhaustive()
     }
 }
 
-impl Desk {
-    pub(crate) fn new() -> io::Result<Desk> {
-        Ok(Desk { told: AtomicU8::new(GO_ON), orders: Mutex::default(), bell: Bell::new()? })
+impl RequestQueue {
+    pub(crate) fn new() -> io::Result<RequestQueue> {
+        Ok(RequestQueue { command: AtomicU8::new(GO_ON), queue: Mutex::default(), waker: EventFd::new()? })
     }
 
-    pub(crate) fn tell(&self, what: u8) {
-        self.told.store(what, Ordering::Release);
-        self.bell.ring();
+    /// Sets the command and wakes the plane.
+    pub(crate) fn command_to(&self, what: u8) {
+        self.command.store(what, Ordering::Release);
+        self.waker.ring();
     }
 
-    pub(crate) fn order(&self, order: Order) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        self.bell.ring();
+    /// Queues a request and wakes the plane.
+    pub(crate) fn request(&self, request: Request) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        self.waker.ring();
     }
 
-    fn told(&self) -> u8 {
-        self.told.load(Ordering::Acquire)
+    fn command(&self) -> u8 {
+        self.command.load(Ordering::Acquire)
     }
 
-    fn orders(&self) -> Vec<Order> {
-        std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take_all(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What one plane has.
+/// The state of one plane.
 pub(crate) struct Worker {
     pub(crate) plane: Box<dyn Plane>,
-    pub(crate) desk: Arc<Desk>,
-    /// One for each link.
+    pub(crate) requests: Arc<RequestQueue>,
+    /// One set of counters for each link.
     pub(crate) counters: Vec<Arc<Counters>>,
-    /// By the number that its tokens have.
+    /// Ports by the number in their epoll tokens.
     ports: Vec<Option<Port>>,
-    /// Processor time of the threads that had these counters before.
+    /// CPU time of earlier threads with these counters.
     cpu_before: Duration,
 }
 
 impl Worker {
-    pub(crate) fn new(plane: Box<dyn Plane>, desk: Arc<Desk>, counters: Vec<Arc<Counters>>) -> Worker {
+    pub(crate) fn new(
+        plane: Box<dyn Plane>,
+        requests: Arc<RequestQueue>,
+        counters: Vec<Arc<Counters>>,
+    ) -> Worker {
         let cpu_before = counters.first().map_or(Duration::ZERO, |counters| counters.cpu_so_far());
-        Worker { plane, desk, counters, ports: Vec::new(), cpu_before }
+        Worker { plane, requests, counters, ports: Vec::new(), cpu_before }
     }
 
-    /// Forwards until told to end, and gives back what it had then.
+    /// Forwards until a command to end, and returns the ports.
     pub(crate) fn run(mut self, ports: Vec<Port>) -> io::Result<Vec<Port>> {
-        let epoll = Epoll::new()?;
-        epoll.add(self.desk.bell.as_fd(), STOP, Interest::READ)?;
+        let epoll = Arc::new(Epoll::new()?);
+        epoll.add(self.requests.waker.as_fd(), STOP, Interest::READ)?;
         self.take(&epoll, ports)?;
         let mut room = [Ready::NONE; 64];
         let mut ticked = Instant::now();
-        while self.desk.told() == GO_ON {
-            let mut is_asked = false;
+        while self.requests.command() == GO_ON {
+            let mut has_requests = false;
             for ready in epoll.wait(&mut room, Some(TICK))? {
                 if ready.token() == STOP {
-                    is_asked = self.desk.bell.silence();
+                    has_requests = self.requests.waker.silence();
                 } else {
-                    self.serve(&epoll, ready.token())?;
+                    self.serve(ready.token())?;
                 }
             }
-            if is_asked {
+            if has_requests {
                 self.obey(&epoll)?;
             }
             if ticked.elapsed() >= TICK {
@@ -129,10 +135,10 @@ impl Worker {
                 self.tick();
             }
         }
-        // What was asked for before the end is not to be lost with its sockets.
+        // A request that was queued before the command to end may carry ports, which must not be closed.
         self.obey(&epoll)?;
-        if self.desk.told() == DRAIN {
-            self.drain();
+        if self.requests.command() == DRAIN {
+            self.drain()?;
         }
         self.tick();
         for number in 0..self.ports.len() {
@@ -141,29 +147,24 @@ impl Worker {
         Ok(self.ports.into_iter().flatten().collect())
     }
 
-    fn serve(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
-        let (number, target) = ((token >> 32) as usize, token as u32);
+    fn serve(&mut self, token: u64) -> io::Result<()> {
+        let (number, target) = read_token(token);
         let Some(Some(port)) = self.ports.get_mut(number) else { return Ok(()) };
-        match target.checked_sub(1) {
-            None => {
-                self.plane.forward(number, port.listener.as_fd(), &mut port.path);
-                watch_new(epoll, number, &mut port.path)
-            }
-            Some(target) => {
-                self.plane.give_back(port.listener.as_fd(), target as usize, &mut port.path);
-                Ok(())
-            }
+        let listener = port.listener.as_fd();
+        match target {
+            None => self.plane.forward(number, listener, &mut port.path).map(drop),
+            Some(target) => self.plane.give_back(listener, target, &mut port.path),
         }
     }
 
-    fn obey(&mut self, epoll: &Epoll) -> io::Result<()> {
-        for order in self.desk.orders() {
-            match order {
-                Order::Take(ports) => self.take(epoll, ports)?,
-                Order::Give(to) => {
+    fn obey(&mut self, epoll: &Arc<Epoll>) -> io::Result<()> {
+        for request in self.requests.take_all() {
+            match request {
+                Request::Take(ports) => self.take(epoll, ports)?,
+                Request::Give(to) => {
                     let ports = self.give(epoll)?;
                     if let Err(refused) = to.send(ports) {
-                        // Whoever asked is gone.
+                        // The thread that requested the ports has gone: the plane keeps them.
                         self.take(epoll, refused.0)?;
                     }
                 }
@@ -172,7 +173,7 @@ impl Worker {
         Ok(())
     }
 
-    fn take(&mut self, epoll: &Epoll, ports: Vec<Port>) -> io::Result<()> {
+    fn take(&mut self, epoll: &Arc<Epoll>, ports: Vec<Port>) -> io::Result<()> {
         for mut port in ports {
             if let Some(counters) = self.counters.get(port.link) {
                 port.path.count_with(counters);
@@ -182,18 +183,15 @@ impl Worker {
                 self.ports.push(None);
             }
             let watched = self.plane.watch(number, port.listener.as_fd())?;
-            epoll.add(watched, token(number, 0), Interest::READ)?;
-            if port.path.replies {
-                port.path.new = port.path.targets.numbers().collect();
-                watch_new(epoll, number, &mut port.path)?;
-            }
+            epoll.add(watched, token_of_listener(number), Interest::READ)?;
+            port.path.wait_here(Replies::new(Arc::clone(epoll), number));
             self.ports[number] = Some(port);
         }
         Ok(())
     }
 
-    /// All that it has of its last seat, unless that is its only one.
-    fn give(&mut self, epoll: &Epoll) -> io::Result<Vec<Port>> {
+    /// Removes and returns the ports of the last seat, unless it is the only seat.
+    fn give(&mut self, epoll: &Arc<Epoll>) -> io::Result<Vec<Port>> {
         let seats = || self.ports.iter().flatten().map(|port| port.seat);
         let (Some(first), Some(last)) = (seats().min(), seats().max()) else { return Ok(Vec::new()) };
         let mut given = Vec::new();
@@ -206,7 +204,7 @@ impl Worker {
             }
             if let Some(port) = &mut self.ports[number] {
                 epoll.remove(self.plane.watch(number, port.listener.as_fd())?)?;
-                if port.path.replies {
+                if port.path.waits.take().is_some() {
                     for target in port.path.targets.numbers().collect::<Vec<_>>() {
                         if let Some(target) = port.path.targets.get(target) {
                             epoll.remove(target.socket.as_fd())?;
@@ -214,7 +212,7 @@ impl Worker {
                     }
                 }
             }
-            // After that: what is sent on now may open targets, which nobody watches here any more.
+            // The release comes last: it may open targets, and the next plane of the port adds all targets to its epoll.
             self.release(number);
             let Some(port) = self.ports[number].take() else { continue };
             given.push(port);
@@ -222,22 +220,24 @@ impl Worker {
         Ok(given)
     }
 
-    /// What was received of it and not sent on yet goes.
+    /// Forwards the packets of a port that the plane has received and still holds.
     fn release(&mut self, number: usize) {
         if let Some(Some(port)) = self.ports.get_mut(number) {
+            port.path.waits = None;
             self.plane.release(number, port.listener.as_fd(), &mut port.path);
         }
     }
 
-    fn drain(&mut self) {
+    fn drain(&mut self) -> io::Result<()> {
         for (number, port) in self.ports.iter_mut().enumerate() {
             let Some(port) = port else { continue };
             let mut empty = 0;
             while empty < LAST_LOOKS {
-                let found = self.plane.forward(number, port.listener.as_fd(), &mut port.path);
+                let found = self.plane.forward(number, port.listener.as_fd(), &mut port.path)?;
                 empty = if found { 0 } else { empty + 1 };
             }
         }
+        Ok(())
     }
 
     fn tick(&mut self) {
@@ -249,7 +249,7 @@ impl Worker {
 
 impl Port {
     pub(crate) fn new(link: usize, seat: usize, listener: OwnedFd, path: Path) -> Port {
-        // What another process has lost with this socket is not ours; a kernel that does not tell begins with 0.
+        // Drops before this moment belong to another process. A kernel without the counter starts at 0.
         let overflowed = option::dropped(listener.as_fd()).unwrap_or(0);
         Port { link, seat, listener, path, overflowed }
     }
@@ -263,17 +263,4 @@ impl Port {
             self.overflowed = dropped;
         }
     }
-}
-
-fn token(port: usize, which: usize) -> u64 {
-    (port as u64) << 32 | which as u64
-}
-
-fn watch_new(epoll: &Epoll, number: usize, path: &mut Path) -> io::Result<()> {
-    while let Some(index) = path.new.pop() {
-        if let Some(target) = path.targets.get(index) {
-            epoll.add(target.socket.as_fd(), token(number, index + 1), Interest::READ)?;
-        }
-    }
-    Ok(())
 }

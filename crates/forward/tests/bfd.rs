@@ -1,4 +1,4 @@
-//! Sessions with each other over real sockets, in a namespace of their own.
+//! BFD sessions over real sockets, in a separate namespace.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -8,19 +8,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_forward::bfd::{
-    Diagnostic, Discard, Link, LinkError, LinkSettings, LinkState, PORT, Packet, Port, Receive, State, Timers,
+    Diagnostic, Discard, Link, LinkError, LinkReport, LinkSettings, LinkState, PORT, Packet, Port, Receive,
+    State, Timers,
 };
 use fourtuple_syscalls::{datagram::Batch, netns, option, socket};
 use fourtuple_testing::in_namespace;
 
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(60);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Quick to come up, and slow to give up: a busy machine may let a thread wait for seconds.
+/// Timers with a short interval and a long detection time: a busy machine may delay a thread for seconds.
 fn patient() -> Timers {
     Timers::new(ms(100), ms(100), 200).unwrap()
 }
@@ -47,14 +48,14 @@ fn wait_for(state: &LinkState, expected: State) {
     wait_until(&format!("{expected}"), || state.state() == expected);
 }
 
-/// Two addresses of this host, of either family.
+/// Two addresses of this host, for each IP version.
 fn pairs() -> [(&'static str, &'static str); 2] {
     netns::add_loopback_address("fd00::2".parse::<Ipv6Addr>().unwrap()).expect("an address");
     [("127.0.0.1", "127.0.0.2"), ("::1", "fd00::2")]
 }
 
 #[test]
-fn two_links_come_up_and_one_that_is_drained_takes_the_other_down() {
+fn a_drained_link_takes_the_other_down() {
     in_namespace(|| {
         for (here, there) in pairs() {
             let one = Link::start(&settings(here, there)).unwrap();
@@ -86,7 +87,7 @@ fn two_links_come_up_and_one_that_is_drained_takes_the_other_down() {
 }
 
 #[test]
-fn a_link_that_is_dropped_says_so_too() {
+fn a_dropped_link_sends_admin_down() {
     in_namespace(|| {
         let one = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let other = Link::start(&settings("127.0.0.2", "127.0.0.1")).unwrap();
@@ -99,7 +100,7 @@ fn a_link_that_is_dropped_says_so_too() {
 }
 
 #[test]
-fn the_administrator_holds_it_down_and_timers_change_while_it_is_up() {
+fn admin_down_holds_and_timers_change_while_up() {
     in_namespace(|| {
         let one = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let other = Link::start(&settings("127.0.0.2", "127.0.0.1")).unwrap();
@@ -128,7 +129,7 @@ fn the_administrator_holds_it_down_and_timers_change_while_it_is_up() {
     });
 }
 
-/// A peer in the hands of the test: what it sends, from where, with how many hops.
+/// A peer that the test controls: packet contents, source address and hop limit.
 struct Peer {
     sender: UdpSocket,
     receiver: UdpSocket,
@@ -144,7 +145,7 @@ impl Peer {
         Peer { sender, receiver, to: (ip(link), PORT).into() }
     }
 
-    /// The next packet of the link, how many hops it had left, and where it came from.
+    /// Returns the next packet of the link, with its hop limit and its source address.
     fn receive(&self) -> (Packet, Option<u8>, SocketAddr) {
         let mut batch = Batch::new(1, 100);
         assert!(socket::wait_readable(self.receiver.as_fd(), Some(LONG)).unwrap(), "nothing came");
@@ -157,7 +158,7 @@ impl Peer {
         self.sender.send_to(&packet.encode(), self.to).unwrap();
     }
 
-    /// An answer to a packet of the link: what a peer says that asks for nothing.
+    /// Returns an answer to a packet of the link that requests nothing.
     fn answer(packet: &Packet, state: State) -> Packet {
         Packet {
             state,
@@ -172,7 +173,7 @@ impl Peer {
 }
 
 #[test]
-fn a_peer_that_falls_silent_is_down_with_the_diagnostic_of_it() {
+fn a_silent_peer_sets_the_diagnostic() {
     in_namespace(|| {
         for (here, there) in pairs() {
             let timers = Timers::new(ms(100), ms(100), 3).unwrap();
@@ -182,14 +183,14 @@ fn a_peer_that_falls_silent_is_down_with_the_diagnostic_of_it() {
             assert_eq!(hops, Some(255));
             assert_eq!(from, link.source());
             assert_eq!((packet.state, packet.your_discriminator), (State::Down, 0));
-            // Of a second, so that it is up for a while.
+            // The detection time is a second, so that the session stays Up for a while.
             let answer = Packet { desired_min_tx_us: 333_333, ..Peer::answer(&packet, State::Init) };
             peer.send(&answer);
             wait_until("up and down", || link.state().transitions() == 2);
             let report = link.state().report();
             assert_eq!((report.state, report.diagnostic), (State::Down, Diagnostic::DetectionTimeExpired));
             assert_eq!(report.remote_discriminator, None);
-            // All of what was said comes from one port.
+            // All packets of the session come from one port.
             loop {
                 let (packet, hops, from) = peer.receive();
                 assert_eq!((hops, from), (Some(255), link.source()));
@@ -201,9 +202,9 @@ fn a_peer_that_falls_silent_is_down_with_the_diagnostic_of_it() {
     });
 }
 
-/// A drain does not wait for ever for whoever does not answer.
+/// A drain has a time limit if the peer does not answer.
 #[test]
-fn a_peer_that_does_not_hear_the_farewell_is_left_when_it_has_to_know() {
+fn a_drain_ends_after_the_detection_time_of_a_deaf_peer() {
     in_namespace(|| {
         let timers = Timers::new(ms(100), ms(100), 3).unwrap();
         let link = Link::start(&LinkSettings { timers, ..settings("127.0.0.1", "127.0.0.2") }).unwrap();
@@ -220,7 +221,7 @@ fn a_peer_that_does_not_hear_the_farewell_is_left_when_it_has_to_know() {
 }
 
 #[test]
-fn what_comes_from_beyond_the_link_or_from_strangers_is_discarded_and_counted() {
+fn packets_of_strangers_are_discarded_and_counted() {
     in_namespace(|| {
         let link = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let peer = Peer::new("127.0.0.2", "127.0.0.1");
@@ -229,7 +230,8 @@ fn what_comes_from_beyond_the_link_or_from_strangers_is_discarded_and_counted() 
         let down = Packet { your_discriminator: 0, ..Peer::answer(&packet, State::Down) };
         option::set_hops(peer.sender.as_fd(), 254).unwrap();
         peer.send(&down);
-        wait_until("hops", || discards().of(Discard::Hops) == 1);
+        // The socket filter rejects the packet, so the session never receives it.
+        wait_until("hops", || link.state().report().overflowed == 1);
         option::set_hops(peer.sender.as_fd(), 255).unwrap();
         let stranger = Peer::new("127.0.0.3", "127.0.0.1");
         stranger.send(&down);
@@ -239,16 +241,25 @@ fn what_comes_from_beyond_the_link_or_from_strangers_is_discarded_and_counted() 
         for junk in [&b""[..], b"x", &[0; 24], &[0xff; 1000]] {
             peer.sender.send_to(junk, peer.to).unwrap();
         }
-        wait_until("junk", || discards().total() == 7);
-        assert_eq!(link.state().state(), State::Down);
-        // A discriminator that is right is right from everywhere: RFC 5881, section 6.
+        wait_until("junk", || discards().total() == 6);
+        assert_eq!(discards().of(Discard::Hops), 0);
+        // A packet with the right discriminator must also come from the peer's address.
         stranger.send(&Peer::answer(&packet, State::Init));
+        wait_until("stranger", || discards().of(Discard::Stranger) == 2);
+        assert_eq!(link.state().state(), State::Down);
+        peer.send(&Peer::answer(&packet, State::Init));
         wait_for(&link.state(), State::Up);
+        // A forged packet without a discriminator does not take the session down.
+        for state in [State::Down, State::AdminDown] {
+            peer.send(&Packet { your_discriminator: 0, my_discriminator: 7, ..Peer::answer(&packet, state) });
+        }
+        wait_until("forged", || discards().of(Discard::YourDiscriminatorZero) == 2);
+        assert_eq!((link.state().state(), link.state().report().downs), (State::Up, 0));
     });
 }
 
 #[test]
-fn planes_hand_over_what_comes_in_band() {
+fn planes_pass_in_band_packets_to_the_session() {
     in_namespace(|| {
         let ends = Arc::new(AtomicBool::new(false));
         let planes = ["127.0.0.1:4000", "127.0.0.2:4000"].map(|address| {
@@ -284,7 +295,7 @@ fn planes_hand_over_what_comes_in_band() {
             wait_for(&link.state(), State::Up);
             assert!(link.state().report().handed >= 2);
         }
-        // A socket that does not tell the hops is no proof of where a packet comes from.
+        // Without a reported hop limit, the packet may come from beyond the link.
         let inbox = links[0].inbox();
         inbox.offer(&[0; 24], links[1].source(), None);
         wait_until("hops", || links[0].state().report().discards.of(Discard::Hops) == 1);
@@ -298,7 +309,7 @@ fn planes_hand_over_what_comes_in_band() {
     });
 }
 
-/// The link is not kept from its timers by whoever floods its port, nor by planes that hand over nonsense.
+/// The timers of the session hold while its port is flooded and planes pass invalid packets to its inbox.
 #[test]
 fn a_flood_does_not_take_it_down() {
     in_namespace(|| {
@@ -312,7 +323,7 @@ fn a_flood_does_not_take_it_down() {
         let begun = Instant::now();
         while begun.elapsed() < ms(1000) {
             for _ in 0..100 {
-                // A full queue is no error of a sender on loopback.
+                // A full receive queue is no error for a sender over loopback.
                 let _ = stranger.send_to(&[0x20; 24], "127.0.0.1:3784");
                 inbox.offer(&[0x20; 24], stranger.local_addr().unwrap(), Some(255));
             }
@@ -350,7 +361,7 @@ fn several_sessions_share_a_port() {
         here.remove(1).drain();
         wait_for(&there[1].state(), State::Down);
         assert!(here.iter().all(|link| link.state().is_up()));
-        // Its peer goes on calling, and meets nobody.
+        // The peer still sends, and no session receives its packets.
         wait_until("strangers", || {
             port.discards().of(Discard::Stranger) + port.discards().of(Discard::NoSession) > 0
         });
@@ -359,8 +370,58 @@ fn several_sessions_share_a_port() {
     });
 }
 
+/// Random bytes go to a port with a session and to a session with its own socket: each packet is in exactly one counter, during
+/// the test and after it.
 #[test]
-fn what_cannot_be_is_refused_with_the_reason() {
+fn every_packet_is_in_exactly_one_counter() {
+    in_namespace(|| {
+        const PACKETS: u64 = 2_010;
+        for shares in [true, false] {
+            let port = shares.then(|| Port::open((ip("127.0.0.1"), PORT).into(), None).unwrap());
+            let receive = port.clone().map_or(Receive::Own, Receive::Shared);
+            // A drain lasts for the detection time of a peer that does not answer.
+            let timers = Timers::default();
+            let link = LinkSettings { receive, timers, ..settings("127.0.0.1", "127.0.0.2") };
+            let link = Link::start(&link).unwrap();
+            let (peer, stranger) = (Peer::new("127.0.0.2", "127.0.0.1"), Peer::new("127.0.0.3", "127.0.0.1"));
+            let (packet, ..) = peer.receive();
+            let at_port = || port.as_ref().map_or(0, |port| port.discards().total() + port.overflowed());
+            let counted = |report: &LinkReport| {
+                let LinkReport { received, discards, handed, handed_dropped, overflowed, .. } = report;
+                assert!(*handed == 0 || shares);
+                received + discards.total() + handed_dropped + overflowed + at_port()
+            };
+            let named = Peer::answer(&packet, State::Down);
+            let mut random = fastrand::Rng::with_seed(7);
+            for number in 0..PACKETS {
+                let from = if random.bool() { &peer } else { &stranger };
+                option::set_hops(from.sender.as_fd(), if random.u8(..4) == 0 { 64 } else { 255 }).unwrap();
+                let mut bytes = match random.u8(..4) {
+                    0 => named.encode().to_vec(),
+                    1 => Packet { your_discriminator: 0, ..named }.encode().to_vec(),
+                    2 => vec![0x20; 24],
+                    _ => vec![0; random.usize(..300)],
+                };
+                if let Some(byte) = bytes.first_mut().filter(|_| random.bool()) {
+                    *byte = random.u8(..);
+                }
+                from.sender.send_to(&bytes, from.to).unwrap();
+                // The queue of the loopback device holds 1,000 packets; the test must not overflow it.
+                if number % 200 == 0 {
+                    stranger.sender.send_to(b"x", stranger.receiver.local_addr().unwrap()).unwrap();
+                    stranger.receiver.recv(&mut [0; 64]).unwrap();
+                }
+            }
+            wait_until("each counted", || counted(&link.state().report()) >= PACKETS);
+            assert_eq!(counted(&link.state().report()), PACKETS);
+            let report = link.drain();
+            assert_eq!(counted(&report), PACKETS, "{report:?}");
+        }
+    });
+}
+
+#[test]
+fn invalid_links_are_refused_with_the_reason() {
     in_namespace(|| {
         let refused = |settings: &LinkSettings| Link::start(settings).expect_err("refused").to_string();
         assert_eq!(
@@ -376,12 +437,16 @@ fn what_cannot_be_is_refused_with_the_reason() {
             }
             other => panic!("{other:?}"),
         }
+        assert_eq!(
+            refused(&settings("fe80::1", "fe80::2")),
+            "fe80::2 is a link-local address: name the device that it is on"
+        );
         assert_eq!(LinkSettings::towards(ip("127.0.0.2")).unwrap().local.ip(), ip("127.0.0.1"));
         let _first = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let message = refused(&settings("127.0.0.1", "127.0.0.3"));
         assert!(message.starts_with("bind() of 127.0.0.1:3784: Address already in use"), "{message}");
         let device =
-            LinkSettings { device: Some("nosuch0".to_owned()), ..settings("127.0.0.5", "127.0.0.6") };
+            LinkSettings { device: Some("nosuch0".parse().unwrap()), ..settings("127.0.0.5", "127.0.0.6") };
         assert!(refused(&device).starts_with("setsockopt(SO_BINDTODEVICE)"));
     });
 }

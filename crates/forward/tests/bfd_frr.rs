@@ -1,4 +1,4 @@
-//! With another implementation at the other end of a veth: FRR's bfdd, in a network namespace of its own.
+//! Interoperation with FRR's bfdd, in a separate network namespace at the other end of a veth.
 
 mod flood;
 
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flood::Flood;
-use fourtuple::spread::Spread;
+use fourtuple::spread::Selector;
 use fourtuple_forward::bfd::{Diagnostic, Link, LinkSettings, LinkState, State, Timers};
 use fourtuple_forward::{Forward, Peer, PlaneCounts};
 use fourtuple_syscalls::netns;
@@ -22,9 +22,9 @@ use serde_json::Value;
 
 const BFDD: &str = "/usr/lib/frr/bfdd";
 const VTYSH: &str = "/usr/bin/vtysh";
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(90);
-/// Of both sides, with 300 ms: six seconds, which a busy machine may keep somebody waiting.
+/// The detection multiplier of both sides: six seconds with 300 ms, longer than a thread waits on a busy machine.
 const DETECT_MULT: u8 = 20;
 
 fn timers(tx_ms: u64, rx_ms: u64) -> Timers {
@@ -35,9 +35,9 @@ fn timers(tx_ms: u64, rx_ms: u64) -> Timers {
 #[track_caller]
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
 }
 
 #[track_caller]
@@ -49,23 +49,24 @@ fn wait_until(what: &str, now: impl Fn() -> String, condition: impl Fn() -> bool
     }
 }
 
-/// bfdd, in a namespace that ends with it, and the directory of its sockets.
+/// A bfdd process, its namespace, and the directory of its sockets.
 struct Frr {
     shell: Child,
-    /// The shell waits for a line, and for the end: it kills bfdd then, also when this process ends otherwise.
+    /// The shell's standard input. The shell waits for a line or for the end of input, and then kills bfdd, also if this
+    /// process dies.
     words: Option<ChildStdin>,
     directory: PathBuf,
     peer: IpAddr,
 }
 
 impl Frr {
-    /// Behind a veth whose end here has `here`, and its end there `there`.
+    /// Starts bfdd in a namespace behind a veth with the addresses `here` and `there`.
     fn start(name: &str, here: IpAddr, there: IpAddr, interval_ms: u64, detect_mult: u8) -> Frr {
         let directory = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
-        // Of a process before this one with its number.
+        // A previous process with the same process ID may have left this directory.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir(&directory).unwrap();
-        // bfdd gives up root before it makes its sockets.
+        // bfdd drops root before it creates its sockets.
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
         let path = |file: &str| directory.join(file).to_str().unwrap().to_owned();
         let config = format!(
@@ -73,7 +74,7 @@ impl Frr {
              transmit-interval {interval_ms}\n !\n!\n"
         );
         fs::write(path("bfdd.conf"), config).unwrap();
-        // It leaves a directory in /var/tmp, which is not to be the host's.
+        // bfdd leaves a directory in /var/tmp, so the namespace gets its own.
         let script = format!(
             "mount -t tmpfs tmpfs /var/tmp; echo ready; read go
             {BFDD} -u frr -g frr -P 0 --vty_socket {} -f {} -i {} --bfdctl {} --log stdout < /dev/null > {} 2>&1 &
@@ -98,7 +99,7 @@ impl Frr {
         let here_ip = |words: &str| run(Command::new("ip").args(words.split(' ')));
         let there_ip =
             |words: &str| run(Command::new("nsenter").args(["-t", &id, "-n", "ip"]).args(words.split(' ')));
-        // Without nodad an IPv6 address may be used only after a second.
+        // Without nodad an IPv6 address is usable only after a second (duplicate address detection).
         let suffix = |address: IpAddr| if address.is_ipv4() { "/24" } else { "/64 nodad" };
         here_ip(&format!("link add here type veth peer name there netns {id}"));
         here_ip(&format!("addr add dev here {here}{}", suffix(here)));
@@ -122,10 +123,10 @@ impl Frr {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What bfdd says of its session; nothing while it does not answer.
+    /// Returns bfdd's view of its session, or null while bfdd does not answer.
     fn peer(&self) -> Value {
-        let said = self.vtysh(&["show bfd peers json"]).unwrap_or_default();
-        serde_json::from_str::<Value>(&said).map_or(Value::Null, |peers| peers[0].clone())
+        let text = self.vtysh(&["show bfd peers json"]).unwrap_or_default();
+        serde_json::from_str::<Value>(&text).map_or(Value::Null, |peers| peers[0].clone())
     }
 
     #[track_caller]
@@ -145,7 +146,7 @@ impl Frr {
         self.wait(status, |peer| peer["status"] == status);
     }
 
-    /// Changes something of the session.
+    /// Changes the configuration of the session in bfdd.
     #[track_caller]
     fn configure(&self, words: &[&str]) {
         let peer = format!("peer {}", self.peer);
@@ -153,14 +154,14 @@ impl Frr {
         assert!(self.vtysh(&commands).is_some(), "{words:?}");
     }
 
-    /// How often the session went down.
+    /// Returns how many times the session went down.
     fn downs(&self) -> u64 {
-        let said = self.vtysh(&["show bfd peers counters json"]).expect("counters");
-        let peers: Value = serde_json::from_str(&said).unwrap();
+        let text = self.vtysh(&["show bfd peers counters json"]).expect("counters");
+        let peers: Value = serde_json::from_str(&text).unwrap();
         peers[0]["session-down"].as_u64().expect("a count")
     }
 
-    /// Runs something in its namespace. A socket that is opened there stays there.
+    /// Runs a closure in bfdd's namespace. A socket that the closure opens stays in that namespace.
     fn beside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(format!("/proc/{}/ns/net", self.shell.id())).unwrap();
         thread::scope(|scope| {
@@ -172,7 +173,7 @@ impl Frr {
         })
     }
 
-    /// SIGKILL: it says nothing any more.
+    /// Kills bfdd with SIGKILL, so that it sends nothing more.
     fn kill(&mut self) {
         self.words = None;
         self.shell.wait().unwrap();
@@ -201,9 +202,9 @@ fn wait_report(
     wait_until(what, || format!("{:?}", state.report()), || condition(&state.report()));
 }
 
-/// Whether bfdd can be run; a skip is counted otherwise.
+/// Returns whether the host can run bfdd, and counts a skipped test otherwise.
 fn is_there(test: &str) -> bool {
-    // In a user namespace there is no other user that bfdd could become.
+    // A user namespace has no other user that bfdd could switch to.
     let is_root = fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.contains("4294967295"));
     if !Path::new(BFDD).exists() || !Path::new(VTYSH).exists() {
         skip(test, "frr", "FRR's bfdd is not installed (Debian: frr)");
@@ -216,7 +217,7 @@ fn is_there(test: &str) -> bool {
     true
 }
 
-/// The whole life of a session, from up to the death of the peer.
+/// Tests the life of a session, from Up to the death of the peer.
 fn interoperate(name: &str, here: &str, there: &str) {
     let (here, there): (IpAddr, IpAddr) = (here.parse().unwrap(), there.parse().unwrap());
     let mut frr = Frr::start(name, here, there, 300, DETECT_MULT);
@@ -225,7 +226,7 @@ fn interoperate(name: &str, here: &str, there: &str) {
     let state = link.state();
     let ms = Duration::from_millis;
 
-    // Up, with the timers that both confirm.
+    // The session comes up with timers that both sides confirm.
     wait_for(&state, State::Up);
     frr.wait_for("up");
     frr.wait("our timers", |peer| {
@@ -240,7 +241,7 @@ fn interoperate(name: &str, here: &str, there: &str) {
     assert_eq!(frr.peer()["id"], report.remote_discriminator.unwrap());
     assert_eq!(frr.peer()["remote-id"], report.local_discriminator);
 
-    // Timers change while it is up, first ours, then its.
+    // Timers change while the session is Up: first ours, then bfdd's.
     let before = (state.transitions(), frr.downs());
     link.set_timers(timers(500, 700));
     frr.wait("our new timers", |peer| {
@@ -261,7 +262,7 @@ fn interoperate(name: &str, here: &str, there: &str) {
     });
     assert_eq!((state.transitions(), frr.downs()), before, "it stayed up");
 
-    // Its administrator, then ours.
+    // The administrator of bfdd holds the session down, then ours does.
     frr.configure(&["shutdown"]);
     wait_for(&state, State::Down);
     let report = state.report();
@@ -278,7 +279,7 @@ fn interoperate(name: &str, here: &str, there: &str) {
     wait_for(&state, State::Up);
     frr.wait_for("up");
 
-    // We end in order, and begin again.
+    // Our session ends in order and starts again.
     let report = link.drain();
     assert_eq!(
         report.discards.total(),
@@ -293,7 +294,7 @@ fn interoperate(name: &str, here: &str, there: &str) {
     wait_for(&state, State::Up);
     frr.wait_for("up");
 
-    // It dies.
+    // bfdd dies.
     frr.kill();
     wait_for(&state, State::Down);
     assert_eq!(state.report().diagnostic, Diagnostic::DetectionTimeExpired);
@@ -318,9 +319,9 @@ fn a_session_with_bfdd_over_ipv6() {
     });
 }
 
-/// More data at the forwarder's port than its planes take, from the host where bfdd is. `FOURTUPLE_OVERLOAD_SECONDS=60` is the
-/// proof, with timers of 50 ms x 3, for a machine that has nothing else to do; without it there are timers that no busy machine
-/// misses.
+/// The forwarder's port gets more data than its planes can read, from the host of bfdd. `FOURTUPLE_OVERLOAD_SECONDS=60` runs
+/// the full test with timers of 50 ms x 3, for an otherwise idle machine; without it the timers are long enough for any busy
+/// machine.
 #[test]
 fn a_session_with_bfdd_stays_up_under_overload() {
     in_namespace(|| {
@@ -340,7 +341,7 @@ fn a_session_with_bfdd_stays_up_under_overload() {
         let listen = SocketAddr::new(here, 4000);
         let link = fourtuple_forward::Link {
             bfd: Some(Peer { timers, local: Some(here), ..Peer::new(there) }),
-            spread: Spread::Random,
+            spread: Selector::Random,
             ..fourtuple_forward::Link::new(listen, SocketAddr::new(there, 5000))
         };
         let work = Duration::from_micros(20);
@@ -355,7 +356,7 @@ fn a_session_with_bfdd_stays_up_under_overload() {
         thread::sleep(Duration::from_secs(seconds));
         let (after, downs) = (report(), frr.downs());
         let offered = flood.end();
-        // Planes look once a second for what the kernel has dropped, and send on what waits.
+        // Planes read the kernel's drop counter once a second, and forward the packets in their queues.
         thread::sleep(Duration::from_millis(1500));
         let counts = running.counts(0);
         println!(

@@ -1,4 +1,4 @@
-//! BFD among the data: two forwarders over a wire, whose control packets and data have one port.
+//! In-band BFD: two forwarders over a wire, with control packets and data at one port.
 
 mod flood;
 mod kinds;
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flood::Flood;
-use fourtuple::spread::{ControlFilter, Group, Key, Spread};
+use fourtuple::spread::{ControlFilter, FlowKey, Selector, UdpGroup};
 use fourtuple_forward::bfd::{self, Diagnostic, Discard, LinkSettings, Receive, State, Timers};
 use fourtuple_forward::{CONTROL, Drop, Forward, InBand, Link, Peer, PlaneKind, Reception, Running, Watched};
 use fourtuple_syscalls::datagram::Batch;
@@ -19,16 +19,16 @@ use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 use kinds::kinds;
 
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(60);
-/// Of data and control at both ends.
+/// The port of data and of control packets, at both ends.
 const PORT: u16 = 4000;
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Quick to come up, and slow to give up: a busy machine may let a thread wait for seconds.
+/// Timers with a short interval and a long detection time: a busy machine may delay a thread for seconds.
 fn patient() -> Timers {
     Timers::new(ms(50), ms(50), 200).unwrap()
 }
@@ -48,8 +48,8 @@ fn socket_at(address: impl std::net::ToSocketAddrs) -> UdpSocket {
     socket
 }
 
-/// A forwarder at an address that speaks BFD with another one among its data.
-fn link(here: SocketAddr, there: SocketAddr, to: SocketAddr, spread: Spread, timers: Timers) -> Link {
+/// Returns a link with an in-band BFD peer.
+fn link(here: SocketAddr, there: SocketAddr, to: SocketAddr, spread: Selector, timers: Timers) -> Link {
     let peer = Peer { timers, ..Peer::in_band(there) };
     Link { bfd: Some(peer), spread, ..Link::new(here, to) }
 }
@@ -68,7 +68,7 @@ fn is_up(running: &Running) -> bool {
     session(running).report.state == State::Up
 }
 
-/// Numbered packets from `sender` come out at `target`, all of them and nothing else.
+/// Sends numbered packets from `sender`, and checks that `target` receives exactly these packets.
 fn through(sender: &UdpSocket, to: SocketAddr, target: &UdpSocket) {
     let mut room = [0; 2048];
     for number in 0..200_u32 {
@@ -80,8 +80,8 @@ fn through(sender: &UdpSocket, to: SocketAddr, target: &UdpSocket) {
     }
 }
 
-/// Both ends up, data through both, and one that goes silent is noticed.
-fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception) {
+/// Tests that both ends come up and forward data, and that a forwarder detects the end of its peer.
+fn two_forwarders(test: &str, spread: Selector, planes: usize, expected: Reception) {
     let Some(wire) = Wire::open(test) else { return };
     for (here, there) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
         for kind in kinds(test) {
@@ -95,11 +95,11 @@ fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception
             });
             wait_until("up", || is_up(&one) && is_up(&other));
             assert_eq!(session(&one).reception, expected);
-            // Data of neighbours that begin as they like, also from the other end of the wire.
+            // Data may begin with any bytes, also when a neighbour at the far end of the wire sends it.
             let far_sender = wire.far_away(|| socket_at((there, 0)));
             through(&far_sender, near, &near_target);
             through(&socket_at((here, 0)), far, &far_target);
-            // And what looks like control from afar is data.
+            // A packet that looks like a control packet but comes from beyond the link is data.
             let mut room = [0; 100];
             let control = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
             option::set_hops(far_sender.as_fd(), 254).unwrap();
@@ -111,13 +111,13 @@ fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception
             let handed = session(&one).report.handed;
             assert_eq!(handed > 0, expected == Reception::Planes, "{kind}");
 
-            // The other one ends in order: it says so, and nothing of it was forwarded.
+            // The far forwarder ends in order: it sends AdminDown, and no control packet was forwarded.
             let counts = other.drain().unwrap().remove(0);
             assert_eq!(counts.iter().map(|plane| plane.received).sum::<u64>(), 200, "{kind} {counts:?}");
             wait_until("down", || session(&one).report.state == State::Down);
             let report = session(&one).report;
             assert_eq!(report.remote_diagnostic, Diagnostic::AdministrativelyDown, "{kind}");
-            // Not drained: nobody is left who would answer to its farewell.
+            // The near forwarder is not drained: no peer is left to acknowledge AdminDown.
             let counts = one.counts(0);
             assert_eq!(counts.iter().map(|plane| plane.received).sum::<u64>(), 201, "{kind} {counts:?}");
             assert!(counts.iter().all(|plane| plane.dropped.is_empty()), "{kind} {counts:?}");
@@ -130,27 +130,27 @@ fn two_forwarders(test: &str, spread: Spread, planes: usize, expected: Reception
 #[test]
 fn a_filter_takes_control_out_of_the_data() {
     in_namespace(|| {
-        let spread = Spread::Key(Key::whole(0, 4));
+        let spread = Selector::Key(FlowKey::whole(0, 4));
         two_forwarders("a_filter_takes_control_out_of_the_data", spread, 3, Reception::Filter);
     });
 }
 
-/// With one socket to choose there is nothing that the hash could not do without a table.
+/// With one socket, the selector `hash` needs no table to separate control packets.
 #[test]
 fn one_plane_has_a_filter_under_every_spread() {
     in_namespace(|| {
-        two_forwarders("one_plane_has_a_filter_under_every_spread", Spread::Hash, 1, Reception::Filter);
+        two_forwarders("one_plane_has_a_filter_under_every_spread", Selector::Hash, 1, Reception::Filter);
     });
 }
 
 #[test]
-fn where_there_is_no_filter_planes_hand_over() {
+fn without_a_filter_planes_pass_control_packets() {
     in_namespace(|| {
-        two_forwarders("where_there_is_no_filter_planes_hand_over", Spread::Hash, 2, Reception::Planes);
+        two_forwarders("without_a_filter_planes_pass_control_packets", Selector::Hash, 2, Reception::Planes);
     });
 }
 
-/// A peer in the hands of the test: what it sends, it sends from the port of its data.
+/// The test acts as the peer, and sends control packets from the port of the peer's data.
 #[test]
 fn an_end_that_goes_silent_is_down_within_the_detection_time() {
     in_namespace(|| {
@@ -162,8 +162,8 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
         let target = socket_at((NEAR_V4, 0));
         let timers = Timers::new(ms(100), ms(100), 3).unwrap();
         let to = target.local_addr().unwrap();
-        let running = start(link(near, far, to, Spread::Random, timers), PlaneKind::Batched, 2);
-        // One 4-tuple has both, and all hops are left.
+        let running = start(link(near, far, to, Selector::Random, timers), PlaneKind::Batched, 2);
+        // Control packets and data share one 4-tuple, and control packets have the full hop limit.
         let mut batch = Batch::new(1, 100);
         assert!(socket::wait_readable(peer.as_fd(), Some(LONG)).unwrap(), "nothing came");
         batch.receive(peer.as_fd()).unwrap();
@@ -171,7 +171,7 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
         assert_eq!((heard.from(), heard.hops), (Some(near), Some(255)));
         assert!(CONTROL.finds(heard.bytes, heard.hops, near.port()));
         let packet = fourtuple_forward::bfd::Packet::parse(heard.bytes).unwrap();
-        // It says Init once, that it sends every 20 ms, and nothing any more.
+        // The peer sends one packet in state Init with an interval of 20 ms, and then nothing.
         let answer = fourtuple_forward::bfd::Packet {
             state: State::Init,
             poll: false,
@@ -188,9 +188,10 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
         let report = session(&running).report;
         assert_eq!((report.ups, report.downs), (1, 1));
         assert_eq!(report.last_failure, Diagnostic::DetectionTimeExpired);
-        // 3 times 100 ms, the slower of both; never sooner, and a busy machine may make it later.
+        // The detection time is 3 times 100 ms, the longer of both intervals; a busy machine may detect the failure later,
+        // never earlier.
         assert!(took >= ms(300), "{took:?}");
-        // What a neighbour sends that begins so and is none is the session's to discard, and is not forwarded.
+        // A packet from a neighbour that begins like a control packet but is invalid goes to the session, which discards it.
         neighbour::send(peer.as_fd(), &[&[0x20, 0, 3, 24][..], &[0; 20]].concat(), near, 0).unwrap();
         wait_until("a discard", || session(&running).report.discards.of(Discard::MyDiscriminator) == 1);
         let counts = running.drain().unwrap().remove(0);
@@ -198,7 +199,7 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
     });
 }
 
-/// Without the filter by choice, as the comparison in docs/bfd.md has it.
+/// The settings turn the filter off, as in the comparison in docs/bfd.md.
 #[test]
 fn the_filter_can_be_left_out() {
     in_namespace(|| {
@@ -208,23 +209,26 @@ fn the_filter_can_be_left_out() {
             in_band: Some(InBand { port: 9, filter: false }),
             ..Peer::in_band("127.0.0.2:9".parse().unwrap())
         };
-        let link =
-            Link { bfd: Some(peer), spread: Spread::Random, ..Link::new(here, target.local_addr().unwrap()) };
+        let link = Link {
+            bfd: Some(peer),
+            spread: Selector::Random,
+            ..Link::new(here, target.local_addr().unwrap())
+        };
         let running = Forward::new(link, 2).start().unwrap();
         assert_eq!(session(&running).reception, Reception::Planes);
     });
 }
 
-/// More data than the planes ever take: the queue of the control socket has room all the while.
+/// The planes receive more data than they can read, while the queue of the control socket always has space.
 #[test]
-fn control_has_room_when_data_have_none() {
+fn control_has_queue_space_when_data_has_none() {
     in_namespace(|| {
         const CONTROLS: usize = 50;
         let filter: ControlFilter = CONTROL.to_string().parse().unwrap();
         assert_eq!(filter, CONTROL);
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let to = address.parse().unwrap();
-            let group = Group::open_with_control(to, 2, &Spread::Random, &filter).unwrap();
+            let group = UdpGroup::open_with_control(to, 2, &Selector::Random, &filter).unwrap();
             let sender = socket_at(address);
             let packet = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
             for _ in 0..CONTROLS {
@@ -245,14 +249,14 @@ fn control_has_room_when_data_have_none() {
     });
 }
 
-/// The same through a forwarder and over a wire, from the address and port of the peer itself. How long a session stays up
-/// beside a flood with short timers is what `examples/bfd_overload.rs` measures; here only what is certain is looked at.
+/// The flood passes through a forwarder and a wire, from the peer's own address and port. The test checks only results that
+/// hold on any machine; `examples/bfd_overload.rs` measures how long a session with short timers stays up.
 #[test]
 fn a_flood_from_the_peer_leaves_its_control_alone() {
     in_namespace(|| {
         let Some(wire) = Wire::open("a_flood_from_the_peer_leaves_its_control_alone") else { return };
         let (near, far) = (SocketAddr::new(NEAR_V4, PORT), SocketAddr::new(FAR_V4, PORT));
-        let link = link(near, far, SocketAddr::new(FAR_V4, 5000), Spread::Random, patient());
+        let link = link(near, far, SocketAddr::new(FAR_V4, 5000), Selector::Random, patient());
         let running = Forward { work: Duration::from_micros(20), ..Forward::new(link, 2) }.start().unwrap();
         let data: OwnedFd = wire.far_away(|| socket_at(far)).into();
         let receive = Receive::InBand { socket: Arc::new(data.try_clone().unwrap()), is_steered: true };

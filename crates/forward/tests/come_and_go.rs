@@ -1,8 +1,8 @@
-//! Planes that leave and join while packets flow: none is lost, none is sent twice.
+//! Planes that leave and join while packets arrive: no packet is lost or sent twice.
 
 mod kinds;
 
-use fourtuple::spread::{Key, Spread};
+use fourtuple::spread::{FlowKey, Selector};
 use fourtuple_forward::{Forward, ForwardError, Link};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::stream::{self, Stream};
@@ -20,7 +20,7 @@ fn no_packet_is_lost_when_planes_come_and_go() {
             for replies in [false, true] {
                 let mut stream = Stream::new(replies);
                 let mut link = Link::new("127.0.0.1:0".parse().unwrap(), stream.target());
-                link.spread = Spread::Key(Key::whole(0, 4));
+                link.spread = Selector::Key(FlowKey::whole(0, 4));
                 link.replies = replies;
                 let mut running = Forward { kind, ..Forward::new(link, 3) }.start().unwrap();
                 let sent = stream.run(running.address(0).unwrap(), || {
@@ -42,7 +42,7 @@ fn no_packet_is_lost_when_planes_come_and_go() {
 }
 
 #[test]
-fn the_last_plane_stays_and_nobody_joins_without_a_socket() {
+fn the_last_plane_stays_and_a_join_needs_a_socket() {
     in_namespace(|| {
         let target = stream::socket();
         let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! What becomes of packets when the link to their next hop goes down: two wires (veth), and a next hop behind each.
+//! The failure of a link to a next hop: two veth wires, with a next hop behind each.
 
 mod kinds;
 
@@ -7,31 +7,31 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::Key;
+use fourtuple::spread::FlowKey;
 use fourtuple_forward::bfd::{self, Diagnostic, LinkSettings, State, Timers};
 use fourtuple_forward::{Drop, Forward, Link, Peer, PlaneCounts, PlaneKind, Routes, Rule, Running};
 use fourtuple_syscalls::{device, netns, socket};
 use fourtuple_testing::{in_namespace, skip};
 use kinds::kinds;
 
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(60);
-/// Where next hops receive.
+/// The port at which next hops receive.
 const PORT: u16 = 5000;
-/// In the first byte of a packet: which route it takes.
+/// The first byte of a packet that takes the watched route.
 const WATCHED: u8 = 1;
 
-/// A namespace at the end of a wire, with a next hop in it.
+/// A namespace at the far end of a wire, with a next hop in it.
 struct Neighbour {
     namespace: OwnedFd,
-    /// The ends of the wire, here and there.
+    /// The addresses of the near and the far end of the wire.
     here: IpAddr,
     there: IpAddr,
     hop: UdpSocket,
 }
 
 impl Neighbour {
-    /// `None`, and a counted skip, where there is no veth.
+    /// Returns `None`, and counts a skipped test, if the host has no veth.
     fn open(test: &str, number: u8) -> Option<Neighbour> {
         let far = thread::spawn(|| {
             netns::enter_new()?;
@@ -50,7 +50,7 @@ impl Neighbour {
         let hop = inside(&namespace, || {
             device::set_up(&far).unwrap();
             device::add_address(&far, there, 24).unwrap();
-            // It stays when the device is down.
+            // A socket at the wildcard address stays usable while the device is down.
             UdpSocket::bind(("0.0.0.0", PORT)).unwrap()
         });
         hop.set_nonblocking(true).unwrap();
@@ -61,13 +61,13 @@ impl Neighbour {
         SocketAddr::new(self.there, PORT)
     }
 
-    /// Its end of the session.
+    /// Starts the BFD session of the neighbour.
     fn speak(&self) -> bfd::Link {
         let settings = LinkSettings { timers: timers(), ..LinkSettings::new(self.there, self.here) };
         inside(&self.namespace, || bfd::Link::start(&settings).unwrap())
     }
 
-    /// Whether it has got something, within so long.
+    /// Returns whether a packet arrives within this time.
     fn got(&self, within: Duration) -> bool {
         let there_is = socket::wait_readable(self.hop.as_fd(), Some(within)).unwrap();
         there_is && self.hop.recv(&mut [0; 100]).is_ok()
@@ -84,7 +84,7 @@ fn inside<T: Send>(namespace: &OwnedFd, what: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Slow enough for a busy machine, quick enough to be waited for: silence is noticed after 2 s.
+/// Timers with a detection time of 2 s: long enough for a busy machine, short enough for a test.
 fn timers() -> Timers {
     Timers::new(Duration::from_millis(100), Duration::from_millis(100), 20).unwrap()
 }
@@ -111,17 +111,17 @@ fn link_downs(running: &Running) -> u64 {
     dropped.iter().find(|(reason, _)| *reason == Drop::LinkDown).map_or(0, |(_, number)| *number)
 }
 
-/// A forwarder whose packets with the key go to the watched neighbour, and all others to `default`.
+/// Starts a forwarder that sends packets with the key to the watched neighbour, and all others to `default`.
 fn start(kind: PlaneKind, watched: &Neighbour, default: Option<SocketAddr>) -> Running {
     let rules = [Rule::Key(WATCHED.into(), watched.address())];
     let mut link = Link::new("127.0.0.1:0".parse().unwrap(), watched.address());
-    link.routes = Routes::new(default, &rules, Some(Key::whole(0, 1))).unwrap();
+    link.routes = Routes::new(default, &rules, Some(FlowKey::whole(0, 1))).unwrap();
     let peer = Peer { timers: timers(), local: Some(watched.here), ..Peer::new(watched.there) };
     link.bfd = Some(peer);
     Forward { kind, ..Forward::new(link, 1) }.start().unwrap()
 }
 
-/// A packet is forwarded to this neighbour. Until the wire is in order it may be lost, as on any link.
+/// Sends packets until one arrives at this neighbour. Packets may be lost until both ends of the wire are up.
 #[track_caller]
 fn arrives(running: &Running, sender: &UdpSocket, at: &Neighbour) {
     wait_until("a packet", || {
@@ -130,7 +130,7 @@ fn arrives(running: &Running, sender: &UdpSocket, at: &Neighbour) {
     });
 }
 
-/// A neighbour that dies without a word: its packets go by the other way, and back again when it lives.
+/// The watched neighbour fails silently: its packets take the default route, and return to the neighbour when it recovers.
 #[test]
 fn packets_go_around_a_link_that_is_down() {
     in_namespace(|| {
@@ -141,13 +141,13 @@ fn packets_go_around_a_link_that_is_down() {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for kind in kinds(test) {
             let running = start(kind, &watched, Some(other.address()));
-            // Nobody has said anything yet: that is no failure.
+            // No BFD session has been up yet, which is no failure.
             arrives(&running, &sender, &watched);
             let there = watched.speak();
             wait_until("up", || is_up(&running));
             arrives(&running, &sender, &watched);
 
-            // The cable is pulled.
+            // The far end of the wire goes down, like a pulled cable.
             inside(&watched.namespace, || device::set_down("far1").unwrap());
             wait_until("down", || !is_up(&running));
             let report = running.bfd().remove(0).report;
@@ -168,7 +168,7 @@ fn packets_go_around_a_link_that_is_down() {
     });
 }
 
-/// The process that speaks there ends, and there is no other way: packets are dropped, and counted.
+/// The neighbour's BFD process ends and no other route exists: packets are dropped and counted.
 #[test]
 fn packets_are_dropped_where_there_is_no_other_way() {
     in_namespace(|| {
@@ -176,7 +176,7 @@ fn packets_are_dropped_where_there_is_no_other_way() {
         let Some(watched) = Neighbour::open(test, 1) else { return };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for kind in kinds(test) {
-            // The default is the same hop, or none.
+            // The default route leads to the same next hop, or does not exist.
             for default in [Some(watched.address()), None] {
                 let running = start(kind, &watched, default);
                 let there = watched.speak();
@@ -196,7 +196,7 @@ fn packets_are_dropped_where_there_is_no_other_way() {
                 wait_until("up again", || is_up(&running));
                 arrives(&running, &sender, &watched);
 
-                // Held down by an administrator, which is no failure of the link.
+                // An administrator holds the session down, which is no failure of the link.
                 there.set_admin_down(true);
                 wait_until("word of it", || running.bfd()[0].report.remote_state == State::AdminDown);
                 arrives(&running, &sender, &watched);

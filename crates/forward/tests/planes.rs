@@ -1,17 +1,17 @@
-//! Packets through real planes, in a namespace of their own.
+//! Packets through real planes, in a separate namespace.
 
 mod kinds;
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::{Key, Spread};
+use fourtuple::spread::{FlowKey, Selector};
 use fourtuple_forward::{Drop, Forward, ForwardError, Link, PlaneKind, Routes, Rule, Running};
 use fourtuple_testing::in_namespace;
 use kinds::kinds;
 
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 fn socket(address: &str) -> UdpSocket {
@@ -28,7 +28,7 @@ fn start(link: Link, kind: PlaneKind, planes: usize) -> Running {
     Forward { kind, ..Forward::new(link, planes) }.start().unwrap()
 }
 
-/// Numbers of `packets` packets, as they come out at `target` in groups, none of which a queue is too short for.
+/// Sends `packets` packets in groups that fit into a receive queue, and returns their numbers as received at `target`.
 fn through(
     running: &Running,
     sender: &UdpSocket,
@@ -57,9 +57,9 @@ fn through(
 }
 
 #[test]
-fn every_plane_sends_on_what_comes() {
+fn every_plane_forwards_packets() {
     in_namespace(|| {
-        for kind in kinds("every_plane_sends_on_what_comes") {
+        for kind in kinds("every_plane_forwards_packets") {
             for address in LOCALHOSTS {
                 let (sender, target) = (socket(address), socket(address));
                 let link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
@@ -83,7 +83,7 @@ fn one_tuple_keeps_all_planes_busy() {
         for kind in kinds("one_tuple_keeps_all_planes_busy") {
             let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
             let mut link = Link::new(any(), target.local_addr().unwrap());
-            link.spread = Spread::Key(Key::whole(0, 4));
+            link.spread = Selector::Key(FlowKey::whole(0, 4));
             let running = start(link, kind, 4);
             let mut got = through(&running, &sender, &target, 400, 64);
             got.sort_unstable();
@@ -95,9 +95,9 @@ fn one_tuple_keeps_all_planes_busy() {
 }
 
 #[test]
-fn nothing_and_much_are_packets_too() {
+fn empty_and_large_datagrams_are_forwarded() {
     in_namespace(|| {
-        for kind in kinds("nothing_and_much_are_packets_too") {
+        for kind in kinds("empty_and_large_datagrams_are_forwarded") {
             let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
             let running = start(Link::new(any(), target.local_addr().unwrap()), kind, 1);
             let to = running.address(0).unwrap();
@@ -106,7 +106,8 @@ fn nothing_and_much_are_packets_too() {
                 sender.send_to(&vec![1; bytes], to).unwrap();
                 assert_eq!(target.recv(&mut room).unwrap(), bytes, "{kind}");
             }
-            // The longest that there is: a batched plane has room for jumbo frames only, and says so.
+            // The packet has the maximum length of UDP over IPv4. A batched plane has room for jumbo frames only, and counts it as
+            // truncated.
             sender.send_to(&vec![1; 65_507], to).unwrap();
             if kind != PlaneKind::Batched {
                 assert_eq!(target.recv(&mut room).unwrap(), 65_507, "{kind}");
@@ -121,9 +122,9 @@ fn nothing_and_much_are_packets_too() {
 }
 
 #[test]
-fn replies_come_back_to_whom_they_are_for() {
+fn replies_return_to_their_client() {
     in_namespace(|| {
-        for kind in kinds("replies_come_back_to_whom_they_are_for") {
+        for kind in kinds("replies_return_to_their_client") {
             for address in LOCALHOSTS {
                 let target = socket(address);
                 let mut link = Link::new(address.parse().unwrap(), target.local_addr().unwrap());
@@ -152,14 +153,14 @@ fn replies_come_back_to_whom_they_are_for() {
 }
 
 #[test]
-fn routes_are_by_key_or_by_destination_and_can_be_exchanged() {
+fn routes_by_key_or_destination_can_be_replaced() {
     in_namespace(|| {
         let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
         let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
         let mut room = [0; 100];
-        for kind in kinds("routes_are_by_key_or_by_destination_and_can_be_exchanged") {
+        for kind in kinds("routes_by_key_or_destination_can_be_replaced") {
             let sender = socket(LOCALHOSTS[0]);
-            let key = Some(Key::whole(0, 1));
+            let key = Some(FlowKey::whole(0, 1));
             let mut link = Link::new(any(), to_one);
             link.routes = Routes::new(None, &[Rule::Key(1, to_one), Rule::Key(2, to_other)], key).unwrap();
             let running = start(link, kind, 1);
@@ -191,9 +192,33 @@ fn routes_are_by_key_or_by_destination_and_can_be_exchanged() {
 }
 
 #[test]
-fn a_next_hop_that_is_not_there_is_counted() {
+fn new_routes_can_be_the_first_by_destination() {
     in_namespace(|| {
-        for kind in kinds("a_next_hop_that_is_not_there_is_counted") {
+        let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+        let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
+        let mut room = [0; 100];
+        for kind in kinds("new_routes_can_be_the_first_by_destination") {
+            let running = start(Link::new("0.0.0.0:0".parse().unwrap(), to_one), kind, 2);
+            let port = running.address(0).unwrap().port();
+            let rules = [Rule::Destination("127.0.0.8/32".parse().unwrap(), to_other)];
+            running.set_routes(0, Routes::new(Some(to_one), &rules, None).unwrap()).unwrap();
+            // Several senders ensure that both planes get packets.
+            for sender in (0..8).map(|_| socket(LOCALHOSTS[0])) {
+                for (address, at) in [("127.0.0.8", &other), ("127.0.0.9", &one)] {
+                    sender.send_to(b"x", (address, port)).unwrap();
+                    let length =
+                        at.recv(&mut room).unwrap_or_else(|error| panic!("{kind} {address}: {error}"));
+                    assert_eq!(length, 1, "{kind} {address}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn an_absent_next_hop_is_counted() {
+    in_namespace(|| {
+        for kind in kinds("an_absent_next_hop_is_counted") {
             let gone = socket(LOCALHOSTS[0]).local_addr().unwrap();
             let running = start(Link::new(any(), gone), kind, 1);
             let sender = socket(LOCALHOSTS[0]);
@@ -204,7 +229,7 @@ fn a_next_hop_that_is_not_there_is_counted() {
             let counts = running.drain().unwrap().remove(0).remove(0);
             assert_eq!(counts.received, 10);
             assert_eq!(counts.sent + counts.dropped_in_all(), 10, "{kind} {counts:?}");
-            // No route leads there from a namespace that has only loopback.
+            // A namespace with only loopback has no route to this next hop.
             let running = start(Link::new(any(), "192.0.2.1:9".parse().unwrap()), kind, 1);
             sender.send_to(b"x", running.address(0).unwrap()).unwrap();
             let counts = running.drain().unwrap().remove(0).remove(0);

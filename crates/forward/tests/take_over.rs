@@ -1,5 +1,5 @@
-//! A forwarder that another one takes over from while packets flow: none is lost, none is sent twice. Here both are in one
-//! process; `crates/cli/tests/take_over.rs` has them in two.
+//! Takeover of a forwarder by another one while packets arrive: no packet is lost or sent twice. Here both are in one process;
+//! `crates/cli/tests/take_over.rs` runs two processes.
 
 mod kinds;
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::{Key, Spread};
+use fourtuple::spread::{FlowKey, Selector};
 use fourtuple_forward::bfd::{Diagnostic, State, Timers};
 use fourtuple_forward::{
     Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Reception,
@@ -24,7 +24,7 @@ fn restarts() -> usize {
     number.map_or(5, |number| number.parse().expect("FOURTUPLE_RESTARTS is a number"))
 }
 
-/// A directory that goes with the value.
+/// A directory that is removed on drop.
 struct Room(PathBuf);
 
 impl Room {
@@ -45,19 +45,19 @@ impl Drop for Room {
     }
 }
 
-/// Looks until something comes of it.
+/// Polls the takeover socket until a takeover completes or fails.
 fn hand_over(running: &mut Running, door: &mut Door) -> Handed {
     let begun = Instant::now();
     loop {
         match running.hand_over(door).unwrap() {
-            Handed::Nothing => assert!(begun.elapsed() < LONG, "nobody takes over"),
+            Handed::Nothing => assert!(begun.elapsed() < LONG, "no process takes over"),
             handed => return handed,
         }
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A new forwarder takes over from the old one, which has to be ready for it.
+/// Starts a new forwarder that takes over from the old one, and drives the old one until it is done.
 fn replace(
     old: &mut Running,
     door: &mut Door,
@@ -67,7 +67,7 @@ fn replace(
     thread::scope(|scope| {
         let path = room.door();
         let new =
-            scope.spawn(move || new.take_over(Predecessor::at(&path).unwrap().expect("somebody answers")));
+            scope.spawn(move || new.take_over(Predecessor::at(&path).unwrap().expect("a process listens")));
         let handed = hand_over(old, door);
         let result = new.join().unwrap();
         assert_eq!(matches!(handed, Handed::Done { .. }), result.is_ok(), "{handed:?}");
@@ -89,7 +89,7 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
                 let room = Room::new("take-over");
                 let mut streams = Stream::new(replies);
                 let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
-                link.spread = Spread::Key(Key::whole(0, 4));
+                link.spread = Selector::Key(FlowKey::whole(0, 4));
                 link.replies = replies;
                 let forward = Forward { kind, ..Forward::new(link, 3) };
                 let (mut running, mut door) = (forward.start().unwrap(), Door::open(&room.door()).unwrap());
@@ -97,7 +97,7 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
                 let mut in_all = 0;
                 let sent = streams.run(to, || {
                     for restart in 0..restarts() {
-                        // Also with fewer planes than sockets, and as many again.
+                        // The new forwarder may also have fewer planes than the old one has sockets.
                         let new = Forward { planes: 1 + restart % 3, ..forward.clone() };
                         let taken = replace(&mut running, &mut door, &new, &room).unwrap();
                         assert_eq!(taken.running.at_work().len(), new.planes);
@@ -127,7 +127,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
         let elsewhere = other.local_addr().unwrap();
         let wrong = [
             (with(Link { listen: elsewhere, ..link.clone() }), "does not listen at"),
-            (with(Link { spread: Spread::Random, ..link.clone() }), "spread by hash"),
+            (with(Link { spread: Selector::Random, ..link.clone() }), "spread by hash"),
             (Forward { planes: 3, ..forward.clone() }, "too few for 3 planes"),
             (Forward { kind: PlaneKind::Batched, ..forward.clone() }, "put together"),
             (Forward { links: vec![link.clone(), link.clone()], ..forward.clone() }, "it has 1 links"),
@@ -139,7 +139,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
             client.send_to(b"x", to).unwrap();
             assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
         }
-        // By the real address, with other routes: what is not of the sockets may change.
+        // The link names the real address and another route: settings that do not belong to the sockets may differ.
         let new = with(Link::new(to, elsewhere));
         let TakenOver { running: new, process, .. } = replace(&mut running, &mut door, &new, &room).unwrap();
         assert_eq!((new.address(0), process), (Some(to), std::process::id()));
@@ -148,7 +148,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
     });
 }
 
-/// The first words, as the library says them.
+/// The first message of the takeover protocol.
 const HELLO: &[u8] = b"fourtuple forward takes over, 1";
 
 fn hear(line: impl AsFd, until: &str) {
@@ -164,13 +164,13 @@ fn hear(line: impl AsFd, until: &str) {
 }
 
 #[test]
-fn one_that_dies_on_the_way_leaves_the_old_one_at_work() {
+fn a_successor_that_dies_leaves_the_old_one_running() {
     in_namespace(|| {
         for dies_when_ready in [false, true] {
             let room = Room::new("dies");
             let mut streams = Stream::new(true);
             let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
-            link.spread = Spread::Key(Key::whole(0, 4));
+            link.spread = Selector::Key(FlowKey::whole(0, 4));
             link.replies = true;
             let mut running = Forward::new(link, 2).start().unwrap();
             let mut door = Door::open(&room.door()).unwrap();
@@ -200,7 +200,7 @@ fn one_that_dies_on_the_way_leaves_the_old_one_at_work() {
 }
 
 #[test]
-fn nonsense_is_no_successor() {
+fn invalid_messages_are_no_takeover() {
     in_namespace(|| {
         let room = Room::new("nonsense");
         let link = Link::new("127.0.0.1:0".parse().unwrap(), socket().local_addr().unwrap());
@@ -234,7 +234,7 @@ fn up(running: &Running) -> bool {
     running.bfd()[0].report.state == State::Up
 }
 
-/// Both sessions get control packets from now on.
+/// Waits until both sessions have received further control packets.
 #[track_caller]
 fn hear_each_other(one: &Running, other: &Running) {
     let heard = |running: &Running| running.bfd()[0].report.received;
@@ -249,7 +249,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let target: SocketAddr = ([127, 0, 0, 2], 4000).into();
         let start = |here: [u8; 4], there: SocketAddr| {
             let mut link = Link::new((here, 0).into(), there);
-            // So many may be lost that no machine is too busy for it.
+            // The detection multiplier is high enough for any busy machine.
             let often = Duration::from_millis(100);
             let timers = Timers::new(often, often, 200).unwrap();
             link.bfd = Some(Peer { local: Some(here.into()), timers, ..Peer::new(there.ip()) });
@@ -269,7 +269,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         assert_eq!((there.state, there.transitions), (State::Up, before.transitions));
         assert_eq!(there.remote_discriminator, before.remote_discriminator);
         assert_eq!((here.state, here.ups, here.downs), (State::Up, 1, 0));
-        // A successor that has no session with this peer any more takes leave of it, long before 200 packets are missing.
+        // A successor without a session for this peer ends the session with AdminDown, long before 200 packets are missing.
         let mut without = one.clone();
         without.links[0].bfd = None;
         let taken = replace(&mut running, &mut door, &without, &room).unwrap();
@@ -281,13 +281,13 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
 }
 
 #[test]
-fn a_session_among_the_data_goes_along() {
+fn an_in_band_session_survives_a_takeover() {
     in_namespace(|| {
-        // Two sockets by hash have no filter: the planes look for control packets.
+        // Two sockets selected by hash have no filter: the planes look for control packets.
         let spreads = [
-            (Spread::Random, 2, Reception::Filter),
-            (Spread::Hash, 1, Reception::Filter),
-            (Spread::Hash, 2, Reception::Planes),
+            (Selector::Random, 2, Reception::Filter),
+            (Selector::Hash, 1, Reception::Filter),
+            (Selector::Hash, 2, Reception::Planes),
         ];
         for (spread, planes, reception) in spreads {
             let room = Room::new("in-band");
@@ -324,15 +324,15 @@ fn a_session_among_the_data_goes_along() {
 }
 
 #[test]
-fn a_session_among_the_data_neither_begins_nor_ends_with_a_successor() {
+fn in_band_sessions_neither_begin_nor_end_with_a_successor() {
     in_namespace(|| {
         let room = Room::new("in-band-refused");
         let (client, target) = (socket(), socket());
         let without = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
-        // Nobody answers there.
+        // No process replies at this address.
         let peer = Peer::in_band(([127, 0, 0, 9], 4000).into());
-        let with = Link { spread: Spread::Random, bfd: Some(peer), ..without.clone() };
-        let without = Link { spread: Spread::Random, ..without };
+        let with = Link { spread: Selector::Random, bfd: Some(peer), ..without.clone() };
+        let without = Link { spread: Selector::Random, ..without };
         for (first, second, why) in [(&without, &with, "cannot begin"), (&with, &without, "have to go on")] {
             let (first, second) = (Forward::new(first.clone(), 1), Forward::new(second.clone(), 1));
             let (mut running, mut door) = (first.start().unwrap(), Door::open(&room.door()).unwrap());

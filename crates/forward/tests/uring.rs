@@ -1,4 +1,5 @@
-//! What only planes with io_uring have: buffers that run out, packets in a ring that goes, hosts that refuse it.
+//! Behaviour specific to planes with io_uring: exhausted buffers, packets in the ring of a leaving plane, and hosts that forbid
+//! io_uring.
 
 mod kinds;
 
@@ -12,9 +13,9 @@ use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::in_namespace;
 use kinds::kinds;
 
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(20);
-/// More than a ring has buffers, fewer than a queue has room for.
+/// The number of packets in a burst: more than a ring has buffers, fewer than a receive queue holds.
 const PACKETS: u32 = 150;
 
 fn socket() -> UdpSocket {
@@ -23,13 +24,13 @@ fn socket() -> UdpSocket {
     socket
 }
 
-/// Planes that take so long for a packet that more than a ring has buffers wait for them.
+/// Starts planes that spend `work` on each packet, so that more packets than ring buffers wait for them.
 fn start(target: &UdpSocket, planes: usize, work: Duration) -> Running {
     let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
     Forward { kind: PlaneKind::Uring, work, ..Forward::new(link, planes) }.start().unwrap()
 }
 
-/// So many of those sent came, each once.
+/// Checks that `packets` packets arrived, each once.
 fn require_all(target: &UdpSocket, packets: u32) {
     let mut got = HashSet::new();
     let mut room = [0; 100];
@@ -47,7 +48,7 @@ fn no_packet_is_lost_when_there_are_fewer_buffers() {
             return;
         }
         let (sender, target) = (socket(), socket());
-        // Also when it ends while they wait.
+        // The forwarder also ends while packets wait for buffers.
         for ends_early in [false, true] {
             let running = start(&target, 1, Duration::from_micros(100));
             for number in 0..PACKETS {
@@ -67,14 +68,14 @@ fn no_packet_is_lost_when_there_are_fewer_buffers() {
 }
 
 #[test]
-fn no_packet_is_lost_that_is_in_the_ring_of_a_plane_that_leaves() {
+fn a_leaving_plane_forwards_the_packets_in_its_ring() {
     in_namespace(|| {
         if !kinds("no_packet_is_lost_that_is_in_the_ring").contains(&PlaneKind::Uring) {
             return;
         }
         let (sender, target) = (socket(), socket());
         let mut running = start(&target, 2, Duration::from_micros(100));
-        // All packets have one 4-tuple: one of the planes has them all.
+        // All packets have one 4-tuple, so one plane receives all of them.
         let mut sent = 0;
         let send = |running: &Running, sent: &mut u32| {
             for _ in 0..PACKETS {
@@ -94,7 +95,7 @@ fn no_packet_is_lost_that_is_in_the_ring_of_a_plane_that_leaves() {
         running.leave(plane).unwrap();
         assert_eq!(running.join().unwrap(), plane);
         require_all(&target, sent);
-        // Ended with packets in its ring, it sends these on, and what waits in the queue goes with the socket.
+        // A plane that ends with packets in its ring forwards them; packets in the receive queue stay with the socket.
         sent = 0;
         send(&running, &mut sent);
         for _ in 0..5 {
@@ -109,20 +110,20 @@ fn no_packet_is_lost_that_is_in_the_ring_of_a_plane_that_leaves() {
 }
 
 #[test]
-fn without_permission_it_says_so_before_there_is_a_socket() {
+fn missing_permission_fails_before_a_socket_opens() {
     in_namespace(|| {
-        // On a thread of its own: there is no way back.
+        // The filter applies to a separate thread, since it cannot be removed.
         let refused = thread::spawn(|| {
             seccomp::refuse(Facility::IoUring).unwrap();
             let there = "127.0.0.1:9".parse().unwrap();
-            // This address is nobody's here, which would be said next.
+            // No device has this address; bind() would fail next.
             let forward = Forward::new(Link::new("192.0.2.1:0".parse().unwrap(), there), 1);
             Forward { kind: PlaneKind::Uring, ..forward }.start().unwrap_err()
         });
         let error = refused.join().unwrap();
         let is_named = matches!(error, ForwardError::NotPermitted { kind: PlaneKind::Uring, .. });
         assert!(is_named, "{error:?}");
-        let said = error.to_string();
-        assert!(said.starts_with("uring is not permitted here: io_uring_setup(): EPERM ("), "{said}");
+        let text = error.to_string();
+        assert!(text.starts_with("uring is not permitted here: io_uring_setup(): EPERM ("), "{text}");
     });
 }

@@ -1,19 +1,22 @@
-//! Which session a packet is for.
+//! The selection of the session for a received packet.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::discard::Discard;
-use super::packet::Packet;
+use crate::bfd::discard::Discard;
+use crate::bfd::packet::Packet;
 
-/// Sessions by their discriminator, and by the address of their peer.
+/// The sessions by discriminator and by peer address.
 ///
-/// RFC 5880, section 6.8.6: a discriminator that is named decides alone, wherever the packet comes from (RFC 5881, section
-/// 6). A packet that names none is for the session with the address that it comes from: RFC 5881, section 3 has one session
-/// with a system, an interface and a protocol.
+/// RFC 5880, section 6.8.6: a packet's Your Discriminator selects the session. If it is 0, the source address selects the
+/// session: RFC 5881, section 3 allows one session per remote system, interface and protocol.
+///
+/// A packet with a discriminator must also come from the address of the session's peer. RFC 5881, section 6 requires this check
+/// on a shared link (source and destination are in its subnet), and forbids it on a point-to-point link, where a peer may
+/// change its address. Here the configured address identifies the peer, so a packet from another address is discarded.
 #[derive(Clone, Debug)]
 pub struct Demultiplexer<S> {
-    by_discriminator: HashMap<u32, S>,
+    by_discriminator: HashMap<u32, (IpAddr, S)>,
     by_peer: HashMap<IpAddr, S>,
 }
 
@@ -24,12 +27,13 @@ impl<S> Default for Demultiplexer<S> {
 }
 
 impl<S: Clone> Demultiplexer<S> {
-    /// Without a session.
+    /// Creates a demultiplexer without sessions.
     pub fn new() -> Demultiplexer<S> {
         Demultiplexer::default()
     }
 
-    /// Adds a session; `false`, and nothing is added, when its discriminator is 0 or another session has it, or its peer.
+    /// Adds a session. Returns `false` and adds nothing if the discriminator is 0, or if another session has the same
+    /// discriminator or peer.
     pub fn add(&mut self, discriminator: u32, peer: IpAddr, session: S) -> bool {
         let peer = peer.to_canonical();
         if discriminator == 0
@@ -38,27 +42,31 @@ impl<S: Clone> Demultiplexer<S> {
         {
             return false;
         }
-        self.by_discriminator.insert(discriminator, session.clone());
+        self.by_discriminator.insert(discriminator, (peer, session.clone()));
         self.by_peer.insert(peer, session);
         true
     }
 
-    /// Takes a session out, by what it was added with.
+    /// Removes the session that was added with this discriminator and peer.
     pub fn remove(&mut self, discriminator: u32, peer: IpAddr) {
         self.by_discriminator.remove(&discriminator);
         self.by_peer.remove(&peer.to_canonical());
     }
 
-    /// The session that a packet from an address is for.
+    /// Returns the session for a packet received from an address.
     ///
     /// # Errors
     ///
-    /// [`Discard::NoSession`] for a discriminator that nobody has, [`Discard::Stranger`] for an address without a session.
+    /// [`Discard::NoSession`] if no session has the discriminator. [`Discard::Stranger`] if the source address differs from the
+    /// peer address of the session, or if no session has this peer.
     pub fn find(&self, packet: &Packet, from: IpAddr) -> Result<&S, Discard> {
-        match packet.your_discriminator {
-            0 => self.by_peer.get(&from.to_canonical()).ok_or(Discard::Stranger),
-            named => self.by_discriminator.get(&named).ok_or(Discard::NoSession),
+        let from = from.to_canonical();
+        if packet.your_discriminator == 0 {
+            return self.by_peer.get(&from).ok_or(Discard::Stranger);
         }
+        let (peer, session) =
+            self.by_discriminator.get(&packet.your_discriminator).ok_or(Discard::NoSession)?;
+        if *peer == from { Ok(session) } else { Err(Discard::Stranger) }
     }
 }
 
@@ -86,13 +94,15 @@ mod tests {
     }
 
     #[test]
-    fn a_discriminator_decides_alone_and_an_address_where_there_is_none() {
+    fn discriminator_and_address_have_to_agree() {
         let address = |last: u8| IpAddr::from([192, 0, 2, last]);
         let mut sessions = Demultiplexer::new();
         assert!(sessions.add(10, address(1), 'a'));
         assert!(sessions.add(20, address(2), 'b'));
         assert_eq!(sessions.find(&packet(10), address(1)), Ok(&'a'));
-        assert_eq!(sessions.find(&packet(20), address(1)), Ok(&'b'), "the address says nothing then");
+        assert_eq!(sessions.find(&packet(20), address(2)), Ok(&'b'));
+        assert_eq!(sessions.find(&packet(20), address(1)), Err(Discard::Stranger), "of another peer");
+        assert_eq!(sessions.find(&packet(20), address(9)), Err(Discard::Stranger), "of no peer");
         assert_eq!(sessions.find(&packet(30), address(1)), Err(Discard::NoSession));
         assert_eq!(sessions.find(&packet(0), address(2)), Ok(&'b'));
         assert_eq!(sessions.find(&packet(0), address(3)), Err(Discard::Stranger));
@@ -103,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_not_given_twice() {
+    fn discriminators_and_peers_are_unique() {
         let mut sessions = Demultiplexer::new();
         assert!(!sessions.add(0, [192, 0, 2, 1].into(), 'z'));
         assert!(sessions.add(1, [192, 0, 2, 1].into(), 'a'));

@@ -1,51 +1,52 @@
-//! Why a packet was not taken, and how many of each there were.
+//! The reasons for which a packet is discarded, and a counter for each.
 
 use thiserror::Error;
 
-/// The rule by which a packet is discarded. All but the last three are of RFC 5880, section 6.8.6.
+/// The rule by which a packet is discarded. All but the last three are in RFC 5880, section 6.8.6.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Discard {
-    /// Not version 1.
+    /// The version is not 1.
     #[error("its version is not 1")]
     Version,
-    /// The length is less than 24, or 26 with authentication; or the datagram is.
+    /// The length field is less than 24, or less than 26 with authentication, or the datagram is shorter than 4 bytes.
     #[error("it is shorter than a control packet")]
     Length,
-    /// The length is more than what came.
+    /// The length field exceeds the length of the datagram.
     #[error("its length is more than what was received")]
     LengthBeyondPayload,
-    /// A detection multiplier of 0.
+    /// The detection multiplier is 0.
     #[error("its detection multiplier is 0")]
     DetectMult,
-    /// The multipoint bit, reserved for another RFC.
+    /// The multipoint bit is set, which RFC 5880 reserves.
     #[error("its multipoint bit is set")]
     Multipoint,
-    /// A sender without a number.
+    /// My Discriminator is 0.
     #[error("its discriminator is 0")]
     MyDiscriminator,
-    /// It answers nobody, and says a state that one has only in answer.
-    #[error("it names no discriminator of ours in a state other than down")]
+    /// Your Discriminator is 0 although the packet's state is neither Down nor AdminDown, or although the local session is in
+    /// Init or Up (the second rule is stricter than RFC 5880: see `Session::receive`).
+    #[error("its Your Discriminator is 0, which its state or the state of the session forbids")]
     YourDiscriminatorZero,
-    /// It names a session that is not here.
+    /// No local session has this Your Discriminator.
     #[error("it names a discriminator that is not of a session here")]
     NoSession,
-    /// It is authenticated, and nothing here is.
+    /// The packet is authenticated, and no local session uses authentication.
     #[error("it is authenticated, and no authentication is in use")]
     Authentication,
-    /// The session here is administratively down: what the packet tells is noted, and it counts for nothing else.
+    /// The local session is administratively down: it stores the values of the packet and ignores it otherwise.
     #[error("the session is administratively down")]
     AdminDown,
-    /// RFC 5881, section 5: it has come from farther than the link (GTSM, RFC 5082).
+    /// The packet has passed a router: it arrived with a TTL or hop limit below 255 (RFC 5881, section 5; GTSM, RFC 5082).
     #[error("it was not received with 255 hops left")]
     Hops,
-    /// It names no session, and came from an address that has none: RFC 5880 leaves to the application what to do then.
-    #[error("it comes from an address without a session")]
+    /// The source address differs from the peer's address.
+    #[error("it comes from an address other than the peer address of the session")]
     Stranger,
 }
 
 impl Discard {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Discard; 12] = [
         Discard::Version,
         Discard::Length,
@@ -61,7 +62,7 @@ impl Discard {
         Discard::Stranger,
     ];
 
-    /// As records and metrics write it.
+    /// Returns the name used in records and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Discard::Version => "version",
@@ -80,27 +81,27 @@ impl Discard {
     }
 }
 
-/// How many packets were discarded, by reason.
+/// Numbers of discarded packets, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discards([u64; Discard::ALL.len()]);
 
 impl Discards {
-    /// One more.
+    /// Counts one discarded packet.
     pub fn count(&mut self, why: Discard) {
         self.0[why as usize] += 1;
     }
 
-    /// How many for this reason.
+    /// Returns the number of packets discarded for one reason.
     pub fn of(&self, why: Discard) -> u64 {
         self.0[why as usize]
     }
 
-    /// Those that happened, with how often.
+    /// Returns the reasons with a count above 0, and their counts.
     pub fn iter(&self) -> impl Iterator<Item = (Discard, u64)> {
         Discard::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }
 
-    /// All together.
+    /// Returns the sum over all reasons.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_has_its_place_and_its_name() {
+    fn each_reason_has_its_index_and_name() {
         let mut discards = Discards::default();
         for (index, why) in Discard::ALL.into_iter().enumerate() {
             assert_eq!(why as usize, index);

@@ -1,33 +1,45 @@
-//! Why a session cannot be.
+//! Errors of opening a session.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use fourtuple::spread::DeviceName;
 use thiserror::Error;
 
-/// Why a link, or the port of several, could not be opened.
+/// An error of opening a link, or the port that several links share.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// IPv4 on one side, IPv6 on the other.
+    /// The local address and the peer are of different IP versions.
     #[error("{local} cannot reach {peer}: one is IPv4, the other IPv6")]
     Families {
-        /// The address here.
+        /// The local address.
         local: IpAddr,
-        /// That of the peer.
+        /// The peer's address.
         peer: IpAddr,
     },
-    /// Both ends of the link are the same, so that packets would confirm themselves.
+    /// Both ends of the link have the same address, so that the session would receive its own packets.
     #[error("{0} is the address of both ends of the link")]
     Itself(IpAddr),
-    /// The kernel has no route to the peer, or none that names an address here: ENETUNREACH, ENOENT.
+    /// The kernel has no route to the peer, or its route names no local address: ENETUNREACH, ENOENT.
     #[error("which address {peer} would be reached from: {source}")]
     NoRoute {
         /// The peer.
         peer: IpAddr,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// Another session on this port has the same peer: RFC 5881, section 3.
+    /// A link-local address is only valid with a device.
+    #[error("{0} is a link-local address: name the device that it is on")]
+    NoScope(IpAddr),
+    /// The network device does not exist: ENODEV.
+    #[error("the network device {device}: {source}")]
+    NoDevice {
+        /// The name of the device.
+        device: DeviceName,
+        /// The error from the kernel.
+        source: io::Error,
+    },
+    /// Another session on this port has the same peer (RFC 5881, section 3).
     #[error("there is a session with {0} at this address already")]
     Taken(IpAddr),
     /// None of the 16384 source ports of RFC 5881, section 4 is free at this address.
@@ -36,19 +48,19 @@ pub enum LinkError {
     /// A system call failed.
     #[error("{call} of {address}: {source}")]
     Socket {
-        /// Which one.
+        /// The name of the system call.
         call: &'static str,
-        /// For which address.
+        /// The address that the call was made for.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// No thread, or what wakes it, could be had.
+    /// The thread or its waker could not be created.
     #[error("{call}: {source}")]
     Thread {
-        /// Which call failed.
+        /// The name of the call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
 }

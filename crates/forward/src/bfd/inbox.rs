@@ -1,4 +1,4 @@
-//! Where data planes put the control packets that they receive, for the one task that owns the session.
+//! The queue in which data planes put received control packets for the thread that owns the session.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
-use fourtuple_syscalls::bell::Bell;
+use fourtuple_syscalls::event_fd::EventFd;
 
-/// No control packet is longer: its length is a byte.
+/// The maximum length of a control packet: the length field is one byte.
 const LONGEST: usize = 255;
-/// Packets that may wait. A session gets a few dozen a second; whoever sends more is not its peer.
+/// The capacity in packets. A peer sends a few dozen packets per second; a faster sender is not the peer.
 const WAITING: usize = 64;
 
-/// A packet on its way from whoever received it to the session.
+/// A packet on its way from the receiving thread to the session.
 pub(super) struct Handed {
     bytes: [u8; LONGEST],
     length: usize,
@@ -29,14 +29,14 @@ impl Handed {
 
 #[derive(Debug)]
 struct Shared {
-    bell: Bell,
-    /// The bell was rung, and nobody has looked since.
+    waker: EventFd,
+    /// Whether a wakeup is pending: the eventfd was written and not read since.
     rung: AtomicBool,
     offered: AtomicU64,
     dropped: AtomicU64,
 }
 
-/// The side of those who receive: every plane has one, and none of them ever waits.
+/// The sending side, of which every data plane has a clone; it never blocks.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     queue: SyncSender<Handed>,
@@ -44,11 +44,11 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Hands over a datagram that came from an address with so many hops left; `None` where the socket does not tell
-    /// (`option::set_hops_told`), which the session takes for too far. `false` when there is no room, or the session is gone:
-    /// the packet is dropped and counted.
+    /// Queues a datagram for the session, with its source address and its TTL or hop limit. `hops` is `None` if the socket does
+    /// not report the hop limit (`option::set_hops_told`); the session then discards the packet as one from beyond the link.
+    /// Returns `false` if the queue is full or the session has ended: the packet is dropped and counted.
     ///
-    /// Costs a copy, and a system call when the session has nothing to do yet: never a wait.
+    /// Costs a copy, and a write to the eventfd if no wakeup is pending. Never blocks.
     pub fn offer(&self, datagram: &[u8], from: SocketAddr, hops: Option<u8>) -> bool {
         let length = datagram.len().min(LONGEST);
         let mut bytes = [0; LONGEST];
@@ -58,35 +58,35 @@ impl Inbox {
         if !taken {
             self.shared.dropped.fetch_add(1, Ordering::Relaxed);
         }
-        // Also when it is full: whoever is to empty it must not have missed a ring.
+        // The wakeup is sent even if the queue is full, so that the session cannot miss it.
         if !self.shared.rung.swap(true, Ordering::AcqRel) {
-            self.shared.bell.ring();
+            self.shared.waker.ring();
         }
         taken
     }
 
-    /// Makes the task look, though nothing was handed over.
+    /// Wakes the session's thread without queuing a packet.
     pub(super) fn wake(&self) {
-        self.shared.bell.ring();
+        self.shared.waker.ring();
     }
 
-    /// Packets that were handed over, and those among them that found no room.
+    /// Returns the number of packets offered, and the number of them dropped because the queue was full.
     pub fn counts(&self) -> (u64, u64) {
         (self.shared.offered.load(Ordering::Relaxed), self.shared.dropped.load(Ordering::Relaxed))
     }
 }
 
-/// The side of the session.
+/// The receiving side, which the session's thread owns.
 pub(super) struct Outlet {
     queue: Receiver<Handed>,
     shared: Arc<Shared>,
 }
 
-/// Both sides.
+/// Creates an inbox: both of its sides.
 pub(super) fn open() -> io::Result<(Inbox, Outlet)> {
     let (sender, receiver) = mpsc::sync_channel(WAITING);
     let shared = Arc::new(Shared {
-        bell: Bell::new()?,
+        waker: EventFd::new()?,
         rung: AtomicBool::new(false),
         offered: AtomicU64::new(0),
         dropped: AtomicU64::new(0),
@@ -95,15 +95,15 @@ pub(super) fn open() -> io::Result<(Inbox, Outlet)> {
 }
 
 impl Outlet {
-    /// Readable when something was handed over.
-    pub(super) fn bell(&self) -> &Bell {
-        &self.shared.bell
+    /// Returns the eventfd, readable when the queue has received a packet.
+    pub(super) fn waker(&self) -> &EventFd {
+        &self.shared.waker
     }
 
-    /// What waits, as much as there is room for: what comes meanwhile rings again.
+    /// Takes the queued packets, at most one capacity; a packet that arrives meanwhile causes another wakeup.
     pub(super) fn take(&self) -> impl Iterator<Item = Handed> + '_ {
-        self.shared.bell.silence();
-        // Before the look into the queue: what is put there after it rings.
+        self.shared.waker.silence();
+        // The flag is cleared before the queue is read: a packet queued after that causes another wakeup.
         self.shared.rung.swap(false, Ordering::AcqRel);
         self.queue.try_iter().take(WAITING)
     }
@@ -123,11 +123,11 @@ mod tests {
     }
 
     fn is_rung(outlet: &Outlet) -> bool {
-        socket::wait_readable(outlet.bell().as_fd(), Some(Duration::ZERO)).unwrap()
+        socket::wait_readable(outlet.waker().as_fd(), Some(Duration::ZERO)).unwrap()
     }
 
     #[test]
-    fn what_is_handed_over_comes_out_as_it_was() {
+    fn packets_pass_unchanged() {
         let (inbox, outlet) = open().unwrap();
         assert!(!is_rung(&outlet));
         assert!(inbox.offer(b"one", from(), Some(255)));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_dropped_and_counted_and_nobody_waits() {
+    fn a_flood_is_dropped_and_counted_without_blocking() {
         let (inbox, outlet) = open().unwrap();
         let taken = (0..1000).filter(|_| inbox.offer(b"x", from(), Some(255))).count();
         assert_eq!(taken, WAITING);
@@ -155,9 +155,9 @@ mod tests {
         assert!(!inbox.offer(b"x", from(), Some(255)));
     }
 
-    /// From four threads at once, and not one is left lying without a ring.
+    /// Four threads offer packets at once, and no packet stays in the queue without a wakeup.
     #[test]
-    fn no_ring_is_missed() {
+    fn no_wakeup_is_missed() {
         const EACH: u64 = 20_000;
         let (inbox, outlet) = open().unwrap();
         let planes: Vec<_> = (0..4)
@@ -174,7 +174,7 @@ mod tests {
             .collect();
         let mut got = 0;
         while got < 4 * EACH {
-            let rung = socket::wait_readable(outlet.bell().as_fd(), Some(Duration::from_secs(20))).unwrap();
+            let rung = socket::wait_readable(outlet.waker().as_fd(), Some(Duration::from_secs(20))).unwrap();
             assert!(rung, "{got} came, and nothing rings");
             got += outlet.take().count() as u64;
         }

@@ -1,6 +1,6 @@
-//! A session on a link: one thread owns it, everybody reads it.
+//! A BFD session on a link: one thread owns the session, and any thread can read its state.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,60 +9,62 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use fourtuple::spread::DeviceName;
 use fourtuple_syscalls::epoll::Epoll;
-use fourtuple_syscalls::{option, route};
+use fourtuple_syscalls::{device, option, route};
 
-use super::demultiplexer::Demultiplexer;
-use super::error::{LinkError, socket_failed, thread_failed};
-use super::inbox::{self, Inbox};
-use super::packet::Diagnostic;
-use super::port::Port;
-use super::session::{Past, Session, Settings};
-use super::sockets::{self, PORT, Sender as Outwards};
-use super::state::{LinkReport, LinkState};
-use super::task::{Command, Task};
-use super::timers::Timers;
+use crate::bfd::demultiplexer::Demultiplexer;
+use crate::bfd::error::{LinkError, socket_failed, thread_failed};
+use crate::bfd::inbox::{self, Inbox};
+use crate::bfd::packet::Diagnostic;
+use crate::bfd::port::Port;
+use crate::bfd::session::{Past, Session, Settings};
+use crate::bfd::sockets::{self, PORT, Sender as Outwards};
+use crate::bfd::state::{LinkReport, LinkState};
+use crate::bfd::task::{Command, Task};
+use crate::bfd::timers::Timers;
 
-/// Where the packets of a session come from.
+/// The source of the session's received packets.
 #[derive(Clone, Debug)]
 pub enum Receive {
-    /// A socket of its own, at [`LinkSettings::local`], of which there can be one at an address: what else comes there is
-    /// discarded.
+    /// A socket of the session's own, at [`LinkSettings::local`]. Only one session can use an address this way; it discards
+    /// packets from other peers.
     Own,
     /// A socket that several sessions share, one for each peer.
     Shared(Arc<Port>),
-    /// Nobody but those who have the [`Inbox`]: BFD within the data, which has to fit how the peer is configured.
+    /// The [`Inbox`] only: BFD packets arrive on data sockets, and the peer must be configured to send them there.
     Handed,
-    /// The same, and they go out from a socket of whoever has the data, which is bound to [`LinkSettings::local`]: the peer
-    /// sees one 4-tuple. What else this socket sends is not touched.
+    /// The [`Inbox`], with control packets sent from a data socket bound to [`LinkSettings::local`]: the peer sees one 4-tuple.
+    /// The session leaves the socket's data alone.
     InBand {
-        /// The socket.
+        /// The data socket.
         socket: Arc<OwnedFd>,
-        /// Control packets come to it and nothing else does (`ControlFilter`): the session reads it. Otherwise whoever reads it
-        /// hands over.
+        /// True if only control packets reach the socket (`ControlFilter`) and the session reads it. Otherwise the thread that
+        /// reads the socket passes control packets to the [`Inbox`].
         is_steered: bool,
     },
 }
 
-/// A link that is to be watched.
+/// The parameters of a link.
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
-    /// Where packets are sent from, and with [`Receive::Own`] received at: the port is that of receiving.
+    /// The local address. With [`Receive::Own`] the session receives at it, and its port is the receiving port.
     pub local: SocketAddr,
-    /// Where they are sent to.
+    /// The peer's address.
     pub peer: SocketAddr,
-    /// SO_BINDTODEVICE: the interface that the session is bound to (RFC 5881, section 3); `None` leaves it to routing.
-    pub device: Option<String>,
-    /// How often, and what is lost.
+    /// The interface that the session is bound to with SO_BINDTODEVICE (RFC 5881, section 3); `None` leaves the choice to
+    /// routing, and is invalid for link-local IPv6 addresses. With [`Receive::Shared`] the port is bound to the same interface.
+    pub device: Option<DeviceName>,
+    /// The intervals and the detection multiplier.
     pub timers: Timers,
-    /// How packets come.
+    /// The source of received packets.
     pub receive: Receive,
-    /// Of discriminator, source port and jitter: another one for each session of a host.
+    /// The seed for discriminator, source port and jitter; it differs for each session of a host.
     pub seed: u64,
 }
 
 impl LinkSettings {
-    /// A session at its own port 3784, with the timers that are usual, and a seed by chance.
+    /// Returns settings for a session with its own socket at port 3784, default timers and a random seed.
     pub fn new(local: IpAddr, peer: IpAddr) -> LinkSettings {
         LinkSettings {
             local: SocketAddr::new(local, PORT),
@@ -74,7 +76,7 @@ impl LinkSettings {
         }
     }
 
-    /// The same, from the address that the kernel would send from.
+    /// Like [`LinkSettings::new`], with the local address that the kernel would choose for the peer.
     ///
     /// # Errors
     ///
@@ -82,6 +84,33 @@ impl LinkSettings {
     pub fn towards(peer: IpAddr) -> Result<LinkSettings, LinkError> {
         let local = route::source_for(peer).map_err(|source| LinkError::NoRoute { peer, source })?;
         Ok(LinkSettings::new(local, peer))
+    }
+
+    /// Like [`LinkSettings::new`], bound to a device. The local address is `local`, or the address of the device that the
+    /// kernel would choose. A link-local IPv6 address gets the index of the device as its scope.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError::NoDevice`], [`LinkError::NoRoute`]
+    pub fn on_device(
+        name: DeviceName,
+        peer: IpAddr,
+        local: Option<IpAddr>,
+    ) -> Result<LinkSettings, LinkError> {
+        let index =
+            device::index(name.name()).map_err(|source| LinkError::NoDevice { device: name, source })?;
+        let local = match local {
+            Some(local) => local,
+            None => {
+                route::source_for_device(peer, index).map_err(|source| LinkError::NoRoute { peer, source })?
+            }
+        };
+        let scoped = |address: IpAddr| match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, PORT, 0, index).into(),
+            _ => SocketAddr::new(address, PORT),
+        };
+        let settings = LinkSettings::new(local, peer);
+        Ok(LinkSettings { local: scoped(local), peer: scoped(peer), device: Some(name), ..settings })
     }
 
     fn check(&self) -> Result<(), LinkError> {
@@ -92,27 +121,36 @@ impl LinkSettings {
         if self.local == self.peer {
             return Err(LinkError::Itself(local));
         }
+        for address in [self.peer, self.local] {
+            if let SocketAddr::V6(v6) = address
+                && v6.ip().is_unicast_link_local()
+                && v6.scope_id() == 0
+            {
+                return Err(LinkError::NoScope(address.ip()));
+            }
+        }
         Ok(())
     }
 }
 
-/// A session at work, on a thread of its own. Dropped, it says once that it is administratively down, and ends.
+/// A running session with its own thread. When dropped, it sends AdminDown once and ends.
 #[derive(Debug)]
 pub struct Link {
     commands: Sender<Command>,
     inbox: Inbox,
     state: LinkState,
     source: SocketAddr,
+    peer: SocketAddr,
     thread: Option<JoinHandle<Task>>,
-    /// What the thread left behind that has stopped in the middle, or is to begin.
+    /// The state of the session's thread while it is not running: before the start, or after [`Link::part`].
     parted: Option<Box<Task>>,
     sender: Arc<OwnedFd>,
-    /// Where it is to be taken out when it ends.
+    /// The shared port at which the session is registered, with its discriminator and peer; used to remove it at the end.
     registered: Option<(Arc<Port>, u32, IpAddr)>,
 }
 
 impl Link {
-    /// Opens the sockets and begins to send.
+    /// Opens the sockets and starts the session.
     ///
     /// # Errors
     ///
@@ -123,31 +161,31 @@ impl Link {
         Ok(link)
     }
 
-    /// A new session that begins with [`Link::go_on`].
+    /// Opens a new session that starts with [`Link::go_on`].
     pub(crate) fn prepare(settings: &LinkSettings) -> Result<Link, LinkError> {
         settings.check()?;
-        let LinkSettings { local, ref device, timers, seed, .. } = *settings;
+        let LinkSettings { local, device, timers, seed, .. } = *settings;
         let mut random = Rng::with_seed(seed);
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
         let sender = match &settings.receive {
             Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
             Receive::Own | Receive::Shared(_) | Receive::Handed => {
-                Outwards(Arc::new(sockets::sender(local, device.as_deref(), &mut random)?))
+                Outwards(Arc::new(sockets::sender(local, device, &mut random)?))
             }
         };
         let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
         Link::parted(settings, session, sender, Instant::now())
     }
 
-    /// A session that another process had, with the socket that it sends from. It begins with [`Link::go_on`]. `None`: what is
-    /// told of it is no session.
+    /// Restores a session that another process had, with its sending socket. The session starts with [`Link::go_on`]. Returns
+    /// `None` if a saved value is missing or out of range.
     pub(crate) fn follow(
         settings: &LinkSettings,
         past: &Past,
         sender: OwnedFd,
     ) -> Result<Option<Link>, LinkError> {
         settings.check()?;
-        // Times of the session are those since an origin, before which nothing may have been.
+        // The session's times count from an origin, and no saved event may be older than the origin.
         let now = past.longest_age();
         let began = Instant::now();
         let origin = began.checked_sub(now).unwrap_or(began);
@@ -168,8 +206,7 @@ impl Link {
         sender: Outwards,
         origin: Instant,
     ) -> Result<Link, LinkError> {
-        let LinkSettings { local, peer, ref device, ref receive, .. } = *settings;
-        let device = device.as_deref();
+        let LinkSettings { local, peer, device, ref receive, .. } = *settings;
         let local_discriminator = session.local_discriminator();
         let receiver = match receive {
             Receive::Own => Some(sockets::receiver(local, device)?),
@@ -212,10 +249,10 @@ impl Link {
             Receive::Own | Receive::Handed | Receive::InBand { .. } => None,
         };
         let parted = Some(Box::new(task));
-        Ok(Link { commands, inbox, state, source, thread: None, parted, sender: kept, registered })
+        Ok(Link { commands, inbox, state, source, peer, thread: None, parted, sender: kept, registered })
     }
 
-    /// Starts the thread of a session that has parted.
+    /// Starts the thread of a prepared or stopped session.
     pub(crate) fn go_on(&mut self) -> Result<(), LinkError> {
         if let Some(task) = self.parted.take() {
             let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
@@ -224,44 +261,49 @@ impl Link {
         Ok(())
     }
 
-    /// Stops, and says nothing to the peer, which finds out after a detection time; before that the session can go on, here
-    /// or in another process.
+    /// Stops the thread and sends nothing to the peer. The session can continue here or in another process before the peer's
+    /// detection time expires.
     pub(crate) fn part(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.tell(Command::Part);
-        // A thread that has panicked has said so.
+        // The panic hook has already reported a panic of the thread.
         self.parted = thread.join().ok().map(Box::new);
     }
 
-    /// What another process has to know of a session that has parted.
+    /// Returns the saved state of a stopped session, for another process.
     pub(crate) fn past(&self) -> Option<Past> {
         let task = self.parted.as_ref()?;
         Some(task.session.past(task.origin.elapsed(), self.state.has_failed()))
     }
 
-    /// The socket that it shares with others, if it does.
+    /// Returns the port that the session shares with other sessions, if any.
     pub(crate) fn port(&self) -> Option<&Arc<Port>> {
         self.registered.as_ref().map(|(port, ..)| port)
     }
 
-    /// The socket that it sends from.
+    /// Returns the socket that the session sends from.
     pub(crate) fn sender(&self) -> BorrowedFd<'_> {
         self.sender.as_fd()
     }
 
-    /// For the planes: where they put what they receive of this session.
+    /// Returns the inbox to which data planes pass received control packets.
     pub fn inbox(&self) -> Inbox {
         self.inbox.clone()
     }
 
-    /// For the planes: what they read.
+    /// Returns the state that data planes read.
     pub fn state(&self) -> LinkState {
         self.state.clone()
     }
 
-    /// Where its packets come from: a port that no other session has, or that of the data.
+    /// Returns the source address of control packets: its port is unique to the session, or the port of the data socket.
     pub fn source(&self) -> SocketAddr {
         self.source
+    }
+
+    /// Returns the destination address of control packets.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
     }
 
     /// Holds the session down, or lets it come up again.
@@ -274,42 +316,55 @@ impl Link {
         self.tell(Command::Timers(timers));
     }
 
-    /// The data plane began anew: see [`Session::reset_forwarding_plane`].
+    /// Reports a reset of the forwarding plane: see [`Session::reset_forwarding_plane`].
     pub fn reset_forwarding_plane(&self) {
         self.tell(Command::Reset);
     }
 
-    /// Tells the peer of a path behind this link: see [`Session::signal`].
+    /// Signals the state of a concatenated path to the peer: see [`Session::signal`].
     pub fn signal(&self, diagnostic: Diagnostic) {
         self.tell(Command::Signal(diagnostic));
     }
 
-    /// Ends the session in order: says that it is administratively down until the peer has heard it, or for the time in which
-    /// the peer finds out by itself (RFC 5880, section 6.8.16). Gives what there is to say of the session.
+    /// Ends the session in order: sends AdminDown until the peer has confirmed it, or until the peer's detection time has
+    /// expired (RFC 5880, section 6.8.16). Returns the final report.
+    ///
+    /// The report counts every packet offered to the inbox: `handed_dropped` includes the packets that the session did not
+    /// process.
     pub fn drain(mut self) -> LinkReport {
-        self.end(Command::Drain);
-        self.state.report()
+        let task = self.end(Command::Drain);
+        // From here on a shared port passes no more packets to the session.
+        self.unregister();
+        let mut report = self.state.report();
+        let (handed, dropped) = self.inbox.counts();
+        let left = task.map_or(0, |task| task.left());
+        (report.handed, report.handed_dropped) = (handed, dropped + left);
+        report
     }
 
     fn tell(&self, command: Command) {
-        // It fails when the thread is gone, which is after this value is.
+        // The send fails only if the thread has ended.
         let _ = self.commands.send(command);
         self.inbox.wake();
     }
 
-    fn end(&mut self, how: Command) {
-        let Some(thread) = self.thread.take() else { return };
+    fn end(&mut self, how: Command) -> Option<Task> {
+        let thread = self.thread.take()?;
         self.tell(how);
-        // A thread that has panicked has said so.
-        let _ = thread.join();
+        // The panic hook has already reported a panic of the thread.
+        thread.join().ok()
+    }
+
+    fn unregister(&mut self) {
+        if let Some((port, discriminator, peer)) = self.registered.take() {
+            port.remove(discriminator, peer);
+        }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         self.end(Command::End);
-        if let Some((port, discriminator, peer)) = self.registered.take() {
-            port.remove(discriminator, peer);
-        }
+        self.unregister();
     }
 }

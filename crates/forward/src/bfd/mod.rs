@@ -1,8 +1,8 @@
 //! Bidirectional Forwarding Detection (RFC 5880, over UDP: RFC 5881), asynchronous mode.
 //!
-//! A [`Session`] is a state machine without a clock and without a socket; a [`Demultiplexer`] says which session a packet
-//! is for. [`Link`] is a session that one thread owns: it alone transmits, and data planes hand it what they
-//! receive and read its state.
+//! A [`Session`] is a state machine without a clock or a socket. A [`Demultiplexer`] selects the session for a packet. A
+//! [`Link`] runs a session on its own thread: only this thread transmits, and data planes pass received packets to the link and
+//! read its state.
 
 mod demultiplexer;
 mod discard;

@@ -1,29 +1,30 @@
-//! Poll Sequences (RFC 5880, section 6.5): the peer is asked to confirm that it has heard of a change.
+//! Poll Sequences (RFC 5880, section 6.5): the session asks the peer to confirm a change of parameters.
 
 use std::time::Duration;
 
-/// How long after the end of a sequence another may begin although no packet without F has come. It has to be longer than
-/// a round trip, on a single link (section 6.8.3 has both ways to tell two sequences apart).
+/// The time after the end of a sequence at which the next sequence may begin even if no packet without F has arrived. It has to
+/// exceed a round trip on a single link (section 6.8.3 names both ways to tell two sequences apart).
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Where the session is with its sequence.
+/// The progress of the current Poll Sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PollSequence {
-    /// Nothing is to be confirmed.
+    /// No change needs a confirmation.
     #[default]
     Idle,
-    /// Packets go out with P.
+    /// Periodic packets carry P.
     Running {
-        /// One has.
+        /// At least one packet with P was sent.
         asked: bool,
-        /// Something has changed after it had, of which the peer's F says nothing: another sequence is to follow.
+        /// A parameter changed after a packet with P was sent. The peer's F may not cover this change, so another sequence
+        /// follows.
         again: bool,
     },
-    /// The peer has answered, but a second answer may be on its way, and would be taken for one to the next sequence.
+    /// The peer has sent F. A second packet with F may be in flight, and must not be taken for an answer to the next sequence.
     Settling {
-        /// When the answer came.
+        /// The arrival time of the F.
         since: Duration,
-        /// Another sequence is to follow.
+        /// Another sequence follows.
         again: bool,
     },
 }
@@ -31,30 +32,30 @@ pub(super) enum PollSequence {
 const BEGUN: PollSequence = PollSequence::Running { asked: false, again: false };
 
 impl PollSequence {
-    /// Something has changed that the peer has to confirm.
+    /// Records a change that the peer has to confirm.
     pub(super) fn request(&mut self) {
         match self {
             PollSequence::Idle => *self = BEGUN,
-            // The change goes out with the first packet of this sequence.
+            // The first packet of this sequence already carries the change.
             PollSequence::Running { asked: false, .. } => {}
             PollSequence::Running { again, .. } | PollSequence::Settling { again, .. } => *again = true,
         }
     }
 
-    /// Whether packets carry P.
+    /// Returns whether packets carry P.
     pub(super) fn is_running(self) -> bool {
         matches!(self, PollSequence::Running { .. })
     }
 
-    /// A packet with P went out.
+    /// Records that a packet with P was sent.
     pub(super) fn sent(&mut self) {
         if let PollSequence::Running { asked, .. } = self {
             *asked = true;
         }
     }
 
-    /// A packet came; `true` when it ends a sequence whose every packet told what is true now, so that all changes are
-    /// confirmed.
+    /// Records a received packet. Returns `true` if it ends a sequence in which every packet carried the present parameters, so
+    /// that the peer has confirmed all changes.
     pub(super) fn received(&mut self, now: Duration, is_final: bool) -> bool {
         match *self {
             PollSequence::Running { asked: true, again } if is_final => {
@@ -69,7 +70,7 @@ impl PollSequence {
         }
     }
 
-    /// When another sequence begins, should nothing come.
+    /// Returns the time at which the next sequence begins if no packet arrives before.
     pub(super) fn due(self) -> Option<Duration> {
         match self {
             PollSequence::Settling { since, again: true } => Some(since + SETTLED_AFTER),
@@ -77,7 +78,7 @@ impl PollSequence {
         }
     }
 
-    /// Begins what is due.
+    /// Begins the next sequence if it is due.
     pub(super) fn advance(&mut self, now: Duration) {
         if let PollSequence::Settling { since, again } = *self
             && now >= since + SETTLED_AFTER
@@ -96,11 +97,11 @@ mod tests {
     #[test]
     fn one_change_is_one_sequence() {
         let mut poll = PollSequence::default();
-        assert!(!poll.received(T, true), "nobody asked");
+        assert!(!poll.received(T, true), "no Poll Sequence is in progress");
         poll.request();
         poll.request();
         assert!(poll.is_running());
-        assert!(!poll.received(T, true), "nobody has asked yet: the answer is to something older");
+        assert!(!poll.received(T, true), "the Final bit answers an older packet: no Poll has been sent yet");
         poll.sent();
         assert!(!poll.received(T, false));
         assert!(poll.received(T, true));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_in_the_middle_is_confirmed_by_a_second_sequence_alone() {
+    fn a_change_during_a_poll_needs_a_second_sequence() {
         let mut poll = PollSequence::default();
         poll.request();
         poll.sent();
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_sends_nothing_unasked_is_given_a_second() {
+    fn a_silent_peer_delays_the_next_sequence_by_a_second() {
         let mut poll = PollSequence::default();
         poll.request();
         poll.sent();

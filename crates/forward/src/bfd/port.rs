@@ -6,18 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use fourtuple_syscalls::bell::Bell;
+use fourtuple::spread::DeviceName;
 use fourtuple_syscalls::datagram::{Batch, Datagram};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::schedule;
+use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::{option, schedule};
 
-use super::demultiplexer::Demultiplexer;
-use super::discard::{Discard, Discards};
-use super::error::{LinkError, socket_failed, thread_failed};
-use super::inbox::Inbox;
-use super::packet::Packet;
-use super::session::HOPS;
-use super::sockets;
+use crate::bfd::demultiplexer::Demultiplexer;
+use crate::bfd::discard::{Discard, Discards};
+use crate::bfd::error::{LinkError, socket_failed, thread_failed};
+use crate::bfd::inbox::Inbox;
+use crate::bfd::packet::Packet;
+use crate::bfd::session::HOPS;
+use crate::bfd::sockets;
 
 const BATCH: usize = 64;
 const ROOM: usize = 256;
@@ -26,55 +27,61 @@ const ROOM: usize = 256;
 struct Shared {
     sessions: Mutex<Demultiplexer<Inbox>>,
     discards: Mutex<Discards>,
-    bell: Bell,
+    waker: EventFd,
     ends: AtomicBool,
 }
 
-/// Receives for sessions that tell their peers apart, and hands each what is its own.
+/// A socket that several sessions with different peers share; it passes each packet to the session of its peer.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
+    device: Option<DeviceName>,
     receiver: Arc<OwnedFd>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Port {
-    /// Receives at an address, on a device if one is named; what is for none of the sessions that use it is discarded.
+    /// Opens a socket at an address, bound to a device if one is given. The port discards packets for which it has no session.
     ///
     /// # Errors
     ///
-    /// [`LinkError::Socket`], among others when somebody has the port (EADDRINUSE), and [`LinkError::Thread`].
-    pub fn open(local: SocketAddr, device: Option<&str>) -> Result<Arc<Port>, LinkError> {
-        let port = Port::prepare(local, sockets::receiver(local, device)?)?;
+    /// [`LinkError::Socket`], such as EADDRINUSE when another socket has the port; [`LinkError::Thread`].
+    pub fn open(local: SocketAddr, device: Option<DeviceName>) -> Result<Arc<Port>, LinkError> {
+        let port = Port::prepare(local, device, sockets::receiver(local, device)?)?;
         port.go_on()?;
         Ok(port)
     }
 
-    /// With a socket that another process has received at. It begins with [`Port::go_on`]: what waits in the socket is to find
-    /// its session.
-    pub(crate) fn prepare(local: SocketAddr, receiver: OwnedFd) -> Result<Arc<Port>, LinkError> {
+    /// Creates a port from a socket that another process has received at. The caller starts it with [`Port::go_on`] after it
+    /// has registered the sessions, so that packets in the receive queue find them.
+    pub(crate) fn prepare(
+        local: SocketAddr,
+        device: Option<DeviceName>,
+        receiver: OwnedFd,
+    ) -> Result<Arc<Port>, LinkError> {
         let address = fourtuple_syscalls::socket::local_address(receiver.as_fd())
             .map_err(socket_failed("getsockname()", local))?;
         let shared = Arc::new(Shared {
             sessions: Mutex::new(Demultiplexer::new()),
             discards: Mutex::new(Discards::default()),
-            bell: Bell::new().map_err(thread_failed("eventfd()"))?,
+            waker: EventFd::new().map_err(thread_failed("eventfd()"))?,
             ends: AtomicBool::new(false),
         });
-        Ok(Arc::new(Port { address, receiver: Arc::new(receiver), shared, thread: Mutex::default() }))
+        let receiver = Arc::new(receiver);
+        Ok(Arc::new(Port { address, device, receiver, shared, thread: Mutex::default() }))
     }
 
-    /// Starts to receive, unless it does.
+    /// Starts to receive, unless the port already does.
     pub(crate) fn go_on(&self) -> Result<(), LinkError> {
         let mut thread = locked(&self.thread);
         if thread.is_some() {
             return Ok(());
         }
         self.shared.ends.store(false, Ordering::Release);
-        self.shared.bell.silence();
+        self.shared.waker.silence();
         let epoll = Epoll::new().map_err(thread_failed("epoll_create1()"))?;
-        epoll.add(self.shared.bell.as_fd(), 0, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
+        epoll.add(self.shared.waker.as_fd(), 0, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
         epoll.add(self.receiver.as_fd(), 1, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
         let (receiver, shared) = (Arc::clone(&self.receiver), Arc::clone(&self.shared));
         let started = thread::Builder::new()
@@ -85,29 +92,40 @@ impl Port {
         Ok(())
     }
 
-    /// Stops to receive: what comes waits in the socket.
+    /// Stops receiving: packets stay in the receive queue of the socket.
     pub(crate) fn part(&self) {
         self.shared.ends.store(true, Ordering::Release);
-        self.shared.bell.ring();
+        self.shared.waker.ring();
         if let Some(thread) = locked(&self.thread).take() {
-            // A thread that has panicked has said so.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
 
-    /// Where it receives.
+    /// Returns the local address of the socket.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its socket.
+    /// Returns whether the port receives at this address, on this device or, with `None`, without a device.
+    pub(crate) fn is_at(&self, local: SocketAddr, device: Option<DeviceName>) -> bool {
+        (self.address, self.device) == (local, device)
+    }
+
+    /// Returns the socket.
     pub(crate) fn receiver(&self) -> BorrowedFd<'_> {
         self.receiver.as_fd()
     }
 
-    /// What it has discarded itself, because it was for no session; sessions count what they discard.
+    /// Returns the packets that the port has discarded because no session matched; sessions count their own discards.
     pub fn discards(&self) -> Discards {
         *locked(&self.shared.discards)
+    }
+
+    /// Returns the number of packets that the kernel dropped at the socket before the port could receive them (`sk_drops`):
+    /// packets that the socket filter rejected because they had passed a router, and packets that found the receive queue full.
+    pub fn overflowed(&self) -> u64 {
+        option::dropped(self.receiver.as_fd()).unwrap_or(0).into()
     }
 
     pub(super) fn add(&self, discriminator: u32, peer: IpAddr, inbox: Inbox) -> Result<(), LinkError> {
@@ -131,12 +149,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn receive(receiver: &OwnedFd, epoll: &Epoll, shared: &Shared) {
-    // As the sessions that it receives for.
+    // The thread has the same priority as the sessions that it receives for.
     let _ = schedule::go_first();
     let mut batch = Batch::new(BATCH, ROOM);
     while !shared.ends.load(Ordering::Acquire) {
         if batch.receive(receiver.as_fd()).is_err() {
-            // It fails for bad arguments only.
+            // `epoll_wait` fails only for invalid arguments.
             let _ = epoll.wait(&mut [Ready::NONE; 2], None);
             continue;
         }
@@ -155,7 +173,7 @@ fn hand_over(sessions: &Demultiplexer<Inbox>, datagram: &Datagram<'_>) -> Result
     }
     let packet = Packet::parse(datagram.bytes)?;
     let from = datagram.from().ok_or(Discard::Stranger)?;
-    // What finds no room is counted by the inbox.
+    // The inbox counts the packets that it drops.
     sessions.find(&packet, from.ip())?.offer(datagram.bytes, from, datagram.hops);
     Ok(())
 }

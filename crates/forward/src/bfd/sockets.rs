@@ -1,4 +1,4 @@
-//! The sockets of RFC 5881: one to receive at port 3784, one for each session to send from.
+//! The sockets of RFC 5881: one receives at port 3784, and each session has one to send from.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,43 +6,47 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use fastrand::Rng;
+use fourtuple::spread::DeviceName;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{neighbour, option};
 
-use super::error::{LinkError, socket_failed};
+use crate::bfd::error::{LinkError, socket_failed};
 
-/// UDP port of control packets: RFC 5881, section 4.
+/// The UDP port of control packets (RFC 5881, section 4).
 pub const PORT: u16 = 3784;
-/// Source ports of the same section: one for each session, and always the same.
+/// The source ports of RFC 5881, section 4: each session keeps one of its own.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
-/// Ports that are tried by chance before all are tried in turn.
+/// The number of random ports to try before all ports are tried in turn.
 const GUESSES: usize = 32;
-/// DSCP CS6, network control (RFC 4594, section 3.1): where queues tell packets apart, these go first.
+/// DSCP CS6, network control (RFC 4594, section 3.1): queues that classify by DSCP send these packets first.
 const CLASS: u8 = 48 << 2;
 
-fn open(address: SocketAddr, device: Option<&str>) -> Result<OwnedFd, LinkError> {
+fn open(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, LinkError> {
     let opened = socket::open(Transport::Udp, address, true).map_err(socket_failed("socket()", address))?;
     if let Some(device) = device {
-        option::set_device(opened.as_fd(), device)
+        option::set_device(opened.as_fd(), device.name())
             .map_err(socket_failed("setsockopt(SO_BINDTODEVICE)", address))?;
     }
     Ok(opened)
 }
 
-/// Receives, and is told how far what it receives has come.
-pub(super) fn receiver(address: SocketAddr, device: Option<&str>) -> Result<OwnedFd, LinkError> {
+/// Opens a socket that receives packets from the link only. The socket filter rejects packets with a hop limit below 255 (GTSM;
+/// RFC 5881, section 5) before they occupy the receive queue or wake the thread; the session checks the hop limit again.
+pub(super) fn receiver(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, LinkError> {
     let receiver = open(address, device)?;
     option::set_hops_told(receiver.as_fd(), true)
         .map_err(socket_failed("setsockopt(IP_RECVTTL)", address))?;
+    neighbour::refuse_distant(receiver.as_fd())
+        .map_err(socket_failed("setsockopt(SO_ATTACH_FILTER)", address))?;
     socket::bind(receiver.as_fd(), address).map_err(socket_failed("bind()", address))?;
     Ok(receiver)
 }
 
-/// What a session sends from: a socket of its own, or one that sends data as well.
+/// The socket that a session sends from: its own, or one that also sends data.
 pub(super) struct Sender(pub(super) Arc<OwnedFd>);
 
 impl Sender {
-    /// With 255 hops, and the class of what keeps the network going.
+    /// Sends a packet with a TTL or hop limit of 255 and DSCP CS6.
     pub(super) fn send(&self, packet: &[u8], to: SocketAddr) -> io::Result<()> {
         neighbour::send(self.0.as_fd(), packet, to, CLASS)
     }
@@ -52,10 +56,10 @@ impl Sender {
     }
 }
 
-/// To send from, at a port that no other session has: only this socket may be bound to it.
+/// Opens a socket to send from, at a source port of its own: no other socket can bind the same port.
 pub(super) fn sender(
     local: SocketAddr,
-    device: Option<&str>,
+    device: Option<DeviceName>,
     random: &mut Rng,
 ) -> Result<OwnedFd, LinkError> {
     let sender = open(local, device)?;
@@ -71,7 +75,7 @@ pub(super) fn sender(
     Err(LinkError::NoSourcePort(local.ip()))
 }
 
-/// Keeps what an IPv6 address has beside it: the interface of a link-local one.
+/// Sets the port of an address, and keeps the scope (interface) of a link-local IPv6 address.
 pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address

@@ -1,20 +1,24 @@
-//! What others read of a session while one thread owns it.
+//! The state of a session as other threads read it; one thread owns the session.
 
 use std::fmt;
+#[cfg(not(all(test, fourtuple_loom)))]
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::discard::Discards;
-use super::packet::{Diagnostic, State};
-use super::session::Session;
+#[cfg(all(test, fourtuple_loom))]
+use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// The state of a link, for planes and whoever else wants to know: reading it takes no lock.
+use crate::bfd::discard::Discards;
+use crate::bfd::packet::{Diagnostic, State};
+use crate::bfd::session::Session;
+
+/// The state of a link, which any thread can read without a lock.
 #[derive(Clone)]
 pub struct LinkState(Arc<Published>);
 
 struct Published {
-    /// What the times of the session are counted from.
+    /// The instant from which the session counts its times.
     origin: Instant,
     state: AtomicU8,
     since_ns: AtomicU64,
@@ -23,48 +27,49 @@ struct Published {
     report: Mutex<LinkReport>,
 }
 
-/// All that is known of a link, at one moment.
+/// A report on a link at one moment.
 #[derive(Clone, Debug)]
 pub struct LinkReport {
-    /// State of the session here.
+    /// State of the local session.
     pub state: State,
-    /// Why it is in this state, if that is a failure.
+    /// The reason for this state, if a failure led to it.
     pub diagnostic: Diagnostic,
-    /// How long it has been in this state.
+    /// Time since the last change of state.
     pub for_time: Duration,
-    /// How often its state has changed.
+    /// Number of state changes.
     pub transitions: u64,
-    /// How often it went up.
+    /// Number of changes to Up.
     pub ups: u64,
-    /// How often it went down from up.
+    /// Number of changes from Up to a lower state.
     pub downs: u64,
-    /// Why it did so last; [`Diagnostic::None`] when it never did.
+    /// The reason for the last change from Up; [`Diagnostic::None`] if there was none.
     pub last_failure: Diagnostic,
-    /// State that the peer said last.
+    /// State in the peer's last packet.
     pub remote_state: State,
-    /// And its diagnostic.
+    /// Diagnostic in the peer's last packet.
     pub remote_diagnostic: Diagnostic,
-    /// The number of the session here.
+    /// The local discriminator.
     pub local_discriminator: u32,
-    /// The peer's; `None` while it is not known.
+    /// The peer's discriminator; `None` while it is unknown.
     pub remote_discriminator: Option<u32>,
-    /// At most how often this side sends, as negotiated.
+    /// The negotiated transmit interval, before jitter.
     pub transmit_interval: Duration,
-    /// How long the peer may be silent; 0 before it was heard.
+    /// The time without a packet after which the session goes down; 0 before the peer's first packet.
     pub detection_time: Duration,
-    /// Packets that went out.
+    /// Packets sent.
     pub transmitted: u64,
-    /// Packets that the kernel did not send.
+    /// Packets that the kernel failed to send.
     pub unsent: u64,
-    /// Packets that were taken.
+    /// Packets accepted.
     pub received: u64,
-    /// Packets that were not, by reason.
+    /// Packets discarded, by reason.
     pub discards: Discards,
-    /// Packets that others have handed over.
+    /// Packets that the data planes put into the inbox.
     pub handed: u64,
-    /// Those of them that found no room.
+    /// Packets that the data planes received and the inbox dropped because it was full.
     pub handed_dropped: u64,
-    /// Packets that found no room in the queue of the session's own socket, if it has one (`sk_drops`).
+    /// Packets that the kernel dropped at the session's own socket, if it has one (`sk_drops`): the socket filter rejected them
+    /// because they had passed a router, or the receive queue was full.
     pub overflowed: u64,
 }
 
@@ -111,7 +116,7 @@ impl LinkState {
         state
     }
 
-    /// What a process before this one has found out.
+    /// Sets whether the session has failed, as the previous process reported it.
     pub(super) fn set_failed(&self, failed: bool) {
         self.0.failed.store(failed, Ordering::Relaxed);
     }
@@ -126,39 +131,40 @@ impl LinkState {
         } else if self.state() == State::Up {
             published.failed.store(true, Ordering::Relaxed);
         }
-        // Last: who reads this one first has the others of this change, or of a later one.
+        // The state is stored last: a thread that loads the state first then reads the values of the same change or of a later
+        // one.
         published.state.store(report.state as u8, Ordering::Release);
         *published.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 
-    /// The state: one load.
+    /// Returns the state, with one atomic load.
     pub fn state(&self) -> State {
         State::from_bits(self.0.state.load(Ordering::Acquire))
     }
 
-    /// Whether packets arrive at the other end, as far as both ends know.
+    /// Returns whether both ends receive each other's packets, as far as BFD knows.
     pub fn is_up(&self) -> bool {
         self.state() == State::Up
     }
 
-    /// Whether packets do not arrive at the other end as far as BFD knows: the session was up, went down, and is not up again.
-    /// What was never up may be a peer without BFD, and what an administrator holds down, here or there, is no failure (RFC
-    /// 5882, sections 3.2 and 4.1). One load.
+    /// Returns whether BFD has detected a failure: the session was Up, went down, and is not Up again. A session that was never
+    /// Up may have a peer without BFD, and a session that an administrator holds down at either end has not failed (RFC 5882,
+    /// sections 3.2 and 4.1). Costs one atomic load.
     pub fn has_failed(&self) -> bool {
         self.0.failed.load(Ordering::Relaxed)
     }
 
-    /// When the state became what it is.
+    /// Returns the time of the last change of state.
     pub fn since(&self) -> Instant {
         self.0.origin + Duration::from_nanos(self.0.since_ns.load(Ordering::Relaxed))
     }
 
-    /// How often it has changed.
+    /// Returns the number of state changes.
     pub fn transitions(&self) -> u64 {
         self.0.transitions.load(Ordering::Relaxed)
     }
 
-    /// Everything, as of when something was last done for the link. Takes a lock: not for planes.
+    /// Returns the report as of the session's last event. Takes a lock, so data planes must not call it per packet.
     pub fn report(&self) -> LinkReport {
         let mut report = self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
         report.for_time = self.since().elapsed();
@@ -173,5 +179,43 @@ impl fmt::Debug for LinkState {
             .field("state", &self.state())
             .field("transitions", &self.transitions())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, fourtuple_loom))]
+mod models {
+    use std::num::NonZeroU32;
+
+    use loom::thread;
+
+    use super::*;
+    use crate::bfd::{Settings, Timers};
+
+    /// A reader that sees a state also sees the counters of the same change or of a later one. The test fails if the state is
+    /// stored or loaded with `Relaxed`.
+    #[test]
+    fn loom_a_reader_of_the_state_reads_its_counters() {
+        loom::model(|| {
+            let settings =
+                Settings { timers: Timers::default(), local_discriminator: NonZeroU32::new(7).unwrap() };
+            let session = Session::new(settings, Duration::ZERO, fastrand::Rng::with_seed(1));
+            let down = LinkReport::of(&session, Duration::ZERO);
+            let changes = [(State::Init, 1), (State::Up, 2), (State::Down, 3)];
+            let link = LinkState::new(
+                Instant::now(),
+                LinkReport { state: State::Init, transitions: 1, ..down.clone() },
+            );
+            let reader = thread::spawn({
+                let link = link.clone();
+                move || (link.state(), link.transitions(), link.has_failed())
+            });
+            for (state, transitions) in changes {
+                link.publish(Duration::ZERO, LinkReport { state, transitions, ..down.clone() });
+            }
+            let (state, transitions, failed) = reader.join().unwrap();
+            let (_, least) = changes.into_iter().find(|(its, _)| *its == state).unwrap();
+            assert!(transitions >= least, "{state} with {transitions}");
+            assert!(failed || state != State::Down, "it went down and did not fail");
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that owns a session: it alone receives for it, sends for it, and changes it.
+//! The thread that owns a session: only this thread reads its packets, sends for it and changes it.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,42 +9,42 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{option, schedule};
 
-use super::demultiplexer::Demultiplexer;
-use super::discard::Discard;
-use super::error::{LinkError, thread_failed};
-use super::inbox::{Inbox, Outlet};
-use super::packet::{Diagnostic, Packet};
-use super::session::{Action, HOPS, Session};
-use super::sockets::Sender;
-use super::state::{LinkReport, LinkState};
-use super::timers::Timers;
+use crate::bfd::demultiplexer::Demultiplexer;
+use crate::bfd::discard::Discard;
+use crate::bfd::error::{LinkError, thread_failed};
+use crate::bfd::inbox::{Inbox, Outlet};
+use crate::bfd::packet::{Diagnostic, Packet};
+use crate::bfd::session::{Action, HOPS, Session};
+use crate::bfd::sockets::Sender;
+use crate::bfd::state::{LinkReport, LinkState};
+use crate::bfd::timers::Timers;
 
-/// What the owner of a link can have done.
+/// A command from the owner of a link.
 #[derive(Debug)]
 pub(super) enum Command {
     AdminDown(bool),
     Timers(Timers),
     Reset,
     Signal(Diagnostic),
-    /// End when the peer knows, or must.
+    /// End when the peer has confirmed AdminDown, or when its detection time has expired.
     Drain,
-    /// End with one last packet.
+    /// Send one last packet and end.
     End,
-    /// Stop, and say nothing: another one goes on with the session.
+    /// Stop without a packet: another thread or process continues the session.
     Part,
 }
 
-/// Packets that are received before the timers are looked at again.
+/// The number of packets to receive before the thread checks the timers again.
 const BATCH: usize = 32;
-/// Bytes of each: the length of a control packet is a byte.
+/// The buffer for one packet in bytes: the length field of a control packet is one byte.
 const ROOM: usize = 256;
 
 pub(super) struct Task {
     pub(super) session: Session,
-    /// What the session's times are counted from.
+    /// The instant from which the session counts its times.
     pub(super) origin: Instant,
     pub(super) state: LinkState,
-    /// For its counts.
+    /// The inbox, for its counters.
     pub(super) inbox: Inbox,
     pub(super) outlet: Outlet,
     pub(super) commands: Receiver<Command>,
@@ -54,9 +54,9 @@ pub(super) struct Task {
     pub(super) peers: Demultiplexer<()>,
     pub(super) epoll: Epoll,
     pub(super) unsent: u64,
-    /// When to end, at the latest.
+    /// The latest time at which the thread ends.
     pub(super) leaving: Option<Duration>,
-    /// Whether to stop in the middle.
+    /// Whether the thread stops without ending the session.
     pub(super) parts: bool,
 }
 
@@ -67,23 +67,24 @@ impl std::fmt::Debug for Task {
 }
 
 impl Task {
-    /// Has everything that the thread waits for watched.
+    /// Adds every descriptor that the thread waits for to its epoll.
     pub(super) fn watch(&self) -> Result<(), LinkError> {
         let failed = || thread_failed("epoll_ctl()");
-        self.epoll.add(self.outlet.bell().as_fd(), 0, Interest::READ).map_err(failed())?;
+        self.epoll.add(self.outlet.waker().as_fd(), 0, Interest::READ).map_err(failed())?;
         if let Some(receiver) = &self.receiver {
             self.epoll.add(receiver.as_fd(), 1, Interest::READ).map_err(failed())?;
         }
         Ok(())
     }
 
-    /// Until the session has ended, or has parted; what is left of it can be run again then.
+    /// Runs the session until it ends or stops, and returns the task, which can run again after a stop.
     pub(super) fn run(mut self) -> Task {
-        // It has little to do, and a session is lost when it does that late. Whoever may not go first stands in line.
+        // The session needs little CPU time, but a late packet can take it down, so the thread asks for a high priority.
+        // Without permission it runs at the normal priority.
         let _ = schedule::go_first();
         let mut batch = Batch::new(BATCH, ROOM);
         loop {
-            // What has come is heard before it is decided that nothing came.
+            // Queued packets are processed before the detection time is checked.
             self.receive(&mut batch);
             self.obey();
             let wait = if self.parts { None } else { self.act() };
@@ -91,9 +92,14 @@ impl Task {
             if self.is_over() || std::mem::take(&mut self.parts) {
                 return self;
             }
-            // It fails for bad arguments only; a thread that goes round quickly is better than a session that is dead.
+            // `epoll_wait` fails only for invalid arguments; then a busy loop is better than a dead session.
             let _ = self.epoll.wait(&mut [Ready::NONE; 2], wait);
         }
+    }
+
+    /// Returns the number of packets in the inbox that the session did not process before its end.
+    pub(super) fn left(&self) -> u64 {
+        self.outlet.take().count() as u64
     }
 
     fn now(&self) -> Duration {
@@ -105,16 +111,14 @@ impl Task {
             && batch.receive(receiver.as_fd()).is_ok()
         {
             for datagram in batch.iter() {
-                if let Some(from) = datagram.from() {
-                    take(
-                        &mut self.session,
-                        &self.peers,
-                        self.origin.elapsed(),
-                        datagram.bytes,
-                        from,
-                        datagram.hops,
-                    );
-                }
+                take(
+                    &mut self.session,
+                    &self.peers,
+                    self.origin.elapsed(),
+                    datagram.bytes,
+                    datagram.from(),
+                    datagram.hops,
+                );
             }
         }
         for handed in self.outlet.take() {
@@ -123,7 +127,7 @@ impl Task {
                 &self.peers,
                 self.origin.elapsed(),
                 handed.bytes(),
-                handed.from,
+                Some(handed.from),
                 handed.hops,
             );
         }
@@ -134,7 +138,7 @@ impl Task {
             let command = match self.commands.try_recv() {
                 Ok(command) => command,
                 Err(TryRecvError::Empty) => return,
-                // Nobody is left who could say anything.
+                // The link was dropped, and no other command can arrive.
                 Err(TryRecvError::Disconnected) => Command::End,
             };
             let now = self.now();
@@ -145,7 +149,7 @@ impl Task {
                 Command::Signal(diagnostic) => self.session.signal(diagnostic),
                 Command::Part => self.parts = true,
                 Command::Drain => {
-                    // A peer that is not known waits for nothing.
+                    // The session knows no peer, so no peer waits for AdminDown.
                     let is_known = self.session.remote_discriminator().is_some();
                     let time = if is_known { self.session.detection_time_of_peer() } else { Duration::ZERO };
                     self.session.set_admin_down(now, true);
@@ -161,14 +165,14 @@ impl Task {
         }
     }
 
-    /// Sends what is due; how long there is nothing to do then.
+    /// Sends all due packets, and returns the time until the next step.
     fn act(&mut self) -> Option<Duration> {
-        // An interval may be shorter than sending takes: what comes must be heard all the same.
+        // The interval may be shorter than the time that sending takes; the thread must receive packets in between.
         let mut until = Some(Duration::ZERO);
         for _ in 0..BATCH {
             match self.session.next_action(self.now()) {
                 Action::Transmit(packet) => {
-                    // A link that is down is no reason to end: it is what the session is there to find out.
+                    // A send error does not end the session: detecting a failed link is its purpose.
                     if self.sender.send(&packet.encode(), self.peer).is_err() {
                         self.unsent += 1;
                     }
@@ -208,22 +212,25 @@ impl Task {
     }
 }
 
-/// Gives the session a packet, unless it names nobody and comes from somebody else than the peer.
+/// Passes a packet to the session if it comes from the peer's address. Each packet is counted once: by the session, or as a
+/// packet from a stranger.
 fn take(
     session: &mut Session,
     peers: &Demultiplexer<()>,
     now: Duration,
     bytes: &[u8],
-    from: SocketAddr,
+    from: Option<SocketAddr>,
     hops: Option<u8>,
 ) {
     let hops = hops.unwrap_or(0);
     let is_stranger = hops == HOPS
-        && Packet::parse(bytes).is_ok_and(|packet| peers.find(&packet, from.ip()) == Err(Discard::Stranger));
+        && Packet::parse(bytes).is_ok_and(|packet| {
+            from.is_none_or(|from| peers.find(&packet, from.ip()) == Err(Discard::Stranger))
+        });
     if is_stranger {
         session.discard(Discard::Stranger);
     } else {
-        // Discards are counted there.
+        // The session counts the packets that it discards.
         let _ = session.receive(now, bytes, hops);
     }
 }

@@ -1,11 +1,12 @@
-//! How often a session sends, wants to receive, and what it takes for lost.
+//! The timers of a session: transmit interval, receive interval and detection multiplier.
 
 use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// What a session asks for; what it gets, it negotiates with the peer in each direction (RFC 5880, section 6.8.2).
+/// The timers that a session requests; it negotiates the effective intervals with the peer, for each direction (RFC 5880,
+/// section 6.8.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timers {
     pub(super) desired_min_tx_us: NonZeroU32,
@@ -13,24 +14,25 @@ pub struct Timers {
     pub(super) detect_mult: NonZeroU8,
 }
 
-/// Timers that no session can have.
+/// An error for timers that no session can have.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TimersError {
-    /// 0 is reserved (RFC 5880, section 4.1), and the unit on the wire is a microsecond.
+    /// The transmit interval is 0, which RFC 5880, section 4.1 reserves, or below the wire's unit of 1 us, or does not fit into
+    /// 32 bits.
     #[error("packets cannot be sent every {0:?}: an interval is a microsecond to 4294 s")]
     DesiredMinTx(Duration),
-    /// It does not fit into 32 bits.
+    /// The receive interval does not fit into 32 bits.
     #[error("packets cannot be received every {0:?}: an interval is at most 4294 s; 0 asks for none at all")]
     RequiredMinRx(Duration),
-    /// RFC 5880, section 6.8.1.
+    /// The detection multiplier is 0 (RFC 5880, section 6.8.1).
     #[error("a detection multiplier of 0 would detect nothing and everything: it is 1 to 255")]
     DetectMult,
 }
 
 impl Timers {
-    /// Sends every `desired_min_tx` at most (but only once a second, or less often, until the session is up), can receive
-    /// every `required_min_rx` (0: wants no periodic packets at all), and is down for the peer when `detect_mult` of its
-    /// packets are missing. Parts of a microsecond are cut off.
+    /// Creates timers with a minimum transmit interval of `desired_min_tx` (at least one second until the session is Up), a
+    /// minimum receive interval of `required_min_rx` (0 asks for no periodic packets), and a detection multiplier: the peer
+    /// declares the session down when `detect_mult` packets in a row are missing. Truncates intervals to microseconds.
     pub fn new(
         desired_min_tx: Duration,
         required_min_rx: Duration,
@@ -46,24 +48,24 @@ impl Timers {
         })
     }
 
-    /// At most how often packets are to be sent.
+    /// Returns the minimum transmit interval.
     pub fn desired_min_tx(&self) -> Duration {
         Duration::from_micros(self.desired_min_tx_us.get().into())
     }
 
-    /// At most how often they are to come.
+    /// Returns the minimum receive interval.
     pub fn required_min_rx(&self) -> Duration {
         Duration::from_micros(self.required_min_rx_us.into())
     }
 
-    /// How many may be missing.
+    /// Returns the detection multiplier.
     pub fn detect_mult(&self) -> u8 {
         self.detect_mult.get()
     }
 }
 
 impl Default for Timers {
-    /// 300 ms in both directions, three times: what other implementations begin with too.
+    /// Returns 300 ms in both directions and a multiplier of 3, as other implementations do.
     fn default() -> Timers {
         Timers {
             desired_min_tx_us: NonZeroU32::new(300_000).expect("not 0"),
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_go_onto_the_wire_is_refused() {
+    fn intervals_beyond_the_wire_format_are_refused() {
         let ms = Duration::from_millis;
         assert_eq!(Timers::new(ms(300), ms(300), 3), Ok(Timers::default()));
         assert_eq!(Timers::new(Duration::ZERO, ms(1), 3), Err(TimersError::DesiredMinTx(Duration::ZERO)));

@@ -1,4 +1,4 @@
-//! Where the one that is at work can be reached by the one that is to take over.
+//! The unix socket at which a new process reaches the running process.
 
 use std::fs;
 use std::io;
@@ -9,35 +9,35 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::{message, socket};
 
-use super::error::HandoverError;
-use super::line::Line;
+use crate::handover::error::HandoverError;
+use crate::handover::line::Line;
 
-/// Connections that may wait: one is enough.
+/// The accept backlog: one connection is enough.
 const BACKLOG: i32 = 8;
 
-/// A unix socket at which a process with the same path takes over from this one: [`crate::Running::hand_over`]. Only this user
-/// and root can (the path has mode 0600, and the kernel says who is there). The path goes when this is dropped, unless it is
-/// somebody else's by then.
+/// A unix socket at which a process with the same path takes over from this process: [`crate::Running::hand_over`]. Only this user and
+/// root can take over (the path has mode 0600, and both sides check SO_PEERCRED). A drop removes the path, unless another process owns
+/// it by then.
 #[derive(Debug)]
 pub struct Door {
     path: PathBuf,
     pub(super) listener: OwnedFd,
-    pub(super) visitor: Option<Visitor>,
-    /// From whom this process has taken over.
+    pub(super) request: Option<TakeoverRequest>,
+    /// The connection to the process that this process has taken over from.
     predecessor: Option<Line>,
-    /// Device and inode of the path, as long as it is this process's to remove.
+    /// Device and inode of the path while this process owns it; a drop then removes it.
     own: Option<(u64, u64)>,
 }
 
-/// Somebody who is to take over.
+/// A process that requests the takeover.
 #[derive(Debug)]
-pub(super) struct Visitor {
+pub(super) struct TakeoverRequest {
     pub(super) line: Line,
-    /// When it was last its turn to say something.
+    /// The time of its last message.
     pub(super) since: Instant,
 }
 
-/// The one that is at work, which can be taken over from: [`crate::Forward::take_over`].
+/// The running process, for [`crate::Forward::take_over`].
 #[derive(Debug)]
 pub struct Predecessor {
     pub(super) path: PathBuf,
@@ -45,30 +45,31 @@ pub struct Predecessor {
 }
 
 impl Predecessor {
-    /// The one that answers at this path; nobody does when it is not there, or was left behind by one that has been killed.
+    /// Connects to the process at this path. Returns `None` when the path does not exist or a killed process has left it.
     ///
     /// # Errors
     ///
-    /// [`HandoverError::Stranger`], and [`HandoverError::Call`]: EPROTOTYPE when another kind of socket is there.
+    /// [`HandoverError::Stranger`], and [`HandoverError::Call`]: EPROTOTYPE when the path is another kind of socket.
     pub fn at(path: &Path) -> Result<Option<Predecessor>, HandoverError> {
         match message::connect_to(path) {
             Ok(socket) => Ok(Some(Predecessor { path: path.to_owned(), line: Line::new(socket, path)? })),
-            Err(error) if is_nobody(&error) => Ok(None),
+            Err(error) if has_no_listener(&error) => Ok(None),
             Err(source) => Err(HandoverError::Call { call: "connect()", path: path.to_owned(), source }),
         }
     }
 }
 
-fn is_nobody(error: &io::Error) -> bool {
+/// Returns whether connect(2) failed because no process listens at the path.
+fn has_no_listener(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 impl Door {
-    /// Opens the path, at which nobody answers: what was left behind there is removed, if it is a socket.
+    /// Binds the path. Replaces a socket that a killed process has left there.
     ///
     /// # Errors
     ///
-    /// [`HandoverError::Call`]: EADDRINUSE when a file is there that is no socket, or somebody answers by now.
+    /// [`HandoverError::Call`]: EADDRINUSE when the path is a file other than a socket, or another process listens there.
     pub fn open(path: &Path) -> Result<Door, HandoverError> {
         let failed = |call| move |source| HandoverError::Call { call, path: path.to_owned(), source };
         let listener = match message::listen_at(path, BACKLOG) {
@@ -83,12 +84,12 @@ impl Door {
         Ok(door)
     }
 
-    /// With a socket that listens at the path already, which is not this process's yet.
+    /// Returns a door with a listening socket of another process, which still owns the path.
     pub(super) fn with(path: &Path, listener: OwnedFd) -> Door {
-        Door { path: path.to_owned(), listener, visitor: None, predecessor: None, own: None }
+        Door { path: path.to_owned(), listener, request: None, predecessor: None, own: None }
     }
 
-    /// The path is this process's from now on.
+    /// Makes this process the owner of the path.
     pub(super) fn own(&mut self) {
         self.own = identity(&self.path);
     }
@@ -98,20 +99,20 @@ impl Door {
         self.predecessor = Some(predecessor);
     }
 
-    /// The path is the successor's.
+    /// Leaves the path to the successor.
     pub(super) fn leave(&mut self) {
         self.own = None;
     }
 
-    /// Waits until the process from which this one has taken over has ended, and with it all that it had open: whether it has
-    /// within this time. True as well where there was none.
+    /// Waits until the predecessor has ended, which closes its other sockets. Returns whether it has ended within this time; true without a
+    /// predecessor.
     pub fn predecessor_has_ended(&self, time: Duration) -> bool {
         self.predecessor.as_ref().is_none_or(|predecessor| predecessor.wait_for_end(time))
     }
 
-    /// Whoever is there, and whoever comes when nobody is.
-    pub(super) fn visitor(&mut self) -> Result<Option<&mut Visitor>, HandoverError> {
-        if self.visitor.is_none() {
+    /// Returns the connected process, or accepts a connection if there is none.
+    pub(super) fn request(&mut self) -> Result<Option<&mut TakeoverRequest>, HandoverError> {
+        if self.request.is_none() {
             let socket = match socket::accept_nonblocking(self.listener.as_fd()) {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -119,9 +120,10 @@ impl Door {
                     return Err(HandoverError::Call { call: "accept4()", path: self.path.clone(), source });
                 }
             };
-            self.visitor = Some(Visitor { line: Line::new(socket, &self.path)?, since: Instant::now() });
+            self.request =
+                Some(TakeoverRequest { line: Line::new(socket, &self.path)?, since: Instant::now() });
         }
-        Ok(self.visitor.as_mut())
+        Ok(self.request.as_mut())
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -132,7 +134,7 @@ impl Door {
 impl std::ops::Drop for Door {
     fn drop(&mut self) {
         if self.own.is_some() && self.own == identity(&self.path) {
-            // Whoever finds it finds that nobody answers.
+            // If the removal fails, the next process replaces the unused path.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -142,9 +144,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// A socket at which nobody answers.
+/// Returns whether the path is a socket without a listening process.
 fn was_left_behind(path: &Path) -> bool {
-    // The kernel refuses to connect to any other file as well.
+    // connect(2) to a file other than a socket fails with ECONNREFUSED too.
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     is_socket
         && message::connect_to(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_was_left_behind_is_used_anew_and_a_file_is_not() {
+    fn an_unused_socket_is_replaced_and_a_file_is_not() {
         let room = std::env::temp_dir().join(format!("fourtuple-door-{}", std::process::id()));
         fs::create_dir_all(&room).unwrap();
         let path = room.join("door");
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(Predecessor::at(&path).unwrap().unwrap().line.peer.process, std::process::id());
         let error = Door::open(&path).unwrap_err();
         assert!(error.to_string().contains("EADDRINUSE"), "{error}");
-        // Removed, and somebody else's: it stays.
+        // The path belongs to another door by now, so that the first drop keeps it.
         fs::remove_file(&path).unwrap();
         let other = Door::open(&path).unwrap();
         drop(door);

@@ -4,62 +4,62 @@ use std::time::Duration;
 
 use fourtuple_syscalls::errno_name;
 
-/// Why a process has not taken over from another one. The one that is at work goes on.
+/// An error of a takeover. The running process continues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandoverError {
-    /// A call failed.
+    /// A system call failed.
     #[error("{call} for {}: {} ({source})", path.display(), errno_name(source))]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
         /// The path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the call.
         source: io::Error,
     },
-    /// Neither this user nor root is at the other end.
+    /// The peer process belongs neither to this user nor to root.
     #[error("the process at the other end of {} is of user {user}: neither this one nor root", path.display())]
     Stranger {
         /// The path of the socket.
         path: PathBuf,
-        /// Whose it is.
+        /// The user of the peer process.
         user: u32,
     },
-    /// It says nothing.
+    /// The peer process sent nothing within the time limit.
     #[error("the process at the other end of {} has said nothing for {} s", path.display(), after.as_secs())]
     Silent {
         /// The path of the socket.
         path: PathBuf,
-        /// How long.
+        /// The time since its last message.
         after: Duration,
     },
-    /// It has ended, or gone away.
+    /// The peer process has ended or closed the connection.
     #[error("the process at the other end of {} went away before the sockets were handed over", path.display())]
     Gone {
         /// The path of the socket.
         path: PathBuf,
     },
-    /// It does not speak as this one does.
+    /// The peer process sent a message of another version.
     #[error("the process at the other end of {} says {said:?}, which is not of this version: {expected}", path.display())]
     Unexpected {
         /// The path of the socket.
         path: PathBuf,
-        /// The beginning of what it said.
+        /// The beginning of the message.
         said: String,
-        /// What was expected.
+        /// The expected message.
         expected: &'static str,
     },
-    /// The new one cannot go on with the sockets of the one at work: that needs a new start.
+    /// The settings of the new process do not fit the sockets of the running process: a restart is needed.
     #[error("the one at work cannot be taken over: {why}")]
     Differs {
-        /// What is different.
+        /// The difference.
         why: String,
     },
-    /// The other one has given up, and said why.
+    /// The peer process gave up and sent the reason.
     #[error("the other one: {why}")]
     Refused {
-        /// The reason, in its words.
+        /// The reason, as received.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What two processes say to each other: messages of text, a kind and then a name and a value a line, some with descriptors.
+//! The messages between two processes: text with a kind in the first line, a name and a value in each further line, and descriptors.
 
 use std::fmt::Write;
 use std::io;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::message::{self, Peer};
 use fourtuple_syscalls::socket;
 
-use super::error::HandoverError;
+use crate::handover::error::HandoverError;
 
-/// How long the other one may say nothing when it is its turn: it does nothing in between that takes long.
+/// The time limit for the next message of the peer process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a message: [`message::MOST`] targets of two addresses each find room.
+/// The most bytes of a message: enough for [`message::MOST`] targets of two addresses each.
 const ROOM: usize = 64 * 1024;
 
 /// A connection to the other process.
@@ -29,14 +29,14 @@ pub(super) struct Line {
 
 /// One message.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct Message {
     pub(super) text: String,
     pub(super) descriptors: Vec<OwnedFd>,
     path: PathBuf,
 }
 
 impl Line {
-    /// Refuses those who are neither this user nor root: whoever can answer here gets the sockets, or gives them.
+    /// Opens a connection, and refuses a peer process of a user other than this user and root: the peer receives or sends the sockets.
     pub(super) fn new(socket: OwnedFd, path: &Path) -> Result<Line, HandoverError> {
         let path = path.to_owned();
         let peer = message::peer(socket.as_fd()).map_err(|source| HandoverError::Call {
@@ -62,7 +62,7 @@ impl Line {
         self.send(text, &[])
     }
 
-    /// With [`message::MOST`] descriptors at most.
+    /// Sends a message with at most [`message::MOST`] descriptors.
     pub(super) fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), HandoverError> {
         let begun = Instant::now();
         loop {
@@ -73,7 +73,7 @@ impl Line {
                     let _ = socket::wait_writable(self.socket.as_fd(), Some(PATIENCE))
                         .map_err(self.failed("poll()"))?;
                 }
-                // As many as may be are under way: until the other one has taken some.
+                // The kernel limits descriptors in flight: retry until the peer has received some.
                 Err(error) if error.raw_os_error() == Some(message::TOO_MANY) => {
                     thread::sleep(Duration::from_millis(1));
                 }
@@ -82,8 +82,8 @@ impl Line {
         }
     }
 
-    /// What has been said, if anything has.
-    pub(super) fn hear(&self) -> Result<Option<Said>, HandoverError> {
+    /// Returns the next message, if one has arrived.
+    pub(super) fn hear(&self) -> Result<Option<Message>, HandoverError> {
         let mut room = vec![0; ROOM];
         let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut room) {
             Ok((0, _)) => return Err(HandoverError::Gone { path: self.path.clone() }),
@@ -94,16 +94,16 @@ impl Line {
         let text = String::from_utf8_lossy(&room[..count]).into_owned();
         match text.strip_prefix("no\n") {
             Some(why) => Err(HandoverError::Refused { why: why.to_owned() }),
-            None => Ok(Some(Said { text, descriptors, path: self.path.clone() })),
+            None => Ok(Some(Message { text, descriptors, path: self.path.clone() })),
         }
     }
 
-    /// What is said next.
-    pub(super) fn wait(&self) -> Result<Said, HandoverError> {
+    /// Waits for the next message.
+    pub(super) fn wait(&self) -> Result<Message, HandoverError> {
         self.wait_for(PATIENCE)
     }
 
-    fn wait_for(&self, time: Duration) -> Result<Said, HandoverError> {
+    fn wait_for(&self, time: Duration) -> Result<Message, HandoverError> {
         let begun = Instant::now();
         loop {
             if let Some(said) = self.hear()? {
@@ -117,8 +117,9 @@ impl Line {
         }
     }
 
-    /// What is said within this time; when nothing is, what the other one says later fails there: both know how it ended.
-    pub(super) fn wait_or_shut(&self, time: Duration) -> Result<Said, HandoverError> {
+    /// Waits for a message within this time. After a timeout, the connection is shut down for receive, so that a later send by
+    /// the peer fails: both processes then agree on the outcome.
+    pub(super) fn wait_or_shut(&self, time: Duration) -> Result<Message, HandoverError> {
         let silent = match self.wait_for(time) {
             Err(error @ HandoverError::Silent { .. }) => error,
             heard => return heard,
@@ -131,7 +132,7 @@ impl Line {
         }
     }
 
-    /// Waits until the other process has ended, or closed its end: whether it has within this time.
+    /// Waits until the peer process has ended or closed the connection. Returns whether that happened within this time.
     pub(super) fn wait_for_end(&self, time: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -150,12 +151,12 @@ impl Line {
 const EPIPE: i32 = 32;
 const ECONNRESET: i32 = 104;
 
-impl Said {
+impl Message {
     pub(super) fn kind(&self) -> &str {
         self.text.lines().next().unwrap_or_default()
     }
 
-    /// The lines after the kind.
+    /// Returns the lines after the kind.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.text.lines().skip(1)
     }
@@ -165,14 +166,14 @@ impl Said {
         HandoverError::Unexpected { path: self.path.clone(), said, expected }
     }
 
-    /// The value of the line that begins with this name.
+    /// Returns the value of the line that begins with this name.
     pub(super) fn value<T: FromStr>(&self, name: &'static str) -> Result<T, HandoverError> {
         let line = self.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|value| value.parse().ok()).ok_or_else(|| self.unexpected(name))
     }
 }
 
-/// A message in the making.
+/// A message under construction.
 pub(super) struct Text(String);
 
 impl Text {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard_with_its_values() {
+    fn messages_keep_values_and_descriptors() {
         let (one, other) = pair();
         assert!(other.hear().unwrap().is_none());
         let text = Text::of("seat").with("number", 7).with("at", "[::1]:4000");
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_is_late_cannot_say_it_any_more() {
+    fn a_message_after_the_timeout_fails_at_the_sender() {
         let (one, other) = pair();
         let silent = one.wait_or_shut(Duration::from_millis(1)).unwrap_err();
         assert!(matches!(silent, HandoverError::Silent { .. }), "{silent}");

@@ -1,68 +1,68 @@
-//! What the one at work has, and whether a new one can go on with it.
+//! The offer of the running process: its sockets, and the check that the settings of a new process fit them.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use fourtuple::spread::Group;
+use fourtuple::spread::UdpGroup;
 
-use super::error::HandoverError;
-use super::line::{Line, Said};
 use crate::error::ForwardError;
-use crate::plane::PlaneKind;
+use crate::handover::error::HandoverError;
+use crate::handover::line::{Line, Message};
+use crate::plane::kind::PlaneKind;
 use crate::settings::Forward;
 
-/// Sockets that are open, and who they were opened for.
+/// The open sockets of the running process.
 pub(super) struct Offer {
     pub(super) process: u32,
-    /// How its planes move packets, by name: of a newer version it may be one that is not known here.
+    /// The kind of its planes by name. A newer version may have a kind that this version does not know.
     plane: String,
     door: OwnedFd,
     links: Vec<Offered>,
 }
 
-/// One link of it.
+/// One link of the offer.
 struct Offered {
-    /// As it was asked for, perhaps with port 0.
+    /// The requested address, perhaps with port 0.
     listen: SocketAddr,
     at: SocketAddr,
     spread: String,
     seats: usize,
     members: Vec<OwnedFd>,
-    /// Whether it speaks BFD among the data.
+    /// Whether the link has an in-band BFD session.
     is_in_band: bool,
-    /// Of control packets among the data.
+    /// The socket for in-band control packets.
     control: Option<OwnedFd>,
-    /// Of the program at a device.
+    /// The BPF link of the program at a device.
     link: Option<OwnedFd>,
 }
 
 impl Offer {
     pub(super) fn hear(line: &Line) -> Result<Offer, HandoverError> {
-        let mut said = line.wait()?;
-        if said.kind() != "offer" {
-            return Err(said.unexpected("offer"));
+        let mut received = line.wait()?;
+        if received.kind() != "offer" {
+            return Err(received.unexpected("offer"));
         }
-        let Some(door) = said.descriptors.pop() else {
-            return Err(said.unexpected("the socket of the path"));
+        let Some(door) = received.descriptors.pop() else {
+            return Err(received.unexpected("the socket of the path"));
         };
         let (process, plane, number): (u32, String, usize) =
-            (said.value("process")?, said.value("plane")?, said.value("links")?);
+            (received.value("process")?, received.value("plane")?, received.value("links")?);
         let mut links: Vec<Offered> = Vec::new();
         loop {
-            let mut said = line.wait()?;
+            let mut received = line.wait()?;
             let is_whole = number == links.len() && links.iter().all(Offered::is_whole);
-            match (said.kind(), links.last_mut()) {
-                ("link", _) => links.push(Offered::of(said)?),
-                ("seats", Some(link)) => link.members.append(&mut said.descriptors),
+            match (received.kind(), links.last_mut()) {
+                ("link", _) => links.push(Offered::of(received)?),
+                ("seats", Some(link)) => link.members.append(&mut received.descriptors),
                 ("that is all", _) if is_whole => {
                     return Ok(Offer { process, plane, door, links });
                 }
-                _ => return Err(said.unexpected("all links with their sockets")),
+                _ => return Err(received.unexpected("all links with their sockets")),
             }
         }
     }
 
-    /// How many sockets there are at each address, if they will do.
+    /// Checks that the settings fit the offer, and returns the number of sockets at each address.
     pub(super) fn fits(&self, wanted: &Forward) -> Result<usize, HandoverError> {
         let differs = |why: String| HandoverError::Differs { why };
         let (theirs, ours) = (self.links.len(), wanted.links.len());
@@ -82,7 +82,7 @@ impl Offer {
                     "packets to {at} are spread by {spread}, which cannot become {wanted}"
                 )));
             }
-            // A filter for control packets begins with the group, and what it takes out somebody has to read.
+            // A filter for control packets exists as long as the group, and a session must read the packets that it separates.
             if offered.is_in_band != link.is_in_band() {
                 let (a, why) = match offered.is_in_band {
                     true => ("a", "which would have to go on"),
@@ -98,8 +98,8 @@ impl Offer {
                 "it has {seats} sockets at each address, too few for {planes} planes"
             )));
         }
-        // What the kernel has put together stays together in the queue, and is told apart only as long as the option is set;
-        // other planes would have no room for it. So it may be with planes that are not known here.
+        // Packets that UDP_GRO has coalesced stay coalesced in the receive queue. Planes without UDP_GRO could not split them and have no
+        // buffers for them. The same is assumed for planes of an unknown kind.
         let is_apart = self.plane.parse().is_ok_and(|kind: PlaneKind| !kind.offloads());
         if !is_apart && !wanted.kind.offloads() {
             return Err(differs(format!(
@@ -110,7 +110,7 @@ impl Offer {
         Ok(seats)
     }
 
-    /// For each link that is wanted, which of these it is: by its real address, else by what was asked for.
+    /// Returns the offered link of each requested link: the link with its bound address, or else with its requested address.
     fn places(&self, wanted: &Forward) -> Vec<Option<usize>> {
         let mut is_free = vec![true; self.links.len()];
         let by: [fn(&Offered) -> SocketAddr; 2] = [|offered| offered.at, |offered| offered.listen];
@@ -125,9 +125,9 @@ impl Offer {
         wanted.links.iter().map(|link| link.listen).map(place).collect()
     }
 
-    /// The groups in the order of the links that are wanted, each with its number here, and the socket of the path. Only for
-    /// one that fits.
-    pub(super) fn groups(self, wanted: &Forward) -> Result<(Vec<(Group, usize)>, OwnedFd), ForwardError> {
+    /// Returns the groups in the order of the requested links, each with its number in the offer, and the listening socket of the takeover path.
+    /// Call it only after [`Offer::fits`].
+    pub(super) fn groups(self, wanted: &Forward) -> Result<(Vec<(UdpGroup, usize)>, OwnedFd), ForwardError> {
         let places = self.places(wanted);
         let mut links: Vec<Option<Offered>> = self.links.into_iter().map(Some).collect();
         let mut groups = Vec::new();
@@ -136,26 +136,26 @@ impl Offer {
                 continue;
             };
             let spread = link.spread_over(offered.seats);
-            groups.push((Group::adopt(spread, offered.members, offered.control, offered.link)?, place));
+            groups.push((UdpGroup::adopt(spread, offered.members, offered.control, offered.link)?, place));
         }
         Ok((groups, self.door))
     }
 }
 
 impl Offered {
-    fn of(mut said: Said) -> Result<Offered, HandoverError> {
-        let (has_control, has_link): (bool, bool) = (said.value("control")?, said.value("link")?);
-        if said.descriptors.len() != usize::from(has_control) + usize::from(has_link) {
-            return Err(said.unexpected("a link with its descriptors"));
+    fn of(mut received: Message) -> Result<Offered, HandoverError> {
+        let (has_control, has_link): (bool, bool) = (received.value("control")?, received.value("link")?);
+        if received.descriptors.len() != usize::from(has_control) + usize::from(has_link) {
+            return Err(received.unexpected("a link with its descriptors"));
         }
-        let mut descriptors = std::mem::take(&mut said.descriptors).into_iter();
+        let mut descriptors = std::mem::take(&mut received.descriptors).into_iter();
         Ok(Offered {
-            listen: said.value("listen")?,
-            at: said.value("at")?,
-            spread: said.value("spread")?,
-            seats: said.value("seats")?,
+            listen: received.value("listen")?,
+            at: received.value("at")?,
+            spread: received.value("spread")?,
+            seats: received.value("seats")?,
             members: Vec::new(),
-            is_in_band: said.value("in-band")?,
+            is_in_band: received.value("in-band")?,
             control: if has_control { descriptors.next() } else { None },
             link: descriptors.next(),
         })

@@ -1,49 +1,55 @@
-//! BFD sessions on their way to another process: the peer does not notice.
+//! The takeover of BFD sessions, which the peer does not notice.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fourtuple::spread::Group;
+use fourtuple::spread::{DeviceName, UdpGroup};
 
-use super::error::HandoverError;
-use super::line::{Line, Said, Text};
 use crate::bfd::{self, LinkError, LinkSettings, Past, Port, Receive};
-use crate::watch::{Peer, Session, Sessions, Watched};
+use crate::handover::error::HandoverError;
+use crate::handover::line::{Line, Message, Text};
+use crate::peer::Peer;
+use crate::watch::{Session, Sessions, Watched};
 
-/// A session that another process had.
+/// A session of another process.
 pub(crate) struct GivenSession {
-    /// Where its packets go.
+    /// The destination of its control packets.
     peer: SocketAddr,
-    /// Where they come to: what several sessions share, or where data come as well.
+    /// The address that receives its control packets. Several sessions may share it, or data may arrive at it too.
     at: SocketAddr,
-    past: Past,
+    pub(super) past: Past,
     sender: OwnedFd,
-    /// Not of one among the data.
+    /// The device that the session is bound to.
+    device: Option<DeviceName>,
+    /// The socket that receives control packets; `None` for an in-band session.
     receiver: Option<OwnedFd>,
 }
 
 impl GivenSession {
-    pub(super) fn of(mut said: Said) -> Result<GivenSession, HandoverError> {
+    pub(super) fn of(mut received: Message) -> Result<GivenSession, HandoverError> {
         let mut past = Past::default();
-        for line in said.lines() {
+        for line in received.lines() {
             if let Some((name, number)) =
                 line.split_once(' ').and_then(|(name, text)| Some((name, text.parse().ok()?)))
             {
                 past.set(name, number);
             }
         }
-        let (peer, at) = (said.value("peer")?, said.value("at")?);
-        let mut descriptors = std::mem::take(&mut said.descriptors).into_iter();
+        let (peer, at) = (received.value("peer")?, received.value("at")?);
+        // Only sessions that are bound to a device send this line.
+        let device = received.value("device").ok();
+        let mut descriptors = std::mem::take(&mut received.descriptors).into_iter();
         match (descriptors.next(), descriptors.next()) {
-            (Some(sender), receiver) => Ok(GivenSession { peer, at, past, sender, receiver }),
-            _ => Err(said.unexpected("the socket that a session sends from")),
+            (Some(sender), receiver) => Ok(GivenSession { peer, at, past, sender, device, receiver }),
+            _ => Err(received.unexpected("the socket that a session sends from")),
         }
     }
 
-    /// The session between these addresses, from where it is: of another process where it is given, else a new one.
+    /// Continues the session of the other process between these addresses, or prepares a new session if there is none.
     fn go_on(given: &mut Vec<GivenSession>, settings: &LinkSettings) -> Result<bfd::Link, LinkError> {
-        let found = given.iter().position(|given| (given.at, given.peer) == (settings.local, settings.peer));
+        let wanted = (settings.local, settings.device, settings.peer);
+        let found = given.iter().position(|given| (given.at, given.device, given.peer) == wanted);
         let followed = match found.map(|found| given.swap_remove(found)) {
             Some(given) => bfd::Link::follow(settings, &given.past, given.sender)?,
             None => None,
@@ -53,14 +59,14 @@ impl GivenSession {
 }
 
 impl Sessions {
-    /// Stops all of them in the middle, and tells how they are. What was received they still hear, what comes waits.
+    /// Pauses all sessions and returns their state. Received packets are still handled; later packets wait in the receive queues.
     pub(super) fn part(&mut self) -> Vec<Watched> {
         self.ports().for_each(|port| port.part());
         self.0.iter_mut().for_each(|session| session.link.part());
         self.read()
     }
 
-    /// Starts all that have parted.
+    /// Resumes all paused sessions.
     pub(super) fn go_on(&mut self) -> Result<(), LinkError> {
         self.0.iter_mut().try_for_each(|session| session.link.go_on())?;
         self.ports().try_for_each(|port| port.go_on())
@@ -75,7 +81,11 @@ impl Sessions {
             let Some(past) = session.link.past() else { continue };
             let port = session.link.port();
             let at = port.map_or(session.at, |port| port.address());
-            let text = Text::of("session").with("peer", session.goes_to()).with("at", at);
+            let text = Text::of("session").with("peer", session.link.peer()).with("at", at);
+            let text = match session.peer.device {
+                Some(device) => text.with("device", device),
+                None => text,
+            };
             let text = past.iter().fold(text, |text, (name, number)| text.with(name, number));
             let receiver = port.map(|port| port.receiver());
             let sockets: Vec<_> = [session.link.sender()].into_iter().chain(receiver).collect();
@@ -84,10 +94,10 @@ impl Sessions {
         Ok(())
     }
 
-    /// A session for each peer: that of another process where it is given, else a new one. And the links of those that are
-    /// given and for no peer any more. None has begun yet.
+    /// Prepares a session for each peer: the session of the other process where it has one, else a new session. Also returns the given
+    /// sessions that no peer uses any more. None of them runs yet.
     pub(super) fn follow<'a>(
-        peers: impl Iterator<Item = (Peer, &'a Group)>,
+        peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
         mut given: Vec<GivenSession>,
     ) -> Result<(Sessions, Vec<bfd::Link>), LinkError> {
         let mut sessions = Sessions::default();
@@ -103,18 +113,18 @@ impl Sessions {
                 continue;
             }
             let settings = peer.settings()?;
-            let local = settings.local;
-            let known = ports.iter().find(|port| port.address() == local).cloned();
+            let (local, device) = (settings.local, settings.device);
+            let known = ports.iter().find(|port| port.is_at(local, device)).cloned();
             let is_first = known.is_none();
             let port = match known {
                 Some(port) => port,
                 None => {
-                    let mut there = given.iter().filter(|given| given.at == local);
+                    let mut there = given.iter().filter(|given| (given.at, given.device) == (local, device));
                     let receiver = there.find_map(|given| given.receiver.as_ref());
                     let port = match receiver.map(OwnedFd::try_clone) {
-                        Some(Ok(receiver)) => Port::prepare(local, receiver)?,
+                        Some(Ok(receiver)) => Port::prepare(local, device, receiver)?,
                         Some(Err(source)) => return Err(LinkError::Thread { call: "dup()", source }),
-                        None => Port::open(local, None)?,
+                        None => Port::open(local, device)?,
                     };
                     ports.push(Arc::clone(&port));
                     port

@@ -1,18 +1,19 @@
+use std::io;
 use std::os::fd::BorrowedFd;
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
 use crate::path::Path;
-use crate::plane::Plane;
-use crate::plane::sending::{give_back, send_all};
+use crate::plane::interface::Plane;
+use crate::plane::sending::{give_back, receive, send_all};
 
-/// Packets with one call.
+/// The most packets of one call.
 const BATCH: usize = 64;
-/// Bytes for each: jumbo frames. That it is an odd number of cache lines keeps the beginnings of packets, which is all that
-/// there is of short ones, from meeting in the same sets of the cache.
+/// Bytes for each packet: a jumbo frame. The odd number of cache lines places the beginnings of packets, which is all of a short packet,
+/// in different cache sets.
 const ROOM: usize = 145 * 64;
 
-/// As many packets with each call as there are, 64 at most.
+/// Moves up to 64 packets with each system call.
 pub(super) struct Batched {
     batch: Batch,
     back: Outgoing,
@@ -29,18 +30,19 @@ impl Batched {
 }
 
 impl Plane for Batched {
-    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
-        if self.batch.receive(listener).is_err() {
-            return false;
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
+        if !receive(&mut self.batch, listener)? {
+            return Ok(false);
         }
+        path.is_behind = self.batch.len() == BATCH;
         for (index, datagram) in self.batch.iter().enumerate() {
             path.take(index, &datagram);
         }
         send_all(path, &self.batch);
-        true
+        Ok(true)
     }
 
-    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) {
-        give_back(&mut self.batch, &mut self.back, listener, index, path);
+    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()> {
+        give_back(&mut self.batch, &mut self.back, listener, index, path)
     }
 }

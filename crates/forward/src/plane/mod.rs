@@ -1,79 +1,102 @@
-//! How a plane moves packets: a file each.
+//! The ways to move packets: one file for each, one row of [`ROWS`] for each.
 
 mod batched;
+pub(crate) mod interface;
+pub(crate) mod kind;
 mod offload;
 mod one_by_one;
 mod sending;
 mod uring;
 
-use std::fmt;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
-use crate::error::ForwardError;
-use crate::path::Path;
+use interface::Plane;
+pub use kind::PlaneKind;
 
-/// The ways to move packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlaneKind {
-    /// One system call each to wait, to receive and to send, for every packet: as most programs do.
-    OneByOne,
-    /// recvmmsg(2) and sendmmsg(2): up to 64 packets with a call each.
-    Batched,
-    /// The same, with UDP_GRO in and UDP_SEGMENT out: packets of one length become one message, which goes through the
-    /// network stack once.
-    Offload,
-    /// As `Offload`, but io_uring receives: one request for all packets (multishot recvmsg), into buffers that the kernel takes
-    /// from a ring of them.
-    Uring,
+use crate::error::ForwardError;
+
+/// One way to move packets. To add a plane: a variant of [`PlaneKind`], a file and a row.
+struct Row {
+    kind: PlaneKind,
+    /// The name on the command line and in records.
+    name: &'static str,
+    /// Whether the sockets use UDP_GRO and UDP_SEGMENT.
+    offloads: bool,
+    /// Checks that the kernel has and permits the required calls.
+    try_out: fn() -> Result<(), ForwardError>,
+    open: fn() -> Box<dyn Plane>,
 }
 
-impl PlaneKind {
-    /// All of them.
-    pub const ALL: [PlaneKind; 4] =
-        [PlaneKind::OneByOne, PlaneKind::Batched, PlaneKind::Offload, PlaneKind::Uring];
+/// In the order of the variants of [`PlaneKind`].
+const ROWS: [Row; 4] = [
+    Row {
+        kind: PlaneKind::OneByOne,
+        name: "one-by-one",
+        offloads: false,
+        try_out: || Ok(()),
+        open: || Box::new(one_by_one::OneByOne::new()),
+    },
+    Row {
+        kind: PlaneKind::Batched,
+        name: "batched",
+        offloads: false,
+        try_out: || Ok(()),
+        open: || Box::new(batched::Batched::new()),
+    },
+    Row {
+        kind: PlaneKind::Offload,
+        name: "offload",
+        offloads: true,
+        try_out: || Ok(()),
+        open: || Box::new(offload::offload()),
+    },
+    Row {
+        kind: PlaneKind::Uring,
+        name: "uring",
+        offloads: true,
+        try_out: uring::try_out,
+        open: || Box::new(uring::Uring::new()),
+    },
+];
 
-    /// As on the command line and in records.
-    pub fn name(self) -> &'static str {
-        match self {
-            PlaneKind::OneByOne => "one-by-one",
-            PlaneKind::Batched => "batched",
-            PlaneKind::Offload => "offload",
-            PlaneKind::Uring => "uring",
+impl PlaneKind {
+    /// All kinds, in the order of the table.
+    pub const ALL: [PlaneKind; ROWS.len()] = {
+        let mut all = [PlaneKind::OneByOne; ROWS.len()];
+        let mut row = 0;
+        while row < all.len() {
+            all[row] = ROWS[row].kind;
+            assert!(all[row] as usize == row, "the rows are in the order of the variants");
+            row += 1;
         }
+        all
+    };
+
+    fn row(self) -> &'static Row {
+        &ROWS[self as usize]
     }
 
-    /// Whether it can be had here: found by trying, with no packet.
+    /// Returns the name on the command line and in records.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Checks that this kernel has and permits the calls that this kind needs. Sends no packet.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::NotPermitted`], [`ForwardError::Absent`]: only of those that need io_uring. [`ForwardError::Call`]
+    /// [`ForwardError::NotPermitted`] and [`ForwardError::Absent`] for kinds that need io_uring; [`ForwardError::Call`].
     pub fn try_out(self) -> Result<(), ForwardError> {
-        match self {
-            PlaneKind::OneByOne | PlaneKind::Batched | PlaneKind::Offload => Ok(()),
-            PlaneKind::Uring => uring::try_out(),
-        }
+        (self.row().try_out)()
     }
 
-    /// Whether it wants datagrams of one sender put together when they are received (UDP_GRO), and cut when they are sent.
+    /// Returns whether the sockets of this kind use UDP_GRO on receive and UDP_SEGMENT on send.
     pub(crate) fn offloads(self) -> bool {
-        matches!(self, PlaneKind::Offload | PlaneKind::Uring)
+        self.row().offloads
     }
 
     pub(crate) fn plane(self) -> Box<dyn Plane> {
-        match self {
-            PlaneKind::OneByOne => Box::new(one_by_one::OneByOne::new()),
-            PlaneKind::Batched => Box::new(batched::Batched::new()),
-            PlaneKind::Offload => Box::new(offload::offload()),
-            PlaneKind::Uring => Box::new(uring::Uring::new()),
-        }
-    }
-}
-
-impl fmt::Display for PlaneKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
+        (self.row().open)()
     }
 }
 
@@ -87,24 +110,4 @@ impl FromStr for PlaneKind {
             format!("{text:?} is not a way to move packets: expected {}", names.join(", "))
         })
     }
-}
-
-/// Moves packets; belongs to one thread.
-pub(crate) trait Plane: Send {
-    /// What is readable when there is something to forward of port `number`, whose socket this is from now on.
-    fn watch<'a>(&'a mut self, number: usize, listener: BorrowedFd<'a>) -> io::Result<BorrowedFd<'a>> {
-        let _ = number;
-        Ok(listener)
-    }
-
-    /// Sends on what waits at `listener`, up to a batch. False when nothing was there.
-    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool;
-
-    /// Sends on what it has received from port `number` and still keeps, since the socket is to be another's.
-    fn release(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) {
-        let _ = (number, listener, path);
-    }
-
-    /// Sends what came back from target `index` to its client, up to a batch.
-    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path);
 }

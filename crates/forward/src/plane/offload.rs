@@ -1,10 +1,10 @@
-use super::batched::Batched;
+use crate::plane::batched::Batched;
 
-/// Bytes for each message: what UDP_GRO puts together is up to 64 KiB. An odd number of cache lines: see `batched.rs`.
+/// Bytes for each message: UDP_GRO coalesces up to 64 KiB. An odd number of cache lines, see `batched.rs`.
 const ROOM: usize = 1025 * 64;
 
-/// As `Batched`, and the kernel puts packets together and cuts them again: one message goes through the stack for many. What
-/// asks it to are the options of the sockets ([`super::PlaneKind::offloads`]); here is the room for such messages.
+/// Like `Batched`, with UDP_GRO on receive and UDP_SEGMENT on send: the stack handles one large buffer instead of many packets. The
+/// sockets have the options ([`crate::PlaneKind`]); this plane has buffers for such messages.
 pub(super) fn offload() -> Batched {
     Batched::with_room(ROOM)
 }

@@ -1,15 +1,16 @@
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
 use crate::path::Path;
-use crate::plane::Plane;
-use crate::plane::sending::{give_back, send_all};
+use crate::plane::interface::Plane;
+use crate::plane::sending::{give_back, receive, send_all};
 
-/// No datagram is longer.
+/// The largest datagram.
 const ROOM: usize = 65_536;
 
-/// One packet with each call.
+/// Moves one packet with each system call.
 pub(super) struct OneByOne {
     batch: Batch,
     back: Outgoing,
@@ -22,17 +23,17 @@ impl OneByOne {
 }
 
 impl Plane for OneByOne {
-    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
-        if self.batch.receive(listener).is_err() {
-            return false;
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
+        if !receive(&mut self.batch, listener)? {
+            return Ok(false);
         }
-        let Some(datagram) = self.batch.get(0) else { return false };
+        let Some(datagram) = self.batch.get(0) else { return Ok(false) };
         path.take(0, &datagram);
         send_all(path, &self.batch);
-        true
+        Ok(true)
     }
 
-    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) {
-        give_back(&mut self.batch, &mut self.back, listener.as_fd(), index, path);
+    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()> {
+        give_back(&mut self.batch, &mut self.back, listener.as_fd(), index, path)
     }
 }

@@ -1,15 +1,48 @@
-//! What all planes have in common: sending from where they have received, and what to do when the kernel will not.
+//! The parts that all planes share: receive, send from the receive buffers, and the handling of errors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
+use fourtuple_syscalls::errno_name;
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::target::Target;
 
-/// Sends what [`Path::take`] has put behind each target.
+/// Receives a batch from a listening socket. Returns false when no packet waited.
+///
+/// # Errors
+///
+/// Any error except EAGAIN, EINTR and ENOMEM. An unconnected socket reports no ICMP errors, so that the next call would fail too, as with
+/// EPERM of a seccomp filter.
+pub(super) fn receive(batch: &mut Batch, listener: BorrowedFd<'_>) -> io::Result<bool> {
+    use io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
+    match batch.receive(listener) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory) => Ok(false),
+        Err(error) => Err(refused("recvmmsg()")(error)),
+    }
+}
+
+/// Adds the name of the failed call to an error.
+pub(super) fn refused(call: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |error| {
+        let name = errno_name(&error);
+        io::Error::new(error.kind(), format!("{call}: {name} ({error})"))
+    }
+}
+
+/// Returns whether every further call would fail too: none of these errors reports an ICMP message.
+fn is_lasting(error: &io::Error) -> bool {
+    const EPERM: i32 = 1;
+    const EBADF: i32 = 9;
+    const ENOSYS: i32 = 38;
+    const ENOTSOCK: i32 = 88;
+    matches!(error.raw_os_error(), Some(EPERM | EBADF | ENOSYS | ENOTSOCK))
+}
+
+/// Sends the output that [`Path::take`] has added to each target.
 pub(super) fn send_all(path: &mut Path, from: &impl Messages) {
     while let Some(index) = path.targets.next_touched() {
         let Some(target) = path.targets.get(index) else { continue };
@@ -30,7 +63,8 @@ fn send_to(target: &mut Target, from: &impl Messages, counters: &Counters, tick:
     }
 }
 
-/// Sends the messages from `first` on, or counts why not, up to one that the kernel will not cut: that one's number.
+/// Sends the messages from `first` on, and counts drops by reason. Stops at a message that the kernel refuses to segment, and returns
+/// its index.
 fn send_until_refused(
     socket: BorrowedFd<'_>,
     outgoing: &mut Outgoing,
@@ -38,7 +72,7 @@ fn send_until_refused(
     mut first: usize,
     counters: &Counters,
 ) -> Option<usize> {
-    // The error of a connected socket may be that of an earlier packet (ICMP): it is given once, and this one was not tried.
+    // A connected socket reports an ICMP error for an earlier packet once, instead of sending the current packet.
     let mut earlier: Option<io::Error> = None;
     while first < outgoing.len() {
         match outgoing.send(socket, from, first) {
@@ -68,14 +102,14 @@ fn send_until_refused(
     None
 }
 
-/// Whether the error before this one was that of an earlier packet: one that comes again may be this packet's both times, but
-/// for port unreachable, which is always an answer.
+/// Returns whether the first of two errors was for an earlier packet. Two equal errors may both be for the current packet, except port
+/// unreachable, which is always for an earlier packet.
 fn was_earlier(before: &io::Error, now: &io::Error) -> bool {
     before.raw_os_error() != now.raw_os_error() || Drop::of(before) == Drop::Refused
 }
 
-/// Whether an ICMP error gives it to a connected socket (`icmp_err_convert`, `icmpv6_err_convert`, `__udp4_lib_err`): port
-/// unreachable, a filter on the way, a packet that was too big there. The others say why this packet was not sent.
+/// Returns whether an ICMP message can cause this error on a connected socket (`icmp_err_convert`, `icmpv6_err_convert`,
+/// `__udp4_lib_err`): port unreachable, a filter on the path, a packet too big for the path. Other errors are for the current packet.
 fn may_be_earlier(error: &io::Error) -> bool {
     match Drop::of(error) {
         Drop::Refused | Drop::Unreachable | Drop::TooLong => true,
@@ -84,7 +118,8 @@ fn may_be_earlier(error: &io::Error) -> bool {
     }
 }
 
-/// EINVAL: the datagrams are longer than the path's MTU, or the kernel cannot; EIO: the device cannot make checksums.
+/// Returns whether the kernel refused UDP_SEGMENT. EINVAL: the datagrams are longer than the path MTU, or the kernel lacks UDP_SEGMENT;
+/// EIO: the device cannot compute checksums.
 fn will_not_cut(error: &io::Error) -> bool {
     const EIO: i32 = 5;
     const EINVAL: i32 = 22;
@@ -92,7 +127,7 @@ fn will_not_cut(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EIO | EINVAL | EMSGSIZE))
 }
 
-/// The datagrams of one message, each by itself.
+/// Sends the datagrams of one message as single messages.
 fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
     let Some(segment) = target.outgoing.segment(message).map(usize::from) else { return };
     let mut alone = Outgoing::new();
@@ -102,30 +137,33 @@ fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &
             alone.part(index, start..range.end.min(start + segment));
         }
     }
-    // None of them is to be cut, so that none is left.
+    // Without UDP_SEGMENT no message is refused for it, so that the call sends all messages.
     let _ = send_until_refused(target.socket.as_fd(), &mut alone, from, 0, counters);
 }
 
-/// Replies of one target's next hop, to its client, from the address that it has sent to.
+/// Returns replies from the next hop of one target to its client, from the address that the client has sent to.
 pub(super) fn give_back(
     batch: &mut Batch,
     back: &mut Outgoing,
     listener: BorrowedFd<'_>,
     index: usize,
     path: &mut Path,
-) {
+) -> io::Result<()> {
     let tick = path.tick;
-    let Some(target) = path.targets.get(index) else { return };
-    let (Some(client), from) = (target.key.0, target.key.2) else { return };
-    target.used_at = tick;
-    // An error is that of a packet that was sent to the next hop: taken, so that it is not ready for ever.
+    let Some(target) = path.targets.get(index) else { return Ok(()) };
+    let (Some(client), from) = (target.key.0, target.key.2) else { return Ok(()) };
+    // The error is for a packet sent to the next hop. The receive call clears it, so that the socket does not stay ready.
     if let Err(error) = batch.receive(target.socket.as_fd()) {
+        if is_lasting(&error) {
+            return Err(refused("recvmmsg()")(error));
+        }
         match Drop::of(&error) {
             Drop::QueueFull => {}
             reason => path.counters.failed_later(reason),
         }
-        return;
+        return Ok(());
     }
+    target.was_answered(tick);
     back.clear();
     for (message, datagram) in batch.iter().enumerate() {
         if datagram.truncated {
@@ -151,4 +189,5 @@ pub(super) fn give_back(
             }
         }
     }
+    Ok(())
 }

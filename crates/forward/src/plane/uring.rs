@@ -8,21 +8,22 @@ use fourtuple_syscalls::errno_name;
 
 use crate::error::ForwardError;
 use crate::path::Path;
-use crate::plane::sending::{give_back, send_all};
-use crate::plane::{Plane, PlaneKind};
+use crate::plane::interface::Plane;
+use crate::plane::kind::PlaneKind;
+use crate::plane::sending::{give_back, refused, send_all};
 
-/// Buffers of a port's ring, and the most messages of a turn.
+/// The buffers of the ring of a port, and the most messages of a turn.
 const BUFFERS: u16 = 64;
-/// Bytes for each, as in `offload.rs`: what UDP_GRO puts together is up to 64 KiB.
+/// Bytes for each buffer, as in `offload.rs`: UDP_GRO coalesces up to 64 KiB.
 const ROOM: usize = 1025 * 64;
-/// Replies with one call.
+/// The most replies of one call.
 const BATCH: usize = 64;
 
-/// Finds out whether it can be done here, before anybody relies on it.
+/// Checks that the kernel has and permits the required io_uring calls.
 pub(super) fn try_out() -> Result<(), ForwardError> {
     let kind = PlaneKind::Uring;
-    // In a thread of its own: what is left of a ring when it is closed interrupts the thread that had made it a little later
-    // (`io_ring_exit_work`), and whoever asks may wait in a system call by then.
+    // The check runs in its own thread: a closed ring interrupts the thread that has created it a little later (`io_ring_exit_work`),
+    // which could interrupt a system call of the caller.
     let tried = thread::Builder::new().spawn(DatagramRing::works);
     let tried = tried.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("a panic"))));
     match tried {
@@ -47,12 +48,12 @@ pub(super) fn try_out() -> Result<(), ForwardError> {
     }
 }
 
-/// As `Offload`, with a ring for each port. There is no copy: what is sent lies in the ring's buffers, which the kernel gets back
-/// at the end of the turn. Replies come to many sockets, and are received as `Offload` does.
+/// Like `Offload`, with a ring for each port. Packets are sent from the buffers of the ring without a copy, and the kernel gets the buffers
+/// back at the end of the turn. Replies arrive at many sockets, and are received as with `Offload`.
 pub(super) struct Uring {
-    /// By the numbers of the ports.
+    /// The rings by port number.
     rings: Vec<Option<DatagramRing>>,
-    /// For replies, where there are any.
+    /// Buffers for replies, allocated at the first reply.
     back: Option<(Batch, Outgoing)>,
 }
 
@@ -79,20 +80,20 @@ impl Plane for Uring {
             ring.go_on(listener)?;
             self.rings[number] = Some(ring);
         }
-        // There is one now.
         self.rings[number].as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> bool {
-        let Some(Some(ring)) = self.rings.get_mut(number) else { return false };
-        let Ok(came) = ring.receive() else { return false };
+    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
+        let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(false) };
+        let came = ring.receive().map_err(refused("io_uring_enter()"))?;
+        path.is_behind = came == usize::from(BUFFERS);
         send_on(ring, path);
-        // It fails when the kernel has no memory for one more request. It is in the queue then, and goes with the next call.
+        // The call fails when the kernel has no memory for one more request. The request then stays queued for the next call.
         let _ = ring.go_on(listener);
-        came > 0
+        Ok(came > 0)
     }
 
-    /// The request is ended, which leaves in the socket's queue what is not in a buffer.
+    /// Ends the receive request. Packets that are not in a buffer stay in the receive queue of the socket.
     fn release(&mut self, number: usize, _: BorrowedFd<'_>, path: &mut Path) {
         let Some(mut ring) = self.rings.get_mut(number).and_then(Option::take) else { return };
         while ring.stop().is_ok_and(|left| left > 0) {
@@ -100,8 +101,8 @@ impl Plane for Uring {
         }
     }
 
-    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) {
+    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()> {
         let (batch, back) = self.back.get_or_insert_with(|| (Batch::new(BATCH, ROOM), Outgoing::new()));
-        give_back(batch, back, listener, index, path);
+        give_back(batch, back, listener, index, path)
     }
 }

@@ -1,4 +1,4 @@
-//! More data than anybody takes.
+//! A flood of more data than the receiver can handle.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,12 +8,12 @@ use std::thread::{self, JoinHandle};
 
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 
-/// Packets with one call.
+/// The number of packets per call.
 const BURST: usize = 64;
-/// Bytes of each.
+/// The size of a packet in bytes.
 const BYTES: usize = 64;
 
-/// A thread that sends from one socket to one address, without ever waiting for anybody.
+/// A thread that sends from one socket to one address, without waiting for replies.
 pub(crate) struct Flood {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u64>,
@@ -29,7 +29,7 @@ impl Flood {
         Flood { stop, thread }
     }
 
-    /// How many packets the kernel has taken.
+    /// Ends the flood and returns the number of packets that the kernel has accepted.
     pub(crate) fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("it does not panic")
@@ -46,7 +46,7 @@ fn send(socket: &OwnedFd, to: SocketAddr, stop: &AtomicBool) -> u64 {
     }
     let mut sent = 0;
     while !stop.load(Ordering::Relaxed) {
-        // What has no room now is not missed.
+        // The flood drops packets for which the socket has no space.
         sent += outgoing.send(socket.as_fd(), &batch, 0).unwrap_or(0) as u64;
     }
     sent

@@ -1,7 +1,7 @@
 use fourtuple_forward::{ForwardError, PlaneKind};
 use fourtuple_testing::skip;
 
-/// The ways to move packets that this machine has; says so if a test does without one.
+/// Returns the plane kinds that this machine supports, and counts a skipped test for each kind that it lacks.
 pub(crate) fn kinds(test: &str) -> Vec<PlaneKind> {
     let is_here = |kind: &PlaneKind| match kind.try_out() {
         Ok(()) => true,

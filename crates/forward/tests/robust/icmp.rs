@@ -1,4 +1,4 @@
-//! What routers and next hops say of packets that were sent (RFC 792).
+//! ICMP errors (RFC 792) from routers and next hops for packets that the forwarder sent.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +11,7 @@ use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
 
 use crate::{burst, drain, gathering_socket, kinds, reach, require_balance, socket, start, take, until};
 
-/// Destination unreachable, and of that a few codes.
+/// ICMP type "destination unreachable", followed by some of its codes.
 const UNREACHABLE: u8 = 3;
 const PROTOCOL: u8 = 2;
 const PORT: u8 = 3;
@@ -19,7 +19,7 @@ const TOO_LONG: u8 = 4;
 const FILTERED: u8 = 13;
 const UDP: u8 = 17;
 
-/// A raw socket that says things from `here` to `sender`. Needs CAP_NET_RAW, which namespaces give.
+/// Opens a raw socket that sends ICMP messages from `here` to `sender`. Needs CAP_NET_RAW, which the test's namespace grants.
 fn router(here: IpAddr, sender: IpAddr) -> OwnedFd {
     let router = open_raw_icmp().unwrap();
     bind(router.as_fd(), SocketAddr::new(here, 0)).unwrap();
@@ -32,11 +32,11 @@ fn octets(address: SocketAddr) -> [u8; 4] {
     address.ip().octets()
 }
 
-/// Says `code` of a packet from `from` to `to`; the next hop has so wide a link.
+/// Sends an ICMP error `code` for a packet from `from` to `to`, with the next hop's MTU.
 fn complain(router: &OwnedFd, code: u8, mtu: u16, from: SocketAddr, to: SocketAddr) {
     let mut message = vec![UNREACHABLE, code, 0, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
-    // The beginning of the packet: its IPv4 header with 20 + 8 bytes, and that of UDP.
+    // The ICMP message quotes the packet: the IPv4 header (20 bytes) with a total length of 28, and the UDP header (8 bytes).
     message.extend([0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, UDP, 0, 0]);
     message.extend([octets(from), octets(to)].concat());
     message.extend([from.port(), to.port(), 8, 0].iter().flat_map(|word| word.to_be_bytes()));
@@ -47,9 +47,9 @@ fn complain(router: &OwnedFd, code: u8, mtu: u16, from: SocketAddr, to: SocketAd
     assert_eq!(send(router.as_fd(), &message).unwrap(), message.len());
 }
 
-/// What comes after a complaint goes through; what it was about is counted.
+/// The kernel reports the ICMP error at the next send. The plane counts the error and still forwards that packet.
 #[test]
-fn an_error_takes_no_packet_with_it_that_it_is_not_about() {
+fn an_icmp_error_drops_no_later_packet() {
     in_namespace(|| {
         let router = router(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
         for kind in kinds() {
@@ -75,7 +75,8 @@ fn an_error_takes_no_packet_with_it_that_it_is_not_about() {
                     };
                     for complaints in 1..=3 {
                         complain(&router, code, 1500, pass(), target.local_addr().unwrap());
-                        // With replies its socket is looked at; one way only when the next packet is sent there.
+                        // With replies the plane polls the socket for the error. Without replies it sees the error at the next
+                        // send.
                         until(|| {
                             if !replies {
                                 pass();
@@ -92,17 +93,17 @@ fn an_error_takes_no_packet_with_it_that_it_is_not_about() {
     });
 }
 
-/// A link somewhere on the way is narrower than the one to the next router.
+/// A link on the path has a smaller MTU than the link to the next router.
 #[test]
-fn a_path_that_is_narrower_elsewhere_is_heard_of() {
+fn a_smaller_path_mtu_is_learnt() {
     const BYTES: usize = 1400;
     in_namespace(|| {
-        let Some(wire) = Wire::open("icmp::a_path_that_is_narrower_elsewhere_is_heard_of") else { return };
+        let Some(wire) = Wire::open("icmp::a_smaller_path_mtu_is_learnt") else { return };
         device::leave_checksums(NEAR, true).unwrap();
         let router = wire.far_away(|| router(FAR_V4, NEAR_V4));
         for (kind, last) in kinds().zip(100..) {
             let sender = socket("127.0.0.1:0");
-            // What the kernel has learnt of a path it keeps; of the next address it knows nothing yet.
+            // The kernel caches the path MTU per destination; it has no entry for the next address yet.
             let address = IpAddr::from([10, 9, 0, last]);
             wire.far_away(|| device::add_address(FAR, address, 24)).unwrap();
             reach(&wire.far_away(|| socket(&SocketAddr::new(address, 0).to_string())));
@@ -124,7 +125,8 @@ fn a_path_that_is_narrower_elsewhere_is_heard_of() {
             let counts = drain(running);
             require_balance(&counts, kind.name());
             assert_eq!(counts.received, packets, "{kind}");
-            // Where the kernel gives the same error to what it is to cut, it is not told that there were two.
+            // If the kernel also returns the error for a packet that it would segment, the plane does not learn that there were
+            // two packets.
             let is_known = counts.dropped == [(Drop::TooLong, 1)];
             assert!(is_known || counts.unsegmented > 0 && counts.dropped.is_empty(), "{kind} {counts:?}");
             assert!(counts.unsegmented > 0 || kind != PlaneKind::Offload, "{kind} {counts:?}");
@@ -132,7 +134,7 @@ fn a_path_that_is_narrower_elsewhere_is_heard_of() {
     });
 }
 
-/// From where a plane sends to the target.
+/// Returns the address from which a plane sends to the target.
 fn source(running: &fourtuple_forward::Running, sender: &UdpSocket, target: &UdpSocket) -> SocketAddr {
     sender.send_to(b"?", running.address(0).unwrap()).unwrap();
     target.recv_from(&mut [0; 10]).unwrap().1

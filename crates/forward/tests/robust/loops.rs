@@ -1,4 +1,4 @@
-//! Links that would forward to themselves.
+//! Links that would forward packets to themselves.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ fn an_address_of_this_host_is_no_next_hop_where_it_listens() {
             let refused = forward(vec![link(listen, to)]).start();
             assert!(matches!(refused, Err(ForwardError::Loop { .. })), "{listen} > {to}");
         }
-        // The address of somebody else, and where another address listens.
+        // The next hop is on another host, or has the port of a link at another address.
         for (listen, to) in [("0.0.0.0:4000", "192.0.2.8:4000"), ("127.0.0.1:4000", "192.0.2.7:4000")] {
             drop(forward(vec![link(listen, to)]).start().unwrap());
         }
@@ -49,7 +49,7 @@ fn two_links_do_not_share_an_address() {
 }
 
 #[test]
-fn an_exchange_of_routes_makes_no_loop_either() {
+fn new_routes_cannot_form_a_loop() {
     in_namespace(|| {
         let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let there = target.local_addr().unwrap();
@@ -60,7 +60,7 @@ fn an_exchange_of_routes_makes_no_loop_either() {
             let to_itself = SocketAddr::from(([127, 7, 7, 7], port));
             let refused = running.set_routes(0, Routes::to(to_itself));
             assert!(matches!(refused, Err(ForwardError::Loop { .. })), "{kind}");
-            // What was there before is there still.
+            // The previous route still works.
             sender.send_to(b"x", ("127.0.0.1", port)).unwrap();
             assert_eq!(target.recv(&mut room).unwrap(), 1, "{kind}");
         }
@@ -68,7 +68,7 @@ fn an_exchange_of_routes_makes_no_loop_either() {
 }
 
 #[test]
-fn links_change_places_but_never_go_round() {
+fn links_can_swap_order_but_never_form_a_circle() {
     in_namespace(|| {
         let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let there = target.local_addr().unwrap();
@@ -77,7 +77,7 @@ fn links_change_places_but_never_go_round() {
         let Err(error @ ForwardError::Round { .. }) = round else { panic!("{round:?}") };
         assert!(error.is_usage());
         assert_eq!(error.to_string(), format!("packets would go round: {one}, {other}, and {one} again"));
-        // One behind the other they may be, in either order.
+        // Two links may be chained in either order.
         let running = forward(vec![link(one, other), Link::new(other.parse().unwrap(), there)]);
         let running = running.start().unwrap();
         let to = |address: &str| Routes::to(address.parse().unwrap());
@@ -90,7 +90,7 @@ fn links_change_places_but_never_go_round() {
         let refused = running.set_routes(1, to(one));
         assert!(matches!(refused, Err(ForwardError::Round { .. })), "{refused:?}");
         passes(one);
-        // Alone the second would be a loop with what the first has now.
+        // The second change alone would form a loop with the first link's present route.
         running.set_all_routes(vec![Routes::to(there), to(one)]).unwrap();
         passes(other);
         running.set_all_routes(vec![to(other), Routes::to(there)]).unwrap();

@@ -1,5 +1,6 @@
-//! What goes wrong around a forwarder: it is counted, and what comes after it goes through.
+//! Failures around a forwarder: each is counted, and later packets are forwarded.
 
+mod circulate;
 mod icmp;
 #[path = "../kinds/mod.rs"]
 mod kinds;
@@ -17,7 +18,7 @@ use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::wait_readable;
 
-/// Nothing takes as long on a machine that works.
+/// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 fn socket(address: &str) -> UdpSocket {
@@ -26,7 +27,7 @@ fn socket(address: &str) -> UdpSocket {
     socket
 }
 
-/// All that this machine has.
+/// Returns all plane kinds that this machine supports.
 fn kinds() -> impl Iterator<Item = PlaneKind> {
     kinds::kinds("robust").into_iter()
 }
@@ -35,7 +36,7 @@ fn start(link: Link, kind: PlaneKind) -> Running {
     Forward { kind, ..Forward::new(link, 1) }.start().unwrap()
 }
 
-/// What the only plane did for the only link.
+/// Drains the forwarder and returns the counters of its only plane for its only link.
 fn drain(running: Running) -> PlaneCounts {
     running.drain().unwrap().remove(0).remove(0)
 }
@@ -48,14 +49,15 @@ fn until(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Nothing is lost in the books.
+/// Checks that the counters account for every packet.
 fn require_balance(counts: &PlaneCounts, what: &str) {
     let overflow = counts.dropped.iter().find(|(reason, _)| reason.name() == "overflow");
     let dropped = counts.dropped_in_all() - overflow.map_or(0, |(_, number)| *number);
     assert_eq!(counts.received, counts.sent + dropped, "{what}: {counts:?}");
 }
 
-/// Sends `packets` packets of `bytes` bytes as one message, which the kernel cuts at the latest for whoever has no UDP_GRO.
+/// Sends `packets` packets of `bytes` bytes as one message, which the kernel segments before it reaches a socket without
+/// UDP_GRO.
 fn burst(sender: &UdpSocket, to: SocketAddr, packets: usize, bytes: usize) {
     let mut batch = Batch::new(1, packets * bytes);
     batch.room_mut(0).fill(0xa5);
@@ -65,24 +67,24 @@ fn burst(sender: &UdpSocket, to: SocketAddr, packets: usize, bytes: usize) {
     assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).unwrap(), 1);
 }
 
-/// A socket that gets packets of one message as one (UDP_GRO).
+/// Opens a socket with UDP_GRO, which receives the packets of one message together.
 fn gathering_socket(address: SocketAddr) -> UdpSocket {
     let socket = socket(&address.to_string());
     let _ = option::set_udp_gro(socket.as_fd(), true).unwrap();
     socket
 }
 
-/// Sends until something arrives: workers of the kernel make devices and addresses usable some time after they were made
-/// (`linkwatch_event`, `addrconf_dad_work`), and what is sent before that is lost.
+/// Sends until a packet arrives. Kernel workers make devices and addresses usable some time after their creation
+/// (`linkwatch_event`, `addrconf_dad_work`), and earlier packets are lost.
 fn reach(there: &UdpSocket) {
     let to = there.local_addr().unwrap();
     let from = socket(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
     there.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    // What fails now may not fail the next time.
+    // A call that fails now may succeed at the next attempt.
     until(|| from.send_to(b"?", to).is_ok() && there.recv(&mut [0; 10]).is_ok());
 }
 
-/// Takes `packets` packets of `bytes` bytes at a [`gathering_socket`], and says whether some came as one message.
+/// Receives `packets` packets of `bytes` bytes at a [`gathering_socket`]. Returns whether some of them came as one message.
 fn take(target: &UdpSocket, packets: usize, bytes: usize) -> bool {
     let mut batch = Batch::new(1, 65_536);
     let (mut got, mut is_one) = (0, false);

@@ -1,4 +1,4 @@
-//! The path to the next hop becomes narrower, and wide again.
+//! A path to the next hop whose MTU shrinks and grows again.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use crate::{LONG, burst, drain, gathering_socket, kinds, reach, require_balance,
 const PACKETS: usize = 10;
 const BYTES: usize = 1400;
 
-/// Sockets leave fragments to the kernel (IP_PMTUDISC_WANT), which makes none of what it is to cut: that goes packet by packet
-/// as long as it has to, and no longer.
+/// With IP_PMTUDISC_WANT the kernel fragments packets, but not messages that it has to segment (UDP_SEGMENT). The plane sends
+/// such packets one by one while the MTU is too small, and in batches again afterwards.
 #[test]
-fn what_does_not_fit_any_more_goes_in_fragments() {
+fn packets_beyond_the_mtu_are_fragmented() {
     in_namespace(|| {
-        let Some(wire) = Wire::open("mtu::what_does_not_fit_any_more_goes_in_fragments") else { return };
-        // Older kernels cut for no device that has not got checksums.
+        let Some(wire) = Wire::open("mtu::packets_beyond_the_mtu_are_fragmented") else { return };
+        // Older kernels segment only for devices with checksum offload.
         device::leave_checksums(NEAR, true).unwrap();
         for far in [FAR_V4, FAR_V6] {
             reach(&wire.far_away(|| socket(&SocketAddr::new(far, 0).to_string())));
@@ -37,7 +37,7 @@ fn what_does_not_fit_any_more_goes_in_fragments() {
                     burst(&sender, running.address(0).unwrap(), PACKETS, BYTES);
                     take(&target, PACKETS, BYTES)
                 };
-                // What one plane makes of a burst depends on who puts it together; what it does once it can do again.
+                // How a plane batches a burst depends on its kind. The plane must batch again once the MTU allows it.
                 let is_cut_there = pass();
                 assert!(is_cut_there || kind != PlaneKind::Offload, "{what}");
                 assert_eq!(running.counts(0)[0].unsegmented, 0, "{what}");
@@ -62,15 +62,15 @@ fn what_does_not_fit_any_more_goes_in_fragments() {
     });
 }
 
-/// Longer than IPv4 can say is not sent in any way.
+/// A packet that exceeds the maximum length of IPv4 is not sent at all.
 #[test]
-fn what_fits_into_no_packet_is_too_long() {
+fn oversized_datagrams_count_as_too_long() {
     in_namespace(|| {
         for kind in kinds() {
             let target = socket("127.0.0.1:0");
             let running = start(Link::new("[::1]:0".parse().unwrap(), target.local_addr().unwrap()), kind);
             let sender = socket("[::1]:0");
-            // A header of IPv6 is not counted in the length, so that 20 more bytes fit.
+            // The length field of IPv6 does not include the header, so that 20 more bytes fit.
             sender.send_to(&vec![1; 65_527], running.address(0).unwrap()).unwrap();
             sender.send_to(b"short", running.address(0).unwrap()).unwrap();
             let mut room = [0; 100];
@@ -78,7 +78,7 @@ fn what_fits_into_no_packet_is_too_long() {
             let counts = drain(running);
             require_balance(&counts, kind.name());
             assert_eq!((counts.received, counts.sent), (2, 1), "{kind} {counts:?}");
-            // Some planes have no room for it in the first place.
+            // Some planes have too small a buffer for such a packet.
             let reasons: Vec<Drop> = counts.dropped.iter().map(|(reason, _)| *reason).collect();
             assert!(
                 reasons == [Drop::TooLong]

@@ -1,4 +1,4 @@
-//! More comes than a queue has room for.
+//! A receive queue that overflows.
 
 use std::time::Duration;
 
@@ -7,15 +7,16 @@ use fourtuple_testing::in_namespace;
 
 use crate::{drain, kinds, require_balance, socket, until};
 
-/// Every packet that was offered was received or met a full queue.
+/// Each packet was either received or dropped at a full queue.
 #[test]
-fn what_met_a_full_queue_is_counted() {
+fn drops_at_a_full_queue_are_counted() {
     const OFFERED: u64 = 300;
     in_namespace(|| {
         for kind in kinds() {
             let target = socket("127.0.0.1:0");
             let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
-            // A queue of a few packets, and a plane that is busy with the first of them for longer than sending the rest takes.
+            // The queue holds a few packets, and the plane works on the first of them for longer than the sender needs for all
+            // others.
             let running = Forward {
                 kind,
                 work: Duration::from_millis(20),
@@ -27,7 +28,7 @@ fn what_met_a_full_queue_is_counted() {
             for _ in 0..OFFERED {
                 sender.send_to(&[7; 500], running.address(0).unwrap()).unwrap();
             }
-            // It is told while planes are at work, too.
+            // The counter also rises while planes run, not only at their end.
             until(|| running.counts(0)[0].dropped.iter().any(|(reason, _)| *reason == Drop::Overflow));
             let counts = drain(running);
             require_balance(&counts, kind.name());

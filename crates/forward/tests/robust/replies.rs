@@ -1,4 +1,4 @@
-//! Where replies come from when the forwarder has more addresses than one.
+//! Source addresses of replies from a forwarder with several addresses.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -8,7 +8,7 @@ use fourtuple_testing::in_namespace;
 
 use crate::{burst, drain, kinds, reach, require_balance, socket, start};
 
-/// Sends what comes back to where it came from.
+/// Returns each packet to its sender.
 fn echo(target: &UdpSocket) {
     let mut room = [0; 2000];
     let (length, from) = target.recv_from(&mut room).unwrap();
@@ -19,7 +19,7 @@ fn addresses(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// One client that sends to many addresses of one forwarder is answered by each.
+/// A client that sends to several addresses of a forwarder gets each reply from the address that it sent to.
 #[test]
 fn replies_come_from_the_address_that_was_asked() {
     in_namespace(|| {
@@ -50,7 +50,7 @@ fn replies_come_from_the_address_that_was_asked() {
                         assert_eq!(from, to, "{kind} at {listen}");
                     }
                 }
-                // Also of packets that came as one message.
+                // The check also covers packets that came as one message.
                 let to = SocketAddr::new(asked[1], port);
                 burst(&client, to, 5, 100);
                 for _ in 0..5 {
@@ -66,7 +66,7 @@ fn replies_come_from_the_address_that_was_asked() {
     });
 }
 
-/// Which of its addresses a client has sent to does not matter to whom nothing goes back to.
+/// Without replies, the destination address of a packet does not create another target.
 #[test]
 fn one_way_there_is_one_socket_for_all_addresses() {
     in_namespace(|| {

@@ -20,9 +20,9 @@ fn example() -> Packet {
     }
 }
 
-/// Bytes and bits counted by hand from the figure in section 4.1.
+/// The expected bytes are written by hand from the figure in section 4.1.
 #[test]
-fn every_field_is_where_the_rfc_has_it() {
+fn fields_are_at_the_offsets_of_the_rfc() {
     let expected = [
         0x23, 0xe0, 3, 24, // version 1, diag 3; up, P
         1, 2, 3, 4, 5, 6, 7, 8, // discriminators
@@ -49,7 +49,7 @@ fn every_field_is_where_the_rfc_has_it() {
 }
 
 #[test]
-fn every_diagnostic_goes_there_and_back() {
+fn diagnostics_survive_encoding() {
     for code in 0..32 {
         let packet = Packet { diagnostic: Diagnostic::from_code(code), ..example() };
         assert_eq!(packet.diagnostic.code(), code);
@@ -72,7 +72,7 @@ fn another_version_is_discarded() {
 }
 
 #[test]
-fn a_length_below_the_least_is_discarded() {
+fn a_length_below_the_minimum_is_discarded() {
     assert_eq!(changed(|bytes| bytes[3] = 23), Err(Discard::Length));
     assert_eq!(changed(|bytes| bytes[3] = 0), Err(Discard::Length));
     assert_eq!(Packet::parse(&[]), Err(Discard::Length));
@@ -90,7 +90,7 @@ fn a_length_below_the_least_is_discarded() {
 }
 
 #[test]
-fn a_length_beyond_what_came_is_discarded_and_more_bytes_than_it_says_are_not_looked_at() {
+fn the_length_field_bounds_the_packet() {
     assert_eq!(changed(|bytes| bytes[3] = 25), Err(Discard::LengthBeyondPayload));
     assert_eq!(changed(|bytes| bytes.truncate(23)), Err(Discard::LengthBeyondPayload));
     assert_eq!(changed(|bytes| bytes.truncate(4)), Err(Discard::LengthBeyondPayload));
@@ -108,12 +108,12 @@ fn the_multipoint_bit_is_discarded() {
 }
 
 #[test]
-fn a_sender_without_a_number_is_discarded() {
+fn my_discriminator_0_is_discarded() {
     assert_eq!(changed(|bytes| bytes[4..8].fill(0)), Err(Discard::MyDiscriminator));
 }
 
 #[test]
-fn without_our_number_only_down_and_admin_down_are_taken() {
+fn your_discriminator_0_needs_down_or_admin_down() {
     for (state, taken) in
         [(State::AdminDown, true), (State::Down, true), (State::Init, false), (State::Up, false)]
     {
@@ -123,9 +123,9 @@ fn without_our_number_only_down_and_admin_down_are_taken() {
     }
 }
 
-/// A packet that breaks two rules is discarded by the one that comes first in section 6.8.6.
+/// A packet that breaks two rules is discarded by the rule that comes first in section 6.8.6.
 #[test]
-fn the_rules_are_tried_in_the_order_of_the_rfc() {
+fn rules_apply_in_the_order_of_the_rfc() {
     let mut bytes = [0; LENGTH];
     bytes[1] = 0b1100_0001;
     let steps: [(Discard, usize, u8); 6] = [
@@ -145,7 +145,7 @@ fn the_rules_are_tried_in_the_order_of_the_rfc() {
     assert!(Packet::parse(&bytes).is_ok());
 }
 
-/// The rules once more, written as one expression: whether a datagram may be taken.
+/// Returns whether a datagram is a valid packet; restates the rules of section 6.8.6 as one expression.
 fn may_be_taken(datagram: &[u8]) -> bool {
     let [first, flags, detect_mult, length] = datagram[..4] else { return false };
     let has = |range: std::ops::Range<usize>| datagram[range].iter().any(|byte| *byte != 0);
@@ -158,9 +158,9 @@ fn may_be_taken(datagram: &[u8]) -> bool {
         && (has(8..12) || flags & 0x80 == 0)
 }
 
-/// 200,000 datagrams: noise, and valid packets with bits flipped, bytes replaced, cut and prolonged.
+/// The test parses 200,000 datagrams: random bytes, and valid packets with flipped bits, replaced bytes, truncated or extended.
 #[test]
-fn whatever_comes_is_parsed_or_discarded_as_the_rules_say() {
+fn random_datagrams_are_parsed_by_the_rules() {
     let mut random = Rng::with_seed(5880);
     let (mut taken, mut discarded) = (0, 0);
     for round in 0..200_000 {
@@ -188,7 +188,7 @@ fn whatever_comes_is_parsed_or_discarded_as_the_rules_say() {
         match Packet::parse(&datagram) {
             Ok(packet) => {
                 assert!(legal, "{datagram:02x?}");
-                // What was read is what is written, but for authentication and what follows.
+                // The encoder writes the parsed packet, without authentication and without trailing bytes.
                 let mut expected = datagram[..LENGTH].to_vec();
                 expected[1] &= !4;
                 expected[3] = 24;

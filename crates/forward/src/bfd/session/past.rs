@@ -1,17 +1,17 @@
-//! What is to be known of a session to go on with it in another process, so that the peer does not notice: RFC 5880 has no
-//! word for a session that begins anew but that it is down.
+//! The saved state with which another process continues a session so that the peer notices no change. A session without this
+//! state would restart in Down, the only initial state of RFC 5880.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::{PollSequence, Remote, Session};
 use crate::bfd::discard::Discards;
 use crate::bfd::packet::{Diagnostic, State};
+use crate::bfd::session::{PollSequence, Remote, Session};
 use crate::bfd::timers::Timers;
 
-/// Numbers by name: intervals in microseconds, ages in nanoseconds.
+/// Saved values by name: intervals in microseconds, ages in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Past(Vec<(String, u64)>);
 
@@ -36,7 +36,7 @@ impl Past {
         self.get("failed") == Some(1)
     }
 
-    /// How long ago the first was that is told of.
+    /// Returns the age of the oldest event in the saved state.
     pub(crate) fn longest_age(&self) -> Duration {
         let ages = ["heard-ns", "sent-ns", "since-ns"].iter().filter_map(|name| self.age(name));
         ages.max().unwrap_or_default()
@@ -44,7 +44,7 @@ impl Past {
 }
 
 impl Session {
-    /// What another process goes on from. What was discarded is not told: that is counted by each.
+    /// Returns the saved state for another process. It omits discard counters: each process counts its own discards.
     pub(crate) fn past(&self, now: Duration, has_failed: bool) -> Past {
         let Remote { discriminator, state, min_rx_us, demand, min_tx_us, detect_mult, diagnostic, heard } =
             self.remote;
@@ -90,7 +90,7 @@ impl Session {
         past
     }
 
-    /// A session that goes on from there; `None` when something is missing, or no such number.
+    /// Restores a session from its saved state; `None` if a value is missing or out of range.
     pub(crate) fn after(past: &Past, now: Duration, random: Rng) -> Option<Session> {
         let word = |name| past.get(name).and_then(|number| u32::try_from(number).ok());
         let byte = |name| past.get(name).and_then(|number| u8::try_from(number).ok());
@@ -114,7 +114,7 @@ impl Session {
         };
         let mut poll = PollSequence::default();
         if word("polls")? != 0 {
-            // Whether the peer has answered meanwhile is not known: it is asked again.
+            // The session may have missed the peer's answer during the takeover, so it polls again.
             poll.request();
         }
         Some(Session {

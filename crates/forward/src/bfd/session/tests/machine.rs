@@ -1,8 +1,8 @@
-//! Sections 6.2, 6.8.4, 6.8.6, 6.8.15 to 6.8.18: states and why they were left.
+//! Session states and diagnostics: sections 6.2, 6.8.4, 6.8.6, and 6.8.15 to 6.8.18.
 
 use super::*;
 
-/// A session in the state, and its diagnostic.
+/// Returns a bench whose session is in this state.
 fn in_state(state: State) -> Bench {
     let mut bench = Bench::new(Timers::default());
     match state {
@@ -16,23 +16,23 @@ fn in_state(state: State) -> Bench {
 }
 
 #[test]
-fn every_state_goes_where_the_rfc_sends_it() {
+fn state_transitions_follow_the_rfc() {
     use State::{AdminDown, Down, Init, Up};
-    let unsaid = Diagnostic::None;
+    let none = Diagnostic::None;
     let signaled = Diagnostic::NeighborSignaledDown;
     let table = [
-        (Down, AdminDown, Down, unsaid),
-        (Down, Down, Init, unsaid),
-        (Down, Init, Up, unsaid),
-        (Down, Up, Down, unsaid),
+        (Down, AdminDown, Down, none),
+        (Down, Down, Init, none),
+        (Down, Init, Up, none),
+        (Down, Up, Down, none),
         (Init, AdminDown, Down, signaled),
-        (Init, Down, Init, unsaid),
-        (Init, Init, Up, unsaid),
-        (Init, Up, Up, unsaid),
+        (Init, Down, Init, none),
+        (Init, Init, Up, none),
+        (Init, Up, Up, none),
         (Up, AdminDown, Down, signaled),
         (Up, Down, Down, signaled),
-        (Up, Init, Up, unsaid),
-        (Up, Up, Up, unsaid),
+        (Up, Init, Up, none),
+        (Up, Up, Up, none),
     ];
     for (before, received, after, diagnostic) in table {
         let mut bench = in_state(before);
@@ -46,9 +46,9 @@ fn every_state_goes_where_the_rfc_sends_it() {
     }
 }
 
-/// Section 6.8.6: it is discarded, but what it says is noted before.
+/// A session in AdminDown stores the values of a received packet and discards it (section 6.8.6).
 #[test]
-fn admin_down_takes_note_and_discards() {
+fn admin_down_stores_the_values_and_discards() {
     for received in [State::AdminDown, State::Down, State::Init, State::Up] {
         let mut bench = in_state(State::AdminDown);
         let packet = Packet { poll: true, required_min_rx_us: 2_000_000, ..from_peer(received) };
@@ -57,7 +57,7 @@ fn admin_down_takes_note_and_discards() {
         assert_eq!(bench.session.state(), State::AdminDown);
         assert!(
             bench.sent[before..].iter().all(|(_, packet)| !packet.is_final),
-            "no answer to what is discarded"
+            "no answer to a discarded packet"
         );
         assert_eq!(bench.session.remote().0, received);
         assert_eq!(bench.session.remote_discriminator().unwrap().get(), THEIRS);
@@ -67,7 +67,7 @@ fn admin_down_takes_note_and_discards() {
 }
 
 #[test]
-fn a_silent_peer_is_down_after_the_detection_time() {
+fn silence_takes_it_down_after_the_detection_time() {
     for state in [State::Init, State::Up] {
         let mut bench = in_state(state);
         assert_eq!(bench.session.detection_time(), ms(900));
@@ -76,7 +76,7 @@ fn a_silent_peer_is_down_after_the_detection_time() {
         bench.run(ms(1));
         assert_eq!(bench.session.state(), State::Down);
         assert_eq!(bench.session.diagnostic(), Diagnostic::DetectionTimeExpired);
-        // And the peer is told at once, as far as it hears.
+        // The session also tells the peer at once, in case the other direction works.
         assert_eq!(bench.sent.last().unwrap().0, bench.now);
         assert_eq!(bench.last().state, State::Down);
         assert_eq!(bench.last().diagnostic, Diagnostic::DetectionTimeExpired);
@@ -84,7 +84,7 @@ fn a_silent_peer_is_down_after_the_detection_time() {
 }
 
 #[test]
-fn every_packet_that_is_taken_begins_the_detection_time_anew_and_no_other_does() {
+fn only_accepted_packets_restart_the_detection_time() {
     let mut bench = in_state(State::Up);
     bench.run_hearing(ms(5000), from_peer(State::Up));
     assert_eq!(bench.session.state(), State::Up);
@@ -97,9 +97,10 @@ fn every_packet_that_is_taken_begins_the_detection_time_anew_and_no_other_does()
     assert_eq!(bench.session.state(), State::Down);
 }
 
-/// Section 6.8.4: the peer's multiplier, and the longer one of what we can receive and what it wants to send.
+/// The detection time is the peer's multiplier times the longer of our RequiredMinRx and the peer's DesiredMinTx (section
+/// 6.8.4).
 #[test]
-fn the_detection_time_is_what_the_rfc_reckons() {
+fn the_detection_time_follows_the_rfc() {
     for (required, desired_ms, mult, expected) in
         [(300, 100, 3, 900), (100, 300, 3, 900), (50, 10, 1, 50), (10, 20, 255, 5100)]
     {
@@ -114,7 +115,8 @@ fn the_detection_time_is_what_the_rfc_reckons() {
     }
 }
 
-/// Section 6.8.1: the discriminator MUST be forgotten, in every state; 6.8.18: RemoteMinRx goes back to 1.
+/// After a detection time of silence the session forgets the peer's discriminator in every state (section 6.8.1), and
+/// RemoteMinRx becomes 1 (section 6.8.18).
 #[test]
 fn a_silent_peer_is_forgotten_in_every_state() {
     for state in [State::AdminDown, State::Down, State::Init, State::Up] {
@@ -134,7 +136,7 @@ fn a_silent_peer_is_forgotten_in_every_state() {
 }
 
 #[test]
-fn a_session_comes_back_after_it_was_lost() {
+fn a_session_recovers_after_a_failure() {
     let mut bench = in_state(State::Up);
     bench.run(ms(10_000));
     assert_eq!(bench.session.state(), State::Down);
@@ -150,25 +152,64 @@ fn a_session_comes_back_after_it_was_lost() {
     assert_eq!(bench.session.last_failure(), Diagnostic::DetectionTimeExpired);
 }
 
-/// A peer that began anew names nobody, and says Down: so the session is down too.
+/// An attacker could forge such a packet with nothing but the peer's source address.
 #[test]
-fn a_peer_that_restarted_takes_the_session_down() {
-    let mut bench = in_state(State::Up);
-    bench.hear(Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) });
-    assert_eq!(bench.session.state(), State::Down);
-    assert_eq!(bench.session.diagnostic(), Diagnostic::NeighborSignaledDown);
+fn discriminator_0_is_ignored_in_init_and_up() {
+    for state in [State::Init, State::Up] {
+        for said in [State::Down, State::AdminDown] {
+            let mut bench = in_state(state);
+            let before = (bench.session.remote_discriminator(), bench.session.transitions());
+            let forged = Packet {
+                your_discriminator: 0,
+                my_discriminator: 5,
+                poll: true,
+                required_min_rx_us: 9_000_000,
+                ..from_peer(said)
+            };
+            bench.sent.clear();
+            assert_eq!(bench.try_hear(forged), Err(Discard::YourDiscriminatorZero), "{state} hears {said}");
+            assert_eq!(bench.session.state(), state);
+            assert_eq!((bench.session.remote_discriminator(), bench.session.transitions()), before);
+            assert_eq!(
+                bench.session.transmit_interval(),
+                if state == State::Up { ms(300) } else { ms(1000) }
+            );
+            assert!(bench.sent.iter().all(|(_, packet)| !packet.is_final), "no answer to a discarded packet");
+        }
+    }
 }
 
-/// Section 6.8.16.
+/// A restarted peer sends Down without a discriminator every second. The detection time expires meanwhile, and the session
+/// comes up with the peer's new discriminator.
 #[test]
-fn the_administrator_takes_it_down_and_lets_it_up() {
+fn a_restarted_peer_is_noticed_by_the_detection_time() {
+    let mut bench = in_state(State::Up);
+    bench.hear(from_peer(State::Up));
+    let restarted = Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) };
+    for _ in 0..8 {
+        bench.run(ms(100));
+        assert_eq!(bench.try_hear(restarted), Err(Discard::YourDiscriminatorZero));
+        assert_eq!(bench.session.state(), State::Up);
+    }
+    bench.run(ms(100));
+    assert_eq!(bench.session.state(), State::Down);
+    assert_eq!(bench.session.diagnostic(), Diagnostic::DetectionTimeExpired);
+    bench.hear(restarted);
+    assert_eq!(bench.session.state(), State::Init);
+    bench.hear(Packet { my_discriminator: 5, ..from_peer(State::Init) });
+    assert_eq!(bench.session.state(), State::Up);
+}
+
+/// An administrator holds the session down and releases it (section 6.8.16).
+#[test]
+fn admin_down_holds_it_down_until_released() {
     for state in [State::Down, State::Init, State::Up] {
         let mut bench = in_state(state);
         bench.session.set_admin_down(bench.now, true);
         bench.act();
         assert_eq!(bench.last().state, State::AdminDown, "told at once");
         assert_eq!(bench.last().diagnostic, Diagnostic::AdministrativelyDown);
-        // For a detection time at least, and here for ever.
+        // AdminDown packets continue for at least a detection time, and here without end.
         bench.sent.clear();
         bench.run(ms(20_000));
         assert!(bench.sent.len() >= 19);
@@ -183,9 +224,9 @@ fn the_administrator_takes_it_down_and_lets_it_up() {
     }
 }
 
-/// So that whoever stops a session need not wait out a detection time.
+/// A drain can end before the detection time if the peer has confirmed AdminDown.
 #[test]
-fn a_peer_that_says_down_has_heard_the_farewell() {
+fn a_down_from_the_peer_confirms_admin_down() {
     let mut bench = in_state(State::Up);
     bench.session.set_admin_down(bench.now, true);
     bench.run(ms(5));
@@ -197,15 +238,15 @@ fn a_peer_that_says_down_has_heard_the_farewell() {
 }
 
 #[test]
-fn to_let_up_what_is_not_held_down_changes_nothing() {
+fn releasing_a_session_not_held_down_changes_nothing() {
     let mut bench = in_state(State::Up);
     bench.session.set_admin_down(bench.now, false);
     assert_eq!(bench.session.state(), State::Up);
 }
 
-/// Section 6.8.15.
+/// A reset of the forwarding plane takes the session down (section 6.8.15).
 #[test]
-fn a_data_plane_that_began_anew_takes_it_down() {
+fn a_forwarding_plane_reset_takes_it_down() {
     let mut bench = in_state(State::Up);
     bench.session.reset_forwarding_plane(bench.now);
     bench.act();
@@ -218,9 +259,9 @@ fn a_data_plane_that_began_anew_takes_it_down() {
     assert_eq!(bench.session.state(), State::AdminDown);
 }
 
-/// Section 6.8.17: told, and the session stays as it is.
+/// The packet carries the diagnostic, and the state does not change (section 6.8.17).
 #[test]
-fn a_path_behind_this_one_is_signaled_without_a_change_of_state() {
+fn concatenated_path_is_signaled_without_a_state_change() {
     let mut bench = in_state(State::Up);
     bench.session.signal(Diagnostic::ConcatenatedPathDown);
     bench.act();

@@ -1,11 +1,11 @@
-//! Sessions that go on in another process, whose clock has another origin.
+//! Sessions that continue in another process, whose clock has another origin.
 
 use super::*;
 
-/// The same session behind its past.
+/// Returns the bench with its session restored from the saved state.
 fn moved(mut bench: Bench) -> Bench {
     let past = bench.session.past(bench.now, false);
-    // What goes over a line of text has lost nothing.
+    // The saved state as text contains every value.
     bench.now = past.longest_age();
     bench.session = Session::after(&past, bench.now, Rng::with_seed(8)).expect("it is whole");
     assert_eq!(bench.session.past(bench.now, false), past);
@@ -29,7 +29,7 @@ fn the_peer_sees_the_packets_of_one_session() {
 }
 
 #[test]
-fn silence_counts_from_before() {
+fn the_detection_time_continues_after_a_takeover() {
     let mut bench = Bench::up(timers(300, 300, 3));
     bench.run(ms(600));
     let mut bench = moved(bench);
@@ -43,13 +43,13 @@ fn silence_counts_from_before() {
 }
 
 #[test]
-fn what_waits_for_an_answer_is_asked_again() {
+fn an_unanswered_poll_starts_again_after_a_takeover() {
     let mut bench = Bench::up(timers(300, 300, 3));
     bench.session.set_timers(timers(900, 300, 3));
     bench.run(ms(300));
     assert!(bench.last().poll);
     let mut bench = moved(bench);
-    // Not confirmed: it still sends as often.
+    // The peer has not confirmed the change, so the session keeps the old transmit interval.
     bench.run_hearing(ms(1000), from_peer(State::Up));
     assert!(bench.last().poll && bench.intervals().iter().all(|interval| *interval <= ms(300)));
     bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
@@ -58,7 +58,7 @@ fn what_waits_for_an_answer_is_asked_again() {
 }
 
 #[test]
-fn other_timers_are_a_change_as_any() {
+fn new_timers_after_a_takeover_need_a_poll() {
     let mut bench = moved(Bench::up(timers(300, 300, 3)));
     bench.session.set_timers(timers(100, 300, 3));
     bench.run_hearing(ms(300), from_peer(State::Up));
@@ -66,14 +66,15 @@ fn other_timers_are_a_change_as_any() {
 }
 
 #[test]
-fn a_past_with_a_gap_is_none() {
+fn an_incomplete_past_is_refused() {
     let bench = Bench::up(timers(300, 300, 3));
     let past = bench.session.past(bench.now, false);
     let names: Vec<_> = past.iter().map(|(name, _)| name.to_owned()).collect();
     for missing in names {
         let mut rest = Past::default();
         past.iter().filter(|(name, _)| *name != missing).for_each(|(name, number)| rest.set(name, number));
-        // The peer need not have been heard, nothing need have been sent, and whether it failed is not the session's to know.
+        // A valid saved state may lack a time of the last reception or transmission, and the failed flag belongs to the link,
+        // not to the session.
         let may_be = ["heard-ns", "sent-ns", "failed"].contains(&missing.as_str());
         assert_eq!(Session::after(&rest, bench.now, Rng::with_seed(1)).is_some(), may_be, "{missing}");
     }

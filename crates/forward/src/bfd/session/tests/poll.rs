@@ -1,4 +1,4 @@
-//! Sections 6.5, 6.8.3 and 6.8.10 to 6.8.12: changes of timers, and their confirmation.
+//! Changes of timers, and their confirmation by Poll Sequences: sections 6.5, 6.8.3 and 6.8.10 to 6.8.12.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn confirmed(bench: &mut Bench) {
     bench.hear(UP());
 }
 
-/// Going up makes DesiredMinTx less than a second, which the peer has to confirm like any other change.
+/// In Up, DesiredMinTx falls below a second; the peer has to confirm this like any other change.
 #[test]
 fn going_up_begins_a_poll() {
     let mut bench = Bench::new(Timers::default());
@@ -18,7 +18,7 @@ fn going_up_begins_a_poll() {
     assert_eq!(bench.last().state, State::Up);
     assert!(bench.last().poll);
     assert_eq!(bench.last().desired_min_tx_us, 300_000);
-    // It goes on until it is answered, on the packets that go out anyway.
+    // The sequence continues with the periodic packets until the peer answers.
     bench.sent.clear();
     bench.run_hearing(ms(3000), UP());
     assert!(bench.sent.len() >= 10 && bench.sent.iter().all(|(_, packet)| packet.poll));
@@ -36,7 +36,7 @@ fn a_slow_session_goes_up_without_a_poll() {
     assert!(!bench.last().poll, "nothing has changed but the state");
 }
 
-/// The peer must not take us for dead because we slow down before it knows.
+/// If the session slowed down before the peer knew the longer interval, the peer's detection time would expire.
 #[test]
 fn a_longer_interval_to_send_waits_for_the_answer() {
     let mut bench = Bench::up(timers(100, 300, 3));
@@ -67,7 +67,7 @@ fn a_shorter_interval_to_send_counts_at_once() {
     assert_eq!(bench.session.transmit_interval(), ms(300));
 }
 
-/// The peer sends at the old rate until it has heard.
+/// The peer sends at the old rate until it has received the change.
 #[test]
 fn a_shorter_interval_to_receive_waits_for_the_answer() {
     let mut bench = Bench::up(timers(300, 1000, 3));
@@ -97,9 +97,9 @@ fn a_longer_interval_to_receive_counts_at_once() {
     assert_eq!(bench.last().required_min_rx_us, 1_000_000);
 }
 
-/// While it is not up nobody is misled by a change.
+/// A change takes effect at once while the session is not Up.
 #[test]
-fn what_is_not_up_changes_at_once() {
+fn timers_change_at_once_while_not_up() {
     let mut bench = Bench::new(timers(2000, 1000, 3));
     bench.hear(from_peer(State::Down));
     assert_eq!(bench.session.detection_time(), ms(3000));
@@ -111,9 +111,9 @@ fn what_is_not_up_changes_at_once() {
     assert!(bench.session.poll.is_running());
 }
 
-/// Going down ends what the rules for a session that is up hold back.
+/// The delay of a change applies to sessions in Up only, so it ends when the session goes down.
 #[test]
-fn what_waits_for_an_answer_counts_when_it_goes_down() {
+fn pending_timers_take_effect_when_it_goes_down() {
     let mut bench = Bench::up(timers(100, 1000, 3));
     bench.session.set_timers(timers(2000, 100, 3));
     assert_eq!(bench.session.transmit_interval(), ms(300));
@@ -123,9 +123,9 @@ fn what_waits_for_an_answer_counts_when_it_goes_down() {
     assert_eq!(bench.session.detection_time(), ms(900));
 }
 
-/// Section 6.8.12.
+/// The detection multiplier changes without a Poll Sequence (section 6.8.12).
 #[test]
-fn another_multiplier_is_told_with_the_next_packet_without_a_poll() {
+fn a_new_multiplier_needs_no_poll() {
     let mut bench = Bench::up(Timers::default());
     bench.session.set_timers(timers(300, 300, 7));
     assert_eq!(bench.act(), bench.act());
@@ -145,7 +145,7 @@ fn the_same_timers_again_are_no_change() {
     assert!(!bench.last().poll);
 }
 
-/// Section 6.8.3: an answer that may be to what was said before the last change confirms nothing.
+/// A packet with F may answer a packet from before the last change, so it does not confirm that change (section 6.8.3).
 #[test]
 fn two_changes_are_confirmed_one_after_the_other() {
     let mut bench = Bench::up(timers(100, 300, 3));
@@ -167,9 +167,9 @@ fn two_changes_are_confirmed_one_after_the_other() {
     assert_eq!(bench.session.transmit_interval(), ms(400));
 }
 
-/// Section 6.8.3, at its end: what changed while a poll of the peer is answered goes out with the answer.
+/// The answer to the peer's poll already carries the changed values (end of section 6.8.3).
 #[test]
-fn an_answer_tells_what_has_changed() {
+fn an_answer_carries_the_changed_timers() {
     let mut bench = Bench::up(Timers::default());
     bench.session.set_timers(timers(500, 600, 3));
     bench.hear(Packet { poll: true, ..UP() });
@@ -180,7 +180,7 @@ fn an_answer_tells_what_has_changed() {
 }
 
 #[test]
-fn an_answer_to_nothing_is_nothing() {
+fn a_final_without_a_poll_is_ignored() {
     let mut bench = Bench::up(timers(100, 300, 3));
     bench.session.set_timers(timers(2000, 300, 3));
     bench.hear(Packet { is_final: true, required_min_rx_us: 50_000, ..UP() });

@@ -1,4 +1,4 @@
-//! Section 6.8.6, what it takes a session to find out, and RFC 5881, section 5.
+//! The checks of section 6.8.6 that need a session, and the hop limit of RFC 5881, section 5.
 
 use super::*;
 
@@ -7,26 +7,26 @@ fn refused(change: impl FnOnce(&mut Vec<u8>), hops: u8) -> Discard {
     let mut bytes = from_peer(State::Down).encode().to_vec();
     change(&mut bytes);
     let why = bench.session.receive(bench.now, &bytes, hops).expect_err("discarded");
-    assert_eq!(bench.session.state(), State::Up, "what is discarded changes nothing");
+    assert_eq!(bench.session.state(), State::Up, "a discarded packet changes nothing");
     assert_eq!(bench.session.remote().0, State::Up);
     assert_eq!(bench.session.discards().iter().collect::<Vec<_>>(), [(why, 1)]);
     why
 }
 
 #[test]
-fn what_has_passed_a_router_is_discarded() {
+fn packets_that_passed_a_router_are_discarded() {
     assert_eq!(refused(|_| {}, 254), Discard::Hops);
     assert_eq!(refused(|_| {}, 1), Discard::Hops);
     assert_eq!(refused(|_| {}, 0), Discard::Hops);
 }
 
 #[test]
-fn what_is_for_another_session_is_discarded() {
+fn packets_for_another_session_are_discarded() {
     assert_eq!(refused(|bytes| bytes[11] ^= 1, HOPS), Discard::NoSession);
 }
 
 #[test]
-fn what_is_authenticated_is_discarded_because_nothing_is_here() {
+fn authenticated_packets_are_discarded() {
     let authenticate = |bytes: &mut Vec<u8>| {
         bytes[1] |= 4;
         bytes[3] = 28;
@@ -36,7 +36,7 @@ fn what_is_authenticated_is_discarded_because_nothing_is_here() {
 }
 
 #[test]
-fn what_breaks_the_format_is_discarded_and_counted() {
+fn malformed_packets_are_discarded_and_counted() {
     assert_eq!(refused(|bytes| bytes[0] = 0x40, HOPS), Discard::Version);
     assert_eq!(refused(|bytes| bytes[3] = 20, HOPS), Discard::Length);
     assert_eq!(refused(|bytes| bytes[3] = 60, HOPS), Discard::LengthBeyondPayload);
@@ -50,7 +50,8 @@ fn what_breaks_the_format_is_discarded_and_counted() {
     assert_eq!(refused(zero_in_init, HOPS), Discard::YourDiscriminatorZero);
 }
 
-/// Section 6.5 and the last lines of 6.8.6: at once, in every state but AdminDown, whatever the transmission timer says.
+/// The session answers a poll at once in every state but AdminDown, independent of the transmission timer (section 6.5 and the
+/// end of section 6.8.6).
 #[test]
 fn a_poll_is_answered_at_once() {
     let mut bench = Bench::up(Timers::default());
@@ -67,7 +68,7 @@ fn a_poll_is_answered_at_once() {
 }
 
 #[test]
-fn an_answer_does_not_shift_the_periodic_packets_nor_does_what_asks_for_none() {
+fn replies_do_not_shift_periodic_packets() {
     let mut asked = Bench::up(Timers::default());
     let mut unasked = Bench::up(Timers::default());
     for _ in 0..50 {
@@ -81,15 +82,16 @@ fn an_answer_does_not_shift_the_periodic_packets_nor_does_what_asks_for_none() {
 }
 
 #[test]
-fn an_answer_is_answered_by_nobody() {
+fn a_final_gets_no_answer() {
     let mut bench = Bench::up(Timers::default());
     bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
     assert!(bench.sent.is_empty());
 }
 
-/// 100,000 datagrams, most of them nonsense: no panic, no state without a reason, and one answer at most to each.
+/// 100,000 datagrams, most of them invalid, cause no panic, no change of state without a diagnostic, and at most one answer
+/// each.
 #[test]
-fn a_session_survives_whatever_comes() {
+fn random_datagrams_do_not_break_a_session() {
     let mut random = Rng::with_seed(6886);
     let mut bench = Bench::new(timers(50, 50, 3));
     let mut ups = 0;
@@ -113,7 +115,7 @@ fn a_session_survives_whatever_comes() {
         assert!(taken.is_ok() || bench.session.state() == before);
         let sent = bench.sent.len();
         bench.act();
-        // An answer, and a packet that tells the new state, or a periodic one.
+        // The two packets are an answer, and a packet with the new state or a periodic packet.
         assert!(bench.sent.len() - sent <= 2, "no packet makes a storm");
         bench.sent.clear();
         ups += u32::from(bench.session.state() == State::Up);

@@ -1,9 +1,9 @@
-//! Sections 6.8.3 and 6.8.7: when packets go out, and what is in them.
+//! The times and contents of sent packets: sections 6.8.3 and 6.8.7.
 
 use super::*;
 
 #[test]
-fn the_first_packet_is_due_at_once_and_says_what_the_rfc_has_at_the_start() {
+fn the_first_packet_is_immediate_with_initial_values() {
     let bench = Bench::new(timers(300, 200, 5));
     let expected = Packet {
         state: State::Down,
@@ -21,7 +21,7 @@ fn the_first_packet_is_due_at_once_and_says_what_the_rfc_has_at_the_start() {
 }
 
 #[test]
-fn at_most_one_a_second_until_it_is_up() {
+fn at_most_one_packet_a_second_until_it_is_up() {
     for state in [State::Down, State::Init, State::AdminDown] {
         let mut bench = Bench::new(timers(10, 300, 3));
         match state {
@@ -31,7 +31,7 @@ fn at_most_one_a_second_until_it_is_up() {
         }
         bench.act();
         bench.sent.clear();
-        // In Init a packet is needed now and then, or it goes down.
+        // A session in Init has to receive packets, or its detection time expires.
         let heard = if state == State::Init { State::Down } else { State::AdminDown };
         let end = bench.now + ms(60_000);
         while bench.now < end {
@@ -46,7 +46,7 @@ fn at_most_one_a_second_until_it_is_up() {
     }
 }
 
-/// A session that is to send less often than once a second does so when it is not up, too.
+/// An interval longer than a second also applies while the session is not Up.
 #[test]
 fn a_slow_session_is_not_made_faster_by_being_down() {
     let mut bench = Bench::new(timers(4000, 300, 3));
@@ -55,7 +55,8 @@ fn a_slow_session_is_not_made_faster_by_being_down() {
     assert!(bench.sent.iter().all(|(_, packet)| packet.desired_min_tx_us == 4_000_000));
 }
 
-/// The interval is the longer one of what we want and what the peer can receive, less 0 to 25%, drawn for each packet.
+/// The interval is the longer of our DesiredMinTx and the peer's RequiredMinRx, less a jitter of 0 to 25% drawn for each
+/// packet.
 #[test]
 fn up_it_sends_as_often_as_both_allow_with_jitter() {
     for (tx, their_rx, expected) in [(300, 100, 300), (100, 300, 300), (50, 50, 50)] {
@@ -79,7 +80,8 @@ fn up_it_sends_as_often_as_both_allow_with_jitter() {
     }
 }
 
-/// With a multiplier of 1 a packet that is late at all would be one that is missing.
+/// With a multiplier of 1 the peer would count a late packet as missing, so the interval is at most 90% of the negotiated one
+/// (section 6.8.7).
 #[test]
 fn with_a_multiplier_of_one_it_keeps_to_75_to_90_percent() {
     let mut bench = Bench::up(timers(300, 300, 1));
@@ -91,7 +93,7 @@ fn with_a_multiplier_of_one_it_keeps_to_75_to_90_percent() {
 }
 
 #[test]
-fn a_peer_that_can_receive_nothing_is_sent_nothing_but_answers() {
+fn required_min_rx_0_stops_all_but_answers() {
     let mut bench = Bench::up(Timers::default());
     let silent = Packet { required_min_rx_us: 0, ..from_peer(State::Up) };
     bench.hear(silent);
@@ -101,15 +103,15 @@ fn a_peer_that_can_receive_nothing_is_sent_nothing_but_answers() {
     bench.hear(Packet { poll: true, ..silent });
     assert_eq!(bench.sent.len(), 1);
     assert!(bench.last().is_final);
-    // Until it says otherwise.
+    // Periodic packets start again when the peer sends another RequiredMinRx.
     bench.hear(from_peer(State::Up));
     bench.run_hearing(ms(2000), from_peer(State::Up));
     assert!(bench.sent.len() >= 6);
 }
 
-/// Section 6.8.18: it asked for silence, and was not heard again.
+/// The peer asked for no periodic packets and then fell silent (section 6.8.18).
 #[test]
-fn a_peer_that_asked_for_nothing_and_went_away_is_called_again() {
+fn required_min_rx_0_ends_with_the_detection_time() {
     let mut bench = Bench::up(Timers::default());
     bench.hear(Packet { required_min_rx_us: 0, ..from_peer(State::Up) });
     bench.sent.clear();
@@ -122,9 +124,9 @@ fn a_peer_that_asked_for_nothing_and_went_away_is_called_again() {
     );
 }
 
-/// Section 6.8.3: a shorter interval counts from the packet before, and so does a longer one.
+/// A shorter or a longer interval counts from the last packet sent (section 6.8.3).
 #[test]
-fn what_the_peer_can_receive_is_kept_to_at_once() {
+fn the_peers_required_min_rx_takes_effect_at_once() {
     let mut bench = Bench::up(timers(100, 300, 3));
     let slow = Packet { required_min_rx_us: 4_000_000, ..from_peer(State::Up) };
     bench.hear(slow);
@@ -132,16 +134,16 @@ fn what_the_peer_can_receive_is_kept_to_at_once() {
     bench.sent.clear();
     bench.run_hearing(ms(2900), slow);
     assert!(bench.sent.len() <= 1);
-    // More than 200 ms have gone by since the last one, or it has just been sent.
+    // More than 200 ms have passed since the last packet, or it was just sent.
     bench.run_hearing(ms(300), Packet { required_min_rx_us: 200_000, ..from_peer(State::Up) });
     assert!(!bench.sent.is_empty());
     let last = bench.sent.last().unwrap().0;
     assert!(bench.now - last <= ms(200));
 }
 
-/// Section 6.8.7: a change of state is told before the next packet is due.
+/// A change of state is sent before the next periodic packet is due (section 6.8.7).
 #[test]
-fn a_change_of_state_is_told_at_once() {
+fn a_change_of_state_is_sent_at_once() {
     let mut bench = Bench::new(Timers::default());
     bench.run(ms(100));
     bench.hear(from_peer(State::Down));
@@ -154,7 +156,7 @@ fn a_change_of_state_is_told_at_once() {
 }
 
 #[test]
-fn what_is_sent_is_what_the_rfc_says() {
+fn packet_fields_follow_the_rfc() {
     let mut bench = Bench::up(timers(250, 350, 4));
     bench.run_hearing(ms(1000), from_peer(State::Up));
     let expected = Packet {
@@ -170,9 +172,10 @@ fn what_is_sent_is_what_the_rfc_says() {
     assert!(bench.sent.iter().all(|(_, packet)| *packet == expected), "{:?}", bench.sent);
 }
 
-/// Sections 6.6 and 6.8.7: a peer in demand mode wants nothing periodic while both are up, unless we ask it something.
+/// A peer in demand mode gets no periodic packets while both sessions are Up, except during a Poll Sequence (sections 6.6 and
+/// 6.8.7).
 #[test]
-fn a_peer_in_demand_mode_is_sent_nothing_while_both_are_up() {
+fn demand_mode_stops_periodic_packets_while_up() {
     let mut bench = Bench::up(Timers::default());
     let demand = Packet { demand: true, ..from_peer(State::Up) };
     bench.hear(demand);

@@ -1,4 +1,4 @@
-//! Every clause of section 6.8 that concerns asynchronous mode, on a simulated clock.
+//! Tests of every clause of section 6.8 that concerns asynchronous mode, on a simulated clock.
 
 mod machine;
 mod past;
@@ -11,7 +11,7 @@ use std::num::NonZeroU8;
 
 use super::*;
 
-/// The discriminators of the session that is tested, and of its peer.
+/// The discriminators of the session under test and of its peer.
 const OURS: u32 = 0xaaaa;
 const THEIRS: u32 = 0xbbbb;
 
@@ -23,7 +23,7 @@ fn timers(tx_ms: u64, rx_ms: u64, detect_mult: u8) -> Timers {
     Timers::new(ms(tx_ms), ms(rx_ms), detect_mult).unwrap()
 }
 
-/// What a peer with the same timers (300 ms, 300 ms, 3) sends in this state, to us by number.
+/// Returns a packet in this state with our discriminator, from a peer with the same timers (300 ms, 300 ms, 3).
 fn from_peer(state: State) -> Packet {
     Packet {
         diagnostic: Diagnostic::None,
@@ -42,7 +42,7 @@ fn from_peer(state: State) -> Packet {
     }
 }
 
-/// A session, its clock, and what it has sent when.
+/// A session, its simulated clock, and the packets that it has sent, with their times.
 struct Bench {
     session: Session,
     now: Duration,
@@ -50,7 +50,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// At an origin that is not 0, which nothing may depend on.
+    /// Creates a bench whose clock does not begin at 0: no result may depend on the origin.
     fn new(timers: Timers) -> Bench {
         let now = ms(1_000_000);
         let settings = Settings { timers, local_discriminator: NonZeroU32::new(OURS).unwrap() };
@@ -60,7 +60,7 @@ impl Bench {
         bench
     }
 
-    /// Up, with the poll that this takes answered and settled; nothing of it in `sent`.
+    /// Creates a bench with a session in Up, its Poll Sequence answered and settled, and `sent` empty.
     fn up(timers: Timers) -> Bench {
         let mut bench = Bench::new(timers);
         bench.hear(from_peer(State::Init));
@@ -73,7 +73,7 @@ impl Bench {
         bench
     }
 
-    /// Does what is to be done now.
+    /// Does all steps that are due now, and returns the next one.
     fn act(&mut self) -> Action {
         loop {
             match self.session.next_action(self.now) {
@@ -83,7 +83,7 @@ impl Bench {
         }
     }
 
-    /// Lets time go by, doing each thing when it is due.
+    /// Advances the clock and does each step when it is due.
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while let Action::Wait(until) = self.act()
@@ -96,7 +96,7 @@ impl Bench {
         self.act();
     }
 
-    /// The same, with a packet heard every 100 ms.
+    /// Advances the clock like `run`, and receives a packet every 100 ms.
     fn run_hearing(&mut self, time: Duration, packet: Packet) {
         let end = self.now + time;
         while self.now < end {
@@ -119,7 +119,7 @@ impl Bench {
         self.sent.last().expect("something was sent").1
     }
 
-    /// The time between packets that are no answers.
+    /// Returns the times between packets without F.
     fn intervals(&self) -> Vec<Duration> {
         let times: Vec<_> =
             self.sent.iter().filter(|(_, packet)| !packet.is_final).map(|(at, _)| *at).collect();

@@ -1,28 +1,28 @@
-//! Control packets: RFC 5880, section 4.1.
+//! BFD control packets (RFC 5880, section 4.1).
 
 use std::fmt;
 use std::num::NonZeroU8;
 
-use super::discard::Discard;
+use crate::bfd::discard::Discard;
 
-/// Bytes of a control packet without an authentication section.
+/// Length in bytes of a control packet without an authentication section.
 pub const LENGTH: usize = 24;
-/// The least with one: it begins with its type and its length.
+/// The minimum length with an authentication section, which begins with its type and length bytes.
 const LENGTH_WITH_AUTHENTICATION: usize = 26;
-/// The only version there is; version 0 was never an RFC.
+/// The only version that an RFC specifies.
 const VERSION: u8 = 1;
 
-/// State of a session, as its packets say it (Sta).
+/// The state of a session, as packets carry it (Sta).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// Held down by its administrator. No failure.
+    /// The administrator holds the session down. This is not a failure.
     AdminDown = 0,
-    /// No session, or just created.
+    /// The session is down or was just created.
     Down = 1,
-    /// The peer is heard, and does not say yet that it hears.
+    /// The session receives the peer's packets, but the peer has not confirmed that it receives ours.
     Init = 2,
-    /// Both hear each other.
+    /// Both ends receive each other's packets.
     Up = 3,
 }
 
@@ -36,7 +36,7 @@ impl State {
         }
     }
 
-    /// As records and metrics write it.
+    /// Returns the name used in records and metrics.
     pub fn name(self) -> &'static str {
         match self {
             State::AdminDown => "admin-down",
@@ -53,33 +53,33 @@ impl fmt::Display for State {
     }
 }
 
-/// Why a session left its last state (Diag).
+/// The reason for a session's last change of state (Diag).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Diagnostic {
-    /// 0: nothing to report.
+    /// 0: no diagnostic.
     None,
-    /// 1: the detection time went by without a packet.
+    /// 1: the detection time expired without a packet.
     DetectionTimeExpired,
-    /// 2: echoes did not come back. Never sent from here.
+    /// 2: the echo function failed. Never sent by this implementation.
     EchoFailed,
-    /// 3: the neighbour said that the session is down.
+    /// 3: the neighbor signaled that the session is down.
     NeighborSignaledDown,
-    /// 4: the data plane began anew.
+    /// 4: the forwarding plane was reset.
     ForwardingPlaneReset,
-    /// 5: the path is down, which something else than BFD has found out.
+    /// 5: the path is down, as detected by a means other than BFD.
     PathDown,
-    /// 6: a path that this one is continued by is down.
+    /// 6: a path concatenated to this one is down.
     ConcatenatedPathDown,
-    /// 7: the administrator said so.
+    /// 7: the session is administratively down.
     AdministrativelyDown,
-    /// 8: the same as 6, of the other direction.
+    /// 8: a path concatenated to this one is down in the reverse direction.
     ReverseConcatenatedPathDown,
-    /// 9 to 31: not given a meaning by RFC 5880.
+    /// 9 to 31: reserved by RFC 5880.
     Reserved(u8),
 }
 
 impl Diagnostic {
-    /// The number on the wire, 0 to 31.
+    /// Returns the code on the wire, 0 to 31.
     pub fn code(self) -> u8 {
         match self {
             Diagnostic::None => 0,
@@ -95,7 +95,7 @@ impl Diagnostic {
         }
     }
 
-    /// As records and metrics write it.
+    /// Returns the name used in records and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Diagnostic::None => "none",
@@ -111,7 +111,7 @@ impl Diagnostic {
         }
     }
 
-    /// From the number on the wire, of which five bits count.
+    /// Returns the diagnostic for a code on the wire; uses the low five bits.
     pub fn from_code(code: u8) -> Diagnostic {
         match code & 31 {
             0 => Diagnostic::None,
@@ -148,41 +148,42 @@ impl fmt::Display for Diagnostic {
 /// A control packet. Intervals are in microseconds, as on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Why the sender's session left its last state.
+    /// The reason for the last change of state of the sender's session.
     pub diagnostic: Diagnostic,
-    /// The sender's state.
+    /// The state of the sender's session.
     pub state: State,
-    /// P: the sender waits for an answer with F.
+    /// P (Poll): the sender waits for a packet with F.
     pub poll: bool,
-    /// F: that answer. Not both are sent; of received ones nothing forbids to take both as they are.
+    /// F (Final): the packet answers a packet with P. A sender sets at most one of P and F; a receiver accepts a packet with
+    /// both.
     pub is_final: bool,
-    /// C: the sender's BFD goes on when its control plane does not.
+    /// C: the sender's BFD keeps running when its control plane restarts.
     pub control_plane_independent: bool,
-    /// A: there is an authentication section. [`Packet::encode`] writes none, and leaves this bit clear.
+    /// A: the packet has an authentication section. [`Packet::encode`] writes none and leaves this bit clear.
     pub authenticated: bool,
-    /// D: the sender wants no periodic packets while both are up.
+    /// D: the sender wants no periodic packets while both sessions are Up.
     pub demand: bool,
-    /// How many packets in a row may be missed.
+    /// Number of consecutive packets that may be missing.
     pub detect_mult: NonZeroU8,
-    /// The sender's number of this session, never 0.
+    /// The sender's discriminator for this session, never 0.
     pub my_discriminator: u32,
-    /// The receiver's number of it; 0 when the sender does not know it.
+    /// The receiver's discriminator for this session; 0 if the sender does not know it.
     pub your_discriminator: u32,
-    /// How often the sender would like to send at most, without jitter.
+    /// The minimum interval at which the sender would like to transmit, without jitter.
     pub desired_min_tx_us: u32,
-    /// How often it can receive; 0: nothing periodic, please.
+    /// The minimum interval at which the sender can receive; 0 asks the peer to send no periodic packets.
     pub required_min_rx_us: u32,
-    /// How often it would send echoes back; 0: not at all.
+    /// The minimum interval at which the sender can receive echo packets; 0 means that it does not support echo.
     pub required_min_echo_rx_us: u32,
 }
 
 impl Packet {
-    /// Reads a datagram as RFC 5880, section 6.8.6 has it, as far as that does not take a session: the tests come in its
-    /// order. Bytes behind the length that the packet says are left alone, and so are those of an authentication section.
+    /// Parses a datagram and applies the checks of RFC 5880, section 6.8.6 that need no session, in the order of that section.
+    /// Ignores the contents of an authentication section, and all bytes beyond the length in the length field.
     ///
     /// # Errors
     ///
-    /// Which rule the packet is discarded by.
+    /// The rule by which the packet is discarded.
     pub fn parse(datagram: &[u8]) -> Result<Packet, Discard> {
         let &[first, flags, detect_mult, length, ..] = datagram else {
             return Err(Discard::Length);
@@ -199,7 +200,7 @@ impl Packet {
         if usize::from(length) > datagram.len() {
             return Err(Discard::LengthBeyondPayload);
         }
-        // It is at least as long as its length says, which is at least this.
+        // The checks above ensure that the datagram has at least `LENGTH` bytes.
         let bytes = datagram.first_chunk::<LENGTH>().ok_or(Discard::Length)?;
         let detect_mult = NonZeroU8::new(detect_mult).ok_or(Discard::DetectMult)?;
         if flag(0) {
@@ -230,7 +231,7 @@ impl Packet {
         Ok(packet)
     }
 
-    /// The packet as it is sent, without authentication.
+    /// Returns the packet as bytes on the wire, without an authentication section.
     pub fn encode(&self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         let bit = |set: bool, at: u8| u8::from(set) << at;

@@ -1,6 +1,6 @@
-//! One session: the procedures of RFC 5880, section 6.8, in asynchronous mode, without authentication, without echo.
+//! A BFD session: the procedures of RFC 5880, section 6.8, in asynchronous mode, without authentication and without echo.
 //!
-//! There is no clock here: `now` is the time since any origin that the caller keeps to, and never goes backwards.
+//! A session has no clock: `now` is the time since an origin that the caller chooses once, and must never go backwards.
 
 mod past;
 
@@ -9,38 +9,38 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::discard::{Discard, Discards};
-use super::packet::{Diagnostic, Packet, State};
-use super::poll_sequence::PollSequence;
-use super::timers::Timers;
+use crate::bfd::discard::{Discard, Discards};
+use crate::bfd::packet::{Diagnostic, Packet, State};
+use crate::bfd::poll_sequence::PollSequence;
+use crate::bfd::timers::Timers;
 pub(crate) use past::Past;
 
-/// Section 6.8.3: the least DesiredMinTx of a session that is not up.
+/// The minimum DesiredMinTx of a session that is not Up (section 6.8.3).
 const SLOW_US: u32 = 1_000_000;
-/// RFC 5881, section 5: with how many hops left a packet comes that has not passed a router.
+/// The TTL or hop limit of a packet that has not passed a router (RFC 5881, section 5).
 pub(super) const HOPS: u8 = 255;
 
-/// What a session is made with.
+/// The parameters of a new session.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How often it sends, wants to receive, and what is lost.
+    /// The requested intervals and the detection multiplier.
     pub timers: Timers,
-    /// Its number on this host, which no other session may have; better drawn than counted (section 6.8.1).
+    /// The local discriminator, unique on this host; better random than consecutive (section 6.8.1).
     pub local_discriminator: NonZeroU32,
 }
 
-/// What the owner of a session has to do next.
+/// The next step for the owner of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send this packet now. It counts as sent.
+    /// Send this packet now. The session already counts it as sent.
     Transmit(Packet),
-    /// Nothing until then, or until a packet comes.
+    /// Wait until this time or until a packet arrives.
     Wait(Duration),
-    /// Nothing until a packet comes: the peer wants to hear nothing, and nothing is awaited from it.
+    /// Wait until a packet arrives: the peer wants no packets, and the session expects none.
     WaitForPacket,
 }
 
-/// What was last heard of the peer, or what is assumed before.
+/// The state variables received from the peer, or their initial values.
 #[derive(Clone, Copy, Debug)]
 struct Remote {
     /// bfd.RemoteDiscr
@@ -51,15 +51,15 @@ struct Remote {
     min_rx_us: u32,
     /// bfd.RemoteDemandMode
     demand: bool,
-    /// Its Desired Min TX Interval and Detect Mult.
+    /// The peer's Desired Min TX Interval and Detect Mult.
     min_tx_us: u32,
     detect_mult: u8,
     diagnostic: Diagnostic,
-    /// When it was last heard; `None` once a detection time has gone by since.
+    /// The arrival time of the peer's last packet; `None` once a detection time has passed since.
     heard: Option<Duration>,
 }
 
-/// The state variables of section 6.8.1, and what is to be sent when.
+/// The state variables of section 6.8.1, and the transmission schedule.
 #[derive(Debug)]
 pub struct Session {
     timers: Timers,
@@ -67,20 +67,20 @@ pub struct Session {
     state: State,
     diagnostic: Diagnostic,
     remote: Remote,
-    /// bfd.DesiredMinTxInterval: what packets say.
+    /// bfd.DesiredMinTxInterval, as packets carry it.
     desired_min_tx_us: u32,
-    /// What is kept to of it: less, while the peer has not confirmed that it became more.
+    /// The DesiredMinTx in use, which stays at the lower value until the peer has confirmed an increase.
     tx_us: u32,
-    /// What of RequiredMinRx the detection time is reckoned with: more, while the peer has not confirmed that it became less.
+    /// The RequiredMinRx used for the detection time, which stays at the higher value until the peer has confirmed a decrease.
     rx_us: u32,
     poll: PollSequence,
-    /// A packet with P came that is not answered yet.
+    /// A packet with P has arrived and is not answered yet.
     owes_final: bool,
-    /// When the last packet went out that was no answer to P.
+    /// The time of the last packet sent other than an answer to P.
     sent: Option<Duration>,
-    /// State and diagnostic that the last packet told.
+    /// State and diagnostic in the last packet sent.
     told: (State, Diagnostic),
-    /// What is taken off the present interval, from 0 for nothing to 1 for as much as may be.
+    /// The jitter subtracted from the present interval, from 0 (none) to 1 (the permitted maximum).
     jitter: f64,
     random: Rng,
     since: Duration,
@@ -94,7 +94,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that is down, and whose first packet is due at once.
+    /// Creates a session in state Down, with its first packet due at once.
     pub fn new(settings: Settings, now: Duration, random: Rng) -> Session {
         let Settings { timers, local_discriminator } = settings;
         let slow = timers.desired_min_tx_us.get().max(SLOW_US);
@@ -133,14 +133,14 @@ impl Session {
         }
     }
 
-    /// Takes a datagram that came with `hops` left (section 6.8.6; RFC 5881, section 5).
+    /// Processes a datagram received with a TTL or hop limit of `hops` (section 6.8.6; RFC 5881, section 5).
     ///
-    /// Time that has gone by is not looked at before: who was kept from running first gives the session what waits in the
-    /// socket, and then asks for the next action, so that a late owner is not taken for a dead peer.
+    /// Does not check the detection time first. A thread that was scheduled late passes all packets from its socket queue to
+    /// the session, then calls `next_action`, so that its own delay does not look like a dead peer.
     ///
     /// # Errors
     ///
-    /// Why the packet was discarded, which is counted.
+    /// The reason why the packet was discarded, which the session has counted.
     pub fn receive(&mut self, now: Duration, datagram: &[u8], hops: u8) -> Result<(), Discard> {
         let taken = if hops == HOPS {
             Packet::parse(datagram).and_then(|packet| self.take(now, &packet))
@@ -160,6 +160,15 @@ impl Session {
         }
         if packet.authenticated {
             return Err(Discard::Authentication);
+        }
+        // This rule is stricter than RFC 5880, section 6.8.6, by which such a packet takes the session down if its state is
+        // Down or AdminDown. The packet proves nothing but the peer's source address, which every host on the link can forge; a
+        // packet with our discriminator proves that its sender has received our packets. FRR's bfdd ignores such packets too.
+        // The cost: if a peer has restarted, or has forgotten our discriminator after losing our packets for a detection time
+        // (section 6.8.1), the session notices only when its own detection time expires. The ignored packet does not restart
+        // that time, and once the session is Down the same packet starts it again.
+        if packet.your_discriminator == 0 && matches!(self.state, State::Init | State::Up) {
+            return Err(Discard::YourDiscriminatorZero);
         }
         self.remote = Remote {
             discriminator: packet.my_discriminator,
@@ -181,7 +190,7 @@ impl Session {
                 self.change(now, State::Down, Diagnostic::NeighborSignaledDown);
             }
             (State::Down, State::Down) => self.change(now, State::Init, self.diagnostic),
-            // What went wrong before is told until both know that it is over.
+            // The diagnostic of the last failure stays until both ends know that the session is Up.
             (State::Down, State::Init) | (State::Init, State::Init | State::Up) => {
                 self.change(now, State::Up, Diagnostic::None);
             }
@@ -193,12 +202,12 @@ impl Session {
         Ok(())
     }
 
-    /// Counts a packet that its owner has discarded.
+    /// Counts a packet that the owner of the session has discarded.
     pub fn discard(&mut self, why: Discard) {
         self.discards.count(why);
     }
 
-    /// What is to be done at `now`. To be asked again after each packet that was sent or came, and when the wait is over.
+    /// Returns the next step at time `now`. Call it again after each packet sent or received, and when the wait is over.
     pub fn next_action(&mut self, now: Duration) -> Action {
         self.expire(now);
         self.poll.advance(now);
@@ -217,7 +226,8 @@ impl Session {
         next.map_or(Action::WaitForPacket, Action::Wait)
     }
 
-    /// Section 6.8.4, and of 6.8.1 and 6.8.18 what is forgotten of a peer that is silent for a detection time.
+    /// Handles an expired detection time (section 6.8.4) and forgets the values of a peer that is silent for a detection time
+    /// (sections 6.8.1 and 6.8.18).
     fn expire(&mut self, now: Duration) {
         if self.expiry().is_none_or(|expiry| now < expiry) {
             return;
@@ -234,7 +244,7 @@ impl Session {
         self.remote.heard.map(|heard| heard + self.detection_time())
     }
 
-    /// Section 6.8.7: when the next packet is due that is no answer; `None` while none may be sent.
+    /// Returns the time of the next periodic packet; `None` while the session may send none (section 6.8.7).
     fn transmission(&self) -> Option<Duration> {
         if self.remote.min_rx_us == 0 {
             return None;
@@ -247,7 +257,7 @@ impl Session {
         (!is_quiet || self.poll.is_running()).then(|| sent + self.transmit_interval().mul_f64(self.kept()))
     }
 
-    /// The part of the interval that is left after jitter: section 6.8.7.
+    /// Returns the fraction of the interval that remains after jitter (section 6.8.7).
     fn kept(&self) -> f64 {
         if self.timers.detect_mult.get() == 1 { 0.9 - 0.15 * self.jitter } else { 1.0 - 0.25 * self.jitter }
     }
@@ -287,7 +297,7 @@ impl Session {
         }
     }
 
-    /// Section 6.8.3: brings the state variables to what timers and state ask for, and has the peer confirm it.
+    /// Sets the state variables for the present timers and state, and starts a Poll Sequence if they change (section 6.8.3).
     fn apply_timers(&mut self) {
         let least = if self.state == State::Up { 0 } else { SLOW_US };
         let desired = self.timers.desired_min_tx_us.get().max(least);
@@ -305,20 +315,21 @@ impl Session {
         }
     }
 
-    /// Changes the timers (sections 6.8.3 and 6.8.10 to 6.8.12). While the session is up, a longer interval to send or a
-    /// shorter one to receive is kept to only when the peer has confirmed it; everything else at once.
+    /// Changes the timers (sections 6.8.3 and 6.8.10 to 6.8.12). While the session is Up, a longer transmit interval or a
+    /// shorter receive interval takes effect once the peer has confirmed it; other changes take effect at once.
     pub fn set_timers(&mut self, timers: Timers) {
         let before = self.timers;
         self.timers = timers;
         self.apply_timers();
-        // Section 6.6: a peer in demand mode hears of nothing that it is not asked to confirm.
+        // A peer in demand mode receives no periodic packets, so only a Poll Sequence can carry the new multiplier (section
+        // 6.6).
         let unheard = self.remote.demand && before.detect_mult != timers.detect_mult;
         if before.required_min_rx_us != timers.required_min_rx_us || unheard {
             self.poll.request();
         }
     }
 
-    /// Section 6.8.16: holds the session down, and tells the peer so; or lets it come up again.
+    /// Holds the session down and tells the peer so, or lets the session come up again (section 6.8.16).
     pub fn set_admin_down(&mut self, now: Duration, is_down: bool) {
         if is_down {
             self.change(now, State::AdminDown, Diagnostic::AdministrativelyDown);
@@ -327,14 +338,14 @@ impl Session {
         }
     }
 
-    /// Section 6.8.15: the data plane began anew, and what the peer knows of it holds no longer.
+    /// Reports a reset of the forwarding plane to the peer (section 6.8.15).
     pub fn reset_forwarding_plane(&mut self, now: Duration) {
         if self.state != State::AdminDown {
             self.change(now, State::Down, Diagnostic::ForwardingPlaneReset);
         }
     }
 
-    /// Section 6.8.17: tells the peer of a path behind this one, without a change of state.
+    /// Signals the state of a concatenated path to the peer, without a change of state (section 6.8.17).
     pub fn signal(&mut self, diagnostic: Diagnostic) {
         self.diagnostic = diagnostic;
         if self.remote.demand {
@@ -342,90 +353,91 @@ impl Session {
         }
     }
 
-    /// bfd.SessionState
+    /// Returns bfd.SessionState.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When it became that.
+    /// Returns the time of the last change of state.
     pub fn since(&self) -> Duration {
         self.since
     }
 
-    /// How often the state has changed.
+    /// Returns the number of state changes.
     pub fn transitions(&self) -> u64 {
         self.transitions
     }
 
-    /// How often it went up, and how often down from there.
+    /// Returns the number of changes to Up, and the number of changes from Up.
     pub fn ups_and_downs(&self) -> (u64, u64) {
         (self.ups, self.downs)
     }
 
-    /// Why it was up the last time no longer; [`Diagnostic::None`] when that never was.
+    /// Returns the diagnostic of the last change from Up; [`Diagnostic::None`] if there was none.
     pub fn last_failure(&self) -> Diagnostic {
         self.last_failure
     }
 
-    /// bfd.LocalDiag: why the state is what it is, and nothing once the session is up.
+    /// Returns bfd.LocalDiag: the reason for the present state, and no diagnostic while the session is Up.
     pub fn diagnostic(&self) -> Diagnostic {
         self.diagnostic
     }
 
-    /// What the peer said last: its state and why.
+    /// Returns the state and the diagnostic in the peer's last packet.
     pub fn remote(&self) -> (State, Diagnostic) {
         (self.remote.state, self.remote.diagnostic)
     }
 
-    /// Whether the peer has shown that it knows of this side's being administratively down: nothing is lost by silence then.
+    /// Returns whether the peer has confirmed that it knows about this side's AdminDown, so that later silence is no failure to
+    /// it.
     pub fn farewell_was_heard(&self) -> bool {
         self.state == State::AdminDown
             && self.remote.heard.is_some_and(|heard| heard > self.since)
             && matches!(self.remote.state, State::Down | State::AdminDown)
     }
 
-    /// bfd.LocalDiscr
+    /// Returns bfd.LocalDiscr.
     pub fn local_discriminator(&self) -> NonZeroU32 {
         self.local_discriminator
     }
 
-    /// bfd.RemoteDiscr; `None` while the peer's is not known.
+    /// Returns bfd.RemoteDiscr; `None` while it is unknown.
     pub fn remote_discriminator(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.remote.discriminator)
     }
 
-    /// What was asked for.
+    /// Returns the requested timers.
     pub fn timers(&self) -> Timers {
         self.timers
     }
 
-    /// At most how often this side sends at present, without jitter (section 6.8.7).
+    /// Returns the present transmit interval, before jitter (section 6.8.7).
     pub fn transmit_interval(&self) -> Duration {
         Duration::from_micros(self.tx_us.max(self.remote.min_rx_us).into())
     }
 
-    /// How long the peer may be silent (section 6.8.4); 0 before it was heard.
+    /// Returns the detection time (section 6.8.4); 0 before the peer's first packet.
     pub fn detection_time(&self) -> Duration {
         let interval = Duration::from_micros(self.rx_us.max(self.remote.min_tx_us).into());
         interval * u32::from(self.remote.detect_mult)
     }
 
-    /// How long this side may be silent before the peer takes it for dead, at the present interval.
+    /// Returns the peer's detection time for this session, at the present transmit interval.
     pub fn detection_time_of_peer(&self) -> Duration {
         self.transmit_interval() * u32::from(self.timers.detect_mult())
     }
 
-    /// Packets that were sent.
+    /// Returns the number of packets sent.
     pub fn transmitted(&self) -> u64 {
         self.transmitted
     }
 
-    /// Packets that were taken.
+    /// Returns the number of packets accepted.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Packets that were not.
+    /// Returns the numbers of packets discarded, by reason.
     pub fn discards(&self) -> &Discards {
         &self.discards
     }

@@ -1,12 +1,14 @@
-//! A new process takes over from the one that is at work, with its sockets: what waits in them waits on, and nothing is lost.
+//! Takeover: a new process continues with the sockets of the running process. Packets in the receive queues stay there, and none is lost.
 //!
-//! The new one is told what there is, sees whether it can go on with that, and gets ready, while the old one forwards. Then
-//! that one's planes end, and give back their sockets with what waits in them; those of the listeners are in both processes
-//! already, those of clients and next hops follow. Until the new one has said that it has everything, the old one can go on
-//! with its own, and does when the other one dies or is silent.
+//! The running process sends its listening sockets. The new process checks that its settings fit them and prepares its planes, while
+//! the running process still forwards. Then the planes of the running process end, and it sends the sockets of clients and next hops.
+//! Until the new process confirms that it has all sockets, the running process can continue, and does so if the new process ends or
+//! sends nothing in time.
 
 mod door;
-mod error;
+pub(crate) mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod line;
 mod offer;
 mod sessions;
@@ -15,93 +17,92 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::Group;
+use fourtuple::spread::UdpGroup;
 use fourtuple_syscalls::message;
 
 pub use door::{Door, Predecessor};
 pub use error::HandoverError;
-use line::{Line, PATIENCE, Said, Text};
+use line::{Line, Message, PATIENCE, Text};
 use offer::Offer;
 
 use crate::bfd;
 use crate::error::ForwardError;
-use crate::running::{Open, Parted, Running, failed};
+use crate::running::{EndedPlane, Open, Running, failed};
 use crate::settings::Forward;
 use crate::target::{Target, TargetKey};
 use crate::watch::{Sessions, Watch, Watched};
-use crate::worker::{Order, Port};
+use crate::worker::{Port, Request};
 use sessions::GivenSession;
 
-/// The first words of the new one. Another version than this is another number.
+/// The first message of the new process. The number is the version of the protocol.
 const HELLO: &str = "fourtuple forward takes over, 1";
-/// How long the new one may take until it is ready, with the old one at work.
+/// The time limit for the preparation of the new process. The running process still forwards.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// What came of looking whether somebody takes over.
+/// The outcome of one check for a takeover.
 #[derive(Debug)]
 pub enum Handed {
-    /// Nobody is there, or not ready yet.
+    /// No process has connected, or the new process is not ready.
     Nothing,
-    /// Somebody was there, and it came to nothing: the planes go on.
+    /// The takeover failed. The planes continue.
     Failed(HandoverError),
-    /// The planes have ended, and another process goes on.
+    /// The planes have ended, and the new process forwards.
     Done {
-        /// Which; 0 when it is in another PID namespace.
+        /// The PID of the new process; 0 when it is in another PID namespace.
         process: u32,
-        /// The BFD sessions, as they were.
+        /// The BFD sessions before the takeover.
         bfd: Vec<Watched>,
-        /// How long no plane was at work: from the word to end until the successor had everything. Packets waited meanwhile.
+        /// The time without a running plane: from the end of the planes to the confirmation. Packets waited in the receive queues.
         pause: Duration,
     },
 }
 
-/// A forwarder that goes on with the sockets of another process.
+/// A forwarder that continues with the sockets of another process.
 #[derive(Debug)]
 pub struct TakenOver {
-    /// Its planes are at work.
+    /// The forwarder with running planes.
     pub running: Running,
-    /// Where it can be taken over from in turn.
+    /// The socket at which a later process can take over.
     pub door: Door,
-    /// The number of the process that it has taken over from, in the PID namespace of that.
+    /// The PID of the predecessor, in the predecessor's PID namespace.
     pub process: u32,
 }
 
 impl Running {
-    /// Looks whether somebody is at the door who is to take over, without waiting for that; to be called now and then. One
-    /// that is ready gets everything, which takes about as long as a system call for each plane, and one for every 250
-    /// clients. When it is [`Handed::Done`], the door is to be kept until the process ends: the successor waits for that
-    /// before it opens what only one process can have.
+    /// Checks without waiting for a process that requests the takeover; call this regularly. If that process is ready, this call sends it
+    /// all sockets, with about one system call for each plane and for every 250 clients. After [`Handed::Done`], keep the door until the
+    /// process ends: the successor waits for this end before it binds addresses that only one process can have.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::Plane`] and others of starting planes: they could not go on. What goes wrong with the successor is no
-    /// error but [`Handed::Failed`].
+    /// [`ForwardError::Plane`] and the errors of starting planes, when the own planes could not be restarted. An error of the successor is
+    /// [`Handed::Failed`].
     pub fn hand_over(&mut self, door: &mut Door) -> Result<Handed, ForwardError> {
         match self.speak(door) {
             Ok(false) => return Ok(Handed::Nothing),
             Ok(true) => {}
             Err(error) => {
-                if let Some(visitor) = door.visitor.take() {
-                    refuse(&visitor.line, &error);
+                if let Some(request) = door.request.take() {
+                    refuse(&request.line, &error);
                 }
                 return Ok(Handed::Failed(error));
             }
         }
-        let Some(visitor) = &door.visitor else { return Ok(Handed::Nothing) };
+        let Some(request) = &door.request else { return Ok(Handed::Nothing) };
         let begun = Instant::now();
-        let mut ended = self.part()?;
+        let mut ended = self.end_planes()?;
         let bfd = self.sessions.part();
-        let given = self.give(&visitor.line, &mut ended);
-        match given.and_then(|()| taken(&visitor.line)) {
+        let given = self.give(&request.line, &mut ended);
+        match given.and_then(|()| taken(&request.line)) {
             Ok(()) => {
-                let (process, pause) = (visitor.line.peer.process, begun.elapsed());
+                let (process, pause) = (request.line.peer.process, begun.elapsed());
                 self.sessions = Sessions::default();
                 door.leave();
                 Ok(Handed::Done { process, bfd, pause })
             }
             Err(error) => {
-                // It finds its line cut, and does not begin.
-                door.visitor = None;
+                // The new process finds the connection closed, and does not start.
+                door.request = None;
                 self.sessions.go_on()?;
                 self.go_on(ended)?;
                 Ok(Handed::Failed(error))
@@ -109,29 +110,29 @@ impl Running {
         }
     }
 
-    /// Whether somebody is ready to take over.
+    /// Handles one message of the new process. Returns whether it is ready to take over.
     fn speak(&self, door: &mut Door) -> Result<bool, HandoverError> {
         let path = door.path().to_owned();
         let listener = door.listener.try_clone();
-        let Some(visitor) = door.visitor()? else { return Ok(false) };
-        let Some(said) = visitor.line.hear()? else {
-            let after = visitor.since.elapsed();
+        let Some(request) = door.request()? else { return Ok(false) };
+        let Some(received) = request.line.hear()? else {
+            let after = request.since.elapsed();
             return if after < READY_WITHIN { Ok(false) } else { Err(HandoverError::Silent { path, after }) };
         };
-        visitor.since = Instant::now();
-        match said.kind() {
+        request.since = Instant::now();
+        match received.kind() {
             HELLO => {
                 let call = |source| HandoverError::Call { call: "dup()", path: path.clone(), source };
                 let listener = listener.map_err(call)?;
-                self.offer(&visitor.line, listener.as_fd(), &path)?;
+                self.offer(&request.line, listener.as_fd(), &path)?;
                 Ok(false)
             }
             "ready" => Ok(true),
-            _ => Err(said.unexpected(HELLO)),
+            _ => Err(received.unexpected(HELLO)),
         }
     }
 
-    /// Tells what there is, with the sockets that listen.
+    /// Sends the offer: the links with their listening sockets.
     fn offer(&self, line: &Line, door: BorrowedFd<'_>, path: &std::path::Path) -> Result<(), HandoverError> {
         let failed = |call| move |source| HandoverError::Call { call, path: path.to_owned(), source };
         let offer = Text::of("offer")
@@ -166,9 +167,9 @@ impl Running {
         line.say("that is all")
     }
 
-    /// Gives what only a process whose planes have ended can give.
-    fn give(&mut self, line: &Line, ended: &mut [Parted]) -> Result<(), HandoverError> {
-        for port in ended.iter_mut().flat_map(|parted| &mut parted.ports) {
+    /// Sends the state that is final only after the planes have ended: counters, clients and sessions.
+    fn give(&mut self, line: &Line, ended: &mut [EndedPlane]) -> Result<(), HandoverError> {
+        for port in ended.iter_mut().flat_map(|plane| &mut plane.ports) {
             let text = Text::of("port")
                 .with("link", port.link)
                 .with("seat", port.seat)
@@ -199,25 +200,25 @@ impl Running {
 }
 
 fn refuse(line: &Line, why: &dyn std::fmt::Display) {
-    // One who is gone need not be told.
+    // The send fails if the peer process has ended, which needs no message.
     let _ = line.say(&format!("no\n{why}"));
 }
 
 fn taken(line: &Line) -> Result<(), HandoverError> {
-    let said = line.wait_or_shut(PATIENCE)?;
-    if said.kind() == "taken" { Ok(()) } else { Err(said.unexpected("taken")) }
+    let received = line.wait_or_shut(PATIENCE)?;
+    if received.kind() == "taken" { Ok(()) } else { Err(received.unexpected("taken")) }
 }
 
 impl Forward {
-    /// Starts in place of the process that is at work, with its sockets: no packet is lost. It has to listen where that one
-    /// does, by the same [`fourtuple::spread::Spread`], with no more planes than that one had sockets at each address; planes
-    /// that have put packets together ([`crate::PlaneKind::Offload`]) are followed by such ones, and BFD sessions among the data by
-    /// such sessions. Routes and everything else may be different.
+    /// Takes over from the running process with its sockets: no packet is lost. The addresses and the [`fourtuple::spread::Selector`] must
+    /// be the same, and the number of planes at most the number of sockets at each address. Planes that use UDP_GRO
+    /// ([`crate::PlaneKind::Offload`]) must be followed by planes that use it, and in-band BFD sessions by in-band sessions. Routes and all
+    /// other settings may differ.
     ///
     /// # Errors
     ///
-    /// [`ForwardError::Handover`], of which [`HandoverError::Differs`] says why it would not fit; others as of
-    /// [`Forward::start`]. The one at work goes on then.
+    /// [`ForwardError::Handover`], with [`HandoverError::Differs`] when the settings do not fit; the errors of [`Forward::start`]. The running
+    /// process then continues.
     pub fn take_over(&self, from: Predecessor) -> Result<TakenOver, ForwardError> {
         let Predecessor { path, line } = from;
         let tell = |error: ForwardError| {
@@ -234,11 +235,11 @@ impl Forward {
         let given = Given::hear(&line)?;
         let (sessions, left) = running.follow(given.sessions).map_err(tell)?;
         running.sessions = sessions;
-        // From here on the other one does not go on, unless this fails.
+        // After this message the predecessor does not continue, unless the send fails.
         line.say("taken")?;
         running.sessions.go_on()?;
         for mut link in left {
-            // Dropped, it says that it is administratively down: the peer need not wait for its detection time.
+            // The drop sends AdminDown, so that the peer need not wait for its detection time.
             link.go_on().map_err(ForwardError::from)?;
         }
         door.taken_over_from(line);
@@ -246,20 +247,20 @@ impl Forward {
         Ok(TakenOver { running, door, process })
     }
 
-    /// Planes without a socket, and groups without a plane.
+    /// Prepares planes without sockets, and groups without planes.
     fn prepare(&self, offer: Offer) -> Result<Prepared, ForwardError> {
         let seats = offer.fits(self)?;
         let (groups, door) = offer.groups(self)?;
         let (mut links, mut places, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
         let (groups, numbers): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
-        self.refuse_loops(groups.iter().map(Group::address).collect())?;
+        self.refuse_loops(groups.iter().map(UdpGroup::address).collect())?;
         for ((link, group), place) in self.links.iter().zip(groups).zip(numbers) {
             let members = (0..seats).map(|seat| group.member(seat)).collect::<Result<_, _>>();
             listeners.push(members.map_err(failed("dup()"))?);
             places.push(place);
             links.push(Open::new(group, link, None));
         }
-        let mut running = Running::of(self, links, Sessions::default());
+        let mut running = Running::of(self, links, Sessions::default())?;
         for plane in 0..self.planes {
             let its = (0..seats).filter(|seat| seat % self.planes == plane).count();
             running.start_plane(None, Vec::new(), its)?;
@@ -268,17 +269,17 @@ impl Forward {
     }
 }
 
-/// All that can be had while the old one is at work.
+/// The parts that can be prepared while the predecessor still forwards.
 struct Prepared {
     running: Running,
-    /// For each link its number there.
+    /// The number of each link in the offer.
     places: Vec<usize>,
-    /// For each link its sockets, by seat.
+    /// The listening sockets of each link, by index.
     listeners: Vec<Vec<OwnedFd>>,
     door: OwnedFd,
 }
 
-/// A socket that listens as it was when its plane ended, and where its packets went.
+/// A listening socket with its state at the end of its plane, and its targets.
 struct GivenPort {
     link: usize,
     seat: usize,
@@ -286,7 +287,7 @@ struct GivenPort {
     targets: Vec<(TargetKey, u64, OwnedFd)>,
 }
 
-/// What comes when the old one's planes have ended.
+/// The state that the predecessor sends after its planes have ended.
 struct Given {
     ports: Vec<GivenPort>,
     sessions: Vec<GivenSession>,
@@ -296,25 +297,25 @@ impl Given {
     fn hear(line: &Line) -> Result<Given, HandoverError> {
         let mut given = Given { ports: Vec::new(), sessions: Vec::new() };
         loop {
-            let said = line.wait()?;
-            match (said.kind(), given.ports.last_mut()) {
+            let received = line.wait()?;
+            match (received.kind(), given.ports.last_mut()) {
                 ("port", _) => given.ports.push(GivenPort {
-                    link: said.value("link")?,
-                    seat: said.value("seat")?,
-                    overflowed: said.value("overflowed")?,
+                    link: received.value("link")?,
+                    seat: received.value("seat")?,
+                    overflowed: received.value("overflowed")?,
                     targets: Vec::new(),
                 }),
-                ("targets", Some(port)) => port.targets.extend(targets(said)?),
-                ("session", _) => given.sessions.push(GivenSession::of(said)?),
+                ("targets", Some(port)) => port.targets.extend(targets(received)?),
+                ("session", _) => given.sessions.push(GivenSession::of(received)?),
                 ("that is all", _) => return Ok(given),
-                _ => return Err(said.unexpected("port, targets, session")),
+                _ => return Err(received.unexpected("port, targets, session")),
             }
         }
     }
 }
 
-fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverError> {
-    let sockets = std::mem::take(&mut said.descriptors);
+fn targets(mut received: Message) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverError> {
+    let sockets = std::mem::take(&mut received.descriptors);
     let read = |line: &str| -> Option<(TargetKey, u64)> {
         let mut words = line.split(' ');
         let kind = words.next()?;
@@ -323,29 +324,29 @@ fn targets(mut said: Said) -> Result<Vec<(TargetKey, u64, OwnedFd)>, HandoverErr
             "client" => Some(words.next()?.parse().ok()?),
             _ => None,
         };
-        // The address that replies come from, where the listener has several.
+        // The source address of replies, for a wildcard listener.
         let answer_from = words.next().map(str::parse).transpose().ok()?;
         Some(((client, hop, answer_from), age))
     };
-    let keys: Option<Vec<_>> = said.lines().map(read).collect();
+    let keys: Option<Vec<_>> = received.lines().map(read).collect();
     match keys {
         Some(keys) if keys.len() == sockets.len() => {
             Ok(keys.into_iter().zip(sockets).map(|((key, age), socket)| (key, age, socket)).collect())
         }
-        _ => Err(said.unexpected("a socket for each target")),
+        _ => Err(received.unexpected("a socket for each target")),
     }
 }
 
 impl Running {
-    /// The sessions of the one before, new ones where it had none, and what it had alone. They begin to speak when they are
-    /// told to go on.
+    /// Prepares the sessions: sessions of the predecessor, new sessions where it had none, and its sessions that are no longer used. They send
+    /// nothing until they are resumed.
     fn follow(&self, given: Vec<GivenSession>) -> Result<(Sessions, Vec<bfd::Link>), ForwardError> {
         let links = self.links.iter().zip(&self.forward.links);
         let peers = links.filter_map(|(open, link)| Some((link.bfd?, &open.group)));
         Ok(Sessions::follow(peers, given)?)
     }
 
-    /// Gives the planes, which have nothing yet, what another process had.
+    /// Gives the prepared planes the sockets of the predecessor.
     fn adopt(
         &mut self,
         listeners: Vec<Vec<OwnedFd>>,
@@ -362,7 +363,7 @@ impl Running {
                 let mut port = self.port(link, seat, listener)?;
                 let found = given.iter().position(|given| (given.link, given.seat) == (*place, seat));
                 if let Some(given) = found.map(|found| given.swap_remove(found)) {
-                    // What was lost in between is this one's to tell.
+                    // Drops during the takeover count for this process.
                     port.overflowed = given.overflowed;
                     port.path.adopt(given.targets);
                 }
@@ -370,7 +371,7 @@ impl Running {
             }
         }
         for (plane, ports) in self.planes.iter().zip(shares) {
-            plane.desk.order(Order::Take(ports));
+            plane.requests.request(Request::Take(ports));
         }
         Ok(())
     }

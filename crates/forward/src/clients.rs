@@ -1,0 +1,231 @@
+//! The limit of clients over all planes of the process, and the rate of new clients.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::resource;
+
+use crate::error::ForwardError;
+use crate::settings::Forward;
+
+/// Descriptors besides the sockets of clients and the listening sockets: standard streams, metrics, BFD, a takeover.
+const OTHER_DESCRIPTORS: u64 = 64;
+/// Descriptors of a plane besides its sockets: epoll, eventfd, a ring for each link.
+const OF_A_PLANE: u64 = 4;
+
+/// The most clients of all planes of a forwarder, and the resources that bound this number. Each client takes one ephemeral UDP
+/// port of the host, for all addresses, and one descriptor of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientLimit {
+    /// The most clients.
+    pub clients: usize,
+    /// Ephemeral ports of the network namespace: `net.ipv4.ip_local_port_range` without the reserved ports.
+    pub ports: usize,
+    /// Descriptors available for clients under RLIMIT_NOFILE.
+    pub descriptors: usize,
+}
+
+impl ClientLimit {
+    /// Returns the requested limit. The default is three quarters of the ports or of the descriptors, the smaller of both: a quarter
+    /// stays free for other programs. `sockets` is the number of listening sockets.
+    pub(crate) fn new(forward: &Forward, sockets: usize) -> Result<ClientLimit, ForwardError> {
+        let ports = ephemeral_ports()
+            .map_err(|source| ForwardError::Call { call: "read net.ipv4.ip_local_port_range", source })?;
+        let (soft, _) = resource::descriptor_limits()
+            .map_err(|source| ForwardError::Call { call: "getrlimit(RLIMIT_NOFILE)", source })?;
+        // The group and the plane each keep a descriptor of every listening socket.
+        let needed = OTHER_DESCRIPTORS + forward.planes as u64 * OF_A_PLANE + 2 * sockets as u64;
+        let descriptors = usize::try_from(soft.saturating_sub(needed)).unwrap_or(usize::MAX);
+        let most = ports.min(descriptors);
+        match forward.clients {
+            Some(clients) if clients > most => {
+                Err(ForwardError::TooManyClients { clients, ports, descriptors })
+            }
+            Some(clients) => Ok(ClientLimit { clients, ports, descriptors }),
+            None => Ok(ClientLimit { clients: (most - most.div_ceil(4)).max(1), ports, descriptors }),
+        }
+    }
+}
+
+/// Returns the number of ephemeral ports in the network namespace of the calling thread.
+fn ephemeral_ports() -> io::Result<usize> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
+    count_ports(&range, &reserved).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Parses the two sysctls: `range` is two numbers with a tab between them, `reserved` is a list such as `8080,9148-9150`.
+fn count_ports(range: &str, reserved: &str) -> Option<usize> {
+    let (low, high) = range.trim().split_once(char::is_whitespace)?;
+    let (low, high): (u16, u16) = (low.parse().ok()?, high.trim().parse().ok()?);
+    let parts = reserved.trim().split(',').filter(|part| !part.is_empty());
+    let reserved = parts
+        .map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .collect::<Option<Vec<std::ops::RangeInclusive<u16>>>>()?;
+    Some((low..=high).filter(|port| !reserved.iter().any(|reserved| reserved.contains(port))).count())
+}
+
+/// The shared part of a [`ClientLimit`], which any plane may use. The rest is divided among the listening sockets, so that a flood
+/// at one plane leaves room for new clients of the other planes. Planes access the pool only when they open or close a client's
+/// socket.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    left: AtomicIsize,
+    own: usize,
+}
+
+impl Pool {
+    /// Returns a pool in which half of the clients are shared and the other half is divided among `sockets` listening sockets.
+    pub(crate) fn new(clients: usize, sockets: usize) -> Pool {
+        let own = clients / 2 / sockets.max(1);
+        let left = clients - own * sockets;
+        Pool { left: AtomicIsize::new(isize::try_from(left).unwrap_or(isize::MAX)), own }
+    }
+}
+
+/// The clients of one listening socket, counted against its own part and the shared part of the limit.
+#[derive(Debug)]
+pub(crate) struct Share {
+    pool: Arc<Pool>,
+    clients: usize,
+}
+
+impl Share {
+    pub(crate) fn new(pool: Arc<Pool>) -> Share {
+        Share { pool, clients: 0 }
+    }
+
+    /// Counts one more client. Returns false, without counting, when the limit is reached.
+    pub(crate) fn take(&mut self) -> bool {
+        let pool = &self.pool;
+        let is_own = self.clients < pool.own;
+        let has_room = is_own
+            || pool
+                .left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| (left > 0).then(|| left - 1))
+                .is_ok();
+        self.clients += usize::from(has_room);
+        has_room
+    }
+
+    /// Counts a client whose socket is already open, even beyond the limit.
+    pub(crate) fn take_anyway(&mut self) {
+        if self.clients >= self.pool.own {
+            self.pool.left.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.clients += 1;
+    }
+
+    /// Removes one client from the count.
+    pub(crate) fn give_back(&mut self) {
+        self.clients -= 1;
+        if self.clients >= self.pool.own {
+            self.pool.left.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A token bucket for new clients of one receiving socket. A new client costs several system calls, other packets share one call.
+/// Without a bound, a flood of new clients takes the time in which the plane would empty the receive queue, and the kernel drops
+/// packets of established clients with the rest.
+#[derive(Debug)]
+pub(crate) struct Openings {
+    tokens: u32,
+    refilled_at: Instant,
+}
+
+impl Openings {
+    /// New clients that one burst may have.
+    const BURST: u32 = 1024;
+
+    pub(crate) fn new() -> Openings {
+        Openings { tokens: Openings::BURST, refilled_at: Instant::now() }
+    }
+
+    /// Returns whether one more client may be opened now. A token arrives each millisecond. Without a token, a client may be
+    /// opened only while the plane keeps up (`is_behind` is false).
+    pub(crate) fn take(&mut self, now: Instant, is_behind: bool) -> bool {
+        let passed = now.saturating_duration_since(self.refilled_at).as_millis() as u64;
+        self.refilled_at += Duration::from_millis(passed);
+        let refilled = u64::from(self.tokens).saturating_add(passed);
+        self.tokens = refilled.min(u64::from(Openings::BURST)) as u32;
+        let has_token = self.tokens > 0;
+        self.tokens -= u32::from(has_token);
+        has_token || !is_behind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_clients_are_bounded_while_a_plane_is_behind() {
+        let mut openings = Openings::new();
+        let begin = openings.refilled_at;
+        let count = |openings: &mut Openings, now, is_behind| {
+            (0..2000).filter(|_| openings.take(now, is_behind)).count()
+        };
+        assert_eq!(count(&mut openings, begin, true), 1024, "a burst");
+        assert_eq!(
+            count(&mut openings, begin + Duration::from_micros(9_900), true),
+            9,
+            "one each millisecond"
+        );
+        assert_eq!(
+            count(&mut openings, begin + Duration::from_millis(10), true),
+            1,
+            "no part of one is lost"
+        );
+        assert_eq!(
+            count(&mut openings, begin + Duration::from_millis(10), false),
+            2000,
+            "the plane keeps up"
+        );
+        assert_eq!(
+            count(&mut openings, begin + Duration::from_secs(3600), true),
+            1024,
+            "no more than a burst"
+        );
+    }
+
+    #[test]
+    fn reserved_ports_are_not_counted() {
+        assert_eq!(count_ports("32768\t60999\n", "\n"), Some(28_232));
+        assert_eq!(count_ports("32768\t60999\n", "8080,40000-40009,60999\n"), Some(28_232 - 11));
+        assert_eq!(count_ports("1024", ""), None);
+    }
+
+    #[test]
+    fn a_share_is_kept_free_for_each_socket() {
+        let pool = Arc::new(Pool::new(20, 5));
+        let mut shares: Vec<_> = (0..5).map(|_| Share::new(Arc::clone(&pool))).collect();
+        let fill = |share: &mut Share| (0..100).filter(|_| share.take()).count();
+        // Of 20 clients, each of the 5 sockets has 2 of its own, and 10 are shared.
+        assert_eq!(fill(&mut shares[0]), 12);
+        let rest: usize = shares[1..].iter_mut().map(fill).sum();
+        assert_eq!(rest, 8, "each other socket has its own 2");
+        shares[0].give_back();
+        assert!(shares[4].take() && !shares[0].take());
+    }
+
+    #[test]
+    fn clients_that_are_there_already_count() {
+        let pool = Arc::new(Pool::new(4, 1));
+        let mut share = Share::new(pool);
+        (0..6).for_each(|_| share.take_anyway());
+        for _ in 0..2 {
+            assert!(!share.take());
+            share.give_back();
+        }
+        assert!(!share.take());
+        share.give_back();
+        assert!(share.take());
+    }
+}

@@ -1,0 +1,115 @@
+//! System calls that the kernel refuses while planes run.
+
+mod kinds;
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_forward::{Forward, ForwardError, Link, PlaneKind};
+use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_testing::in_namespace;
+
+/// A time limit that no working machine reaches.
+const LONG: Duration = Duration::from_secs(20);
+/// A lock between the tests: file descriptor numbers are per process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+fn forward(kind: PlaneKind, hop: &UdpSocket) -> Forward {
+    let link = Link::new("127.0.0.1:0".parse().unwrap(), hop.local_addr().unwrap());
+    Forward { kind, ..Forward::new(Link { replies: true, ..link }, 1) }
+}
+
+/// Runs the body in its own thread, since a seccomp filter cannot be removed.
+fn apart(body: impl FnOnce() + Send + 'static) {
+    thread::spawn(body).join().unwrap();
+}
+
+#[test]
+fn an_unwatched_client_is_dropped_alone() {
+    let _alone = ALONE.lock().unwrap();
+    in_namespace(|| {
+        for kind in kinds::kinds("an_unwatched_client_is_dropped_alone") {
+            apart(move || {
+                let hop = socket();
+                let clients: Vec<_> = (0..60).map(|_| socket()).collect();
+                // The kernel assigns the lowest free descriptor number.
+                let room: Vec<_> = (0..40).map(|_| File::open("/dev/null").unwrap()).collect();
+                let last = File::open("/dev/null").unwrap();
+                seccomp::refuse_watches_from(last.as_fd()).unwrap();
+                drop(room);
+                let running = forward(kind, &hop).start().unwrap();
+                let listen = running.address(0).unwrap();
+                let mut bytes = [0; 10];
+                let mut watched = Vec::new();
+                for (number, client) in clients.iter().enumerate() {
+                    let before = running.counts(0)[0].dropped_in_all();
+                    client.send_to(&[number as u8], listen).unwrap();
+                    let end = Instant::now() + LONG;
+                    let counts = || running.counts(0).remove(0);
+                    while counts().sent + counts().dropped_in_all() <= number as u64 {
+                        assert!(Instant::now() < end, "{kind}: {:?}", counts());
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    if counts().dropped_in_all() == before {
+                        watched.push(client);
+                    }
+                }
+                assert!((1..60).contains(&watched.len()), "{kind}: {}", watched.len());
+                while hop.set_nonblocking(true).is_ok() && hop.recv(&mut bytes).is_ok() {}
+                hop.set_nonblocking(false).unwrap();
+                // Existing clients continue to exchange packets with the next hop.
+                for client in &watched {
+                    client.send_to(b"again", listen).unwrap();
+                    let (length, from) = hop.recv_from(&mut bytes).unwrap();
+                    hop.send_to(&bytes[..length], from).unwrap();
+                    assert_eq!(client.recv(&mut bytes).unwrap(), 5, "{kind}");
+                }
+                let counts = running.drain().unwrap().remove(0).remove(0);
+                let dropped: Vec<_> =
+                    counts.dropped.iter().map(|(why, number)| (why.name(), *number)).collect();
+                assert_eq!(dropped, [("no-client", 60 - watched.len() as u64)], "{kind}");
+                assert_eq!(counts.clients, watched.len() as u64, "{kind}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_plane_that_may_not_receive_reports_the_error() {
+    let _alone = ALONE.lock().unwrap();
+    in_namespace(|| {
+        for kind in kinds::kinds("a_plane_that_may_not_receive_reports_the_error") {
+            apart(move || {
+                seccomp::refuse(Facility::ReceiveMany).unwrap();
+                let (client, hop) = (socket(), socket());
+                let mut running = forward(kind, &hop).start().unwrap();
+                client.send_to(b"x", running.address(0).unwrap()).unwrap();
+                if kind == PlaneKind::Uring {
+                    // A plane with io_uring calls recvmmsg() for replies only.
+                    let (_, from) = hop.recv_from(&mut [0; 10]).unwrap();
+                    hop.send_to(b"y", from).unwrap();
+                }
+                let end = Instant::now() + LONG;
+                let error = loop {
+                    match running.check() {
+                        Err(error) => break error,
+                        Ok(()) => assert!(Instant::now() < end, "{kind}: the plane still runs"),
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                };
+                assert!(matches!(error, ForwardError::Plane { plane: 0, .. }), "{kind}: {error}");
+                assert!(error.to_string().contains("recvmmsg(): EPERM"), "{kind}: {error}");
+            });
+        }
+    });
+}

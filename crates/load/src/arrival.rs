@@ -1,13 +1,13 @@
 use fastrand::Rng;
 
-/// When operations begin.
+/// The arrival process: when operations begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
-    /// The next one when the last one is over: a slow server is asked less often.
+    /// Closed loop: an operation begins when the previous one ends, so a slow server gets fewer requests.
     Closed,
-    /// So many a second, evenly, whether or not the last one is over.
+    /// Open loop: this many operations per second at equal intervals, whether or not earlier ones have ended.
     Even(f64),
-    /// So many a second on average, at random moments.
+    /// Open loop: a Poisson process with this mean rate per second.
     Poisson(f64),
 }
 
@@ -21,7 +21,7 @@ impl Arrival {
         }
     }
 
-    /// Operations per second that are offered; `None` in a closed loop.
+    /// Returns the offered load in operations per second; `None` in a closed loop.
     pub fn rate_per_s(self) -> Option<f64> {
         match self {
             Arrival::Closed => None,
@@ -30,24 +30,27 @@ impl Arrival {
     }
 }
 
+/// Maximum number of starts that are drawn one by one. The standard deviation of a Poisson count this large is 0.1% of its mean.
+const MOST_DRAWN: u64 = 1_000_000;
+
 /// The intended starts of one of several threads, in nanoseconds since the start of the run.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// Nanoseconds between two starts of this thread, on average.
+    /// Mean time between two starts of this thread, in nanoseconds.
     gap: f64,
     random: Option<Rng>,
     next: f64,
 }
 
 impl Schedule {
-    /// The part of thread `number` of `threads`; `None` in a closed loop.
+    /// Creates the schedule of thread `number` of `threads`; `None` in a closed loop.
     pub(crate) fn new(arrival: Arrival, number: usize, threads: usize, seed: u64) -> Option<Self> {
         let gap = 1e9 / arrival.rate_per_s()? * threads as f64;
         let mut schedule = match arrival {
             Arrival::Closed => return None,
-            // The threads take turns.
+            // The starts are dealt to the threads in turn.
             Arrival::Even(_) => Schedule { gap, random: None, next: gap * number as f64 / threads as f64 },
-            // As many independent processes of Poisson are one.
+            // The sum of independent Poisson processes is a Poisson process.
             Arrival::Poisson(_) => {
                 let random = Rng::with_seed(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 Schedule { gap, random: Some(random), next: 0.0 }
@@ -59,29 +62,33 @@ impl Schedule {
         Some(schedule)
     }
 
-    /// The next intended start.
+    /// Returns the next intended start.
     pub(crate) fn next(&self) -> u64 {
         self.next as u64
     }
 
-    /// Goes on to the one after it.
+    /// Advances to the following start.
     pub(crate) fn advance(&mut self) {
         let share = match &mut self.random {
-            // 1 minus a number below 1 is never 0, whose logarithm there is none of.
+            // f64() is below 1, so the logarithm is never taken of 0.
             Some(random) => -(1.0 - random.f64()).ln(),
             None => 1.0,
         };
         self.next += self.gap * share;
     }
 
-    /// How many starts are intended before `until`, the ones that were taken included; leaves the schedule there.
+    /// Advances the schedule to `until` and returns the number of starts it passed. Beyond [`MOST_DRAWN`] this is the expected
+    /// number, because counting a rate of 1 G/s one by one would take seconds.
     pub(crate) fn count_until(&mut self, until: u64) -> u64 {
-        let mut count = 0;
-        while self.next() < until {
-            count += 1;
+        for count in 0..MOST_DRAWN {
+            if self.next() >= until {
+                return count;
+            }
             self.advance();
         }
-        count
+        let rest = (until as f64 - self.next).max(0.0);
+        self.next = self.next.max(until as f64);
+        MOST_DRAWN + (rest / self.gap).ceil() as u64
     }
 }
 
@@ -103,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn even_starts_are_evenly_apart_however_many_threads_share_them() {
+    fn even_starts_have_equal_gaps_over_all_threads() {
         let all = starts(Arrival::Even(1000.0), 3, 1_000_000_000);
         assert_eq!(all.len(), 1000);
         assert!(all.windows(2).all(|pair| (999_999..=1_000_001).contains(&(pair[1] - pair[0]))));
@@ -111,16 +118,27 @@ mod tests {
     }
 
     #[test]
-    fn poisson_starts_have_the_rate_and_the_scatter_of_chance() {
+    fn poisson_starts_have_the_rate_and_its_variance() {
         let all = starts(Arrival::Poisson(10_000.0), 2, 10_000_000_000);
         // The count has a standard deviation of 316.
         assert!((98_500..101_500).contains(&all.len()), "{}", all.len());
         let gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-        // Of an exponential distribution both are equal.
+        // The mean and the standard deviation of an exponential distribution are equal.
         assert!((0.95..1.05).contains(&(variance.sqrt() / mean)));
         let mut schedule = Schedule::new(Arrival::Even(10.0), 0, 1, 1).unwrap();
         assert_eq!((schedule.count_until(1_000_000_000), schedule.count_until(1_000_000_000)), (10, 0));
+    }
+
+    #[test]
+    fn starts_of_a_huge_rate_are_counted_at_once() {
+        const HOUR: u64 = 3_600_000_000_000;
+        for arrival in [Arrival::Even(1e9), Arrival::Poisson(1e9)] {
+            let mut schedule = Schedule::new(arrival, 0, 1, 3).unwrap();
+            let count = schedule.count_until(HOUR) as f64;
+            assert!((0.999..1.001).contains(&(count / HOUR as f64)), "{count}");
+            assert_eq!(schedule.count_until(HOUR), 0);
+        }
     }
 }

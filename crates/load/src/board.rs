@@ -1,17 +1,20 @@
 use std::collections::BTreeMap;
+#[cfg(not(all(test, fourtuple_loom)))]
 use std::sync::Mutex;
 use std::time::Duration;
 
 use fourtuple_measure::{Histogram, HistogramLog};
 use fourtuple_record::Second;
+#[cfg(all(test, fourtuple_loom))]
+use loom::sync::Mutex;
 
-/// One second of one thread, or of all.
+/// The counts of one second, of one thread or of all threads.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
     pub(crate) errors: u64,
-    /// Operations under way at its end.
+    /// Operations in progress at the end of the second.
     pub(crate) in_flight: u64,
     pub(crate) total: Histogram,
 }
@@ -37,15 +40,15 @@ impl Part {
     }
 }
 
-/// Where threads put their seconds together. A second is kept as a histogram until every thread is past it, then as a few
-/// numbers, so that a long run takes no more room than a short one.
+/// The sums of all threads by second. A second is kept as a histogram until all threads have completed it, then as a few
+/// numbers, so that a long run needs little memory.
 pub(crate) struct Board {
     state: Mutex<State>,
 }
 
 struct State {
     open: BTreeMap<u64, Part>,
-    /// The second that each thread is in.
+    /// The current second of each thread.
     at: Vec<u64>,
     done: Vec<Second>,
     in_flight: Vec<u64>,
@@ -53,7 +56,7 @@ struct State {
 }
 
 impl Board {
-    /// `started` is the time of day, which the log of histograms tells.
+    /// Creates a board. `started` is the wall-clock time at which the run began, for the log of histograms.
     pub(crate) fn new(threads: usize, log: bool, started: Duration) -> Self {
         let log = log.then(|| HistogramLog::new(started));
         Board {
@@ -67,7 +70,7 @@ impl Board {
         }
     }
 
-    /// Thread `number` has done with the seconds before `next`; `part` is what it did in `second`.
+    /// Adds `part`, the counts of thread `number` in `second`; the thread has completed all seconds before `next`.
     pub(crate) fn add(&self, number: usize, second: u64, part: &Part, next: u64) {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         state.open.entry(second).or_insert_with(Part::new).merge(part);
@@ -79,13 +82,14 @@ impl Board {
         }
     }
 
-    /// The seconds that every thread is past, from number `from` on.
+    /// Returns the seconds that every thread has completed, from number `from` on.
     pub(crate) fn seconds_from(&self, from: usize) -> Vec<Second> {
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         state.done.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// All seconds, what was under way at the end of each, and the log of their histograms if it was wanted.
+    /// Returns all seconds, the operations in progress at the end of each, and the log of their histograms if it is
+    /// recorded.
     pub(crate) fn finish(self) -> (Vec<Second>, Vec<u64>, Option<String>) {
         let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (second, part) in std::mem::take(&mut state.open) {
@@ -97,7 +101,7 @@ impl Board {
 
 impl State {
     fn close(&mut self, second: u64, part: &Part) {
-        // A second in which nothing ended is one too.
+        // A second without operations is listed too.
         let due = self.done.len() as u64;
         let waiting = self.in_flight.last().copied().unwrap_or(part.in_flight);
         for empty in due..second {
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_is_told_when_every_thread_is_past_it_and_none_is_left_out() {
+    fn a_second_is_complete_when_all_threads_are_past_it() {
         let board = Board::new(2, false, Duration::ZERO);
         board.add(0, 0, &part(3), 1);
         assert!(board.seconds_from(0).is_empty());
@@ -146,5 +150,39 @@ mod tests {
         assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [7, 0, 0, 5]);
         assert_eq!(seconds[3].at_ns, 3_000_000_000);
         assert_eq!(seconds[1].max_ns, 0);
+    }
+}
+
+#[cfg(all(test, fourtuple_loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two threads add their seconds while a third thread reads: a second that was read does not change, and at the end
+    /// every operation is counted once, in its second. The test fails if a second is completed when the first thread has
+    /// completed it.
+    #[test]
+    fn loom_a_second_that_was_told_does_not_change() {
+        loom::model(|| {
+            let board = Arc::new(Board::new(2, false, Duration::ZERO));
+            let threads = [0, 1].map(|number| {
+                let board = Arc::clone(&board);
+                thread::spawn(move || {
+                    for second in 0..2 {
+                        let part = Part { operations: 1 + number as u64, ..Part::new() };
+                        board.add(number, second, &part, second + 1);
+                    }
+                })
+            });
+            let operations =
+                |seconds: &[Second]| -> Vec<u64> { seconds.iter().map(|second| second.operations).collect() };
+            let early = operations(&board.seconds_from(0));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let all = operations(&board.seconds_from(0));
+            assert_eq!(all, [3, 3]);
+            assert_eq!(early, all[..early.len()]);
+        });
     }
 }

@@ -3,16 +3,16 @@ use std::io;
 use fourtuple::dial::BuildError;
 use fourtuple_syscalls::errno_name;
 
-/// Why a run could not be made.
+/// The reason why a run did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The name of the target leads nowhere.
+    /// The name of the target does not resolve.
     #[error("{target}: the name does not resolve: {error}")]
     Resolve {
         /// The target.
         target: String,
-        /// What the resolver said.
+        /// The error of the resolver.
         #[source]
         error: io::Error,
     },
@@ -22,18 +22,21 @@ pub enum LoadError {
     /// The source ports could not be prepared.
     #[error(transparent)]
     Dialer(#[from] BuildError),
-    /// The engine that was asked for does not work here.
+    /// The requested engine does not work on this host.
     #[error("the engine uring does not work here: {0}; use --engine epoll")]
     Engine(String),
+    /// A thread of the run cannot be created.
+    #[error("cannot create a thread: {}; raise RLIMIT_NPROC (ulimit -u) or the pids.max of the cgroup", errno_name(.0))]
+    Thread(#[source] io::Error),
     /// TLS cannot be set up.
     #[error("TLS: {0}")]
     Tls(String),
-    /// A system call that the run cannot do without.
+    /// A system call that the run needs has failed.
     #[error("{call}: {} ({error})", errno_name(.error))]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
-        /// What it said.
+        /// The error of the call.
         #[source]
         error: io::Error,
     },

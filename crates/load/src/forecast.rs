@@ -1,4 +1,4 @@
-//! When the ports of a run end, told while it goes.
+//! The forecast during a run of when its ports are exhausted.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use fourtuple_record::Second;
 
 use crate::preflight::{Preflight, predict_live};
 
-/// Shares of the ports, one in so many, between whose use the rate is measured that tells when they end: late enough for
-/// the run to have found its pace.
+/// The rate is measured between two uses of the ports, as fractions (1/n) of all ports. The first is large enough that the
+/// run has reached its steady rate.
 const FROM: u64 = 10;
 const UNTIL: u64 = 4;
 
-/// How many tuples there still are, and when there will be none.
+/// The number of free 4-tuples, and the time at which none will be left.
 pub(crate) struct Forecast {
-    /// Tuples that were free when the run began; `None`: there are no ports.
+    /// Number of 4-tuples that were free at the start of the run; `None` for targets without ports.
     free: Option<u64>,
     kept: Duration,
     pub(crate) predicted: Option<Duration>,
-    /// Whether a forecast is still to be made from the rate.
+    /// Whether the forecast from the rate is still due.
     open: bool,
-    /// When the first part of the ports was used, and how many.
+    /// Time at which the first fraction of the ports was used, and the number of ports used.
     from: Option<(u64, Duration)>,
 }
 
@@ -39,7 +39,7 @@ impl Forecast {
         self.open
     }
 
-    /// Makes the forecast when enough ports are used.
+    /// Makes the forecast once enough ports are in use.
     pub(crate) fn look(&mut self, used: u64, elapsed: Duration) {
         let Some(free) = self.free.filter(|free| self.open && used >= free / FROM) else { return };
         let (before, since) = *self.from.get_or_insert((used, elapsed));
@@ -48,12 +48,13 @@ impl Forecast {
             let left = free.saturating_sub(used);
             let pace = (elapsed - since).div_f64((used - before) as f64);
             let at = elapsed + pace.mul_f64(left as f64);
-            // Later, the first of them are back.
+            // From here on, 4-tuples of the first connections are free again.
             self.predicted = (at < self.kept).then_some(at);
         }
     }
 
-    /// Those that were opened while a tuple is kept are not there.
+    /// Returns the number of free 4-tuples: all except those used by connections opened within the time that a tuple is
+    /// kept.
     pub(crate) fn left(&self, seconds: &[Second], connections: u64) -> Option<u64> {
         let free = self.free?;
         let kept = self.kept.as_secs() as usize;
@@ -75,7 +76,8 @@ mod tests {
     use super::*;
     use crate::preflight::Stall;
 
-    /// 10,000 free tuples that are kept for a minute, in a closed loop that is said to stall some time.
+    /// Creates a forecast for 10,000 free tuples, each kept for a minute, in a closed loop that the preflight expects to
+    /// stall.
     fn forecast(kept: u64) -> Forecast {
         Forecast::new(&Preflight {
             budget: Some(10_500),
@@ -91,9 +93,9 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn the_pace_of_the_first_quarter_goes_on_and_a_slow_start_does_not_count() {
+    fn the_forecast_ignores_a_slow_start() {
         let mut forecast = forecast(60);
-        // Nothing for half a second, then 10,000 a second.
+        // No connection for half a second, then 10,000 per second.
         forecast.look(0, MS(500));
         forecast.look(1_000, MS(600));
         assert!(forecast.is_open() && forecast.predicted.is_none());
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_while_a_tuple_is_kept_is_not_left() {
+    fn tuples_of_recent_connections_are_not_free() {
         let second = |connections| Second {
             at_ns: 0,
             operations: 0,
@@ -125,7 +127,11 @@ mod tests {
             ports_left: None,
         };
         let seconds = [second(100), second(200), second(400)];
-        assert_eq!(forecast(2).left(&seconds, 750), Some(10_000 - 650), "those of the first second are back");
+        assert_eq!(
+            forecast(2).left(&seconds, 750),
+            Some(10_000 - 650),
+            "the 4-tuples of the first second are free again"
+        );
         assert_eq!(forecast(60).left(&seconds, 750), Some(10_000 - 750));
         assert_eq!(forecast(0).left(&seconds, 750), Some(10_000), "none is kept");
     }

@@ -1,7 +1,8 @@
-//! A generator of connections that tells the truth about them.
+//! A load generator for connections, which reports what limited its own measurement.
 //!
-//! A run is an engine (how bytes get to the kernel), a workload (what is said on a connection) and an arrival (when
-//! operations begin). [`Load::run`] makes it; [`preflight`] says before and after what this host had for it.
+//! A run combines an engine (system calls), a workload (the protocol of a connection) and an arrival process (when operations
+//! begin). [`Load::run`] executes it. [`preflight`] checks before the run whether this host has the ports, descriptors and
+//! queues that the run needs, and explains the results after it.
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -25,4 +26,6 @@ pub use error::LoadError;
 pub use run::{News, Outcome};
 pub use settings::{Close, Load};
 pub use target::{Scheme, Target, TargetError};
+#[doc(hidden)]
+pub use workload::fuzzing;
 pub use workload::{HttpRequest, Trust, Workload};

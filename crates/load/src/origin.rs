@@ -1,13 +1,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fourtuple::dial::{Attempt, DialError, Dialer, SourcePool, Wanted};
+use fourtuple::dial::{Attempt, ConnectRequest, DialError, Dialer, SourcePool};
 
-/// Where connections come from.
+/// The source addresses and ports of connections.
 pub(crate) enum Origin {
-    /// TCP: a port by the library's strategies.
+    /// TCP: the strategies of the library choose the port.
     Dialer(Box<Dialer>),
-    /// UDP: one source after the other, the port left to the kernel; unix sockets: nothing at all.
+    /// UDP: the source addresses in turn, with a port that the kernel chooses. Unix sockets: no source.
     Plain { sources: Vec<IpAddr>, next: AtomicUsize },
 }
 
@@ -16,19 +16,19 @@ impl Origin {
         Origin::Plain { sources: sources.addresses().to_vec(), next: AtomicUsize::new(0) }
     }
 
-    /// What the next connection is to be given.
-    pub(crate) fn begin(&self) -> Result<(Option<Attempt<'_>>, Wanted), DialError> {
+    /// Returns the source for the next connection.
+    pub(crate) fn begin(&self) -> Result<(Option<Attempt<'_>>, ConnectRequest), DialError> {
         match self {
-            Origin::Dialer(dialer) => dialer.begin().map(|(attempt, wanted)| (Some(attempt), wanted)),
+            Origin::Dialer(dialer) => dialer.begin().map(|(attempt, request)| (Some(attempt), request)),
             Origin::Plain { sources, next } => {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let source = sources.get(number % sources.len().max(1));
-                Ok((None, Wanted { source: source.map(|ip| SocketAddr::new(*ip, 0)), window: None }))
+                Ok((None, ConnectRequest { source: source.map(|ip| SocketAddr::new(*ip, 0)), window: None }))
             }
         }
     }
 
-    /// A port is free again.
+    /// Notes that a local port is free again.
     pub(crate) fn release(&self, local: SocketAddr) {
         if let Origin::Dialer(dialer) = self {
             dialer.release(local);

@@ -13,7 +13,7 @@ use crate::settings::{Close, Load};
 use crate::workload::Workload;
 
 impl Load {
-    /// What the run asks of the host.
+    /// Returns the need of the run.
     pub fn need(&self, endpoint: &Endpoint) -> Need {
         let says_nothing = matches!(self.workload, Workload::Connect);
         Need {
@@ -30,7 +30,7 @@ impl Load {
             rate_per_s: self.arrival.rate_per_s(),
             connections: u64::from(self.connections),
             pause: self.pause,
-            // Connections that are held and nothing else: none comes and goes.
+            // Held connections only: no other connection is opened.
             operations: if self.connections == 0 { Some(0) } else { self.operations },
             length: self.length,
             requests_per_connection: if says_nothing { 1 } else { self.close_every },
@@ -41,7 +41,7 @@ impl Load {
         }
     }
 
-    /// The settings as a record has them. `sources` are as typed.
+    /// Returns the settings for the record. `sources` is the text as typed.
     pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
         let says_nothing = self.workload.says_nothing();
         let (request_bytes, response_bytes, method) = match &self.workload {
@@ -81,7 +81,7 @@ impl Load {
 }
 
 impl Outcome {
-    /// The run in numbers, judged in hindsight. `time_wait`: the sockets in TIME_WAIT towards the destination now.
+    /// Returns the results and the remarks of the hindsight. `time_wait`: the number of TIME_WAIT sockets to the destination now.
     pub fn results(
         self,
         load: &Load,
@@ -101,7 +101,7 @@ impl Outcome {
         if let Some(budget) = budget {
             count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
         }
-        // While the connections to hold are opened nothing else is.
+        // While the held connections are opened, no other connection is.
         let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp));
         let mut need = *need;
         need.threads = self.threads as u64;
@@ -126,7 +126,13 @@ impl Outcome {
             client_cpu: Duration::from_nanos(tally.cpu_ns),
             all_busy: Duration::from_nanos(tally.all_busy),
         };
-        let judged = hindsight(&seen);
+        let mut judged = hindsight(&seen);
+        if tally.retried > 0 {
+            judged.advice.push(format!(
+                "The server closed kept connections: {} sent again on new ones.",
+                requests(tally.retried)
+            ));
+        }
         let mut remarks = judged.remarks;
         if self.interrupted {
             remarks.insert(
@@ -139,6 +145,7 @@ impl Outcome {
         let results = LoadResults {
             operations: tally.operations,
             connections: tally.connections,
+            retried: tally.retried,
             elapsed_ns: nanoseconds(self.elapsed),
             rate_per_s: rate,
             offered_per_s: load.arrival.rate_per_s().unwrap_or(rate),
@@ -181,7 +188,8 @@ impl Outcome {
     }
 }
 
-/// Fills in what was left at the end of each second: those opened while a tuple is kept are not there.
+/// Sets the number of free 4-tuples at the end of each second: all but the ones used by connections opened within the time that a
+/// tuple is kept.
 fn count_ports(seconds: &mut [Second], free: u64, kept: Duration) {
     let kept = kept.as_secs() as usize;
     let mut taken = 0;
@@ -194,6 +202,10 @@ fn count_ports(seconds: &mut [Second], free: u64, kept: Duration) {
         }
         seconds[index].ports_left = Some(free.saturating_sub(taken));
     }
+}
+
+fn requests(count: u64) -> String {
+    if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") }
 }
 
 fn quantiles(histogram: &Histogram) -> Quantiles {

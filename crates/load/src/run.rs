@@ -1,5 +1,3 @@
-use std::io::ErrorKind;
-use std::net::{IpAddr, UdpSocket};
 use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
@@ -10,153 +8,74 @@ use fourtuple_record::Second;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
 
-use crate::arrival::{Arrival, Schedule};
+use crate::arrival::Schedule;
 use crate::board::Board;
 use crate::driver::{Driver, Live, Share, Shared};
 use crate::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
+use crate::error::LoadError;
 use crate::forecast::Forecast;
 use crate::origin::Origin;
 use crate::preflight::Preflight;
 use crate::settings::{Close, Load};
 use crate::tally::Tally;
-use crate::workload::{TlsSetup, Workload};
-use crate::{LoadError, Scheme};
 
-/// How often whoever watches is told.
+/// Time between two calls of the progress callback.
 const NEWS: Duration = Duration::from_millis(250);
 
-/// How often it is looked whether enough ports are used for a forecast.
+/// Time between two checks whether enough ports are in use for a forecast.
 const FORECAST: Duration = Duration::from_millis(5);
 
-/// How a run is going.
+/// Progress of a run.
 #[derive(Clone, Debug)]
 pub struct News {
-    /// Since its start.
+    /// Time since the start of the run.
     pub elapsed: Duration,
-    /// Operations done.
+    /// Operations that succeeded.
     pub operations: u64,
     /// Connections established.
     pub connections: u64,
-    /// Failures.
+    /// Operations that failed.
     pub errors: u64,
-    /// Connections that are held.
+    /// Held connections (`--hold`) that are open.
     pub held: u64,
-    /// The last whole second, if there was one.
+    /// The last complete second, if there is one.
     pub last: Option<Second>,
-    /// Tuples left, where there are ports.
+    /// Free 4-tuples left; `None` for targets without ports.
     pub ports_left: Option<u64>,
-    /// When they end, since the start of the run, at the rate so far; `None`: never.
+    /// Time from the start of the run to the end of the free ports, at the rate so far; `None`: they do not end.
     pub ports_end: Option<Duration>,
 }
 
-/// What came out of a run, before it is judged.
+/// The outcome of a run, before hindsight judges it.
 pub struct Outcome {
     pub(crate) tally: Tally,
-    /// From the start to the end of the last operation, or of the run where there was none.
+    /// Time from the start to the end of the last operation, or to the end of the run if there was no operation.
     pub(crate) elapsed: Duration,
-    /// Second by second.
+    /// The counts of each second.
     pub(crate) seconds: Vec<Second>,
-    /// Operations under way at the end of each.
+    /// Operations in progress at the end of each second.
     pub(crate) in_flight: Vec<u64>,
-    /// The log of histograms, if one was wanted.
+    /// The log of histograms, if it was requested.
     pub log: Option<String>,
     /// `uring` or `epoll`.
     pub(crate) engine: &'static str,
     pub(crate) engine_reason: Option<String>,
-    /// What was done for source ports; `None`: there are none.
+    /// The strategy for source ports; `None` for targets without ports.
     pub(crate) strategy: Option<String>,
-    /// Whether the run was ended from outside.
+    /// Whether the caller stopped the run.
     pub(crate) interrupted: bool,
-    /// Threads that it took.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// When the ports were to run out: said before the run, or from the rate of its beginning.
+    /// Predicted time until the ports run out: by the preflight, or from the rate at the beginning of the run.
     pub(crate) predicted_stall: Option<Duration>,
 }
 
 impl Load {
-    /// Where the target is.
+    /// Executes the run. Setting `stop` ends it early; `news` is called with its progress about four times a second.
     ///
     /// # Errors
     ///
-    /// [`LoadError::Resolve`]
-    pub fn resolve(&self) -> Result<Endpoint, LoadError> {
-        let failed = |error| LoadError::Resolve { target: self.target.to_string(), error };
-        self.target.resolve().map_err(failed)
-    }
-
-    /// TCP, or what carries bytes like it; or UDP.
-    pub fn transport(&self) -> Transport {
-        match self.workload {
-            Workload::Udp { .. } => Transport::Udp,
-            _ => Transport::Tcp,
-        }
-    }
-
-    /// Refuses what does not go together, without asking the kernel.
-    ///
-    /// # Errors
-    ///
-    /// [`LoadError::Setting`]
-    pub fn check(&self) -> Result<(), LoadError> {
-        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
-        let scheme = self.target.scheme();
-        let fits = match self.workload {
-            Workload::Connect | Workload::Crr { .. } => matches!(scheme, Scheme::Tcp | Scheme::Unix),
-            Workload::Http(_) => matches!(scheme, Scheme::Http | Scheme::Https | Scheme::Unix),
-            Workload::Udp { .. } => scheme == Scheme::Udp,
-        };
-        if !fits {
-            return Err(LoadError::Setting(format!(
-                "the workload {} does not go with {}: connect and crr need tcp:// or unix:, http needs http://, \
-                 https:// or unix:, udp needs udp://",
-                self.workload.name(),
-                self.target
-            )));
-        }
-        let says_nothing = self.workload.says_nothing();
-        if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
-            return refuse("no connections: expected at least 1 for --connections, or --hold alone");
-        } else if self.connections == 0 && self.operations.is_some() {
-            return refuse(
-                "--operations counts what is done beside --hold, and there is nothing: expected --connections",
-            );
-        } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
-            return refuse(
-                "--close says how connections are closed, and with --close-every never none is: say --close-every 1",
-            );
-        } else if self.close == Close::Server && says_nothing {
-            return refuse("nothing is said in the workload connect, so that no server knows when to close");
-        } else if self.close == Close::Reset && scheme == Scheme::Unix {
-            return refuse("there is no RST over a unix socket: expected --close client or server");
-        } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
-            return refuse("a unix socket has no source addresses");
-        }
-        Ok(())
-    }
-
-    /// Refuses what this host has not got: a source address, a file of certificates. [`Load::run`] does it too; before the
-    /// preflight it spares its findings.
-    ///
-    /// # Errors
-    ///
-    /// [`LoadError::Setting`], [`LoadError::Tls`]
-    pub fn check_here(&self) -> Result<(), LoadError> {
-        self.require_local_sources()?;
-        self.tls().map(drop)
-    }
-
-    fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
-        match self.target.scheme() {
-            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// Makes the run. `stop` ends it early; `news` is told how it goes, about four times a second.
-    ///
-    /// # Errors
-    ///
-    /// See [`LoadError`]; what fails on a connection is no error of the run, but counted in its result.
+    /// See [`LoadError`]. A failed operation is not an error of the run: the result counts it.
     pub fn run(
         &self,
         endpoint: &Endpoint,
@@ -189,19 +108,27 @@ impl Load {
         let mut forecast = Forecast::new(preflight);
         let result: Result<Vec<Tally>, LoadError> = thread::scope(|scope| {
             let (shared, finished, live, watcher) = (&shared, &finished, &live, &watcher);
-            let handles: Vec<_> = (0..threads)
-                .map(|number| {
-                    let share = self.share(number, threads);
-                    scope.spawn(move || {
-                        let mut end = End { finished, watcher, stop: shared.stop, failed: true };
-                        let result = self.generate(engine, endpoint, shared, share);
-                        end.failed = result.is_err();
-                        result
-                    })
-                })
-                .collect();
+            let mut handles = Vec::with_capacity(threads);
+            let mut refused = None;
+            for number in 0..threads {
+                let share = self.share(number, threads);
+                let generate = move || {
+                    let mut end = End { finished, watcher, stop: shared.stop, failed: true };
+                    let result = self.generate(engine, endpoint, shared, share);
+                    end.failed = result.is_err();
+                    result
+                };
+                match thread::Builder::new().spawn_scoped(scope, generate) {
+                    Ok(handle) => handles.push(handle),
+                    Err(error) => {
+                        shared.stop.store(true, Ordering::Relaxed);
+                        refused = Some(LoadError::Thread(error));
+                        break;
+                    }
+                }
+            }
             let mut told = Duration::ZERO;
-            while finished.load(Ordering::Relaxed) < threads as u64 {
+            while finished.load(Ordering::Relaxed) < handles.len() as u64 {
                 thread::park_timeout(if forecast.is_open() { FORECAST } else { NEWS });
                 let elapsed = shared.begun.elapsed();
                 let connections = live.connections.load(Ordering::Relaxed);
@@ -225,7 +152,8 @@ impl Load {
             let join = |handle: thread::ScopedJoinHandle<'_, _>| {
                 handle.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
             };
-            handles.into_iter().map(join).collect()
+            let tallies = handles.into_iter().map(join).collect();
+            refused.map_or(tallies, Err)
         });
         let mut tally = Tally::new();
         result?.into_iter().for_each(|part| tally.merge(part));
@@ -251,7 +179,7 @@ impl Load {
         })
     }
 
-    /// Which engine, and why not the first choice.
+    /// Returns the name of the engine, and the reason if it is not the first choice.
     fn choose_engine(&self, endpoint: &Endpoint) -> Result<(&'static str, Option<String>), LoadError> {
         if self.engine == EngineChoice::Epoll {
             return Ok(("epoll", None));
@@ -271,8 +199,8 @@ impl Load {
         }
     }
 
-    /// What `auto` does here. The kernel's own search is the cheapest as long as nearly every port is free: it needs no
-    /// option, which is a step less in every chain.
+    /// Returns the port strategy. With `auto` and nearly all ports free this is the kernel's own search. That search is the
+    /// cheapest, because it needs no socket option, and so one step less in each chain of io_uring.
     fn strategy(&self, preflight: &Preflight) -> Strategy {
         const ROOMY: u64 = 4;
         let room = preflight.budget.unwrap_or(0);
@@ -290,7 +218,7 @@ impl Load {
                 let dialer = Dialer::to(destination)
                     .sources(self.sources.clone())
                     .strategy(self.strategy(preflight))
-                    // Thousands may fail in a row, and the hindsight counts once.
+                    // Thousands of dials may fail in a row; the hindsight makes one census for all of them.
                     .without_census()
                     .build()?;
                 let choice = dialer.choice().to_string();
@@ -301,23 +229,8 @@ impl Load {
         })
     }
 
-    /// EADDRNOTAVAIL has two meanings: a source that is not of this host must not be taken for one without ports.
-    fn require_local_sources(&self) -> Result<(), LoadError> {
-        let is_foreign = |source: &&IpAddr| {
-            // All of 127.0.0.0/8 is here.
-            !matches!(source, IpAddr::V4(source) if source.is_loopback())
-                && UdpSocket::bind((**source, 0))
-                    .is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
-        };
-        match self.sources.addresses().iter().find(is_foreign) {
-            Some(source) => Err(LoadError::Setting(format!(
-                "invalid value '{source}' for '--source': expected addresses of this host, and this is none"
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// More threads where a table of direct descriptors, of which each thread has one, would be too small.
+    /// Returns the number of threads. With uring the number is raised if the connections do not fit into the tables of
+    /// direct descriptors: each thread has one table, limited by RLIMIT_NOFILE.
     fn threads_for_descriptors(&self, engine: &str) -> Result<usize, LoadError> {
         let (soft, _) = resource::descriptor_limits().map_err(LoadError::call("getrlimit"))?;
         let wanted = u64::from(self.hold) + u64::from(self.connections);
@@ -339,7 +252,7 @@ impl Load {
             let (whole, threads) = (whole as usize, threads);
             (whole / threads + usize::from(number < whole % threads)) as u32
         };
-        // Where there are more threads than connections some do nothing, and offer nothing.
+        // With more threads than connections, only as many threads as connections have a schedule.
         let workers = threads.min(self.connections as usize).max(1);
         let schedule =
             if number < workers { Schedule::new(self.arrival, number, workers, self.seed) } else { None };
@@ -359,7 +272,7 @@ impl Load {
             schedule::pin_to(cpu).map_err(LoadError::call("sched_setaffinity"))?;
         }
         if share.schedule.is_some() {
-            // Else every intended start could be 50 us late.
+            // The default timer slack of 50 us would delay each intended start.
             schedule::sleep_precisely().map_err(LoadError::call("prctl PR_SET_TIMERSLACK"))?;
         }
         let slots = share.connections + share.hold;
@@ -382,7 +295,8 @@ impl Load {
     }
 }
 
-/// Of a thread, be it by a panic: the others would wait for one that has failed, and `watcher` for each.
+/// A guard that reports the end of a thread when it is dropped, after a panic too. If the thread failed, the guard stops
+/// the remaining threads, which would otherwise wait for the thread. The guard always wakes `watcher`.
 struct End<'a> {
     finished: &'a AtomicU64,
     watcher: &'a Thread,

@@ -1,25 +1,32 @@
+//! A run as requested, and the checks of its settings.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple_syscalls::Endpoint;
+use fourtuple_syscalls::socket::Transport;
 
-use crate::Target;
 use crate::arrival::Arrival;
 use crate::engine::EngineChoice;
-use crate::workload::{Trust, Workload};
+use crate::error::LoadError;
+use crate::target::{Scheme, Target};
+use crate::workload::{TlsSetup, Trust, Workload};
 
-/// Who closes a connection first, and how.
+/// The side that closes a connection first, and how it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
-    /// We, with FIN, as applications do: TIME_WAIT is ours.
+    /// The client, with FIN, as applications do. The client has the TIME_WAIT socket.
     Client,
-    /// We, with RST: no TIME_WAIT. No application closes like this.
+    /// The client, with RST. Neither side has a TIME_WAIT socket. Applications do not close like this.
     Reset,
-    /// The server: we wait for its FIN, and TIME_WAIT is its own.
+    /// The server: the client waits for its FIN. The server has the TIME_WAIT socket.
     Server,
 }
 
 impl Close {
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Close::Client => "client",
@@ -29,50 +36,147 @@ impl Close {
     }
 }
 
-/// A run, as asked for.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// What is loaded.
+    /// The server under load.
     pub target: Target,
-    /// What is done on a connection.
+    /// The operations of a connection.
     pub workload: Workload,
-    /// When operations begin.
+    /// When operations begin: closed loop, or an arrival process with a rate.
     pub arrival: Arrival,
-    /// Connections that may be open at once, beside those that are held.
+    /// Maximum number of open connections, besides the held ones.
     pub connections: u32,
-    /// Rest between two operations of a connection, in a closed loop.
+    /// Pause between two operations of a connection, in a closed loop.
     pub pause: Duration,
-    /// Requests after which a connection is closed; 0: never.
+    /// Number of requests after which a connection is closed; 0 means never.
     pub close_every: u64,
-    /// How.
+    /// The side that closes, and how.
     pub close: Close,
-    /// Connections that are opened first and kept.
+    /// Number of connections that the run opens first and keeps open.
     pub hold: u32,
-    /// Operations after which the run ends.
+    /// Number of operations after which the run ends.
     pub operations: Option<u64>,
-    /// Time after which the run ends.
+    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or `timeout` if
+    /// that is shorter.
     pub length: Option<Duration>,
-    /// An operation that takes longer has failed.
+    /// Maximum time of an operation; a longer one fails with `timeout`.
     pub timeout: Duration,
-    /// An operation that takes longer is listed.
+    /// Time from which on an operation is listed as slow.
     pub threshold: Option<Duration>,
-    /// How bytes get to the kernel.
+    /// The engine: io_uring or epoll.
     pub engine: EngineChoice,
-    /// Threads that generate.
+    /// Number of threads that generate load.
     pub threads: usize,
-    /// Each thread stays on a processor of its own.
+    /// Pins each thread to a CPU.
     pub pinned: bool,
-    /// How a source port is chosen.
+    /// The strategy that chooses source ports.
     pub strategy: Strategy,
-    /// Where connections come from.
+    /// The source addresses.
     pub sources: SourcePool,
-    /// Whose certificates are taken, of https.
+    /// The certificates that https accepts.
     pub trust: Trust,
-    /// The handshake's last ACK goes by itself. Else it goes with the request, where one follows at once: TCP_QUICKACK is
-    /// off, which spares both sides a segment per connection.
+    /// Sends the last ACK of the handshake as a segment of its own. Otherwise TCP_QUICKACK is off and the ACK goes with the
+    /// request, if one follows at once: one segment less per connection.
     pub separate_ack: bool,
-    /// Seed of arrivals.
+    /// Seed of the random arrival process.
     pub seed: u64,
-    /// Whether a log of histograms is wanted.
+    /// Whether the run records a log of histograms.
     pub log: bool,
+}
+
+impl Load {
+    /// Resolves the name of the target.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Resolve`]
+    pub fn resolve(&self) -> Result<Endpoint, LoadError> {
+        let failed = |error| LoadError::Resolve { target: self.target.to_string(), error };
+        self.target.resolve().map_err(failed)
+    }
+
+    /// Returns the transport: UDP for the workload udp, TCP (or a unix stream) otherwise.
+    pub fn transport(&self) -> Transport {
+        match self.workload {
+            Workload::Udp { .. } => Transport::Udp,
+            _ => Transport::Tcp,
+        }
+    }
+
+    /// Checks that the settings are compatible. Makes no system call.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`]
+    pub fn check(&self) -> Result<(), LoadError> {
+        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
+        let scheme = self.target.scheme();
+        let fits = match self.workload {
+            Workload::Connect | Workload::Crr { .. } => matches!(scheme, Scheme::Tcp | Scheme::Unix),
+            Workload::Http(_) => matches!(scheme, Scheme::Http | Scheme::Https | Scheme::Unix),
+            Workload::Udp { .. } => scheme == Scheme::Udp,
+        };
+        if !fits {
+            return Err(LoadError::Setting(format!(
+                "the workload {} does not go with {}: connect and crr need tcp:// or unix:, http needs http://, \
+                 https:// or unix:, udp needs udp://",
+                self.workload.name(),
+                self.target
+            )));
+        }
+        let says_nothing = self.workload.says_nothing();
+        if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
+            return refuse("no connections: expected at least 1 for --connections, or --hold alone");
+        } else if self.connections == 0 && self.operations.is_some() {
+            return refuse(
+                "--operations counts what is done beside --hold, and there is nothing: expected --connections",
+            );
+        } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
+            return refuse(
+                "--close says how connections are closed, and with --close-every never none is: say --close-every 1",
+            );
+        } else if self.close == Close::Server && says_nothing {
+            return refuse("nothing is said in the workload connect, so that no server knows when to close");
+        } else if self.close == Close::Reset && scheme == Scheme::Unix {
+            return refuse("there is no RST over a unix socket: expected --close client or server");
+        } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
+            return refuse("a unix socket has no source addresses");
+        }
+        Ok(())
+    }
+
+    /// Checks that this host has the source addresses and the certificate files. [`Load::run`] does the same; a caller that
+    /// checks before the preflight gets this error instead of findings.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`], [`LoadError::Tls`]
+    pub fn check_here(&self) -> Result<(), LoadError> {
+        self.require_local_sources()?;
+        self.tls().map(drop)
+    }
+
+    pub(crate) fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
+        match self.target.scheme() {
+            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Checks that each source is an address of this host. Later, EADDRNOTAVAIL could also mean that its ports are exhausted.
+    pub(crate) fn require_local_sources(&self) -> Result<(), LoadError> {
+        let is_foreign = |source: &&IpAddr| {
+            // Each address in 127.0.0.0/8 is local.
+            !matches!(source, IpAddr::V4(source) if source.is_loopback())
+                && UdpSocket::bind((**source, 0))
+                    .is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        match self.sources.addresses().iter().find(is_foreign) {
+            Some(source) => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': expected addresses of this host, and this is none"
+            ))),
+            None => Ok(()),
+        }
+    }
 }

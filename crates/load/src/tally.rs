@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use fourtuple_measure::Histogram;
 use fourtuple_record::Slow;
 
-/// Slow operations that are listed; the others are counted.
+/// Maximum number of slow operations in the list; all are counted.
 pub(crate) const MOST_SLOW: usize = 1000;
 
-/// What one thread saw, or all of them together.
+/// The counts and latencies of one thread, or the sum of all threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
+    /// Requests sent again on a new connection.
+    pub(crate) retried: u64,
     pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
     pub(crate) search: Histogram,
     pub(crate) handshake: Histogram,
@@ -20,31 +22,31 @@ pub(crate) struct Tally {
     pub(crate) late: Histogram,
     pub(crate) slow: Vec<Slow>,
     pub(crate) slow_count: u64,
-    /// End of the last operation, done or failed, or of the time that the run was to take; since its start.
+    /// Time from the start of the run to the end of the last operation, or to the end of `--for` if that is later.
     pub(crate) last_end: u64,
-    /// Operations that were intended to begin.
+    /// Operations that were due (the offered load).
     pub(crate) offered: u64,
-    /// How late the last of them did, in an open loop.
+    /// Delay of the last operation behind its intended start, in an open loop.
     pub(crate) behind: u64,
     pub(crate) stall: Stall,
     pub(crate) held: u64,
     pub(crate) held_lost: u64,
-    /// When the last of the held connections was there.
+    /// Time from the start of the run until all held connections were open.
     pub(crate) ramp: u64,
-    /// Time in which an operation was due and every connection was busy.
+    /// Total time in which an operation was due while all connections were busy.
     pub(crate) all_busy: u64,
     pub(crate) cpu_ns: u64,
     pub(crate) syscalls: u64,
 }
 
-/// When no port was to be had.
+/// The times without a free port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stall {
-    /// The first time, since the start of the run.
+    /// Start of the first stall, since the start of the run.
     pub(crate) first: Option<u64>,
-    /// The last time.
+    /// The last failure for want of a port, since the start of the run.
     pub(crate) last: u64,
-    /// In all, until a connection was there again.
+    /// Total time without a free port, each stall until the next connection opened.
     pub(crate) length: u64,
 }
 
@@ -53,6 +55,7 @@ impl Tally {
         Tally {
             operations: 0,
             connections: 0,
+            retried: 0,
             errors: BTreeMap::new(),
             search: Histogram::new(),
             handshake: Histogram::new(),
@@ -78,10 +81,11 @@ impl Tally {
         *self.errors.entry(name).or_default() += 1;
     }
 
-    /// Adds what another thread saw at the same time.
+    /// Adds the tally of another thread of the same run.
     pub(crate) fn merge(&mut self, other: Tally) {
         self.operations += other.operations;
         self.connections += other.connections;
+        self.retried += other.retried;
         for (name, count) in other.errors {
             *self.errors.entry(name).or_default() += count;
         }
@@ -99,7 +103,7 @@ impl Tally {
         self.behind = self.behind.max(other.behind);
         self.stall.first = [self.stall.first, other.stall.first].into_iter().flatten().min();
         self.stall.last = self.stall.last.max(other.stall.last);
-        // They stall together: all search the same ports.
+        // The threads stall together, because they share the ports: their times overlap.
         self.stall.length = self.stall.length.max(other.stall.length);
         self.held += other.held;
         self.held_lost += other.held_lost;

@@ -1,33 +1,33 @@
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use fourtuple_syscalls::Endpoint;
 
-/// How to speak to a target.
+/// The protocol of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// HTTP/1.1
     Http,
     /// HTTP/1.1 over TLS.
     Https,
-    /// Bytes over TCP.
+    /// A byte stream over TCP.
     Tcp,
-    /// Datagrams.
+    /// Datagrams over UDP.
     Udp,
-    /// Bytes, or HTTP/1.1, over a unix socket.
+    /// A byte stream, or HTTP/1.1, over a unix socket.
     Unix,
 }
 
-/// What is loaded, as typed; [`Target::resolve`] says where it is.
+/// The server under load, as typed. [`Target::resolve`] returns its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     text: String,
     scheme: Scheme,
     place: Place,
-    /// Path and query of HTTP.
+    /// Path and query for HTTP.
     path: String,
 }
 
@@ -37,7 +37,7 @@ enum Place {
     Path(PathBuf),
 }
 
-/// Why a text is not a target.
+/// The reason why a text is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a target{why}: expected http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or \
@@ -49,17 +49,17 @@ pub struct TargetError {
 }
 
 impl Target {
-    /// How to speak to it.
+    /// Returns the protocol.
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// Path and query for HTTP; `/` where none was given.
+    /// Returns path and query for HTTP; `/` by default.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The host as it stands in the target; `localhost` for a unix socket.
+    /// Returns the host as typed; `localhost` for a unix socket.
     pub fn host(&self) -> &str {
         match &self.place {
             Place::Host { name, .. } => name,
@@ -67,7 +67,7 @@ impl Target {
         }
     }
 
-    /// What a Host header says: the port is left out where it is the scheme's own (RFC 9110, 7.2).
+    /// Returns the value of the Host header. It omits the default port of the scheme (RFC 9110, 7.2).
     pub fn authority(&self) -> String {
         match &self.place {
             Place::Host { name, port } if self.default_port() == Some(*port) => name.clone(),
@@ -84,11 +84,11 @@ impl Target {
         }
     }
 
-    /// Where it is: the first address that the name resolves to.
+    /// Resolves the name and returns its first address.
     ///
     /// # Errors
     ///
-    /// What the resolver says; not found where it gives no address.
+    /// The error of the resolver; `NotFound` if it returns no address.
     pub fn resolve(&self) -> io::Result<Endpoint> {
         match &self.place {
             Place::Path(path) => Ok(Endpoint::Unix(path.clone())),
@@ -113,7 +113,10 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
         let refuse = |why| TargetError { text: text.to_owned(), why };
-        if let Some(path) = text.strip_prefix("unix:") {
+        // Schemes are case-insensitive (RFC 3986, 3.1).
+        if let Some((scheme, path)) = text.split_once(':')
+            && scheme.eq_ignore_ascii_case("unix")
+        {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() || path.len() > 107 {
                 return Err(refuse(" (a unix socket's path has 1 to 107 bytes)"));
@@ -122,7 +125,7 @@ impl FromStr for Target {
             return Ok(Target { text: text.to_owned(), scheme: Scheme::Unix, place, path: "/".to_owned() });
         }
         let (scheme, rest) = text.split_once("://").ok_or_else(|| refuse(""))?;
-        let scheme = match scheme {
+        let scheme = match scheme.to_ascii_lowercase().as_str() {
             "http" => Scheme::Http,
             "https" => Scheme::Https,
             "tcp" => Scheme::Tcp,
@@ -142,7 +145,10 @@ impl FromStr for Target {
         if !path.starts_with('/') {
             path.insert(0, '/');
         }
-        // What a colon before the last bracket separates is a group of an IPv6 address.
+        if authority.contains('@') {
+            return Err(refuse(" (credentials are not supported: use --header 'Authorization: ...')"));
+        }
+        // A colon before the closing bracket belongs to an IPv6 address.
         let (name, port) = match authority.rsplit_once(':') {
             Some((name, port)) if !port.contains(']') => {
                 let port = port.parse().ok().filter(|port| *port > 0);
@@ -150,7 +156,14 @@ impl FromStr for Target {
             }
             _ => (authority, None),
         };
-        if name.is_empty() || name.contains(['@', ' ']) || (name.contains(':') && !name.starts_with('[')) {
+        // The name becomes part of an HTTP request.
+        if name.contains(|c: char| c.is_control() || c.is_whitespace()) {
+            return Err(refuse(" (a host has no blanks or control characters)"));
+        }
+        if name.is_empty() {
+            return Err(refuse(" (the host is missing)"));
+        }
+        if name.contains([':', '[', ']']) && !is_bracketed(name) {
             return Err(refuse(" (an IPv6 address stands in brackets)"));
         }
         let mut target = Target {
@@ -165,6 +178,12 @@ impl FromStr for Target {
     }
 }
 
+/// An IPv6 address in brackets, with an optional zone: `[::1]`, `[fe80::1%eth0]`.
+fn is_bracketed(name: &str) -> bool {
+    let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    inner.is_some_and(|inner| inner.split('%').next().unwrap_or_default().parse::<Ipv6Addr>().is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,6 +191,8 @@ mod tests {
     #[test]
     fn targets_are_read() {
         for (text, authority, path, place) in [
+            ("HTTP://127.0.0.1/A", "127.0.0.1", "/A", "127.0.0.1:80"),
+            ("Unix:/run/App.sock", "localhost", "/", "/run/App.sock"),
             ("http://127.0.0.1", "127.0.0.1", "/", "127.0.0.1:80"),
             ("http://127.0.0.1:8080/a?b=c#d", "127.0.0.1:8080", "/a?b=c", "127.0.0.1:8080"),
             ("http://[::1]:8080?q", "[::1]:8080", "/?q", "[::1]:8080"),
@@ -187,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_is_refused() {
+    fn invalid_targets_are_refused() {
         for text in [
             "",
             "127.0.0.1:80",
@@ -198,11 +219,22 @@ mod tests {
             "http://a:0",
             "http://a:99999",
             "http://::1:80",
+            "http://[::1/",
+            "http://[::1:80/",
+            "http://::1]/",
+            "http://[x]:80",
+            "http://a[::1]:80",
             "udp://a:1/x",
             "unix:",
             "http://a/b c",
+            "http://a\r\nX: y",
+            "tcp://a b:1",
         ] {
             assert!(text.parse::<Target>().is_err(), "{text:?}");
+        }
+        for text in ["http://user:secret@host/", "http://user@host:80/"] {
+            let error = text.parse::<Target>().unwrap_err().to_string();
+            assert!(error.contains("credentials are not supported"), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What fails is counted under its name, once per operation, and the run goes on to its end.
+//! A failed operation is counted once under its name, and the run continues to its end.
 
 mod run;
 
@@ -12,6 +12,7 @@ use std::time::Duration;
 use fourtuple_load::{EngineChoice, Load, LoadError, Workload};
 use fourtuple_serve::Protocol;
 use fourtuple_syscalls::option;
+use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use run::{ENGINES, Ran, SMALL, SMALL_SERVED, answer, attempt, get, load, run, serve, stop, until};
 
@@ -19,7 +20,7 @@ const TARGET: &str = "tcp://127.0.0.1:4000";
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// A run of 12 operations on 3 connections, against a server that does not do what it should.
+/// Returns a run of 12 operations on 3 connections, against a server that misbehaves.
 fn against(test: &str, engine: EngineChoice, target: &str, workload: Workload) -> Option<Ran> {
     let ran = run(test, &short(engine, target, workload))?;
     assert!(ran.took < Duration::from_secs(10), "{ran:#?}");
@@ -32,13 +33,13 @@ fn short(engine: EngineChoice, target: &str, workload: Workload) -> Load {
     load
 }
 
-/// All 12 operations have failed, each under one name.
+/// Checks that all 12 operations have failed, each under one name.
 fn require_all(ran: &Ran, name: &str) {
     assert_eq!((ran.results.operations, ran.error(name), ran.errors().len()), (0, 12, 1), "{ran:#?}");
     assert!(ran.remarks().contains(&"errors"), "{ran:#?}");
 }
 
-/// Sends RST.
+/// Closes with RST.
 fn reset(stream: TcpStream) {
     option::set_reset_on_close(stream.as_fd()).unwrap();
 }
@@ -52,7 +53,7 @@ fn refused() {
                 require_all(&ran, "ECONNREFUSED");
                 assert_eq!(ran.results.connections, 0);
             }
-            // Many: the run is no hammer, and none of them is taken for a connection.
+            // Many refused attempts: the run must pause between them, and count none as a connection.
             let mut load = load(engine, TARGET, SMALL);
             load.length = Some(300 * MILLISECOND);
             let ran = run("failures::refused", &load).unwrap();
@@ -70,7 +71,7 @@ fn refused() {
 }
 
 #[test]
-fn udp_that_nobody_reads_is_refused() {
+fn udp_to_a_closed_port_is_refused() {
     in_namespace(|| {
         for engine in ENGINES {
             let udp = Workload::Udp { request: 8 };
@@ -104,7 +105,8 @@ fn a_server_killed_in_the_middle() {
                     "{ran:#?}"
                 );
                 assert!(ran.error("ECONNREFUSED") > 0, "{ran:#?}");
-                // A SYN that meets the listener while it is being closed is dropped, and comes again in a second: too late.
+                // The kernel drops a SYN that arrives while the listener is being closed; the retransmitted SYN, a second
+                // later, is too late.
                 let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early", "timeout"];
                 assert!(ran.errors().iter().all(|name| known.contains(name)), "{ran:#?}");
                 assert!(ran.results.elapsed_ns >= 600_000_000, "it goes to its end, and the rate says so");
@@ -166,7 +168,7 @@ fn a_server_that_never_answers() {
 #[test]
 fn a_queue_that_is_full() {
     in_namespace(|| {
-        // Nobody accepts, and there is room for two.
+        // No process accepts, and the queue has room for two.
         let (_socket, address) = listener("127.0.0.1", 1);
         let _queued = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
         for engine in ENGINES {
@@ -200,7 +202,7 @@ fn a_response_byte_by_byte() {
 }
 
 #[test]
-fn responses_that_are_none() {
+fn malformed_responses_are_counted() {
     in_namespace(|| {
         for (response, name) in [
             ("SMTP 220 hello\r\n\r\n", "malformed"),
@@ -321,18 +323,18 @@ fn ports_that_run_out() {
             (load.length, load.strategy) = (Some(500 * MILLISECOND), strategy.parse().unwrap());
             let Some(ran) = run("failures::ports", &load) else { continue };
             let served = stop(running);
-            // The self-test's own sockets may take one or two of the 64 for a moment.
+            // The self-test's sockets may use one or two of the 64 ports for a moment.
             assert!((60..=64).contains(&ran.results.operations), "{ran:#?}");
             assert_eq!((served.requests, served.accepted), (ran.results.operations, ran.results.connections));
             assert_eq!((ran.errors(), ran.results.seconds.len()), (vec!["EADDRNOTAVAIL"], 1), "{ran:#?}");
-            // Eight find out, and then one tries every 10 ms.
+            // Eight connections find no port; after that, one connection tries every 10 ms.
             assert!((8..=16 + 50).contains(&ran.error("EADDRNOTAVAIL")), "{ran:#?}");
             let ports = ran.results.ports.as_ref().unwrap();
             assert!(ports.stalled_ns.unwrap() < 400_000_000, "{ports:?}");
             assert!(ports.stall_length_ns > 50_000_000, "{ports:?}");
             assert!(ran.remarks().contains(&"ports-ran-out"), "{ran:#?}");
             assert!((500_000_000..1_500_000_000).contains(&ran.results.elapsed_ns), "to its --for: {ran:#?}");
-            // Waiting for a port is no work.
+            // Waiting for a port takes no CPU time.
             let cpu = ran.results.client_cpu_ns_per_operation * ran.results.operations;
             assert!(cpu < 250_000_000, "{cpu} ns of CPU");
         }
@@ -343,7 +345,7 @@ fn ports_that_run_out() {
 fn ports_that_come_back_end_the_stall() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
-        // Reuse after a second.
+        // The kernel reuses a port after a second.
         set_sysctl("net.ipv4.tcp_tw_reuse", "1");
         for (port, engine) in (4000..).zip(ENGINES) {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
@@ -353,7 +355,7 @@ fn ports_that_come_back_end_the_stall() {
             let Some(ran) = run("failures::ports_back", &load) else { continue };
             assert_eq!(stop(running).requests, ran.results.operations);
             assert!(ran.results.operations > 64, "{ran:#?}");
-            // Who waited for a port longer than the timeout has not failed: the server was never asked.
+            // A wait for a port beyond the timeout does not time out: no request was sent.
             assert_eq!(ran.errors(), ["EADDRNOTAVAIL"], "{ran:#?}");
             assert!(ran.results.latency_ns.handshake.max < 500_000_000, "a handshake is no wait: {ran:#?}");
         }
@@ -361,13 +363,13 @@ fn ports_that_come_back_end_the_stall() {
 }
 
 #[test]
-fn connections_that_are_there_go_on_when_there_is_no_port_for_more() {
+fn open_connections_continue_without_free_ports() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         for (port, engine) in (4000..).zip(ENGINES) {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
             let mut server = run::serve_at(Protocol::Http { body: 1 }, listen.into());
-            // All connections are wanted at once, and there are more of them than ports.
+            // All connections open at once, and their number exceeds the number of ports.
             server.stall = Some(fourtuple_serve::Stall { at: Duration::ZERO, length: 600 * MILLISECOND });
             let running = server.start().unwrap();
             let target = format!("http://{listen}/");
@@ -392,7 +394,7 @@ fn udp_flows_without_a_port_wait_for_one() {
             let mut load = load(engine, &format!("udp://{listen}"), Workload::Udp { request: 8 });
             (load.connections, load.length) = (16, Some(1000 * MILLISECOND));
             let Some(ran) = run("failures::udp_ports", &load) else { continue };
-            // On a machine that others use, the last answers may come after the end.
+            // On a busy machine the last answers may arrive after the end.
             let unanswered = ran.error("unanswered");
             let errors: Vec<_> = ran.errors().into_iter().filter(|error| *error != "unanswered").collect();
             assert_eq!((errors, ran.results.connections), (vec!["EADDRNOTAVAIL"], 8), "{ran:#?}");
@@ -455,7 +457,9 @@ fn a_stop_keeps_what_was_done() {
                 run::run_until("failures::stop", &load, &flag)
             });
             let Some(ran) = ran else { continue };
-            assert!(ran.results.operations > 0 && ran.errors().is_empty(), "{ran:#?}");
+            // The wait after a stop is short: on a busy machine the last answers may arrive after it.
+            let is_known = ran.errors().iter().all(|error| *error == "unanswered");
+            assert!(ran.results.operations > 0 && is_known, "{ran:#?}");
             assert_eq!(ran.remarks()[0], "interrupted");
         }
         stop(running);
@@ -463,7 +467,29 @@ fn a_stop_keeps_what_was_done() {
 }
 
 #[test]
-fn a_foreign_source_is_no_want_of_ports() {
+fn threads_that_cannot_be_created_are_an_error() {
+    in_namespace(|| {
+        let running = serve(SMALL_SERVED).start().unwrap();
+        let mut load = load(EngineChoice::Epoll, TARGET, SMALL);
+        (load.operations, load.threads) = (Some(10), 4);
+        let endpoint = load.resolve().unwrap();
+        let preflight = run::preflight(&load, &endpoint);
+        let refused = thread::spawn(move || {
+            seccomp::refuse(Facility::Threads).unwrap();
+            load.run(&endpoint, &preflight, &AtomicBool::new(false), |_| ()).map(drop)
+        });
+        match refused.join().unwrap() {
+            Err(error @ LoadError::Thread(_)) => {
+                assert!(error.to_string().contains("RLIMIT_NPROC"), "{error}")
+            }
+            other => panic!("{other:?}"),
+        }
+        stop(running);
+    });
+}
+
+#[test]
+fn a_foreign_source_is_not_port_exhaustion() {
     in_namespace(|| {
         let _listener = TcpListener::bind("127.0.0.1:4000").unwrap();
         for engine in ENGINES {

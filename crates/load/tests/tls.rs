@@ -1,4 +1,4 @@
-//! HTTP over TLS: whom we trust, and what fails under which name.
+//! HTTP over TLS: trusted certificates, and the names of errors.
 
 mod run;
 
@@ -17,8 +17,8 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ServerConfig, ServerConnection, SupportedProtocolVersion};
 
-/// A server with a certificate that it signed itself, for `localhost` and 127.0.0.1. As `openssl req -x509` makes them it
-/// says that it is an authority.
+/// A server with a self-signed certificate for `localhost` and 127.0.0.1. Like the certificates of `openssl req
+/// -x509`, the certificate is marked as an authority.
 struct Server {
     address: SocketAddr,
     certificate: String,
@@ -26,9 +26,15 @@ struct Server {
 }
 
 fn server(version: &'static SupportedProtocolVersion) -> Server {
+    server_until(version, 4096)
+}
+
+/// A server whose certificate ends with `year`.
+fn server_until(version: &'static SupportedProtocolVersion, year: i32) -> Server {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let signing_key = rcgen::KeyPair::generate().unwrap();
     let mut parameters = rcgen::CertificateParams::new(names).unwrap();
+    parameters.not_after = rcgen::date_time_ymd(year, 12, 31);
     parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let certificate = parameters.self_signed(&signing_key).unwrap();
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
@@ -56,7 +62,7 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
             if request.ends_with(b"\r\n\r\n") {
                 request.clear();
                 counted.fetch_add(1, Ordering::Relaxed);
-                // More than one record.
+                // The body needs more than one TLS record.
                 stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 40000\r\n\r\n")?;
                 stream.write_all(&[b'x'; 40_000])?;
             }
@@ -73,7 +79,7 @@ fn https(engine: EngineChoice, host: &str, port: u16, trust: Trust) -> Load {
     load
 }
 
-/// A file of its own, removed at the end.
+/// A file that is removed on drop.
 struct Saved(PathBuf);
 
 impl Saved {
@@ -97,7 +103,7 @@ fn a_certificate_that_is_trusted_or_need_not_be() {
             let server = server(version);
             let saved = Saved::new(&format!("{:?}.pem", version.version), &server.certificate);
             for engine in ENGINES {
-                for trust in [Trust::Anybody, Trust::Also(saved.0.clone())] {
+                for trust in [Trust::AnyCertificate, Trust::Also(saved.0.clone())] {
                     for (every, connections) in [(0, 3..=3), (1, 30..=30), (4, 7..=10)] {
                         let before = server.requests.load(Ordering::Relaxed);
                         let mut load = https(engine, "127.0.0.1", server.address.port(), trust.clone());
@@ -115,12 +121,12 @@ fn a_certificate_that_is_trusted_or_need_not_be() {
 }
 
 #[test]
-fn a_certificate_that_nobody_vouches_for() {
+fn an_untrusted_certificate_fails() {
     in_namespace(|| {
         let (server, other) = (server(&TLS13), server(&TLS13));
         let saved = Saved::new("other.pem", &other.certificate);
         for engine in ENGINES {
-            // Whoever is trusted, it is somebody else.
+            // The trusted certificates do not include the certificate of the server.
             let load = https(engine, "127.0.0.1", server.address.port(), Trust::Also(saved.0.clone()));
             let Some(ran) = run("tls::unknown", &load) else { continue };
             assert_eq!(
@@ -137,11 +143,25 @@ fn a_certificate_that_nobody_vouches_for() {
 }
 
 #[test]
+fn a_certificate_of_ca_is_not_trusted_beyond_its_end() {
+    in_namespace(|| {
+        let server = server_until(&TLS13, 2020);
+        let saved = Saved::new("expired.pem", &server.certificate);
+        for engine in ENGINES {
+            let load = https(engine, "127.0.0.1", server.address.port(), Trust::Also(saved.0.clone()));
+            let Some(ran) = run("tls::expired", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.error("tls-certificate")), (0, 30), "{ran:#?}");
+        }
+        assert_eq!(server.requests.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
 fn a_server_without_tls() {
     in_namespace(|| {
         for engine in ENGINES {
             let running = serve(Protocol::Http { body: 1 }).start().unwrap();
-            let load = https(engine, "127.0.0.1", 4000, Trust::Anybody);
+            let load = https(engine, "127.0.0.1", 4000, Trust::AnyCertificate);
             let Some(ran) = run("tls::plain", &load) else { continue };
             assert_eq!(
                 (ran.results.operations, ran.error("tls"), ran.errors().len()),
@@ -158,7 +178,7 @@ fn a_handshake_that_is_cut() {
     in_namespace(|| {
         let address = answer(|mut stream| stream.read_exact(&mut [0; 5]));
         for engine in ENGINES {
-            let load = https(engine, "127.0.0.1", address.port(), Trust::Anybody);
+            let load = https(engine, "127.0.0.1", address.port(), Trust::AnyCertificate);
             let Some(ran) = run("tls::cut", &load) else { continue };
             let known = ran.error("closed-early") + ran.error("ECONNRESET");
             assert_eq!((ran.results.operations, known), (0, 30), "{ran:#?}");

@@ -1,4 +1,4 @@
-//! Every workload, on both engines: what was done is what the server saw, and what is left is what the mode says.
+//! Each workload on both engines: client and server count the same, and TIME_WAIT sockets are on the expected side.
 
 mod run;
 
@@ -41,7 +41,7 @@ fn connect_opens_and_closes() {
                 (ran.results.engine.as_str(), ran.results.latency_ns.first_byte.samples),
                 (name(engine), 0)
             );
-            // All that is in the accept queue is taken before the end.
+            // The server accepts all connections in the accept queue before it ends.
             run::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
             stop(running);
         }
@@ -62,7 +62,7 @@ fn crr_is_counted_to_the_operation_over_several_threads() {
                 let served = stop(running);
                 assert_eq!((served.accepted, served.requests), (1000, 1000), "{engine:?} {threads}");
                 assert_eq!((ran.results.operations, ran.results.connections), (1000, 1000));
-                // Some may be there from the run before, and some of those are reused.
+                // Some TIME_WAIT sockets may remain from the previous run, and some of these are reused.
                 assert!(all_time_wait() > before.min(900), "TIME_WAIT is ours");
                 let times = ran.results.latency_ns;
                 assert!(
@@ -156,7 +156,7 @@ fn udp_flows_keep_their_sockets() {
 fn connections_are_held_while_others_come_and_go() {
     in_namespace(|| {
         for engine in ENGINES {
-            // One is held by one of two threads: the other one must not wait for its share.
+            // With one held connection and two threads, the second thread must not wait for a share.
             for (hold, threads) in [(300, 2), (1, 2)] {
                 let running = serve(SMALL_SERVED).start().unwrap();
                 let mut load = load(engine, TARGET, SMALL);
@@ -167,7 +167,7 @@ fn connections_are_held_while_others_come_and_go() {
                 assert_eq!((held.opened, held.lost), (u64::from(hold), 0));
                 assert!(held.ramp_ns > 0 && held.ramp_ns <= ran.results.elapsed_ns);
                 assert_eq!(ran.results.connections, u64::from(hold) + 200);
-                assert_eq!(stop(running).requests, 200, "nothing is said on those that are held");
+                assert_eq!(stop(running).requests, 200, "held connections send nothing");
             }
         }
     });
@@ -305,7 +305,7 @@ fn every_port_strategy() {
                 let strategy: Strategy = strategy.parse().unwrap();
                 let running = serve(SMALL_SERVED).start().unwrap();
                 let mut load = load(engine, TARGET, SMALL);
-                // The server's TIME_WAIT: every strategy has the whole range.
+                // The server has the TIME_WAIT sockets, so every strategy can use the whole range.
                 (load.strategy, load.operations, load.close) = (strategy, Some(300), Close::Reset);
                 let Some(ran) = run("workloads::strategies", &load) else { continue };
                 require_clean(&ran);
@@ -321,12 +321,12 @@ fn every_port_strategy() {
 }
 
 #[test]
-fn who_closes_has_the_time_wait() {
+fn the_side_that_closes_has_the_time_wait() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         for engine in ENGINES {
-            // Many times the ports there are: none stays taken.
+            // Many more operations than ports: no port stays in use.
             let mut load = load(engine, TARGET, SMALL);
             (load.operations, load.connections) = (Some(1000), 4);
             let running = serve(SMALL_SERVED).start().unwrap();
@@ -346,7 +346,8 @@ fn who_closes_has_the_time_wait() {
             let Some(ran) = run("workloads::close_server", &load) else { continue };
             require_clean(&ran);
             assert_eq!((ran.results.close.as_str(), stop(running).requests), ("server", 40));
-            // Both ends are in this namespace: what is there is the server's, and none of it is a tuple of ours.
+            // Both ends are in this namespace: the TIME_WAIT sockets are the server's, and none uses a 4-tuple of the
+            // client.
             assert!(all_time_wait() > before.min(30));
             assert!(time_wait("127.0.0.1:4000".parse().unwrap()).is_empty(), "none is ours");
         }
@@ -377,7 +378,7 @@ fn ports_are_free_at_once_when_the_server_closes() {
 }
 
 #[test]
-fn the_preflight_is_not_asked_for_engines_and_auto_names_its_own() {
+fn auto_names_its_engine_without_the_preflight() {
     in_namespace(|| {
         let running = serve(SMALL_SERVED).start().unwrap();
         let mut load = load(EngineChoice::Auto, TARGET, SMALL);

@@ -1,54 +1,58 @@
-//! An accepted connection, and what became of it.
+//! The state of an accepted connection.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
-use crate::talk::{Answer, Place};
+use crate::decoder::{Answer, Position};
 
 /// An accepted connection.
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
-    /// Where in a request it is.
-    pub(crate) place: Place,
-    /// Responses begun.
+    /// The position in the current request.
+    pub(crate) position: Position,
+    /// Number of responses begun.
     pub(crate) responses: u64,
-    /// An answer for which there was no room, and how much of it is gone.
+    /// A response that did not fit into the send buffer, and the number of its bytes that were sent.
     pub(crate) sending: Option<(Answer, usize)>,
-    /// Bytes that came and cannot be used yet: a head that has not ended, requests behind an answer without room.
-    /// Seldom any, so that a connection allocates nothing.
+    /// Received bytes that cannot be used yet: an incomplete head, or requests after a response that did not fit. It is
+    /// usually empty, so that a connection allocates nothing.
     pub(crate) kept: Vec<u8>,
-    /// Both sides have said all: what still comes is discarded up to this many bytes.
+    /// The last response was sent: further bytes are discarded, at most this many.
     pub(crate) draining: Option<u64>,
-    /// It had its share of reading and has more: epoll is to tell of it again, behind the others.
+    /// The worker stopped reading although more may be there: epoll must report the connection again, after other connections.
     pub(crate) more: bool,
-    /// epoll tells of room to write as well.
+    /// epoll also reports when the socket is writable.
     pub(crate) watches_room: bool,
+    /// When the worker last had an event of this connection.
+    pub(crate) active_at: Instant,
 }
 
 impl Connection {
     pub(crate) fn new(socket: OwnedFd) -> Connection {
         Connection {
             socket,
-            place: Place::Between,
+            position: Position::Between,
             responses: 0,
             sending: None,
             kept: Vec::new(),
             draining: None,
             more: false,
             watches_room: false,
+            active_at: Instant::now(),
         }
     }
 
-    /// Whether an end of the stream now would cut a request short.
+    /// Whether an end of the stream now would truncate a request.
     pub(crate) fn is_within_a_request(&self) -> bool {
-        self.draining.is_none() && (self.place != Place::Between || !self.kept.is_empty())
+        self.draining.is_none() && (self.position != Position::Between || !self.kept.is_empty())
     }
 }
 
-/// What is next for a connection.
+/// The next action on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It goes on when epoll says so.
+    /// Wait for the next epoll event.
     Wait,
-    /// It is over.
+    /// Close it.
     Close,
 }

@@ -1,4 +1,4 @@
-//! What a worker did, to be read while it goes on.
+//! The counts of a worker, which other threads read while it runs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 
 use fourtuple_record::ServeWorker;
 
-/// A count that one thread writes and others read: no locked instruction is needed.
+/// A counter that one thread writes and others read, without atomic read-modify-write instructions.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
 impl Count {
-    /// Only the worker whose count it is may call this.
+    /// Adds to the counter. Only the worker that owns the counter may call this.
     pub(crate) fn add(&self, more: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     }
@@ -21,7 +21,7 @@ impl Count {
     }
 }
 
-/// The counts of one worker, on cache lines of their own.
+/// The counts of one worker, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counts {
@@ -33,16 +33,24 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Counts a failure by name. Failures are rare: they may take a lock.
+    /// Counts a failure by name. Failures are rare, so a lock is acceptable.
     pub(crate) fn error(&self, name: &str) {
+        self.errors(name, 1);
+    }
+
+    /// Counts several failures of one name.
+    pub(crate) fn errors(&self, name: &str, more: u64) {
+        if more == 0 {
+            return;
+        }
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         match errors.get_mut(name) {
-            Some(count) => *count += 1,
-            None => drop(errors.insert(name.to_owned(), 1)),
+            Some(count) => *count += more,
+            None => drop(errors.insert(name.to_owned(), more)),
         }
     }
 
-    /// How things stand.
+    /// Returns the current counts.
     pub(crate) fn now(&self) -> ServeWorker {
         ServeWorker {
             accepted: self.accepted.get(),

@@ -2,40 +2,40 @@ use std::io;
 
 use fourtuple::listen::ListenError;
 
-/// Why a server did not start.
+/// The reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// A setting that cannot be met.
+    /// A setting has an invalid value.
     #[error("{setting} is {value}: {accepted}")]
     Setting {
-        /// Its name, that of the flag of the command as well.
+        /// Name of the setting, which is also the name of the flag.
         setting: &'static str,
-        /// What was asked.
+        /// The given value.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         accepted: String,
     },
-    /// The path, or the policy, cannot be had.
+    /// The path or the accept policy is not available.
     #[error(transparent)]
     Group(#[from] ListenError),
-    /// A call on the way to a listening socket failed.
+    /// A system call that sets up a listening socket failed.
     #[error("cannot listen on {address}: {call}: {source}{hint}")]
     Listen {
-        /// The call, or the option set.
+        /// The call, or the socket option.
         call: &'static str,
         /// The address.
         address: String,
         /// The errno.
         source: io::Error,
-        /// What to do about it, after a semicolon; or nothing.
+        /// Advice, after a semicolon; may be empty.
         hint: &'static str,
     },
     /// A worker could not be set up.
     #[error("cannot start worker {worker}: {call}: {source}")]
     Worker {
-        /// Its number, from 0.
+        /// Number of the worker, from 0.
         worker: usize,
-        /// What failed.
+        /// The call that failed.
         call: &'static str,
         /// The errno.
         source: io::Error,
@@ -43,7 +43,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Whether other settings would have helped, and not another environment.
+    /// Whether the settings are at fault, and not the environment.
     pub fn is_usage(&self) -> bool {
         match self {
             ServeError::Setting { .. } => true,

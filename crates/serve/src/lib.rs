@@ -1,4 +1,4 @@
-//! The other side of a measurement: small servers, and what each of their workers did.
+//! Small servers for tests and measurements, which count what each worker did.
 //!
 //! ```no_run
 //! use fourtuple_serve::{Protocol, Serve};
@@ -11,30 +11,34 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Sockets are made by the thread that calls [`Serve::start`], and workers are threads that it starts: in its network
-//! namespace, on the processors it may use.
+//! [`Serve::start`] creates the sockets and the worker threads. They belong to the network namespace of the calling thread and
+//! inherit its CPU affinity.
 #![forbid(unsafe_code)]
 
 mod connection;
 mod counts;
 mod datagrams;
-mod dispatching;
+mod decoder;
+mod dispatcher_thread;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod listener;
-mod pooled;
+mod policy_worker;
 mod running;
-mod seat;
 mod serve;
 mod service;
+mod settings;
 mod slab;
 mod stop;
-mod talk;
 mod validity;
 mod work;
 mod worker;
+mod worker_thread;
 
 pub use error::ServeError;
 pub use running::Running;
-pub use serve::{Close, Protocol, Serve, Stall};
+pub use serve::Serve;
 pub use service::{Service, Shape};
+pub use settings::{Close, Protocol, Stall};
 pub use validity::validity;

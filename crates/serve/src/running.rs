@@ -1,49 +1,58 @@
-//! A server at work.
+//! A running server.
 
+use std::fs;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use fourtuple::listen::{OwnPath, Policy, Waker};
+use fourtuple::listen::{AcceptPolicy, AcceptWaker, SocketPath};
 use fourtuple_measure::balance;
-use fourtuple_record::{ServeResults, ServeWorker};
+use fourtuple_record::{Remark, ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
 
 use crate::counts::Counts;
-use crate::dispatching::Dispatching;
+use crate::dispatcher_thread::DispatcherThread;
 use crate::listener;
-use crate::serve::Protocol;
+use crate::settings::Protocol;
 use crate::stop::Stop;
 
-/// Workers and what belongs to them; ends them when it is dropped.
+/// The worker threads and their resources. Dropping this value ends the threads.
 pub(crate) struct Started {
     pub(crate) protocol: Protocol,
     pub(crate) address: Endpoint,
-    pub(crate) policy: Policy,
-    pub(crate) path: Option<OwnPath>,
+    pub(crate) policy: AcceptPolicy,
+    pub(crate) path: Option<SocketPath>,
     pub(crate) stop: Stop,
     pub(crate) workers: Vec<(JoinHandle<()>, Arc<Counts>)>,
-    /// Of those that wait as the policy says.
-    pub(crate) wakers: Vec<Waker>,
-    /// Who accepts for them, where they do not themselves.
-    pub(crate) dispatching: Option<Dispatching>,
+    /// Wakers of the workers that wait with an accept policy.
+    pub(crate) wakers: Vec<AcceptWaker>,
+    /// The thread of the policy `dispatcher`.
+    pub(crate) dispatcher_thread: Option<DispatcherThread>,
+    /// Requested length of each accept queue.
+    pub(crate) backlog: u32,
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // Nobody new may come before those who listen are gone.
+        // The path is removed first, so that no client connects while the workers end.
         self.path.take();
         self.stop.set();
-        self.wakers.iter().for_each(Waker::wake);
+        self.wakers.iter().for_each(AcceptWaker::wake);
         for (thread, counts) in self.workers.drain(..) {
             if thread.join().is_err() {
                 counts.error("worker-ended: panic");
+            }
+            // The counts of the first worker include the failures of the dispatcher, which accepts for all workers.
+            for (name, count) in
+                self.dispatcher_thread.as_mut().map(DispatcherThread::end).unwrap_or_default()
+            {
+                counts.errors(name, count);
             }
         }
     }
 }
 
-/// A server at work; dropping it ends it.
+/// A running server. Dropping it ends the server.
 pub struct Running {
     started: Started,
     begin: Instant,
@@ -54,34 +63,50 @@ impl Running {
         Running { started, begin }
     }
 
-    /// Where it can be reached, with the real port.
+    /// Returns the address, with the actual port.
     pub fn address(&self) -> &Endpoint {
         &self.started.address
     }
 
-    /// The same as `--listen` takes it: `127.0.0.1:8080`, `unix:/run/x`.
+    /// Returns the address in the syntax of `--listen`: `127.0.0.1:8080`, `unix:/run/x`.
     pub fn listen(&self) -> String {
         listener::shown(&self.started.address)
     }
 
-    /// How connections come to the workers.
-    pub fn policy(&self) -> Policy {
+    /// Returns the policy by which connections reach the workers.
+    pub fn policy(&self) -> AcceptPolicy {
         self.started.policy
     }
 
-    /// What every worker has done so far. Each number is current, but they are not all of the same moment.
+    /// Returns the counts of each worker so far. The counts are not all read at the same moment.
     pub fn counts(&self) -> Vec<ServeWorker> {
         self.started.workers.iter().map(|(_, counts)| counts.now()).collect()
     }
 
-    /// Whether a worker has ended by itself, which none should: the results will say why.
+    /// Whether a worker has ended before it was stopped. The results contain the reason.
     pub fn has_failed(&self) -> bool {
-        let dispatching = self.started.dispatching.as_ref();
-        dispatching.is_some_and(Dispatching::has_failed)
+        let dispatcher_thread = self.started.dispatcher_thread.as_ref();
+        dispatcher_thread.is_some_and(DispatcherThread::has_failed)
             || self.started.workers.iter().any(|(thread, _)| thread.is_finished())
     }
 
-    /// Ends all workers, closing what is open, and says what they did.
+    /// Returns a remark if the kernel has limited the accept queues to net.core.somaxconn. It reads the value in the network
+    /// namespace of the calling thread.
+    pub fn backlog_remark(&self) -> Option<Remark> {
+        if self.started.protocol.name() == "udp" {
+            return None;
+        }
+        let most = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?.trim().parse::<u32>().ok()?;
+        let asked = self.started.backlog;
+        (asked > most).then(|| {
+            let message = format!(
+                "accept queues hold {most} connections instead of {asked}: raise net.core.somaxconn, or ask for --backlog {most}"
+            );
+            Remark::new("backlog-cut", message)
+        })
+    }
+
+    /// Ends all workers, closes their connections, and returns the results.
     pub fn stop(mut self) -> ServeResults {
         let counts: Vec<Arc<Counts>> =
             self.started.workers.iter().map(|(_, counts)| Arc::clone(counts)).collect();

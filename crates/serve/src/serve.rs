@@ -1,4 +1,4 @@
-//! A server that is yet to be started.
+//! The settings of a server, and its start.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -6,133 +6,56 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{Dispatcher, Family, Listen, OwnPath, Policy, Waker, Workers};
+use fourtuple::listen::{
+    AcceptPolicy, AcceptWaker, Dispatcher, Family, ListenerGroupBuilder, SocketPath, Workers,
+};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
 use crate::counts::Counts;
-use crate::dispatching::Dispatching;
+use crate::decoder::Decoder;
+use crate::dispatcher_thread::DispatcherThread;
 use crate::error::ServeError;
-use crate::listener::{self, Wanted};
+use crate::listener::{self, SocketRequest};
 use crate::running::{Running, Started};
-use crate::seat::{Seat, Source};
 use crate::service::Service;
+use crate::settings::{Close, Protocol, Stall};
 use crate::stop::Stop;
-use crate::talk::Talk;
 use crate::work::Work;
+use crate::worker_thread::{Source, WorkerThread};
 
-/// What is spoken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// Connect, request, response: so many bytes each way, again and again until somebody closes.
-    Crr {
-        /// Bytes that make a request, at least 1.
-        request: u64,
-        /// Bytes of the response, at least 1.
-        response: usize,
-    },
-    /// HTTP/1.1 and 1.0; every request has the same response.
-    Http {
-        /// Bytes of its body.
-        body: usize,
-    },
-    /// Datagrams, sent back as they came.
-    Udp {
-        /// Shorter datagrams are counted as errors and not sent back.
-        request: usize,
-    },
-    /// Streams that are read and never answered; kept until the client closes them.
-    Sink,
-}
-
-impl Protocol {
-    /// `crr`, `http`, `udp`, `sink`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Protocol::Crr { .. } => "crr",
-            Protocol::Http { .. } => "http",
-            Protocol::Udp { .. } => "udp",
-            Protocol::Sink => "sink",
-        }
-    }
-}
-
-/// Who closes a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Close {
-    /// The client. HTTP's own rules hold all the same: `Connection: close` and HTTP/1.0 make the server close.
-    Client,
-    /// The server, with FIN, after so many responses: TIME_WAIT is its.
-    Server {
-        /// Responses, at least 1.
-        every: u64,
-    },
-    /// The server, with RST, after so many responses: nobody has a TIME_WAIT. Applications do not close like this.
-    Reset {
-        /// Responses, at least 1.
-        every: u64,
-    },
-}
-
-impl Close {
-    /// `client`, `server`, `rst`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Close::Client => "client",
-            Close::Server { .. } => "server",
-            Close::Reset { .. } => "rst",
-        }
-    }
-
-    /// After how many responses the server closes.
-    pub fn every(self) -> Option<u64> {
-        match self {
-            Close::Client => None,
-            Close::Server { every } | Close::Reset { every } => Some(every),
-        }
-    }
-}
-
-/// A time in which no worker serves, once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stall {
-    /// When it begins, since the start.
-    pub at: Duration,
-    /// How long it is.
-    pub length: Duration,
-}
-
-/// A server that is yet to be started.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Serve {
-    /// What is spoken.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Where; port 0 is any free one.
+    /// The address to listen on. With port 0 the kernel chooses a free port.
     pub listen: Endpoint,
-    /// Threads, at least 1; each serves its connections one request at a time.
+    /// Number of threads, at least 1. Each serves its connections one request at a time.
     pub workers: usize,
-    /// How workers wait for connections and requests, through [`fourtuple::listen`]. `None`: as this server does by itself,
-    /// with an event loop per worker that serves many connections at once: `Reuseport` over TCP and UDP, `Exclusive` over
-    /// unix sockets.
-    pub policy: Option<Policy>,
-    /// Who closes connections.
+    /// The accept policy of [`fourtuple::listen`] by which workers wait. `None`: an event loop of this crate per worker, with a
+    /// listening socket each (`Reuseport`) over TCP and UDP, and a shared one (`Exclusive`) over unix sockets.
+    pub policy: Option<AcceptPolicy>,
+    /// The side that closes connections.
     pub close: Close,
-    /// How long each request is worked on. A worker that works or sleeps serves nobody else.
+    /// A connection on which nothing was received or sent for this long is closed and counted (`idle-closed`). Not for UDP.
+    pub idle: Duration,
+    /// The service time of a request. Meanwhile the worker serves no other connection.
     pub service: Service,
-    /// Work by computing instead of sleeping.
+    /// Computes during the service time instead of sleeping.
     pub spin: bool,
-    /// A time without service.
+    /// A period in which no worker serves.
     pub stall: Option<Stall>,
-    /// Length of each accept queue; the kernel cuts it to net.core.somaxconn.
+    /// Length of each accept queue; the kernel limits it to net.core.somaxconn.
     pub backlog: u32,
-    /// Worker i on the i-th processor that the calling thread may use, from the first again when there are too few.
+    /// Pins worker i to the i-th CPU that the calling thread may use, modulo the number of these CPUs.
     pub pin: bool,
-    /// Seed of the service times; worker i has seed + i.
+    /// Seed of the service times; worker i uses seed + i.
     pub seed: u64,
 }
 
 impl Serve {
-    /// One worker per processor, the client closes, no service time, queues of 4096.
+    /// Default settings: one worker per CPU, the client closes, an idle limit of 60 s, no service time, queues of 4096.
     pub fn new(protocol: Protocol, listen: Endpoint) -> Serve {
         Serve {
             protocol,
@@ -140,6 +63,7 @@ impl Serve {
             workers: thread::available_parallelism().map_or(1, NonZeroUsize::get),
             policy: None,
             close: Close::Client,
+            idle: Duration::from_secs(60),
             service: Service::NONE,
             spin: false,
             stall: None,
@@ -149,27 +73,27 @@ impl Serve {
         }
     }
 
-    /// Where, in one word: `127.0.0.1:8080`, `unix:/path`.
+    /// Returns the address in the syntax of `--listen`: `127.0.0.1:8080`, `unix:/path`.
     pub fn listen(&self) -> String {
         listener::shown(&self.listen)
     }
 
-    /// Whether TCP_DEFER_ACCEPT will be set: over TCP, where the client speaks first, in the server's own event loop.
+    /// Whether the server sets TCP_DEFER_ACCEPT: over TCP, without an accept policy, if the client sends first.
     pub fn defers_accept(&self) -> bool {
         self.policy.is_none()
             && matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. })
             && self.listen.inet().is_some()
     }
 
-    /// Opens the sockets, starts the workers, and returns when all of them are ready.
+    /// Opens the sockets, starts the workers, and returns when all workers are ready.
     ///
     /// # Errors
     ///
-    /// A setting that cannot be met, an address that cannot be had, a thread that cannot be started or pinned.
+    /// An invalid setting, an address that cannot be bound, or a thread that cannot be started or pinned.
     pub fn start(&self) -> Result<Running, ServeError> {
         self.check()?;
-        let talk = Talk::new(&self.protocol).map(Arc::new);
-        let entrance = self.entrance(talk.is_some())?;
+        let decoder = Decoder::new(&self.protocol).map(Arc::new);
+        let entrance = self.entrance(decoder.is_some())?;
         let stop =
             Stop::new().map_err(|source| ServeError::Worker { worker: 0, call: "socketpair()", source })?;
         let cpus = self.cpus()?;
@@ -180,23 +104,25 @@ impl Serve {
             path: entrance.path,
             stop: stop.clone(),
             wakers: entrance.wakers,
-            dispatching: entrance.dispatcher.map(Dispatching::start).transpose()?,
+            dispatcher_thread: entrance.dispatcher.map(DispatcherThread::start).transpose()?,
+            backlog: self.backlog,
             workers: Vec::with_capacity(self.workers),
         };
-        // Declared after the workers: where something fails, the gates fall first, and nobody waits for ever.
+        // Declared after the workers, so dropped before them: after an error the closed channels end the waiting workers.
         let mut gates = Vec::with_capacity(self.workers);
         let (ready, all_ready) = mpsc::channel();
         for (number, source) in entrance.sources.into_iter().enumerate() {
             let seed = self.seed.wrapping_add(number as u64);
             let counts = Arc::new(Counts::default());
-            let seat = Seat {
+            let worker = WorkerThread {
                 number,
                 cpu: cpus.as_ref().map(|cpus| cpus[number % cpus.len()]),
                 source,
                 deferred: self.defers_accept(),
                 protocol: self.protocol,
-                talk: talk.clone(),
+                decoder: decoder.clone(),
                 close: self.close,
+                idle: self.idle,
                 work: Work::new(self.service.clone(), self.spin, seed, stop.clone()),
                 stop: stop.clone(),
                 counts: Arc::clone(&counts),
@@ -205,7 +131,7 @@ impl Serve {
             let ready = ready.clone();
             let thread = thread::Builder::new()
                 .name(format!("serve-{number}"))
-                .spawn(move || seat.take(&ready, &go))
+                .spawn(move || worker.run(&ready, &go))
                 .map_err(|source| ServeError::Worker { worker: number, call: "a new thread", source })?;
             started.workers.push((thread, counts));
             gates.push(gate);
@@ -225,19 +151,19 @@ impl Serve {
         Ok(Running::new(started, begin))
     }
 
-    /// Where each worker's connections come from, in the order of the workers: with some policies that decides who is woken.
-    fn entrance(&self, streams: bool) -> Result<Entrance, ServeError> {
+    /// Opens the sources of connections, in the order of the workers. With some policies that order decides which worker wakes up.
+    fn entrance(&self, streams: bool) -> Result<ConnectionSources, ServeError> {
         let Some(policy) = self.policy else {
-            let sockets = listener::open(&Wanted {
+            let sockets = listener::open(&SocketRequest {
                 endpoint: &self.listen,
                 transport: if streams { Transport::Tcp } else { Transport::Udp },
                 workers: self.workers,
                 backlog: i32::try_from(self.backlog).unwrap_or(i32::MAX),
                 defer_accept: self.defers_accept(),
             })?;
-            let shared = sockets.policy == Policy::Exclusive;
+            let shared = sockets.policy == AcceptPolicy::Exclusive;
             let sources = sockets.of_worker.into_iter().map(|socket| Source::Socket { socket, shared });
-            return Ok(Entrance {
+            return Ok(ConnectionSources {
                 sources: sources.collect(),
                 wakers: Vec::new(),
                 dispatcher: None,
@@ -246,14 +172,18 @@ impl Serve {
                 path: sockets.path,
             });
         };
-        let group = Listen::at(self.listen.clone())
+        let group = ListenerGroupBuilder::at(self.listen.clone())
             .policy(policy)
             .seats(self.workers)
             .backlog(self.backlog)
+            .idle(self.idle)
+            .write_limit(self.write_limit())
             .open()?;
         let acceptors = (0..self.workers).map(|_| group.join()).collect::<Result<Vec<_>, _>>()?;
-        Ok(Entrance {
-            dispatcher: (group.policy() == Policy::Dispatcher).then(|| group.dispatcher()).transpose()?,
+        Ok(ConnectionSources {
+            dispatcher: (group.policy() == AcceptPolicy::Dispatcher)
+                .then(|| group.dispatcher())
+                .transpose()?,
             wakers: acceptors.iter().map(|acceptor| acceptor.waker()).collect(),
             sources: acceptors.into_iter().map(Source::Pool).collect(),
             address: group.endpoint().clone(),
@@ -262,7 +192,17 @@ impl Serve {
         })
     }
 
-    /// Refuses what no kernel could do.
+    /// Returns how long a worker waits for a client that does not read: one second, and the time of a response at 10 MB/s.
+    fn write_limit(&self) -> Duration {
+        let response = match self.protocol {
+            Protocol::Crr { response, .. } => response,
+            Protocol::Http { body } => body,
+            Protocol::Udp { .. } | Protocol::Sink => 0,
+        };
+        Duration::from_secs(1) + Duration::from_nanos(response as u64 * 100)
+    }
+
+    /// Checks the settings without a system call.
     pub fn check(&self) -> Result<(), ServeError> {
         let refuse = |setting, value: String, accepted: &str| {
             Err(ServeError::Setting { setting, value, accepted: accepted.to_owned() })
@@ -295,6 +235,9 @@ impl Serve {
                 "the server closes after responses, in crr and http; expected client",
             );
         }
+        if self.idle.is_zero() {
+            return refuse("idle", "0s".to_owned(), "expected more than 0");
+        }
         if self.close.every() == Some(0) {
             return refuse("close-every", "0".to_owned(), "expected at least 1");
         }
@@ -316,12 +259,12 @@ impl Serve {
     }
 }
 
-/// What the workers of a server come to connections by.
-struct Entrance {
+/// The sources of connections of all workers.
+struct ConnectionSources {
     sources: Vec<Source>,
-    wakers: Vec<Waker>,
+    wakers: Vec<AcceptWaker>,
     dispatcher: Option<Dispatcher>,
     address: Endpoint,
-    policy: Policy,
-    path: Option<OwnPath>,
+    policy: AcceptPolicy,
+    path: Option<SocketPath>,
 }

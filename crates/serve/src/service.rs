@@ -1,4 +1,4 @@
-//! How long a request is worked on: distributions, drawn with a generator that is passed in.
+//! Distributions of service times. The caller provides the random number generator.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use std::time::Duration;
 /// 100 us.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
-    /// Probability and shape; what is left to 1 takes no time.
+    /// Probability and shape of each part. With the remaining probability the time is 0.
     parts: Vec<(f64, Shape)>,
 }
 
 /// One part of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
-    /// Always the same.
+    /// A constant time.
     Fixed(Duration),
     /// Exponential with this mean.
     Exponential(Duration),
@@ -34,15 +34,15 @@ const ACCEPTED: &str = "expected a time such as 50us, exp:MEAN, pareto:MEAN:SHAP
                         them, or such parts with commas, of which one may go without percent and is the rest";
 
 impl Service {
-    /// Requests take no time but that of answering them.
+    /// No service time.
     pub const NONE: Service = Service { parts: Vec::new() };
 
-    /// Every request has a time of this shape.
+    /// Creates a distribution of one shape.
     pub fn of(shape: Shape) -> Service {
         Service { parts: vec![(1.0, shape)] }
     }
 
-    /// A mixture: this share of the requests (0 to 1) has a time of `shape`, the others what they had.
+    /// Adds a part: this share of the requests (0 to 1) has a time of `shape`; the rest keeps the previous distribution.
     #[must_use]
     pub fn with(mut self, share: f64, shape: Shape) -> Service {
         let share = share.clamp(0.0, 1.0);
@@ -51,11 +51,11 @@ impl Service {
         self
     }
 
-    /// Reads the text form; `duration` reads a time with its unit.
+    /// Parses the text form. `duration` parses a time with its unit.
     ///
     /// # Errors
     ///
-    /// A line that says what is wrong and what is accepted.
+    /// A line that names the error and the accepted values.
     pub fn parse(text: &str, duration: impl Fn(&str) -> Result<Duration, String>) -> Result<Service, String> {
         let refuse = || format!("{text:?} is not a service time: {ACCEPTED}");
         let mut parts = Vec::new();
@@ -92,7 +92,7 @@ impl Service {
     pub fn draw(&self, random: &mut fastrand::Rng) -> Duration {
         let mut left = match self.parts.as_slice() {
             [] => return Duration::ZERO,
-            // Whoever is alone needs no dice.
+            // A single part needs no random number.
             [(probability, shape)] if *probability >= 1.0 => return shape.draw(random),
             _ => random.f64(),
         };
@@ -125,7 +125,7 @@ impl Shape {
     }
 
     fn draw(&self, random: &mut fastrand::Rng) -> Duration {
-        // Above 0, up to 1: its logarithm is finite.
+        // In (0, 1]: the logarithm is finite.
         let mut uniform = || 1.0 - random.f64();
         let seconds = match self {
             Shape::Fixed(time) => return *time,
@@ -134,13 +134,13 @@ impl Shape {
                 mean.as_secs_f64() * (shape - 1.0) / shape * uniform().powf(-1.0 / shape)
             }
         };
-        // A tail of years is as good as for ever.
+        // A time beyond the range of Duration never ends.
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
 impl fmt::Display for Service {
-    /// The text form, in which the part that is the rest has a percentage as well.
+    /// Writes the text form, with a percentage for each part of a mixture.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_none() {
             return formatter.write_str("0s");
@@ -150,7 +150,7 @@ impl fmt::Display for Service {
                 formatter.write_str(",")?;
             }
             if *probability < 1.0 {
-                // Percentages as they were typed, and not as binary fractions have them.
+                // Rounded: the percentage as typed, without the error of a binary fraction.
                 write!(formatter, "{}%:", (probability * 1e12).round() / 1e10)?;
             }
             write!(formatter, "{shape}")?;
@@ -169,7 +169,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A duration with the largest unit in which it is whole.
+/// Formats a duration in the largest unit in which it is an integer.
 fn typed(time: Duration) -> String {
     let ns = time.as_nanos();
     for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_distribution_is_refused() {
+    fn invalid_distributions_are_refused() {
         for text in [
             "",
             "1",
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn means_are_as_asked() {
+    fn draws_have_the_requested_means() {
         assert!(draws("50us", 10).iter().all(|time| *time == Duration::from_micros(50)));
         assert!(draws("0s", 10).iter().all(Duration::is_zero));
         // The seed is fixed: these are the same draws on every machine.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_asked() {
+    fn draws_have_the_requested_shares() {
         let times = draws("5%:10ms,100us", 100_000);
         let slow = times.iter().filter(|time| **time == Duration::from_millis(10)).count();
         assert!((4_800..5_200).contains(&slow), "{slow}");

@@ -1,6 +1,6 @@
-//! Connections by number, in one piece of memory.
+//! A slab: connections by number.
 
-/// Slots that are used again.
+/// A vector of slots that are reused.
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
     free: Vec<usize>,
@@ -11,7 +11,7 @@ impl<T> Slab<T> {
         Slab { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// The number that the next one will have.
+    /// Returns the number that the next insertion will use.
     pub(crate) fn next(&self) -> usize {
         self.free.last().copied().unwrap_or(self.slots.len())
     }
@@ -29,17 +29,28 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Takes out what has this number; the number stays reserved until it is given back or freed.
+    /// Takes out the item with this number. The number stays reserved until `give_back` or `free`.
     pub(crate) fn lend(&mut self, number: usize) -> Option<T> {
         self.slots.get_mut(number)?.take()
     }
 
-    /// Puts back what was lent.
+    /// Puts an item back that was taken out with `lend`.
     pub(crate) fn give_back(&mut self, number: usize, thing: T) {
         self.slots[number] = Some(thing);
     }
 
-    /// The number of what was lent may be used again.
+    /// Removes the items for which `is_over` holds, and returns their number.
+    pub(crate) fn remove_if(&mut self, is_over: impl Fn(&T) -> bool) -> u64 {
+        let before = self.free.len();
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if slot.take_if(|thing| is_over(thing)).is_some() {
+                self.free.push(number);
+            }
+        }
+        (self.free.len() - before) as u64
+    }
+
+    /// Releases a number that was taken out with `lend`.
     pub(crate) fn free(&mut self, number: usize) {
         self.free.push(number);
     }
@@ -50,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_used_again_and_never_twice_at_once() {
+    fn a_number_is_reused_only_after_it_is_free() {
         let mut slab = Slab::new();
         assert_eq!((slab.next(), slab.insert('a'), slab.next(), slab.insert('b')), (0, 0, 1, 1));
         assert_eq!((slab.lend(0), slab.lend(0), slab.lend(9)), (Some('a'), None, None));
@@ -59,6 +70,7 @@ mod tests {
         assert_eq!(slab.lend(0), Some('A'));
         slab.free(0);
         assert_eq!((slab.next(), slab.insert('c'), slab.insert('d')), (0, 0, 2));
-        assert_eq!((slab.lend(0), slab.lend(1)), (Some('c'), Some('b')));
+        assert_eq!((slab.remove_if(|thing| *thing == 'c'), slab.next()), (1, 0));
+        assert_eq!((slab.lend(0), slab.lend(1)), (None, Some('b')));
     }
 }

@@ -1,4 +1,4 @@
-//! How the workers are told to end, wherever they are.
+//! The stop flag of the workers.
 
 use std::io;
 use std::net::Shutdown;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag for those who are busy, and a descriptor that becomes readable for those who wait in epoll.
+/// A flag for busy workers, and a descriptor that becomes readable for workers in epoll_wait().
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(Arc<Inner>);
 
@@ -24,10 +24,10 @@ impl Stop {
         Ok(Stop(Arc::new(Inner { set: AtomicBool::new(false), ours, theirs })))
     }
 
-    /// Tells everybody.
+    /// Sets the flag and wakes all workers.
     pub(crate) fn set(&self) {
         self.0.set.store(true, Ordering::Release);
-        // The end of the stream is there for all epolls, and for as long as they look.
+        // The end of the stream makes the descriptor readable in each epoll, and it stays readable.
         let _ = self.0.ours.shutdown(Shutdown::Both);
     }
 

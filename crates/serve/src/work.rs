@@ -1,22 +1,24 @@
-//! What a worker does between a request and its response.
+//! The service time of a worker between a request and its response.
 
 use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::seat::StallTimes;
 use crate::service::Service;
 use crate::stop::Stop;
 
-/// Longer sleeps are cut into pieces of this length, between which the worker looks whether it is to stop.
+/// Maximum length of one sleep. Between two sleeps the worker checks the stop flag.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Service times and the stall. The worker that is in it serves nobody else meanwhile: so do synchronous handlers.
+/// Start and end of the stall, if there is one.
+pub(crate) type StallTimes = Option<(Instant, Instant)>;
+
+/// Service times and the stall. A worker serves no other connection meanwhile, like a synchronous handler.
 pub(crate) struct Work {
     service: Service,
     spin: bool,
     random: fastrand::Rng,
-    /// When serving stops, and when it goes on.
+    /// Start and end of the stall.
     stall: StallTimes,
     stop: Stop,
 }
@@ -26,23 +28,23 @@ impl Work {
         Work { service, spin, random: fastrand::Rng::with_seed(seed), stall: None, stop }
     }
 
-    /// When serving stops and goes on.
+    /// Sets start and end of the stall.
     pub(crate) fn set_stall(&mut self, stall: StallTimes) {
         self.stall = stall;
     }
 
-    /// Whether sleeps must be as long as they are to be.
+    /// Whether the worker sleeps for service times, which then need a precise timer.
     pub(crate) fn sleeps(&self) -> bool {
         !self.service.is_none() && !self.spin
     }
 
-    /// Sits out the stall, if it is time.
+    /// Sleeps until the end of the stall, if the stall has begun.
     pub(crate) fn stall(&mut self) {
         let Some((from, until)) = self.stall else { return };
         let now = Instant::now();
         if now >= from {
             self.stall = None;
-            // All workers go on at the same moment, whenever each of them noticed.
+            // All workers continue at the same moment, even if they noticed the stall at different times.
             self.sleep(until);
         }
     }
@@ -64,7 +66,7 @@ impl Work {
                 }
             }
             Some(until) => self.sleep(until),
-            // Past the end of the clock.
+            // The end is beyond the range of the clock.
             None => {
                 while !self.stop.is_set() {
                     thread::sleep(NAP);

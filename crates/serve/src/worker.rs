@@ -1,4 +1,4 @@
-//! A worker: one thread, one epoll, and its connections, of which it serves one request at a time.
+//! A worker without an accept policy: one thread with an epoll instance that serves one request at a time.
 
 use std::io;
 use std::mem;
@@ -11,57 +11,62 @@ use fourtuple_syscalls::{errno_name, option, socket};
 
 use crate::connection::{Connection, Next};
 use crate::counts::Counts;
-use crate::serve::Close;
+use crate::decoder::{Answer, Decoder};
+use crate::settings::Close;
 use crate::slab::Slab;
 use crate::stop::Stop;
-use crate::talk::{Answer, Talk};
 use crate::work::Work;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
-/// Room for what one recv() brings.
+/// Size of the receive buffer, in bytes.
 const ROOM: usize = 64 * 1024;
-/// Events that one epoll_wait() may bring.
+/// Maximum number of events of one epoll_wait().
 const EVENTS: usize = 256;
-/// Connections accepted in a row from a queue that is ours alone; then those who have requests get their turn.
+/// Maximum number of connections accepted in a row from a queue that is not shared, before requests are served.
 const ROW: usize = 64;
-/// Full rooms read in a row from one connection; then the others get their turn.
+/// Maximum number of full buffers read in a row from one connection, before other connections are served.
 const ROOMS: usize = 16;
-/// How long nobody is accepted after accept() has found no descriptor.
+/// Pause in accepting after accept() has failed for want of descriptors or memory.
 const BACK_OFF: Duration = Duration::from_millis(10);
-/// Of what a client goes on sending after the server's last word so much is read, so that a RST does not take that word
-/// away from it (RFC 9112, 9.6).
+/// Maximum number of bytes read and discarded after the last response. Closing with unread data would send a RST, which can
+/// make the client lose the response (RFC 9112, 9.6).
 const DRAIN: u64 = 1024 * 1024;
 
-/// What a worker accepts from.
+/// The listening socket of a worker.
 pub(crate) struct Listener {
     pub(crate) socket: Arc<OwnedFd>,
-    /// Others accept from it too.
+    /// Other workers accept from this socket too.
     pub(crate) shared: bool,
-    /// A connection that is accepted has something to read already.
+    /// An accepted connection already has bytes to read (TCP_DEFER_ACCEPT).
     pub(crate) deferred: bool,
 }
 
 pub(crate) struct Worker {
     epoll: Epoll,
     listener: Listener,
-    talk: Arc<Talk>,
+    decoder: Arc<Decoder>,
     close: Close,
+    /// A connection without traffic for this long is closed.
+    idle: Duration,
+    /// When the connections are next compared with the idle limit; `None` for a limit beyond the clock's range.
+    next_sweep: Option<Instant>,
     work: Work,
     stop: Stop,
     counts: Arc<Counts>,
     connections: Slab<Connection>,
     room: Vec<u8>,
-    /// Nobody is accepted before.
+    /// End of a pause in accepting.
     accept_after: Option<Instant>,
 }
 
 impl Worker {
     pub(crate) fn new(
         listener: Listener,
-        talk: Arc<Talk>,
+        decoder: Arc<Decoder>,
         close: Close,
+        idle: Duration,
         work: Work,
         stop: Stop,
         counts: Arc<Counts>,
@@ -69,8 +74,10 @@ impl Worker {
         let worker = Worker {
             epoll: Epoll::new()?,
             listener,
-            talk,
+            decoder,
             close,
+            idle,
+            next_sweep: next_sweep(idle),
             work,
             stop,
             counts,
@@ -90,13 +97,13 @@ impl Worker {
         self.epoll.add(self.listener.socket.as_fd(), LISTENER, interest)
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until the stop flag is set.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = [Ready::NONE; EVENTS];
         while !self.stop.is_set() {
-            let ready = self.epoll.wait(&mut events, self.accept_after.map(|_| BACK_OFF))?;
+            let ready = self.epoll.wait(&mut events, self.longest_wait())?;
             for event in ready {
-                // A request may take long: whoever is told to stop does not begin another one.
+                // A request may take long: after a stop no further request begins.
                 if self.stop.is_set() {
                     break;
                 }
@@ -104,7 +111,7 @@ impl Worker {
                 match event.token() {
                     LISTENER => self.accept()?,
                     STOP => {}
-                    // No number of a connection is beyond those that memory holds.
+                    // The token is the number of a connection, which fits into usize.
                     number => self.proceed(number as usize, event)?,
                 }
             }
@@ -112,12 +119,35 @@ impl Worker {
                 self.accept_after = None;
                 self.watch_listener()?;
             }
+            self.close_idle();
         }
         Ok(())
     }
 
+    fn longest_wait(&self) -> Option<Duration> {
+        let until_sweep = self.next_sweep.map(|at| at.saturating_duration_since(Instant::now()));
+        [self.accept_after.map(|_| BACK_OFF), until_sweep].into_iter().flatten().min()
+    }
+
+    /// Closes the connections that were idle for longer than the limit, if that is due. It is due four times per limit, so that
+    /// a connection is closed between the limit and 1.25 times the limit after its last event.
+    fn close_idle(&mut self) {
+        let now = Instant::now();
+        if self.next_sweep.is_none_or(|at| now < at) {
+            return;
+        }
+        self.next_sweep = next_sweep(self.idle);
+        let limit = self.idle;
+        let closed = self.connections.remove_if(|connection| {
+            // Bytes that wait for a busy worker make a connection not idle.
+            now.saturating_duration_since(connection.active_at) >= limit
+                && !socket::has_something(connection.socket.as_fd())
+        });
+        self.counts.errors("idle-closed", closed);
+    }
+
     fn accept(&mut self) -> io::Result<()> {
-        // Of a shared queue one at a time: whoever empties it makes others wait behind its own requests.
+        // From a shared queue one at a time: connections that one worker takes in a row wait for its requests.
         for _ in 0..if self.listener.shared { 1 } else { ROW } {
             let socket = match socket::accept_nonblocking(self.listener.socket.as_fd()) {
                 Ok(socket) => socket,
@@ -141,7 +171,7 @@ impl Worker {
         match name.as_str() {
             "EAGAIN" | "EINTR" => return Ok(()),
             "EMFILE" | "ENFILE" | "ENOBUFS" | "ENOMEM" => {
-                // The listener stays ready: without this the worker would do nothing but ask again.
+                // The listener stays readable: without the removal epoll_wait() would return at once in a busy loop.
                 self.epoll.remove(self.listener.socket.as_fd())?;
                 self.accept_after = Some(Instant::now() + BACK_OFF);
             }
@@ -151,14 +181,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Puts a connection that goes on among the others.
+    /// Registers an accepted connection with epoll.
     fn watch(&mut self, mut connection: Connection) -> io::Result<()> {
         connection.watches_room = connection.sending.is_some();
         let added =
             self.epoll.add(connection.socket.as_fd(), self.connections.next() as u64, interest(&connection));
         match added {
             Ok(()) => drop(self.connections.insert(connection)),
-            // fs.epoll.max_user_watches: this connection is lost, the others are not.
+            // The limit fs.epoll.max_user_watches, or no memory: only this connection is closed.
             Err(error) if matches!(errno_name(&error).as_str(), "ENOSPC" | "ENOMEM") => {
                 self.counts.error(&format!("epoll_ctl: {}", errno_name(&error)));
             }
@@ -167,9 +197,9 @@ impl Worker {
         Ok(())
     }
 
-    /// A connection has something to read, or room to write.
+    /// Handles an event of a connection: it is readable or writable.
     fn proceed(&mut self, number: usize, event: &Ready) -> io::Result<()> {
-        // An event of a connection that ended in the same batch finds nobody, or somebody who has nothing to say.
+        // After a connection ended in the same batch, its event finds no connection, or a new one with nothing to read.
         let Some(mut connection) = self.connections.lend(number) else { return Ok(()) };
         if self.talk_on(&mut connection, event.ended()) == Next::Close {
             self.connections.free(number);
@@ -177,16 +207,17 @@ impl Worker {
         }
         let must_watch_room = connection.sending.is_some() && !connection.watches_room;
         connection.watches_room |= must_watch_room;
-        // Setting the interest again makes an edge of what is there already.
+        // epoll_ctl(EPOLL_CTL_MOD) reports an edge again if its condition holds already.
         if mem::take(&mut connection.more) || must_watch_room {
             self.epoll.modify(connection.socket.as_fd(), number as u64, interest(&connection))?;
         }
+        connection.active_at = Instant::now();
         self.connections.give_back(number, connection);
         Ok(())
     }
 
-    /// Reads, works and answers until there is nothing more to read, no room for an answer, or the end. `ended`: the end
-    /// of what the client says is near, and no further event will tell of it.
+    /// Reads, works and responds until there is nothing to read, the send buffer is full, or the connection ends. `ended`: the
+    /// client has sent its FIN, and no further event will report it.
     fn talk_on(&mut self, connection: &mut Connection, mut ended: bool) -> Next {
         if let Some((answer, from)) = connection.sending.take() {
             match self.send(connection, answer, from) {
@@ -203,7 +234,7 @@ impl Worker {
                     Digested::Over => return Next::Close,
                 },
             }
-            // Events that came meanwhile were not looked at.
+            // Events since then were ignored, the FIN included: read until EAGAIN or the end.
             ended = true;
         }
         let mut room = mem::take(&mut self.room);
@@ -233,7 +264,7 @@ impl Worker {
                 }
             };
             self.counts.received_bytes.add(count as u64);
-            // What comes from now on is told by another event.
+            // A short read: another event reports bytes that arrive from now on.
             let drained = count < room.len();
             if let Some(left) = connection.draining {
                 match left.checked_sub(count as u64) {
@@ -247,7 +278,7 @@ impl Worker {
                     Digested::Over => return Next::Close,
                 }
             }
-            // What is to be discarded may have been kept from telling of itself: it is read to its end.
+            // While draining, the worker reads until EAGAIN: an earlier event may be gone.
             if drained && !ended && connection.draining.is_none() {
                 return Next::Wait;
             }
@@ -256,7 +287,7 @@ impl Worker {
         Next::Wait
     }
 
-    /// Makes requests of what was kept and what is fresh, and answers them. `drained`: there is nothing behind it.
+    /// Decodes the requests in the kept and the fresh bytes, and answers them. `drained`: no more bytes are waiting.
     fn digest(&mut self, connection: &mut Connection, fresh: &[u8], drained: bool) -> Digested {
         let mut joined = mem::take(&mut connection.kept);
         let mut bytes = fresh;
@@ -266,7 +297,7 @@ impl Worker {
         }
         while !bytes.is_empty() && !self.stop.is_set() {
             let last = self.close.every().is_some_and(|every| connection.responses + 1 >= every);
-            let step = self.talk.next(&mut connection.place, bytes, last);
+            let step = self.decoder.next(&mut connection.position, bytes, last);
             bytes = &bytes[step.used..];
             let Some(answer) = step.answer else { break };
             if let Some(name) = answer.error() {
@@ -274,13 +305,13 @@ impl Worker {
             }
             if answer.is_response() {
                 connection.responses += 1;
-                // Before the answer: whoever has it finds it counted.
+                // Counted before it is sent: a client that has the response finds the request counted.
                 self.counts.requests.add(1);
                 self.work.serve();
             }
             match self.send(connection, answer, 0) {
                 Sent::Whole if answer.ends() => {
-                    // Who is told that a request is bad may be in the middle of it still.
+                    // A client whose request is refused may still be sending it.
                     let drained = drained && bytes.is_empty() && answer.is_response();
                     return match self.end(connection, drained) {
                         Next::Close => Digested::Over,
@@ -302,7 +333,7 @@ impl Worker {
     }
 
     fn send(&mut self, connection: &mut Connection, answer: Answer, mut from: usize) -> Sent {
-        let bytes = self.talk.bytes(answer);
+        let bytes = self.decoder.bytes(answer);
         loop {
             match socket::send(connection.socket.as_fd(), &bytes[from..]) {
                 Ok(count) => {
@@ -325,7 +356,7 @@ impl Worker {
         }
     }
 
-    /// After the last word. `drained`: the client has said nothing that was not read.
+    /// Ends a connection after its last response. `drained`: no received bytes are unread.
     fn end(&mut self, connection: &mut Connection, drained: bool) -> Next {
         if let Close::Reset { every } = self.close
             && connection.responses >= every
@@ -338,27 +369,31 @@ impl Worker {
         if drained || socket::shutdown_write(connection.socket.as_fd()).is_err() {
             return Next::Close;
         }
-        // close() with unread data would send a RST, which could take the answer away from the client.
+        // close() with unread data would send a RST, which can make the client lose the response.
         connection.draining = Some(DRAIN);
         Next::Wait
     }
 }
 
-/// What became of an answer.
+fn next_sweep(idle: Duration) -> Option<Instant> {
+    Instant::now().checked_add((idle / 4).max(Duration::from_millis(1)))
+}
+
+/// The outcome of sending a response.
 enum Sent {
     Whole,
-    /// No room: the rest is kept.
+    /// The send buffer is full; the rest is kept.
     Partly,
     Failed,
 }
 
-/// What became of bytes that came in.
+/// The outcome of decoding received bytes.
 enum Digested {
-    /// All that can be answered is: more are needed.
+    /// All complete requests are answered: more bytes are needed.
     Needs,
-    /// There is no room for an answer: no more may be read.
+    /// The send buffer is full: the worker must not read more.
     Full,
-    /// The connection is over.
+    /// The connection has ended.
     Over,
 }
 

@@ -1,4 +1,4 @@
-//! Connect, request, response: what is answered, who closes, what is counted.
+//! Connect, request, response: responses, the side that closes, and counts.
 
 mod client;
 
@@ -45,7 +45,7 @@ fn the_server_closes_after_as_many_responses_as_asked() {
         exchange(&mut stream, b"a", 1);
         exchange(&mut stream, b"a", 1);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "FIN");
-        // What goes beyond is read, so that no RST takes the second response away.
+        // The server reads the excess bytes, so that no RST discards the second response.
         let mut stream = connect(&running);
         stream.write_all(&[b'a'; 100]).unwrap();
         assert_eq!(to_the_end(&mut stream), "xx");
@@ -66,16 +66,16 @@ fn a_reset_is_a_reset() {
     });
 }
 
-/// More than socket buffers hold: the worker must wait for room, and serve others meanwhile.
+/// The response exceeds the socket buffers: the worker must wait for buffer space, and serve other connections meanwhile.
 #[test]
-fn a_response_without_room_waits_and_nobody_else_does() {
+fn a_slow_reader_does_not_block_other_connections() {
     in_namespace(|| {
         const LARGE: usize = 16 << 20;
         let mut server = serve(Protocol::Crr { request: 1, response: LARGE });
         server.workers = 1;
         let running = server.start().unwrap();
         let mut slow = connect(&running);
-        // The second request waits behind the first response.
+        // The second request waits until the first response is sent.
         slow.write_all(b"aa").unwrap();
         let mut quick = connect(&running);
         exchange(&mut quick, b"a", LARGE);
@@ -105,7 +105,7 @@ fn workers_share_the_listener_of_a_unix_socket() {
         let results = running.stop();
         assert_eq!((results.policy.as_str(), sum(&results.workers).requests), ("exclusive", 10));
         assert!(!path.exists(), "it goes with the server");
-        // A socket that nobody listens on is left by a server that was killed: it gives way.
+        // A killed server leaves a socket file without a listener: the new server replaces it.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         server.start().unwrap().stop();
         assert!(!path.exists());
@@ -131,7 +131,7 @@ fn an_address_in_use_is_refused_although_it_could_be_shared() {
 }
 
 #[test]
-fn a_server_that_ended_gives_its_address_back_with_time_wait_on_it() {
+fn the_address_is_free_after_a_server_despite_time_wait() {
     in_namespace(|| {
         let mut server = serve(SMALL);
         server.close = Close::Server { every: 1 };

@@ -1,4 +1,4 @@
-//! HTTP over sockets: what stays open, what is refused, what is pipelined.
+//! Tests of HTTP over sockets: persistent connections, refused requests, pipelining.
 
 mod client;
 
@@ -77,7 +77,7 @@ fn requests_may_be_pipelined_and_cut() {
 }
 
 #[test]
-fn what_is_no_request_is_answered_and_closed() {
+fn invalid_requests_get_a_response_and_a_close() {
     in_namespace(|| {
         in_every_way(&http(), |server| {
             let running = server.start().unwrap();

@@ -1,13 +1,17 @@
-//! What is neither crr nor http: datagrams, sinks, service times, pins, namespaces.
+//! Tests of UDP, sink, service times, CPU affinity, idle limits and namespaces.
 
 mod client;
 
 use std::io::{Read, Write};
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use client::{connect, errors, exchange, serve, sum, until};
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_serve::{Protocol, Service, Shape};
+use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, open_descriptors};
 
 const SMALL: Protocol = Protocol::Crr { request: 1, response: 1 };
@@ -29,12 +33,69 @@ fn datagrams_come_back_and_short_ones_do_not() {
     });
 }
 
+/// Without a decreasing TTL, one datagram with a forged source would loop between two servers endlessly.
+#[test]
+fn two_servers_do_not_answer_each_other_for_ever() {
+    in_namespace(|| {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let server = || {
+                let mut serve = serve(Protocol::Udp { request: 1 });
+                (serve.listen, serve.workers) = (address.parse::<SocketAddr>().unwrap().into(), 1);
+                serve.start().unwrap()
+            };
+            let (first, second) = (server(), server());
+            let (one, other) = (first.address().inet().unwrap(), second.address().inet().unwrap());
+            // The datagram has the second server's port as its source: SO_REUSEPORT lets the test bind this port for a
+            // moment.
+            let forged = socket::open(Transport::Udp, other, true).unwrap();
+            assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
+            socket::bind(forged.as_fd(), other).unwrap();
+            socket::send_to(forged.as_fd(), b"forged", one).unwrap();
+            drop(forged);
+            // The reply may have gone to the test's socket; then the second server got no datagram.
+            until(&first, |sum| sum.requests >= 1);
+            let before = std::time::Instant::now();
+            let quiet = || (sum(&first.counts()).requests, sum(&second.counts()).requests);
+            let mut last = quiet();
+            loop {
+                std::thread::sleep(Duration::from_millis(50));
+                let now = quiet();
+                if now == last {
+                    break;
+                }
+                last = now;
+                assert!(before.elapsed() < Duration::from_secs(60), "it goes on: {now:?}");
+            }
+            assert!(last.0 + last.1 <= 255, "{last:?}");
+        }
+    });
+}
+
+#[test]
+fn datagrams_from_services_and_itself_get_no_reply() {
+    in_namespace(|| {
+        let mut serve = serve(Protocol::Udp { request: 1 });
+        serve.workers = 1;
+        let running = serve.start().unwrap();
+        let own = running.address().inet().unwrap();
+        let forged = socket::open(Transport::Udp, own, true).unwrap();
+        assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
+        socket::bind(forged.as_fd(), own).unwrap();
+        socket::send_to(forged.as_fd(), b"to itself", own).unwrap();
+        drop(forged);
+        let echo = UdpSocket::bind("127.0.0.1:7").unwrap();
+        echo.send_to(b"from a service", own).unwrap();
+        until(&running, |sum| sum.errors.get("reflected-datagram").is_some_and(|&count| count >= 1));
+        assert_eq!(sum(&running.stop().workers).requests, 0);
+    });
+}
+
 #[test]
 fn a_sink_holds_connections_that_say_nothing() {
     in_namespace(|| {
         let running = serve(Protocol::Sink).start().unwrap();
         let streams: Vec<_> = (0..50).map(|_| connect(&running)).collect();
-        // They have sent nothing, and are accepted all the same.
+        // The clients have sent nothing, and their connections are accepted nevertheless.
         until(&running, |sum| sum.accepted == 50);
         for mut stream in streams {
             stream.write_all(b"words").unwrap();
@@ -47,7 +108,7 @@ fn a_sink_holds_connections_that_say_nothing() {
 }
 
 #[test]
-fn whoever_sends_without_end_is_read_to_its_end_and_not_alone() {
+fn an_endless_sender_does_not_block_other_connections() {
     in_namespace(|| {
         const MUCH: usize = 64 << 20;
         let mut server = serve(Protocol::Http { body: 0 });
@@ -69,7 +130,7 @@ fn whoever_sends_without_end_is_read_to_its_end_and_not_alone() {
     });
 }
 
-/// A worker that sleeps serves nobody else: two requests of one worker take twice as long as one.
+/// A worker that sleeps serves no other connection: two requests of one worker take twice as long as one.
 #[test]
 fn sleeping_blocks_the_worker_and_so_does_spinning() {
     in_namespace(|| {
@@ -103,9 +164,31 @@ fn a_server_ends_in_the_middle_of_a_long_request() {
             let running = server.start().unwrap();
             connect(&running).write_all(b"a").unwrap();
             until(&running, |sum| sum.requests == 1);
-            // It returns at all.
+            // The call must return.
             assert_eq!(sum(&running.stop().workers).requests, 1);
         }
+    });
+}
+
+#[test]
+fn idle_connections_are_closed_and_counted() {
+    in_namespace(|| {
+        let policies = [None, Some(AcceptPolicy::Exclusive), Some(AcceptPolicy::Dispatcher)];
+        for policy in policies {
+            let mut server = serve(SMALL);
+            (server.idle, server.policy) = (Duration::from_millis(300), policy);
+            let running = server.start().unwrap();
+            let mut silent = connect(&running);
+            exchange(&mut silent, b"a", 1);
+            // The server closes: the client sees a FIN after the response.
+            assert_eq!(silent.read(&mut [0]).unwrap(), 0, "{policy:?}");
+            let results = running.stop();
+            assert_eq!(errors(&results), [("idle-closed".to_owned(), 1)], "{policy:?}");
+            assert_eq!(sum(&results.workers).requests, 1, "{policy:?}");
+        }
+        let mut server = serve(SMALL);
+        server.idle = Duration::ZERO;
+        assert!(server.start().is_err_and(|error| error.is_usage()));
     });
 }
 
@@ -123,9 +206,9 @@ fn pinned_workers_serve() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn a_stopped_server_leaves_no_descriptors() {
     in_namespace(|| {
-        // Other tests of this file have descriptors too, at the same time: a leak of a thousand stands out.
+        // Other tests of this program open descriptors at the same time: a leak of a thousand stands out.
         let before = open_descriptors();
         for _ in 0..5 {
             let running = serve(SMALL).start().unwrap();

@@ -1,4 +1,4 @@
-//! What is counted, and what takes too long.
+//! Counts, the list of slow operations, and timeouts.
 
 use std::borrow::Cow;
 use std::io;
@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use fourtuple_record::Slow;
 
-use super::{Driver, LONGEST_LOOK, Phase, TICK};
+use crate::driver::{Driver, Phase, SHORTEST_LOOK};
 use crate::engine::Engine;
 use crate::tally::MOST_SLOW;
 
 impl<E: Engine> Driver<'_, E> {
-    /// Counts an operation that is over.
+    /// Counts an operation that succeeded.
     pub(super) fn count(&mut self, number: u32, now: u64) {
         let slot = &self.slots[number as usize];
         let total = now - slot.intended.min(now);
@@ -77,25 +77,43 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// Cancels what takes longer than the timeout.
+    /// Returns the name of the error of the operation of `number`, if its time is over.
+    pub(super) fn overdue(&self, number: u32, now: u64) -> Option<Cow<'static, str>> {
+        let slot = &self.slots[number as usize];
+        let took = now.saturating_sub(slot.timed_from);
+        let is_over = slot.cancelled || took > self.operation_limit();
+        is_over.then_some(Cow::Borrowed(match slot.phase {
+            // The response was complete; the FIN of the server did not follow.
+            Phase::Draining => "not-closed",
+            _ if took > self.timeout() => "timeout",
+            _ => "unanswered",
+        }))
+    }
+
+    /// Cancels the operations whose time is over. The next call is due when the next operation can be overdue.
     pub(super) fn look_for_late(&mut self, now: u64) -> io::Result<()> {
-        let timeout = self.timeout();
-        self.next_look = now + (timeout / 16).clamp(TICK, LONGEST_LOOK);
-        // Those that are held wait for nothing, and there may be a million of them.
+        let timeout = self.operation_limit();
+        let mut next = now + timeout;
+        // Held connections have no timeout once they are open, and there may be a million of them.
         let first = if self.to_hold + self.opening_held == 0 { self.share.hold } else { 0 };
         for number in first..self.slots.len() as u32 {
             let slot = &mut self.slots[number as usize];
-            let is_waiting = matches!(slot.phase, Phase::Opening | Phase::Asking | Phase::Draining);
-            // Time without a port is not the server's. Cancelling may find nothing between two steps of a chain: then again.
-            if is_waiting && now.saturating_sub(slot.started.max(slot.opened)) > timeout {
+            if !slot.phase.is_waiting() {
+                continue;
+            }
+            let deadline = slot.timed_from + timeout;
+            next = next.min(deadline);
+            if now > deadline {
+                // Between two steps of a chain there is nothing to cancel: the next call cancels again.
                 slot.cancelled = true;
                 self.engine.cancel(number)?;
             }
         }
+        self.next_look = next.max(now + SHORTEST_LOOK);
         Ok(())
     }
 
-    /// Hands the numbers of the current second over; `next` is the one that begins.
+    /// Publishes the counts of the current second on the board. `next` is the second that begins.
     pub(super) fn flush(&mut self, next: u64) {
         self.part.in_flight = u64::from(self.active);
         self.shared.board.add(self.share.number, self.second, &self.part, next);
@@ -113,12 +131,13 @@ impl<E: Engine> Driver<'_, E> {
         self.published = now;
     }
 
-    /// Answers that did not come in time at the end.
-    pub(super) fn abandon(&mut self) {
-        for slot in &self.slots {
-            if matches!(slot.phase, Phase::Opening | Phase::Asking) {
-                *self.tally.errors.entry(Cow::Borrowed("unanswered")).or_default() += 1;
-                self.part.errors += 1;
+    /// Counts the operations that are still in progress at the end of the run as errors.
+    pub(super) fn abandon(&mut self, now: u64) {
+        for number in 0..self.slots.len() as u32 {
+            let phase = self.slots[number as usize].phase;
+            if phase.is_waiting() && phase != Phase::Draining {
+                let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
+                self.error(name);
             }
         }
     }

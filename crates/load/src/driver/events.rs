@@ -1,4 +1,4 @@
-//! What an event means for its connection.
+//! The reaction of a connection to each event of its engine.
 
 use std::borrow::Cow;
 use std::io;
@@ -8,10 +8,10 @@ use fourtuple::dial::Attempt;
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::socket::Transport;
 
-use super::{Driver, FAILED_RETRY, Phase};
+use crate::driver::{Driver, FAILED_RETRY, Phase};
 use crate::engine::{Engine, Event, Stage};
 use crate::settings::Close;
-use crate::workload::Heard;
+use crate::workload::ParseOutcome;
 
 impl<E: Engine> Driver<'_, E> {
     pub(super) fn handle(&mut self, event: Event, now: u64) -> io::Result<()> {
@@ -40,29 +40,31 @@ impl<E: Engine> Driver<'_, E> {
             self.tally.search.record(search);
         }
         self.count_handshake(number, now);
-        if self.stalled.is_some() {
-            self.resume(now)?;
-        }
+        self.resume(now);
         let slot = &mut self.slots[number as usize];
         if slot.holds {
             slot.phase = Phase::Held;
             self.opening_held -= 1;
             self.tally.held += 1;
             self.shared.live.open.fetch_add(1, Ordering::Relaxed);
-            // No operation: it only makes room for those that are.
+            // A held connection is no operation.
             self.active -= 1;
             return self.engine.watch(number);
         }
-        if slot.talk.outgoing().is_empty() {
-            return self.done(number, false, now);
+        if !slot.protocol.outgoing().is_empty() {
+            return Ok(());
         }
-        Ok(())
+        // The workload sends nothing: the operation is complete.
+        match self.overdue(number, now) {
+            Some(name) => self.give_up_on(number, name, now),
+            None => self.done(number, false, now),
+        }
     }
 
-    /// The handshake is over when requests can be sent; it is counted where the search before it was timed.
+    /// Records the time of the handshake once requests can be sent, if the time of the port search before it is known.
     pub(super) fn count_handshake(&mut self, number: u32, now: u64) {
         let slot = &mut self.slots[number as usize];
-        if slot.handshaking && slot.talk.established() {
+        if slot.handshaking && slot.protocol.established() {
             slot.handshaking = false;
             slot.asked = now;
             if let Some(search) = slot.search_ns {
@@ -72,7 +74,15 @@ impl<E: Engine> Driver<'_, E> {
     }
 
     pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
+        // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
+        if let Some(name) = self.overdue(number, now) {
+            return self.give_up_on(number, name, now);
+        }
         let slot = &mut self.slots[number as usize];
+        if slot.phase == Phase::Probing {
+            let goes_on = count > 0 && slot.protocol.idle(self.engine.received(number, count));
+            return if goes_on { self.engine.probe(number) } else { self.reconnect(number) };
+        }
         if slot.phase == Phase::Draining {
             return if count == 0 {
                 self.ended_by_server(number, now)
@@ -80,56 +90,71 @@ impl<E: Engine> Driver<'_, E> {
                 self.engine.exchange(number, &[])
             };
         }
-        if !slot.heard && slot.talk.established() && count > 0 {
-            slot.heard = true;
+        if !slot.has_first_byte && slot.protocol.established() && count > 0 {
+            slot.has_first_byte = true;
             self.tally.first_byte.record(now - slot.asked);
         }
-        match slot.talk.heard(self.engine.received(number, count)) {
-            Heard::More => self.engine.exchange(number, &[]),
-            Heard::Send => {
+        match slot.protocol.receive(self.engine.received(number, count)) {
+            ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
+            ParseOutcome::Send => {
                 self.count_handshake(number, now);
-                self.engine.exchange(number, self.slots[number as usize].talk.outgoing())
+                self.engine.exchange(number, self.slots[number as usize].protocol.outgoing())
             }
-            Heard::Answer { closing, failure } => {
+            ParseOutcome::Complete { closing, failure } => {
                 if let Some(failure) = failure {
                     self.error(failure);
                 }
                 self.done(number, closing, now)
             }
-            Heard::Failed(name) => self.give_up_on(number, name, now),
+            ParseOutcome::ClosedUnanswered if self.may_ask_again(number) => self.ask_again(number),
+            ParseOutcome::ClosedUnanswered => self.give_up_on(number, Cow::Borrowed("closed-early"), now),
+            ParseOutcome::Failed(name) => self.give_up_on(number, name, now),
         }
     }
 
-    /// An operation has succeeded. What becomes of its connection?
+    /// Whether the request of `number` may be sent again after its connection ended before the first byte of a response. It may
+    /// on a kept connection, which the server may have closed before it read the request (RFC 9112, 9.3.1).
+    fn may_ask_again(&self, number: u32) -> bool {
+        self.slots[number as usize].request > 1 && self.shared.load.workload.may_be_sent_again()
+    }
+
+    /// Sends a request again on a new connection. It is the first request there, so it is not sent a third time.
+    fn ask_again(&mut self, number: u32) -> io::Result<()> {
+        self.tally.retried += 1;
+        self.reconnect(number)
+    }
+
+    /// Counts an operation that succeeded, and closes its connection, keeps it, or waits for the server to close it.
     pub(super) fn done(&mut self, number: u32, closing: bool, now: u64) -> io::Result<()> {
         self.count(number, now);
         let load = self.shared.load;
         let slot = &mut self.slots[number as usize];
-        // A connection on which nothing is said is closed at once.
+        // A workload that sends nothing closes each connection at once.
         let last = slot.request == load.close_every || load.workload.says_nothing();
         if (closing || last) && load.close == Close::Server {
             slot.phase = Phase::Draining;
-            slot.started = now;
+            slot.timed_from = now;
             return self.engine.exchange(number, &[]);
         }
-        // A server that says that it closes is not waited for: clients do not, and whose FIN is first is up to chance.
+        // With `Connection: close` clients do not wait for the FIN of the server; either FIN may be first.
         if last || closing {
             self.close(number)?;
             return self.free(number, now);
         }
-        self.slots[number as usize].phase = Phase::Warm;
+        slot.phase = Phase::Warm;
+        slot.idle_since = now;
         self.free(number, now)
     }
 
-    /// The server has closed, as it was to.
+    /// Handles the expected close of a connection by the server.
     pub(super) fn ended_by_server(&mut self, number: u32, now: u64) -> io::Result<()> {
-        // Its FIN came first: no TIME_WAIT is ours.
+        // The FIN of the server came first, so this side has no TIME_WAIT socket.
         self.give_back(number);
         self.close(number)?;
         self.free(number, now)
     }
 
-    /// An operation has failed, on a connection of which nothing is under way.
+    /// Handles the failure of a call on a connection: tries another port or source, sends the request again, or counts an error.
     pub(super) fn failed(
         &mut self,
         number: u32,
@@ -139,22 +164,20 @@ impl<E: Engine> Driver<'_, E> {
     ) -> io::Result<()> {
         let slot = &mut self.slots[number as usize];
         if slot.phase == Phase::Held {
-            // Its watch has failed: the connection is as good as lost.
+            // Without its watch, the end of the connection would go unnoticed: it counts as lost.
             return self.handle(Event::Lost { slot: number }, now);
         }
         if slot.phase == Phase::Draining && !slot.cancelled {
-            // A reset ends a connection too.
+            // A RST instead of a FIN ends the connection too.
             return self.ended_by_server(number, now);
         }
-        // Of UDP the kernel says EAGAIN (inet_autobind).
         let is_udp = self.shared.load.transport() == Transport::Udp;
-        let is_taken = is_port_taken(error) || (is_udp && error.kind() == io::ErrorKind::WouldBlock);
-        if stage == Stage::Connect && is_taken {
+        if is_port_taken(stage, error, is_udp) {
             self.engine.close(number)?;
             let slot = &mut self.slots[number as usize];
             let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken().ok());
             return match again {
-                Some(wanted) => self.open_as(number, wanted),
+                Some(request) => self.open_as(number, request),
                 None => {
                     slot.attempt = None;
                     self.no_port(number);
@@ -162,13 +185,30 @@ impl<E: Engine> Driver<'_, E> {
                 }
             };
         }
-        let name = match slot.cancelled {
-            // The answer was there; the end that was to follow was not.
-            true if slot.phase == Phase::Draining => Cow::Borrowed("not-closed"),
-            true => Cow::Borrowed("timeout"),
-            false => Cow::Owned(errno_name(error)),
-        };
-        self.give_up_on(number, name, now)
+        if let Some(name) = self.overdue(number, now) {
+            return self.give_up_on(number, name, now);
+        }
+        if let Some(call) =
+            failed_call_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened))
+        {
+            let attempt = self.slots[number as usize].attempt.as_mut();
+            let other = attempt.and_then(|attempt| attempt.source_failed(call, copy_of(error)).ok());
+            if let Some(request) = other {
+                self.engine.close(number)?;
+                return self.open_as(number, request);
+            }
+        }
+        let slot = &self.slots[number as usize];
+        if slot.phase == Phase::Probing {
+            // Neither data nor FIN has arrived: the connection is open.
+            let is_open = error.kind() == io::ErrorKind::WouldBlock;
+            return if is_open { self.ask(number, now) } else { self.reconnect(number) };
+        }
+        let is_gone = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+        if is_gone && !slot.has_first_byte && self.may_ask_again(number) {
+            return self.ask_again(number);
+        }
+        self.give_up_on(number, Cow::Owned(errno_name(error)), now)
     }
 
     pub(super) fn give_up_on(&mut self, number: u32, name: Cow<'static, str>, now: u64) -> io::Result<()> {
@@ -184,8 +224,8 @@ impl<E: Engine> Driver<'_, E> {
             self.active -= 1;
         }
         if self.stalled.as_ref().is_some_and(|stalled| stalled.trying == Some(number)) {
-            // It had a port, whatever happened then.
-            self.resume(now)?;
+            // The failed connection had a port: ports are free again.
+            self.resume(now);
         }
         if self.slots[number as usize].holds {
             return Ok(());
@@ -215,7 +255,7 @@ impl<E: Engine> Driver<'_, E> {
         self.engine.close(number)
     }
 
-    /// The operation of `number` is over: the next one, at once or later.
+    /// Makes `number` free for the next operation, which begins at once or later.
     pub(super) fn free(&mut self, number: u32, now: u64) -> io::Result<()> {
         self.active -= 1;
         if self.share.schedule.is_some() {
@@ -239,14 +279,47 @@ impl<E: Engine> Driver<'_, E> {
         self.start(number, None)
     }
 
-    /// All rest equally long, but for those that failed: nearly always the new one goes to the end.
+    /// Inserts into the queue by time. Nearly always that is at its end, because all pauses but those after a failure are
+    /// equally long.
     pub(super) fn rest(&mut self, until: u64, number: u32) {
         let at = self.resting.partition_point(|(at, _)| *at <= until);
         self.resting.insert(at, (until, number));
     }
 }
 
-/// EADDRNOTAVAIL of connect(), EADDRINUSE of bind() and connect(). UDP, whose ports connect() does not share, has EAGAIN.
-fn is_port_taken(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::AddrInUse)
+/// An error of connect() that comes later is an answer of the network, and not of this host's routing table.
+const AT_ONCE: u64 = 100_000_000;
+
+/// Whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of bind(),
+/// EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
+fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
+    match (stage, error.kind()) {
+        (Stage::Bind | Stage::Connect, io::ErrorKind::AddrInUse) => true,
+        (Stage::Connect, io::ErrorKind::AddrNotAvailable) => true,
+        (Stage::Bind | Stage::Connect, io::ErrorKind::WouldBlock) => is_udp,
+        _ => false,
+    }
+}
+
+/// Returns the call that failed if its error may be due to the source address: the address was removed, or no route or rule
+/// lets it reach the destination. `took` is the time since the connection began to open, in nanoseconds.
+fn failed_call_of_source(stage: Stage, error: &io::Error, took: u64) -> Option<&'static str> {
+    let is_of_route = matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkDown
+    );
+    match stage {
+        Stage::Bind => Some("bind"),
+        Stage::Connect if is_of_route && took < AT_ONCE => Some("connect"),
+        Stage::Connect | Stage::Exchange => None,
+    }
+}
+
+/// Returns an error with the same errno.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }

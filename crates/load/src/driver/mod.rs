@@ -1,8 +1,10 @@
-//! One thread of a run: what each of its connections does next.
+//! The driver: the state machine of one thread and its connections.
 
 mod account;
 mod events;
 mod open;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,24 +21,34 @@ use crate::engine::Engine;
 use crate::origin::Origin;
 use crate::settings::Load;
 use crate::tally::Tally;
-use crate::workload::{Talk, TlsSetup};
+use crate::workload::{ProtocolState, TlsSetup};
 
-/// How often numbers are published and the flag to stop read; deadlines are looked at no more often.
+/// Time between two publications of counts, in nanoseconds. Deadlines are checked at most as often.
 const TICK: u64 = 5_000_000;
 
-/// Deadlines are looked at no less often.
-const LONGEST_LOOK: u64 = 1_000_000_000;
+/// Minimum time between two searches for overdue operations, in nanoseconds.
+const SHORTEST_LOOK: u64 = 20_000_000;
 
-/// How often one connection tries for a port when there is none; the others wait until it has one.
+/// Maximum number of events that one turn of the loop handles, and of operations that it begins. The loop checks limits and the
+/// stop flag between two turns; the bound keeps a peer that sends without end from delaying these checks.
+const MOST_A_TURN: usize = 256;
+
+/// Time between two attempts to get a port while none is free, in nanoseconds. One connection tries; the others wait.
 const PORT_RETRY: u64 = 50_000_000;
 
-/// How long an answer that is due may take once the run is over.
-const LAST_ANSWERS: u64 = 2_000_000_000;
+/// Longest time that an operation may take, from its start, once the time of the run is over.
+const LONGEST_GRACE: u64 = 2_000_000_000;
 
-/// A connection that could not be opened is tried again no sooner, so that a closed port is not hammered.
+/// Time that operations in progress have once the run was stopped from outside.
+const GRACE_WHEN_STOPPED: u64 = 50_000_000;
+
+/// Idle time, in nanoseconds, after which a kept connection is read before it is used again: the server may have closed it.
+const IDLE: u64 = 1_000_000;
+
+/// Minimum pause after a connection could not be opened, in nanoseconds: a closed port does not cause a busy loop.
 const FAILED_RETRY: u64 = 1_000_000;
 
-/// What all threads of a run share.
+/// The data that all threads of a run share.
 pub(crate) struct Shared<'a> {
     pub(crate) load: &'a Load,
     pub(crate) origin: &'a Origin,
@@ -44,25 +56,25 @@ pub(crate) struct Shared<'a> {
     pub(crate) live: &'a Live,
     pub(crate) stop: &'a AtomicBool,
     pub(crate) begun: Instant,
-    /// Operations begun so far, where their number is bounded.
+    /// Number of operations begun, if `--operations` limits it.
     pub(crate) tickets: AtomicU64,
-    /// Threads that still open connections to hold.
+    /// Number of threads that are still opening their held connections.
     pub(crate) ramping: AtomicU64,
-    /// With https.
+    /// The TLS configuration, with https.
     pub(crate) tls: Option<TlsSetup>,
 }
 
 impl Shared<'_> {
-    fn talk(&self) -> Box<dyn Talk> {
-        let talk = self.load.workload.talk();
+    fn protocol(&self) -> Box<dyn ProtocolState> {
+        let protocol = self.load.workload.protocol();
         match &self.tls {
-            Some(tls) => tls.talk(talk),
-            None => talk,
+            Some(tls) => tls.wrap(protocol),
+            None => protocol,
         }
     }
 }
 
-/// Numbers for whoever watches.
+/// Counts that the progress callback reads during the run.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
     pub(crate) operations: AtomicU64,
@@ -71,7 +83,7 @@ pub(crate) struct Live {
     pub(crate) open: AtomicU64,
 }
 
-/// The part of a thread.
+/// The share of the work of one thread.
 pub(crate) struct Share {
     pub(crate) number: usize,
     pub(crate) connections: u32,
@@ -79,38 +91,51 @@ pub(crate) struct Share {
     pub(crate) schedule: Option<Schedule>,
 }
 
-/// What a connection is doing.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Closed,
     Opening,
-    /// A response is due.
+    /// An operation has begun on a kept connection; a read before the request finds out whether the server has closed it.
+    Probing,
+    /// The request was sent; the response is not complete.
     Asking,
-    /// The operation is over, and the server closes.
+    /// The operation is complete; the FIN of the server is due.
     Draining,
-    /// Open, and nothing to do.
+    /// Open and idle.
     Warm,
     Held,
 }
 
+impl Phase {
+    /// Whether the timeout applies in this phase.
+    fn is_waiting(self) -> bool {
+        matches!(self, Phase::Opening | Phase::Probing | Phase::Asking | Phase::Draining)
+    }
+}
+
 struct Slot<'a> {
     phase: Phase,
-    talk: Box<dyn Talk>,
+    protocol: Box<dyn ProtocolState>,
     attempt: Option<Attempt<'a>>,
-    /// Address and port, where they are known: to be given back when the connection is closed.
+    /// The local address and port, if known: the dialer gets them back when the connection is closed.
     local: Option<SocketAddr>,
-    /// Which request of its connection this is; 0: none yet.
+    /// The number of the request on its connection, from 1; 0 before the first.
     request: u64,
     intended: u64,
     started: u64,
-    /// When the connection's opening began, the one with a port.
+    /// Start of the timeout: the actual start of the operation, or the end of its wait for a port.
+    timed_from: u64,
+    /// Start of the last attempt to open the connection.
     opened: u64,
-    /// When the connection was there, or the request sent.
+    /// End of the last operation on an open connection.
+    idle_since: u64,
+    /// Time at which the connection was established or, on a kept connection, the request was sent.
     asked: u64,
     search_ns: Option<u64>,
-    /// Whether the handshake, with TLS its own included, is still to be counted.
+    /// The time of the handshake (TCP, and TLS with https) is not recorded yet.
     handshaking: bool,
-    heard: bool,
+    has_first_byte: bool,
     cancelled: bool,
     holds: bool,
 }
@@ -120,29 +145,31 @@ pub(crate) struct Driver<'a, E> {
     shared: &'a Shared<'a>,
     share: Share,
     slots: Vec<Slot<'a>>,
-    /// Open connections without work, the last used first.
+    /// Idle open connections; the most recently used one is taken first.
     warm: Vec<u32>,
-    /// Closed ones.
+    /// Closed connections without an operation, in an open loop.
     closed: Vec<u32>,
-    /// When a resting one may go on, in a closed loop; in the order of their times.
+    /// Pausing connections with the end of their pause, in order of time, in a closed loop.
     resting: VecDeque<(u64, u32)>,
-    /// Those that have an operation and no port.
+    /// Connections that have an operation and wait for a port.
     portless: VecDeque<u32>,
     stalled: Option<Stalled>,
-    /// Operations under way.
+    /// Number of operations in progress.
     active: u32,
-    /// Connections to hold that are still to be opened, and that are opening.
+    /// Numbers of held connections that are not open yet: not begun, and in progress.
     to_hold: u32,
     opening_held: u32,
     tally: Tally,
     part: Part,
     second: u64,
     ended: bool,
+    /// The time of the run is over: an operation in progress has at most [`LONGEST_GRACE`] from its start.
+    is_past_end: bool,
     started_from: u64,
-    /// Since when an operation is due and every connection is busy.
+    /// Start of the current time in which an operation is due and all connections are busy.
     busy_since: Option<u64>,
     published: (u64, u64, u64),
-    /// When deadlines are looked at again.
+    /// Time of the next check of deadlines.
     next_look: u64,
 }
 
@@ -157,17 +184,19 @@ impl<'a, E: Engine> Driver<'a, E> {
         let count = share.connections + share.hold;
         let slot = |number| Slot {
             phase: Phase::Closed,
-            talk: shared.talk(),
+            protocol: shared.protocol(),
             attempt: None,
             local: None,
             request: 0,
             intended: 0,
             started: 0,
+            timed_from: 0,
             opened: 0,
+            idle_since: 0,
             asked: 0,
             search_ns: None,
             handshaking: false,
-            heard: false,
+            has_first_byte: false,
             cancelled: false,
             holds: number < share.hold,
         };
@@ -187,6 +216,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             part: Part::new(),
             second: 0,
             ended: false,
+            is_past_end: false,
             started_from: 0,
             busy_since: None,
             published: (0, 0, 0),
@@ -199,16 +229,16 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.shared.begun.elapsed().as_nanos() as u64
     }
 
-    /// Runs to the end.
+    /// Runs until the run ends, and returns the counts.
     pub(crate) fn run(mut self) -> io::Result<Tally> {
-        // Making the engine and taking it down are outside of the time that the run is said to take.
+        // The reported CPU time excludes the creation of the engine and its end.
         let cpu_before = resource::thread_cpu_time();
-        // Also a thread with none to hold: the others wait for it.
+        // A thread without held connections takes part too: the threads wait for each other.
         if self.shared.load.hold > 0 {
             self.ramp_up()?;
         }
         self.started_from = self.now();
-        let end = self.shared.load.length.map(|length| self.started_from + length.as_nanos() as u64);
+        let end = self.shared.load.length.map(|length| self.started_from + nanoseconds(length));
         let mut next_tick = 0;
         let mut give_up = u64::MAX;
         if self.share.schedule.is_none() {
@@ -220,18 +250,18 @@ impl<'a, E: Engine> Driver<'a, E> {
             if !self.ended && (end.is_some_and(|end| now >= end) || self.is_stopped() || self.is_given_out())
             {
                 if self.share.schedule.is_some() && !self.is_stopped() {
-                    // What was intended before the end begins, also when this thread was woken late.
-                    self.start_due(end.map_or(now, |end| now.min(end.saturating_sub(1))))?;
+                    // Operations that were due before the end begin, even if this thread woke up late.
+                    self.start_due(end.map_or(now, |end| now.min(end.saturating_sub(1))), 4 * MOST_A_TURN)?;
                 }
                 self.end(now, end);
             }
             if !self.ended {
-                self.start_due(now)?;
+                self.start_due(now, MOST_A_TURN)?;
             }
             self.retry_port(now)?;
             if self.ended {
-                give_up = give_up.min(now + self.patience(now, end));
-                // Whoever waits for a port waits for nothing.
+                give_up = give_up.min(now + self.patience());
+                // Operations that still wait for a port never begin.
                 for slot in std::mem::take(&mut self.portless) {
                     self.active -= 1;
                     self.slots[slot as usize].phase = Phase::Closed;
@@ -239,7 +269,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                 if self.active == 0 {
                     break;
                 } else if now >= give_up {
-                    self.abandon();
+                    self.abandon(now);
                     break;
                 }
             }
@@ -258,11 +288,12 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(self.tally)
     }
 
-    /// Waits, and handles what there is.
+    /// Waits for events and handles at most [`MOST_A_TURN`] of them.
     fn turn(&mut self, wait: Duration, next_tick: &mut u64) -> io::Result<()> {
         self.engine.wait(wait)?;
         let now = self.now();
-        while let Some(event) = self.engine.event() {
+        for _ in 0..MOST_A_TURN {
+            let Some(event) = self.engine.event() else { break };
             self.handle(event, now)?;
         }
         if now >= *next_tick {
@@ -272,7 +303,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
-    /// Opens the connections to hold, a few at a time, and waits for the other threads to have theirs.
+    /// Opens the held connections, a few at a time, and waits until the other threads have opened theirs.
     fn ramp_up(&mut self) -> io::Result<()> {
         const AT_ONCE: u32 = 64;
         let mut next_tick = 0;
@@ -303,7 +334,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
-    /// There are not as many ports as connections to hold: those that are there must do.
+    /// Gives up on held connections for which there is no port, and continues with the open ones.
     fn hold_fewer(&mut self, now: u64) {
         self.to_hold = 0;
         for number in std::mem::take(&mut self.portless) {
@@ -321,37 +352,52 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 
     fn timeout(&self) -> u64 {
-        self.shared.load.timeout.as_nanos() as u64
+        nanoseconds(self.shared.load.timeout)
     }
 
-    /// How long answers that are due are waited for. Each of a number of operations has its whole timeout; whoever gave a
-    /// time wants to have the result then.
-    fn patience(&self, now: u64, end: Option<u64>) -> u64 {
-        let is_over = self.is_stopped() || end.is_some_and(|end| now >= end);
-        if is_over { LAST_ANSWERS.min(self.timeout() + 4 * TICK) } else { self.timeout() + LAST_ANSWERS }
+    /// Longest time that an operation may take, from its start.
+    fn operation_limit(&self) -> u64 {
+        if self.is_past_end { self.timeout().min(LONGEST_GRACE) } else { self.timeout() }
     }
 
-    /// No operation begins any more.
+    /// Returns how much longer the run may wait for operations in progress, once none begins any more. Each of them ends by
+    /// [`Driver::operation_limit`]; this bound holds for an operation that does not.
+    fn patience(&self) -> u64 {
+        if self.is_stopped() {
+            GRACE_WHEN_STOPPED
+        } else if self.is_past_end {
+            self.operation_limit() + 2 * SHORTEST_LOOK
+        } else {
+            self.timeout() + LONGEST_GRACE
+        }
+    }
+
+    /// Ends the run: no operation begins any more.
     fn end(&mut self, now: u64, end: Option<u64>) {
         self.ended = true;
+        if end.is_some_and(|end| now >= end) {
+            self.is_past_end = true;
+            self.next_look = now;
+        }
         if self.is_given_out() {
             return;
         }
         let until = end.unwrap_or(u64::MAX).min(now);
-        // The rate is over the whole time that was asked for, also where nothing succeeded at its end.
+        // The reported rate covers the whole time of the run, even if no operation succeeded near its end.
         self.tally.last_end = self.tally.last_end.max(until);
         if let Some(schedule) = &mut self.share.schedule {
             self.tally.offered += schedule.count_until(until.saturating_sub(self.started_from));
         }
     }
 
-    /// Whether all operations of a bounded run have begun: a thread without connections of its own does not try to take one.
+    /// Whether all operations of a run with `--operations` have begun. A thread without connections needs this check, because it
+    /// never takes a ticket.
     fn is_given_out(&self) -> bool {
         let most = self.shared.load.operations;
         most.is_some_and(|most| self.shared.tickets.load(Ordering::Relaxed) >= most)
     }
 
-    /// Takes one of the operations that the run is bounded to.
+    /// Takes one of the operations that `--operations` allows. Returns false, and ends the run, if none is left.
     fn ticket(&mut self) -> bool {
         let Some(most) = self.shared.load.operations else { return true };
         if self.shared.tickets.fetch_add(1, Ordering::Relaxed) < most {
@@ -361,10 +407,10 @@ impl<'a, E: Engine> Driver<'a, E> {
         false
     }
 
-    /// Begins what is due.
-    fn start_due(&mut self, now: u64) -> io::Result<()> {
+    /// Begins the operations that are due, at most `most`.
+    fn start_due(&mut self, now: u64, most: usize) -> io::Result<()> {
         if self.share.schedule.is_some() {
-            loop {
+            for _ in 0..most {
                 let schedule = self.share.schedule.as_mut().expect("seen above");
                 let intended = self.started_from + schedule.next();
                 let busy = !self.has_free();
@@ -380,8 +426,10 @@ impl<'a, E: Engine> Driver<'a, E> {
                 let slot = self.warm.pop().or_else(|| self.closed.pop()).expect("seen above");
                 self.start(slot, Some(intended))?;
             }
+            return Ok(());
         }
-        while let Some((at, slot)) = self.resting.front().copied() {
+        for _ in 0..most {
+            let Some((at, slot)) = self.resting.front().copied() else { break };
             if at > now || !self.ticket() {
                 return Ok(());
             }
@@ -392,12 +440,12 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
-    /// Whether an operation can begin: without ports, on a connection that is there.
+    /// Whether an operation can begin: on an idle connection, or on a new one unless the ports are exhausted.
     fn has_free(&self) -> bool {
         !self.warm.is_empty() || (!self.closed.is_empty() && self.stalled.is_none())
     }
 
-    /// How long nothing is to be done unless something happens.
+    /// Returns the time until the next deadline of the driver: how long it may wait for events.
     fn until_due(&self, now: u64, end: Option<u64>, next_tick: u64) -> Duration {
         let mut due = next_tick.max(now);
         if !self.ended {
@@ -409,6 +457,9 @@ impl<'a, E: Engine> Driver<'a, E> {
                 due = due.min(*at);
             }
             due = due.min(end.unwrap_or(u64::MAX));
+            if !self.portless.is_empty() && self.stalled.is_none() {
+                due = now;
+            }
         }
         if let Some(stalled) = self.stalled.as_ref().filter(|stalled| stalled.trying.is_none() && !self.ended)
         {
@@ -416,4 +467,9 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         Duration::from_nanos(due.saturating_sub(now))
     }
+}
+
+/// Converts to nanoseconds, limited to a quarter of `u64::MAX` so that adding a time does not overflow.
+fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos().min(u128::from(u64::MAX / 4)) as u64
 }

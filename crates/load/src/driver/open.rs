@@ -1,39 +1,57 @@
-//! Opening connections, and waiting for a port where there is none.
+//! Opening connections, and waiting for a port while none is free.
 
 use std::borrow::Cow;
 use std::io;
 
-use fourtuple::dial::Wanted;
+use fourtuple::dial::ConnectRequest;
+use fourtuple_syscalls::socket::Transport;
 
-use super::{Driver, PORT_RETRY, Phase, Stalled};
+use crate::driver::{Driver, IDLE, MOST_A_TURN, PORT_RETRY, Phase, Stalled};
 use crate::engine::Engine;
 
 impl<E: Engine> Driver<'_, E> {
-    /// Begins an operation on `slot`: a request on an open connection, else a connection with its first request.
+    /// Begins an operation: sends a request on the open connection of `number`, or opens a connection for its first request.
     pub(super) fn start(&mut self, number: u32, intended: Option<u64>) -> io::Result<()> {
         let now = self.now();
         self.active += 1;
-        let close_every = self.shared.load.close_every;
         let slot = &mut self.slots[number as usize];
         slot.started = now;
+        slot.timed_from = now;
         slot.intended = intended.unwrap_or(now);
-        slot.heard = false;
         slot.cancelled = false;
-        if slot.phase != Phase::Warm {
-            slot.request = 0;
-            slot.talk.renew();
-        }
-        slot.request += 1;
-        slot.talk.begin(slot.request == close_every);
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
             self.tally.late.record(self.tally.behind);
         }
-        if slot.phase == Phase::Warm {
-            slot.phase = Phase::Asking;
-            slot.asked = now;
-            return self.engine.exchange(number, slot.talk.outgoing());
+        if slot.phase != Phase::Warm {
+            return self.connect(number);
         }
+        let may_be_closed = self.shared.load.transport() == Transport::Tcp && now - slot.idle_since >= IDLE;
+        if may_be_closed {
+            slot.phase = Phase::Probing;
+            return self.engine.probe(number);
+        }
+        self.ask(number, now)
+    }
+
+    /// Sends the request of an operation on its open connection.
+    pub(super) fn ask(&mut self, number: u32, now: u64) -> io::Result<()> {
+        let slot = &mut self.slots[number as usize];
+        slot.phase = Phase::Asking;
+        slot.asked = now;
+        slot.has_first_byte = false;
+        slot.request += 1;
+        slot.protocol.begin(slot.request == self.shared.load.close_every);
+        self.engine.exchange(number, slot.protocol.outgoing())
+    }
+
+    /// Opens a connection for an operation, now or when a port is free.
+    fn connect(&mut self, number: u32) -> io::Result<()> {
+        let slot = &mut self.slots[number as usize];
+        slot.has_first_byte = false;
+        slot.request = 1;
+        slot.protocol.renew();
+        slot.protocol.begin(slot.request == self.shared.load.close_every);
         if self.stalled.is_some() {
             self.portless.push_back(number);
             return Ok(());
@@ -41,11 +59,19 @@ impl<E: Engine> Driver<'_, E> {
         self.open(number)
     }
 
+    /// Opens another connection for an operation whose kept connection the server has closed before the first byte of a response.
+    pub(super) fn reconnect(&mut self, number: u32) -> io::Result<()> {
+        // The FIN of the server came first, so this side has no TIME_WAIT socket.
+        self.give_back(number);
+        self.close(number)?;
+        self.connect(number)
+    }
+
     pub(super) fn open(&mut self, number: u32) -> io::Result<()> {
         match self.shared.origin.begin() {
-            Ok((attempt, wanted)) => {
+            Ok((attempt, request)) => {
                 self.slots[number as usize].attempt = attempt;
-                self.open_as(number, wanted)
+                self.open_as(number, request)
             }
             Err(_) => {
                 self.no_port(number);
@@ -54,18 +80,18 @@ impl<E: Engine> Driver<'_, E> {
         }
     }
 
-    pub(super) fn open_as(&mut self, number: u32, wanted: Wanted) -> io::Result<()> {
+    pub(super) fn open_as(&mut self, number: u32, request: ConnectRequest) -> io::Result<()> {
         let now = self.now();
         let slot = &mut self.slots[number as usize];
         slot.phase = Phase::Opening;
         slot.opened = now;
         slot.handshaking = true;
         slot.search_ns = None;
-        let bytes = if slot.holds { &[] } else { slot.talk.outgoing() };
-        self.engine.open(number, wanted, bytes)
+        let bytes = if slot.holds { &[] } else { slot.protocol.outgoing() };
+        self.engine.open(number, request, bytes)
     }
 
-    /// There is no port for this one: it waits, and one of those that wait tries now and then.
+    /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
     pub(super) fn no_port(&mut self, number: u32) {
         let now = self.now();
         self.tally.error(Cow::Borrowed("EADDRNOTAVAIL"));
@@ -79,28 +105,32 @@ impl<E: Engine> Driver<'_, E> {
         stalled.trying = None;
     }
 
+    /// Opens connections that wait for a port: a single one each [`PORT_RETRY`] while no port is free, else all.
     pub(super) fn retry_port(&mut self, now: u64) -> io::Result<()> {
-        let Some(stalled) = &mut self.stalled else { return Ok(()) };
-        if now < stalled.retry || stalled.trying.is_some() || self.ended {
-            return Ok(());
-        }
-        let Some(number) = self.portless.pop_front() else {
-            return self.resume(now);
-        };
-        stalled.trying = Some(number);
-        self.open(number)
-    }
-
-    /// There are ports again.
-    pub(super) fn resume(&mut self, now: u64) -> io::Result<()> {
-        if let Some(stalled) = self.stalled.take() {
-            self.tally.stall.length += now.saturating_sub(stalled.since);
-        }
-        while self.stalled.is_none()
-            && let Some(number) = self.portless.pop_front()
-        {
+        for _ in 0..MOST_A_TURN {
+            let may_try =
+                self.stalled.as_ref().is_none_or(|stalled| now >= stalled.retry && stalled.trying.is_none());
+            if !may_try || self.ended {
+                break;
+            }
+            let Some(number) = self.portless.pop_front() else {
+                self.resume(now);
+                break;
+            };
+            if let Some(stalled) = &mut self.stalled {
+                stalled.trying = Some(number);
+            }
+            // The timeout does not include the wait for a port.
+            self.slots[number as usize].timed_from = now;
             self.open(number)?;
         }
         Ok(())
+    }
+
+    /// Ends a stall: a port was free, so that the next turns open the waiting connections.
+    pub(super) fn resume(&mut self, now: u64) {
+        if let Some(stalled) = self.stalled.take() {
+            self.tally.stall.length += now.saturating_sub(stalled.since);
+        }
     }
 }

@@ -4,21 +4,21 @@ use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use fourtuple::dial::Wanted;
+use fourtuple::dial::ConnectRequest;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Connect, Transport};
 
-use super::{Engine, Event, Options, Stage};
+use crate::engine::{Engine, Event, Options, Stage};
 
-/// Bytes that are received at a time.
+/// Size of the receive buffer of a connection, in bytes.
 const ROOM: usize = 16 * 1024;
 
-/// Descriptors that are told of at a time.
+/// Maximum number of events of one epoll_wait().
 const BATCH: usize = 64;
 
-/// Non-blocking sockets and epoll(7): works on every kernel, and times every connect().
+/// An engine on non-blocking sockets and epoll(7). It works on every kernel and measures each connect().
 pub(crate) struct EpollEngine {
     epoll: Epoll,
     ready: Vec<Ready>,
@@ -35,8 +35,14 @@ struct Slot {
     socket: Option<OwnedFd>,
     state: State,
     search_ns: u64,
-    /// What is to be sent still.
+    /// An edge reported data, and no recv() followed yet: a response may arrive while the request is being sent.
+    edge: bool,
+    /// An edge reported the FIN of the peer. No further edge follows, even if the FIN came together with the last response.
+    ended: bool,
+    /// The request.
     outgoing: Vec<u8>,
+    /// Number of bytes of the request that were sent.
+    sent: usize,
     received: Vec<u8>,
 }
 
@@ -50,6 +56,14 @@ enum State {
     Sending,
     Receiving,
     Watching,
+}
+
+impl Slot {
+    fn say(&mut self, bytes: &[u8]) {
+        self.outgoing.clear();
+        self.outgoing.extend_from_slice(bytes);
+        self.sent = 0;
+    }
 }
 
 impl EpollEngine {
@@ -71,27 +85,34 @@ impl EpollEngine {
         })
     }
 
-    fn connect(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
+    fn connect(
+        &mut self,
+        slot: u32,
+        request: ConnectRequest,
+        bytes: &[u8],
+    ) -> Result<(), (Stage, io::Error)> {
+        let failed = |error| (Stage::Connect, error);
         self.calls += 3;
         let socket = match (&self.destination, self.transport) {
-            (Endpoint::Inet(address), transport) => socket::open(transport, *address, true)?,
-            (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true)?,
-        };
+            (Endpoint::Inet(address), transport) => socket::open(transport, *address, true),
+            (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true),
+        }
+        .map_err(failed)?;
         if self.destination.inet().is_some() {
-            self.calls += prepare(socket.as_fd(), wanted, self.options, bytes)?;
+            self.calls += prepare(socket.as_fd(), request, self.options, bytes)?;
         }
         let begun = Instant::now();
-        let connect = socket::connect_endpoint(socket.as_fd(), &self.destination)?;
+        let connect = socket::connect_endpoint(socket.as_fd(), &self.destination).map_err(failed)?;
         let search_ns = begun.elapsed().as_nanos() as u64;
-        // Once and for all: what happens on the socket is told when it happens, and remembered until then by trying.
+        // A single registration with EPOLLET: each call is tried first, and an edge reports when to try again.
         let interest = Interest::READ.and(Interest::WRITE).and(Interest::EDGE);
-        self.epoll.add(socket.as_fd(), u64::from(slot), interest)?;
-        let place = &mut self.slots[slot as usize];
-        place.search_ns = search_ns;
-        place.socket = Some(socket);
-        place.outgoing.clear();
-        place.outgoing.extend_from_slice(bytes);
-        place.state = State::Connecting { says_something: !bytes.is_empty() };
+        self.epoll.add(socket.as_fd(), u64::from(slot), interest).map_err(failed)?;
+        let connection = &mut self.slots[slot as usize];
+        connection.search_ns = search_ns;
+        (connection.edge, connection.ended) = (false, false);
+        connection.socket = Some(socket);
+        connection.say(bytes);
+        connection.state = State::Connecting { says_something: !bytes.is_empty() };
         if connect == Connect::Done {
             self.connected(slot);
         }
@@ -99,46 +120,51 @@ impl EpollEngine {
     }
 
     fn connected(&mut self, slot: u32) {
-        let place = &mut self.slots[slot as usize];
-        let State::Connecting { says_something } = place.state else { return };
-        self.events.push_back(Event::Connected { slot, search_ns: Some(place.search_ns) });
+        let connection = &mut self.slots[slot as usize];
+        let State::Connecting { says_something } = connection.state else { return };
+        self.events.push_back(Event::Connected { slot, search_ns: Some(connection.search_ns) });
         if says_something {
-            place.state = State::Sending;
+            connection.state = State::Sending;
             self.send(slot);
         } else {
-            place.state = State::Idle;
+            connection.state = State::Idle;
         }
     }
 
+    /// Calls send() once. If the kernel takes only a part, its buffer is full, and an edge reports when there is room (epoll(7)).
     fn send(&mut self, slot: u32) {
-        let place = &mut self.slots[slot as usize];
-        while !place.outgoing.is_empty() {
-            let Some(socket) = &place.socket else { return };
-            self.calls += 1;
-            match socket::send(socket.as_fd(), &place.outgoing) {
-                Ok(sent) => drop(place.outgoing.drain(..sent)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return self.fail(slot, Stage::Talk, error),
+        let connection = &mut self.slots[slot as usize];
+        let Some(socket) = &connection.socket else { return };
+        self.calls += 1;
+        match socket::send(socket.as_fd(), &connection.outgoing[connection.sent..]) {
+            Ok(sent) => connection.sent += sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return self.fail(slot, Stage::Exchange, error),
+        }
+        if connection.sent == connection.outgoing.len() {
+            connection.state = State::Receiving;
+            if connection.edge || connection.ended {
+                self.receive(slot);
             }
         }
-        place.state = State::Receiving;
     }
 
-    /// Receives what is there; whoever was not told that something is need not ask.
+    /// Calls recv() once. The caller has seen an edge since the last EAGAIN, or does not know whether there was one.
     fn receive(&mut self, slot: u32) {
-        let place = &mut self.slots[slot as usize];
-        let Some(socket) = &place.socket else { return };
-        if place.received.is_empty() {
-            place.received = vec![0; ROOM];
+        let connection = &mut self.slots[slot as usize];
+        let Some(socket) = &connection.socket else { return };
+        if connection.received.is_empty() {
+            connection.received = vec![0; ROOM];
         }
+        connection.edge = false;
         self.calls += 1;
-        match socket::receive(socket.as_fd(), &mut place.received) {
+        match socket::receive(socket.as_fd(), &mut connection.received) {
             Ok(count) => {
-                place.state = State::Idle;
+                connection.state = State::Idle;
                 self.events.push_back(Event::Received { slot, count });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => self.fail(slot, Stage::Talk, error),
+            Err(error) => self.fail(slot, Stage::Exchange, error),
         }
     }
 
@@ -149,12 +175,14 @@ impl EpollEngine {
 
     fn handle(&mut self, ready: Ready) {
         let slot = ready.token() as u32;
-        let place = &mut self.slots[slot as usize];
-        match place.state {
+        let connection = &mut self.slots[slot as usize];
+        connection.edge |= ready.readable();
+        connection.ended |= ready.ended();
+        match connection.state {
             State::Connecting { .. } if ready.writable() || ready.failed() => {
                 if ready.failed() {
                     self.calls += 1;
-                    let pending = place.socket.as_ref().map(|socket| option::take_error(socket.as_fd()));
+                    let pending = connection.socket.as_ref().map(|socket| option::take_error(socket.as_fd()));
                     if let Some(Ok(Some(error)) | Err(error)) = pending {
                         return self.fail(slot, Stage::Connect, error);
                     }
@@ -163,89 +191,101 @@ impl EpollEngine {
             }
             State::Sending if ready.writable() => self.send(slot),
             State::Watching if ready.readable() => {
-                place.state = State::Idle;
+                connection.state = State::Idle;
                 self.events.push_back(Event::Lost { slot });
                 return;
             }
             _ => {}
         }
-        if self.slots[slot as usize].state == State::Receiving && ready.readable() {
+        let connection = &self.slots[slot as usize];
+        if connection.state == State::Receiving && connection.edge {
             self.receive(slot);
         }
     }
 }
 
-/// Sets what a dial wants on its socket, and says how many system calls that took.
+/// Sets the options of a connection on its socket and binds the socket to its source address. Returns the number of system
+/// calls.
 pub(super) fn prepare(
     socket: BorrowedFd<'_>,
-    wanted: Wanted,
+    request: ConnectRequest,
     options: Options,
     bytes: &[u8],
-) -> io::Result<u64> {
-    let absent = || io::Error::from(io::ErrorKind::Unsupported);
+) -> Result<u64, (Stage, io::Error)> {
+    let failed = |error| (Stage::Connect, error);
+    let absent = || failed(io::Error::from(io::ErrorKind::Unsupported));
     let mut calls = 0;
     if options.reset_on_close {
         calls += 1;
-        option::set_reset_on_close(socket)?;
+        option::set_reset_on_close(socket).map_err(failed)?;
     }
     if options.ack_with_request && !bytes.is_empty() {
         calls += 1;
-        option::set_ack_with_data(socket)?;
+        option::set_ack_with_data(socket).map_err(failed)?;
     }
-    if let Some(window) = wanted.window {
+    if let Some(window) = request.window {
         calls += 1;
-        if option::set_local_port_range(socket, window.low(), window.high())? == Answer::Absent {
+        let set = option::set_local_port_range(socket, window.low(), window.high()).map_err(failed)?;
+        if set == Answer::Absent {
             return Err(absent());
         }
     }
-    if let Some(source) = wanted.source {
+    if let Some(source) = request.source {
         calls += 2;
         if source.port() != 0 {
-            option::set_reuse_address(socket, true)?;
-        } else if option::set_bind_address_no_port(socket)? == Answer::Absent {
+            option::set_reuse_address(socket, true).map_err(failed)?;
+        } else if option::set_bind_address_no_port(socket).map_err(failed)? == Answer::Absent {
             return Err(absent());
         }
-        socket::bind(socket, source)?;
+        socket::bind(socket, source).map_err(|error| (Stage::Bind, error))?;
     }
     Ok(calls)
 }
 
 impl Engine for EpollEngine {
-    fn open(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
-        if let Err(error) = self.connect(slot, wanted, bytes) {
-            self.fail(slot, Stage::Connect, error);
+    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
+        if let Err((stage, error)) = self.connect(slot, request, bytes) {
+            self.fail(slot, stage, error);
         }
         Ok(())
     }
 
     fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()> {
-        let place = &mut self.slots[slot as usize];
-        place.outgoing.clear();
-        place.outgoing.extend_from_slice(bytes);
+        let connection = &mut self.slots[slot as usize];
+        connection.say(bytes);
         if bytes.is_empty() {
-            place.state = State::Receiving;
-            // The edge may be past.
+            connection.state = State::Receiving;
+            // The edge may have been reported before.
             self.receive(slot);
         } else {
-            place.state = State::Sending;
+            connection.state = State::Sending;
             self.send(slot);
         }
         Ok(())
     }
 
+    fn probe(&mut self, slot: u32) -> io::Result<()> {
+        self.slots[slot as usize].state = State::Receiving;
+        self.receive(slot);
+        if self.slots[slot as usize].state == State::Receiving {
+            self.fail(slot, Stage::Exchange, io::ErrorKind::WouldBlock.into());
+        }
+        Ok(())
+    }
+
     fn watch(&mut self, slot: u32) -> io::Result<()> {
-        let place = &mut self.slots[slot as usize];
-        place.state = State::Watching;
-        let Some(socket) = &place.socket else { return Ok(()) };
+        let connection = &mut self.slots[slot as usize];
+        connection.state = State::Watching;
+        let Some(socket) = &connection.socket else { return Ok(()) };
         self.calls += 1;
-        // Setting the same again tells of an edge that is past.
+        // epoll_ctl(EPOLL_CTL_MOD) reports an edge again if its condition still holds.
         self.epoll.modify(socket.as_fd(), u64::from(slot), Interest::READ.and(Interest::EDGE))
     }
 
     fn close(&mut self, slot: u32) -> io::Result<()> {
-        let place = &mut self.slots[slot as usize];
-        place.state = State::Idle;
-        if place.socket.take().is_some() {
+        let connection = &mut self.slots[slot as usize];
+        connection.state = State::Idle;
+        if connection.socket.take().is_some() {
             self.calls += 1;
         }
         Ok(())
@@ -255,7 +295,7 @@ impl Engine for EpollEngine {
         if self.slots[slot as usize].state != State::Idle {
             let stage = match self.slots[slot as usize].state {
                 State::Connecting { .. } => Stage::Connect,
-                _ => Stage::Talk,
+                _ => Stage::Exchange,
             };
             self.fail(slot, stage, io::Error::from_raw_os_error(CANCELED));
         }

@@ -1,4 +1,4 @@
-//! How bytes get to the kernel and back: one engine per file.
+//! Engines, which make the system calls of connections: one per file.
 
 mod epoll;
 mod uring;
@@ -6,24 +6,24 @@ mod uring;
 use std::io;
 use std::time::Duration;
 
-use fourtuple::dial::Wanted;
+use fourtuple::dial::ConnectRequest;
 
 pub(crate) use epoll::EpollEngine;
 pub(crate) use uring::{UringEngine, self_test};
 
-/// Which engine is asked for.
+/// The engine of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// io_uring where it passes its self-test, else epoll; which one and why is in the record.
+    /// io_uring if it passes its self-test, else epoll. The record names the engine and the reason.
     Auto,
-    /// io_uring or nothing.
+    /// io_uring; an error if its self-test fails.
     Uring,
     /// Non-blocking sockets and epoll.
     Epoll,
 }
 
 impl EngineChoice {
-    /// As it is typed.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             EngineChoice::Auto => "auto",
@@ -33,67 +33,73 @@ impl EngineChoice {
     }
 }
 
-/// What every socket is given.
+/// The options of each socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Closing sends RST.
+    /// close() sends RST (SO_LINGER with 0).
     pub(crate) reset_on_close: bool,
-    /// The last ACK of the handshake waits for the request, which follows at once.
+    /// The last ACK of the handshake goes with the request, which follows at once (TCP_QUICKACK off).
     pub(crate) ack_with_request: bool,
 }
 
-/// Where a connection was when something failed.
+/// The kind of call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Opening: a port may have been taken.
+    /// bind() to the source address, with a port or without one.
+    Bind,
+    /// socket(), setsockopt() or connect().
     Connect,
-    /// Sending or receiving.
-    Talk,
+    /// send() or recv().
+    Exchange,
 }
 
-/// What came of what an engine was asked to do.
+/// The outcome of a call to an engine.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The connection is there. What was given to `open` is on its way, and the first bytes of the answer are awaited.
+    /// The connection is established. The engine sends the bytes given to `open` and then receives.
     Connected {
         slot: u32,
-        /// How long connect() took, where it was measured.
+        /// Duration of connect() in nanoseconds, if it was measured.
         search_ns: Option<u64>,
     },
-    /// So many bytes are there; none: the other side has closed.
+    /// Bytes were received; 0 is the end of the stream.
     Received { slot: u32, count: usize },
-    /// Nothing of the slot is under way any more.
+    /// A call failed, and no other call of the slot is in progress.
     Failed { slot: u32, stage: Stage, error: io::Error },
-    /// A watched connection was closed by the other side.
+    /// The peer closed a watched connection.
     Lost { slot: u32 },
 }
 
-/// Moves bytes for the connections of one thread. Slots are numbered from 0 and do one thing at a time.
+/// Opens, uses and closes the connections of one thread. Each connection has a slot, numbered from 0, with one call in progress
+/// at a time.
 pub(crate) trait Engine {
-    /// Opens a connection, sends `bytes` and receives; without bytes it only opens.
-    fn open(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()>;
+    /// Opens a connection, sends `bytes` and receives. If `bytes` is empty, it only opens the connection.
+    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()>;
 
-    /// Sends `bytes`, if there are any, and receives.
+    /// Sends `bytes`, if it is not empty, and receives.
     fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()>;
 
-    /// Waits for the other side to close.
+    /// Receives without waiting: [`Event::Received`], or [`Event::Failed`] with EAGAIN if nothing has arrived.
+    fn probe(&mut self, slot: u32) -> io::Result<()>;
+
+    /// Watches a connection: [`Event::Lost`] when the peer closes it.
     fn watch(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Closes at once; no event follows.
+    /// Closes the connection. No event of the slot follows.
     fn close(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Ends what is under way: a [`Event::Failed`] with ECANCELED follows, unless another event is quicker.
+    /// Cancels the call in progress: [`Event::Failed`] with ECANCELED follows, unless another event comes first.
     fn cancel(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Waits until there are events, or `timeout` is over.
+    /// Waits for events, at most `timeout`.
     fn wait(&mut self, timeout: Duration) -> io::Result<()>;
 
-    /// The next event.
+    /// Returns the next event.
     fn event(&mut self) -> Option<Event>;
 
-    /// What was received last: `count` bytes of it.
+    /// Returns the first `count` bytes that the slot received last.
     fn received(&self, slot: u32, count: usize) -> &[u8];
 
-    /// System calls made so far.
+    /// Returns the number of system calls so far.
     fn system_calls(&self) -> u64;
 }

@@ -3,34 +3,34 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fourtuple::dial::Wanted;
+use fourtuple::dial::ConnectRequest;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::ring::{self, Opening, Ring, Step};
 use fourtuple_syscalls::socket::{self, Transport};
 
-use super::{Engine, Event, Options, Stage};
+use crate::engine::{Engine, Event, Options, Stage};
 
-/// Bytes that are received at a time.
+/// Size of the receive buffer of a connection, in bytes.
 const ROOM: usize = 16 * 1024;
 
-/// One connection of so many is opened by system calls of its own, so that connect() can be timed: within a chain the
-/// kernel does not say when the search for a port was over.
+/// One connection in this many is opened by separate system calls, in order to measure connect(): within a chain the kernel
+/// does not report when the port search ended.
 const SAMPLE: u64 = 64;
 
-/// io_uring: chains of socket, options, connect, send and receive on direct descriptors, many connections per system call; of
-/// UDP the socket is connected by system calls of its own.
+/// An engine on io_uring: linked socket, setsockopt, connect, send and recv on direct descriptors, with many connections per
+/// system call. UDP sockets are opened and connected by separate system calls.
 pub(crate) struct UringEngine {
     ring: Ring,
     transport: Transport,
     destination: Endpoint,
     options: Options,
     opened: u64,
-    /// How long connect() of a slot took, where it was sampled.
+    /// Duration of connect() of each slot in nanoseconds, if it was measured.
     sampled: Vec<Option<u64>>,
-    /// Events that no completion brings.
-    failed: Vec<(u32, io::Error)>,
-    /// System calls beside the ring's.
+    /// Failures of separate system calls, which have no completion.
+    failed: Vec<(u32, Stage, io::Error)>,
+    /// Number of system calls besides io_uring_enter().
     calls: u64,
 }
 
@@ -53,43 +53,44 @@ impl UringEngine {
         })
     }
 
-    /// connect() with a stopwatch, and the socket into the ring.
+    /// Opens a connection by separate system calls, measures connect(), and adds the socket to the ring.
     fn open_timed(
         &mut self,
         slot: u32,
         destination: SocketAddr,
-        wanted: Wanted,
+        request: ConnectRequest,
         bytes: &[u8],
-    ) -> io::Result<()> {
-        let socket = socket::open(self.transport, destination, true)?;
-        self.calls += 4 + super::epoll::prepare(socket.as_fd(), wanted, self.options, bytes)?;
+    ) -> Result<(), (Stage, io::Error)> {
+        let failed = |error| (Stage::Connect, error);
+        let socket = socket::open(self.transport, destination, true).map_err(failed)?;
+        self.calls += 4 + crate::engine::epoll::prepare(socket.as_fd(), request, self.options, bytes)?;
         let begun = Instant::now();
-        socket::connect(socket.as_fd(), destination)?;
+        socket::connect(socket.as_fd(), destination).map_err(failed)?;
         self.sampled[slot as usize] = Some(begun.elapsed().as_nanos() as u64);
-        // A socket that does not block is one on which the ring does not wait.
-        socket::set_nonblocking(socket.as_fd(), false)?;
-        self.ring.adopt(slot, socket, bytes)
+        // On a non-blocking socket the ring would complete with EAGAIN instead of waiting.
+        socket::set_nonblocking(socket.as_fd(), false).map_err(failed)?;
+        self.ring.adopt(slot, socket, bytes).map_err(failed)
     }
 }
 
 impl Engine for UringEngine {
-    fn open(&mut self, slot: u32, wanted: Wanted, bytes: &[u8]) -> io::Result<()> {
+    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
         self.opened += 1;
         self.sampled[slot as usize] = None;
-        // UDP says EAGAIN when there is no port, which the ring takes for a socket that is not ready: it would try 128 times
-        // (APOLL_MAX_RETRY), once a turn, before it said so.
+        // On a UDP socket connect() fails with EAGAIN when no port is free. The ring would take that for a socket that is not
+        // ready and try 128 times (APOLL_MAX_RETRY) before it completed.
         let by_hand = self.transport == Transport::Udp || self.opened % SAMPLE == 1;
         if let Some(destination) = self.destination.inet()
             && by_hand
         {
-            if let Err(error) = self.open_timed(slot, destination, wanted, bytes) {
-                self.failed.push((slot, error));
+            if let Err((stage, error)) = self.open_timed(slot, destination, request, bytes) {
+                self.failed.push((slot, stage, error));
             }
             return Ok(());
         }
         let opening = Opening {
-            source: wanted.source,
-            window: wanted.window.map(|window| (window.low(), window.high())),
+            source: request.source,
+            window: request.window.map(|window| (window.low(), window.high())),
             reset_on_close: self.options.reset_on_close,
             ack_with_data: self.options.ack_with_request && !bytes.is_empty(),
         };
@@ -98,6 +99,10 @@ impl Engine for UringEngine {
 
     fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()> {
         self.ring.exchange(slot, bytes)
+    }
+
+    fn probe(&mut self, slot: u32) -> io::Result<()> {
+        self.ring.probe(slot)
     }
 
     fn watch(&mut self, slot: u32) -> io::Result<()> {
@@ -117,8 +122,8 @@ impl Engine for UringEngine {
     }
 
     fn event(&mut self) -> Option<Event> {
-        if let Some((slot, error)) = self.failed.pop() {
-            return Some(Event::Failed { slot, stage: Stage::Connect, error });
+        if let Some((slot, stage, error)) = self.failed.pop() {
+            return Some(Event::Failed { slot, stage, error });
         }
         let ring::Event { slot, step, result } = self.ring.event()?;
         Some(match (step, result) {
@@ -127,10 +132,11 @@ impl Engine for UringEngine {
             }
             (Step::Watch, Ok(_)) => Event::Lost { slot },
             (_, Ok(count)) => Event::Received { slot, count },
-            (Step::Open | Step::Option | Step::Bind | Step::Connect, Err(error)) => {
+            (Step::Bind, Err(error)) => Event::Failed { slot, stage: Stage::Bind, error },
+            (Step::Open | Step::Option | Step::Connect, Err(error)) => {
                 Event::Failed { slot, stage: Stage::Connect, error }
             }
-            (_, Err(error)) => Event::Failed { slot, stage: Stage::Talk, error },
+            (_, Err(error)) => Event::Failed { slot, stage: Stage::Exchange, error },
         })
     }
 
@@ -143,16 +149,16 @@ impl Engine for UringEngine {
     }
 }
 
-/// An address of loopback that nobody else is likely to use: on it there is a port to listen on and another one to come from,
-/// also when TIME_WAIT has all those of 127.0.0.1.
+/// A loopback address that other programs are unlikely to use: it has free ports even if TIME_WAIT sockets hold all ports of
+/// 127.0.0.1.
 const SELF_TEST: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 244, 17, 84), 0);
 
-/// Whether chains work here as they must, tried on a listener of our own: an answer, an option before connect(), and a
-/// failure in the middle. Some kernels lack a step, some lose completions of linked steps.
+/// Tests chains on this kernel with a listener of its own: a response, a socket option before connect(), and a failure in the
+/// middle of a chain. Some kernels lack an operation, and some lose completions of linked operations.
 ///
 /// # Errors
 ///
-/// What does not, in words.
+/// A description of what does not work.
 pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), String> {
     let test = || -> io::Result<Result<(), String>> {
         let listener = TcpListener::bind(SELF_TEST)?;
@@ -160,7 +166,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
         let opening = Opening {
             source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
-            // RST, so that the test leaves nothing in TIME_WAIT.
+            // RST: the test leaves no TIME_WAIT socket.
             reset_on_close: with_options,
             ack_with_data: with_options,
             ..Opening::default()

@@ -1,32 +1,53 @@
 use std::time::Duration;
 
 use fourtuple::ports::TIME_WAIT;
-use fourtuple::ports::words::{counted, grouped, in_words, percent};
+use fourtuple_measure::words::{counted, grouped, in_words, percent};
 
-use super::forecast::{ASSUMED_CONNECTIONS_PER_S, Basis, Course};
-use super::{Closer, Finding, Need, Remedy, Severity, Snapshot, Transport, remedy};
+use crate::preflight::forecast::{ASSUMED_CONNECTIONS_PER_S, Basis, Course};
+use crate::preflight::{Closer, Finding, Need, Remedy, Severity, Snapshot, Transport, remedy};
 
-/// Descriptors beside those of connections: rings, epoll, timers, files.
+/// File descriptors needed besides one per connection: rings, epoll, timers, files.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// Most slots of a ring's table (IORING_MAX_FIXED_FILES).
+/// Maximum number of direct descriptors of a ring (IORING_MAX_FIXED_FILES).
 const MOST_SLOTS: u64 = 1 << 20;
 
-/// How long the connection tracking remembers a connection after its end: nf_conntrack_tcp_timeout_time_wait.
+/// Time for which connection tracking keeps a closed connection: nf_conntrack_tcp_timeout_time_wait.
 const TRACKED: Duration = Duration::from_secs(120);
 
-/// The same after a reset: nf_conntrack_tcp_timeout_close.
+/// Time for which connection tracking keeps a connection after RST: nf_conntrack_tcp_timeout_close.
 const TRACKED_AFTER_RESET: Duration = Duration::from_secs(10);
 
-/// Share of the tuples that may be taken before a word is said.
+/// Share of the 4-tuples that may be in use before a finding is reported.
 const TAKEN: f64 = 0.1;
 
-/// What concerns every run.
+/// Returns the findings that apply to every run.
 pub(super) fn without_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec<Finding> {
-    descriptors(snapshot, need, course).into_iter().chain(backlog(snapshot, need, course)).collect()
+    let each = [unseen(snapshot, need), descriptors(snapshot, need, course), backlog(snapshot, need, course)];
+    each.into_iter().flatten().collect()
 }
 
-/// What concerns runs over IP.
+fn unseen(snapshot: &Snapshot, need: &Need) -> Option<Finding> {
+    let (module, unknown) = match need.transport {
+        Transport::Tcp => {
+            ("tcp_diag", "the tuples that are taken, the ports that are listened at and the backlog")
+        }
+        Transport::Udp => ("udp_diag", "the tuples that are taken"),
+        Transport::Unix => ("unix_diag", "the backlog"),
+    };
+    let why = snapshot.unseen.as_ref()?;
+    let message = format!("the sockets of this host cannot be seen ({why}): {unknown} are not known");
+    let message =
+        if need.transport == Transport::Unix { message.replace(" are not", " is not") } else { message };
+    Some(finding(
+        "sockets-unseen",
+        Severity::Warn,
+        message,
+        vec![Remedy::Other(format!("modprobe {module}"))],
+    ))
+}
+
+/// Returns the findings for runs over IP.
 pub(super) fn of_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec<Finding> {
     let mut found = Vec::new();
     if snapshot.ports() == 0 {
@@ -39,7 +60,7 @@ pub(super) fn of_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec
     if need.transport == Transport::Tcp {
         found.extend(time_wait(snapshot, need, course));
         found.extend(handshakes(snapshot, course));
-        found.extend(nobody(snapshot));
+        found.extend(no_listener(snapshot));
     }
     found
 }
@@ -106,7 +127,7 @@ fn ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
     Some(finding("ports", Severity::Refuse, message, remedies))
 }
 
-/// ` a minute`, ` a second`, ` every 2.5 s`.
+/// Formats a period: ` a minute`, ` a second`, ` every 2.5 s`.
 fn per(kept: Duration) -> String {
     match kept {
         TIME_WAIT => " a minute".to_owned(),
@@ -117,7 +138,7 @@ fn per(kept: Duration) -> String {
 
 fn taken(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
     let taken = &snapshot.taken;
-    // What is reused is in nobody's way.
+    // TIME_WAIT sockets that connect() reuses are no obstacle.
     let (all, budget) =
         (taken.all() - if snapshot.reuse().is_some() { taken.time_wait } else { 0 }, snapshot.budget());
     let share = all as f64 / budget as f64;
@@ -196,13 +217,13 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Find
 }
 
 fn tracking(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
-    // A table without a single entry is one that no rule fills.
+    // An empty table means that no rule uses connection tracking.
     let table = snapshot.conntrack.filter(|table| table.count > 0)?;
     let room = table.max.saturating_sub(table.count);
     let tracked = if need.closer == Closer::Reset { TRACKED_AFTER_RESET } else { TRACKED };
     let certain = course.at_once.saturating_add(need.hold);
     let churn = if course.churns { course.opened_in(tracked.as_secs_f64()) } else { 0 };
-    // An entry is a tuple: one that is used again needs no other.
+    // An entry stands for a 4-tuple: a reused 4-tuple needs no further entry.
     let at_most = churn.max(course.at_most).saturating_add(need.hold).min(snapshot.budget());
     let (severity, entries) = if certain > room {
         (Severity::Refuse, certain)
@@ -239,8 +260,8 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Findin
     let sockets = course.opened_in(TIME_WAIT.as_secs_f64()).min(course.steady());
     (sockets > room).then(|| {
         let message = format!(
-            "up to {} sockets in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves room for {} ({} are there): the others \
-             are closed without it, unlike those of real clients",
+            "up to {} sockets in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves room for {} ({} are there): the rest \
+             are closed without TIME_WAIT, unlike the sockets of real clients",
             grouped(sockets),
             grouped(room),
             grouped(snapshot.time_wait),
@@ -251,7 +272,7 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Findin
     })
 }
 
-/// A queue takes one more than its backlog (`sk_acceptq_is_full`, `unix_recvq_full`).
+/// Returns the capacity of a queue: one more than its backlog (`sk_acceptq_is_full`, `unix_recvq_full`).
 fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
     let queue = snapshot.listener.filter(|_| need.transport != Transport::Udp)?;
     let at_once = course.at_most;
@@ -285,7 +306,8 @@ fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding>
     })
 }
 
-/// Without SYN cookies a quarter of tcp_max_syn_backlog is kept for peers that are known (`tcp_conn_request`).
+/// Returns a finding if the SYN backlog is too small. Without SYN cookies the kernel reserves a quarter of tcp_max_syn_backlog for
+/// known peers (`tcp_conn_request`).
 fn handshakes(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
     let limit = snapshot.tcp_max_syn_backlog - snapshot.tcp_max_syn_backlog / 4;
     let here = snapshot.listener.is_some() && !snapshot.tcp_syncookies;
@@ -302,11 +324,11 @@ fn handshakes(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
     })
 }
 
-fn nobody(snapshot: &Snapshot) -> Option<Finding> {
+fn no_listener(snapshot: &Snapshot) -> Option<Finding> {
     let destination = snapshot.destination.filter(|to| to.ip().to_canonical().is_loopback())?;
-    snapshot.listener.is_none().then(|| {
+    (snapshot.listener.is_none() && snapshot.unseen.is_none()).then(|| {
         let message =
-            format!("nobody listens at {destination} now: connections will be refused (ECONNREFUSED)");
+            format!("no socket listens at {destination} now: connections will be refused (ECONNREFUSED)");
         finding("nobody-listens", Severity::Warn, message, vec![Remedy::Other("start the server".to_owned())])
     })
 }

@@ -2,66 +2,67 @@ use std::time::Duration;
 
 use fourtuple::ports::TIME_WAIT;
 
-use super::{Closer, Need, Snapshot, Transport};
+use crate::preflight::{Closer, Need, Snapshot, Transport};
 
-/// New connections per second and thread that a closed loop is taken to make, where nothing says how fast the server
-/// is: about what the best client of one thread does on loopback with TIME_WAIT left to it.
+/// New connections per second and thread that the forecast assumes for a closed loop when the server's rate is unknown:
+/// about the best rate of a client with one thread on loopback that has the TIME_WAIT sockets.
 pub const ASSUMED_CONNECTIONS_PER_S: f64 = 20_000.0;
 
-/// Requests per second and thread that a closed loop is taken to send over connections that are kept.
+/// Requests per second and thread that the forecast assumes for a closed loop over kept connections.
 pub const ASSUMED_REQUESTS_PER_S: f64 = 100_000.0;
 
-/// How much later than its 60 s a TIME_WAIT may end: the timer wheel's granularity at that distance, which is 5.12 s at
+/// Maximum delay of the end of TIME_WAIT after its 60 s: the timer wheel's granularity at that distance, which is 5.12 s at
 /// HZ=100, 2.05 s at HZ=250 and 4.10 s at HZ=1000 (the tables at the head of kernel/time/timer.c).
 pub const LATEST_TIMER: Duration = Duration::from_millis(5_120);
 
-/// When the ports end.
+/// The predicted exhaustion of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// Since the start of the run (of the churn, in `hold`); `None`: nothing says how fast it will go.
+    /// Time since the start of the run (with `hold`, since all held connections are open); `None` if the rate is unknown.
     pub at: Option<Duration>,
-    /// How many connections there will have been by then, those of `hold` not counted: the next one finds no port.
+    /// Number of connections opened by then, without `hold`: the next connection finds no port.
     pub after_connections: u64,
 }
 
-/// Where the rate of new connections comes from.
+/// The source of the rate of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
-    /// An open loop: it is what was asked for.
+    /// An open loop: the requested rate.
     Offered,
-    /// A closed loop that cannot be faster, because of its pauses.
+    /// A closed loop with pauses, which limit its rate.
     Paused,
-    /// A closed loop that goes as fast as it can.
+    /// A closed loop without pauses.
     Assumed,
 }
 
-/// How a run uses tuples.
+/// The use of 4-tuples by a run.
 #[derive(Clone, Debug)]
 pub(super) struct Course {
-    /// How long a tuple stays taken after its connection's end.
+    /// Time for which a 4-tuple stays in use after the end of its connection.
     pub(super) kept: Duration,
     /// New connections per second.
     pub(super) rate: f64,
     pub(super) basis: Basis,
-    /// Connections that are certainly open at once: those of a closed loop.
+    /// Number of connections that are certainly open at once, in a closed loop.
     pub(super) at_once: u64,
-    /// Connections that may be open at once.
+    /// Maximum number of open connections.
     pub(super) at_most: u64,
-    /// Connections of the whole run; `None`: it does not end by their number.
+    /// Number of connections of the whole run; `None` without a limit.
     pub(super) total: Option<u64>,
-    /// Seconds of the whole run; infinite: it does not end by time.
+    /// Length of the run in seconds; infinite without a limit.
     pub(super) length: f64,
     /// Whether connections are closed and opened again.
     pub(super) churns: bool,
     pub(super) hold: u64,
-    /// Tuples there are, those of `hold` included.
+    /// Number of all 4-tuples, including `hold`.
     budget: u64,
-    /// Tuples that others have for good.
+    /// Number of 4-tuples that other sockets use permanently.
     occupied: u64,
-    /// Tuples in TIME_WAIT that are not ours and are not reused: now, and how many come back in each second.
+    /// TIME_WAIT sockets of earlier connections that connect() does not reuse: their number now, and how many expire in each
+    /// second.
     waiting: u64,
     back: Vec<u64>,
-    /// How many sockets may enter TIME_WAIT before tcp_max_tw_buckets cuts them.
+    /// Number of sockets that may still enter TIME_WAIT before tcp_max_tw_buckets is reached.
     room: u64,
 }
 
@@ -103,44 +104,45 @@ impl Course {
         }
     }
 
-    /// Whether tuples stay taken after their connections, so that time matters.
+    /// Whether 4-tuples stay in use after the end of their connections.
     pub(super) fn leaves_time_wait(&self) -> bool {
         self.churns && !self.kept.is_zero()
     }
 
-    /// Connections within `span` seconds from the start, at most.
+    /// Returns the maximum number of connections within `span` seconds from the start.
     pub(super) fn opened_in(&self, span: f64) -> u64 {
         // `as` saturates.
         let opened = (self.rate * span.min(self.length)).ceil() as u64;
         opened.saturating_add(self.at_once).min(self.total.unwrap_or(u64::MAX))
     }
 
-    /// Most tuples that the run has at once, those of `hold` included.
+    /// Returns the maximum number of 4-tuples that the run uses at once, including `hold`.
     pub(super) fn needed(&self) -> u64 {
         let churn =
             if self.leaves_time_wait() { self.opened_in(self.kept.as_secs_f64()) } else { self.at_most };
         churn.saturating_add(self.hold)
     }
 
-    /// Tuples for new connections once nobody else's are in TIME_WAIT any more.
+    /// Returns the number of 4-tuples for new connections once the TIME_WAIT sockets of earlier connections have expired.
     pub(super) fn steady(&self) -> u64 {
         self.budget.saturating_sub(self.occupied).saturating_sub(self.hold)
     }
 
-    /// Connections that find a port, if none comes back; negative: not even those of `hold` do.
+    /// Returns the number of connections that find a port if no port becomes free; negative if they do not suffice for `hold`.
     pub(super) fn free_now(&self) -> i128 {
         i128::from(self.budget) - i128::from(self.occupied) - i128::from(self.waiting) - i128::from(self.hold)
     }
 
-    /// When the ports certainly end, as far as the rate is right.
+    /// Returns the time at which the ports certainly end, if the rate is correct.
     pub(super) fn stall(&self) -> Option<Stall> {
         self.stall_if(self.kept.as_secs_f64(), self.at_once)
     }
 
-    /// Whether they may end though [`stall`](Self::stall) does not say so: because every connection that may be open is
-    /// open, or because the kernel's timers are late.
+    /// Returns whether the ports may end even though [`stall`](Self::stall) predicts no end: because every permitted
+    /// connection is open, or because the kernel's timers are late.
     pub(super) fn is_tight(&self) -> bool {
-        // What is reused is compared with a clock when it is wanted; what is not, waits for a timer.
+        // connect() checks the age of a reusable TIME_WAIT socket; every other TIME_WAIT socket ends by a timer, which may
+        // be late.
         let late = if self.kept == TIME_WAIT { LATEST_TIMER } else { Duration::ZERO };
         self.stall_if((self.kept + late).as_secs_f64(), self.at_most).is_some()
     }
@@ -164,7 +166,7 @@ impl Course {
         }
         let horizon = first_back.min(self.length);
         let mut free = self.free_now();
-        // In each second as many come back as come back in it; at its end, to be on the safe side.
+        // The sockets that expire within a second count at its end, to be on the safe side.
         for second in 0..=self.back.len() {
             let begin = second as f64;
             let end = if second == self.back.len() { horizon } else { horizon.min(begin + 1.0) };
@@ -185,7 +187,7 @@ impl Course {
     }
 }
 
-/// What a closed loop makes at most.
+/// Returns the maximum rate of a closed loop.
 fn closed_loop(need: &Need, per_connection: f64) -> (f64, Basis) {
     let threads = need.threads.max(1) as f64;
     let assumed = threads * ASSUMED_CONNECTIONS_PER_S.min(ASSUMED_REQUESTS_PER_S / per_connection);
@@ -196,9 +198,9 @@ fn closed_loop(need: &Need, per_connection: f64) -> (f64, Basis) {
     if paused < assumed { (paused, Basis::Paused) } else { (assumed, Basis::Assumed) }
 }
 
-/// When the ports end at the rate measured so far, since the start of the run: `left` tuples are free of those that the
-/// run had at its start or got back since, `used` were taken by it in `elapsed`. `None`: nothing was used yet, or the
-/// first tuple is back (`kept` after the start) before they end.
+/// Returns the time from the start of the run to the exhaustion of ports, at the rate measured so far: `left` 4-tuples are
+/// free, and the run used `used` of the free tuples in `elapsed`. Returns `None` if no tuple was used yet, or if the first
+/// tuple is free again (`kept` after the start) before the ports end.
 pub fn predict_live(left: u64, used: u64, elapsed: Duration, kept: Duration) -> Option<Duration> {
     if used == 0 || kept.is_zero() {
         return None;

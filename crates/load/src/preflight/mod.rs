@@ -1,7 +1,7 @@
-//! Before the first packet: what this host has for a run, whether that is enough, and what to type instead. After the
-//! last one: the same in hindsight.
+//! The preflight compares the ports, descriptors and queues of this host with the need of a run, and proposes remedies.
+//! After the run the hindsight judges the measurements in the same way.
 //!
-//! [`Snapshot::read`] asks the kernel; everything else here is arithmetic on what it said.
+//! Only [`Snapshot::read`] queries the kernel; the rest is arithmetic on its result.
 
 mod findings;
 mod forecast;

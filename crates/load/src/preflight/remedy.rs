@@ -3,49 +3,49 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use fourtuple::ports::PortRange;
-use fourtuple::ports::words::{counted, in_words};
+use fourtuple_measure::words::{counted, in_words};
 
-use super::forecast::Course;
-use super::{Closer, Need, Snapshot};
+use crate::preflight::forecast::Course;
+use crate::preflight::{Closer, Need, Snapshot};
 
-/// Something that would help, as one would type it.
+/// A remedy, formatted as flags or commands to type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Remedy {
-    /// All hosts of a network as sources: on loopback every address of 127.0.0.0/8 is there already.
+    /// All addresses of a network as sources: on loopback each address in 127.0.0.0/8 is local.
     SourceNetwork {
-        /// Its address.
+        /// Address of the network.
         network: Ipv4Addr,
-        /// Its length.
+        /// Prefix length.
         prefix: u8,
     },
-    /// So many source addresses, which somebody must first add to an interface.
+    /// This many source addresses, which must first be added to an interface.
     Sources(u64),
     /// The server closes first.
     CloseServer,
-    /// No more operations than so many a second.
+    /// A lower rate, in operations per second.
     Rate(u64),
-    /// So many requests per connection.
+    /// This many requests per connection.
     CloseEvery(u64),
-    /// A wider net.ipv4.ip_local_port_range, its first and last port.
+    /// A wider net.ipv4.ip_local_port_range: its first and last port.
     Range(u16, u16),
     /// net.ipv4.tcp_tw_reuse=1
     TwReuse,
-    /// TIME_WAIT of earlier connections has then ended.
+    /// A wait until the TIME_WAIT sockets of earlier connections have expired.
     Wait(Duration),
-    /// No more connections at once.
+    /// Fewer open connections.
     Connections(u64),
-    /// Another engine, by its name.
+    /// Another engine: its name.
     Engine(&'static str),
     /// More threads.
     Threads(u64),
-    /// Something else, as an order in words.
+    /// Another remedy, as an instruction in words.
     Other(String),
 }
 
-/// Most source addresses that are proposed, as many as a pool of sources takes.
+/// Maximum number of source addresses in a remedy: the size limit of a source pool.
 const MOST: u64 = fourtuple::dial::MOST_SOURCES as u64;
 
-/// What would let a run have ports that has not enough of them, each tried by reckoning with it.
+/// Returns the remedies for a run without enough ports. Each is tested by judging the run with it.
 pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
     let enough = |snapshot: &Snapshot, need: &Need| {
         let course = Course::of(snapshot, need);
@@ -84,7 +84,7 @@ pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
             remedies.push(Remedy::CloseEvery(requests));
         }
         let fastest = need.rate_per_s.unwrap_or(course.rate * need.requests_per_connection as f64) as u64;
-        // The slower the better, so it is looked for from the other end.
+        // A lower rate needs fewer ports, so the search runs from the other end.
         let slower = |less: u64| asked(&|changed| changed.rate_per_s = Some((fastest - less) as f64));
         if fastest > 1
             && let Some(less) = smallest(1, fastest - 1, &slower)
@@ -102,7 +102,7 @@ pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
     remedies
 }
 
-/// The fewest sources that are enough: as a network on loopback, where every address is there, else as a number.
+/// Returns the smallest sufficient number of sources: on loopback as a network, otherwise as a number.
 fn sources(snapshot: &Snapshot, enough: &dyn Fn(u64) -> bool) -> Option<Remedy> {
     let destination = snapshot.destination?;
     match destination.ip().to_canonical() {
@@ -115,7 +115,7 @@ fn sources(snapshot: &Snapshot, enough: &dyn Fn(u64) -> bool) -> Option<Remedy> 
     }
 }
 
-/// The smallest number from `low` to `high` that is enough, if larger ones are so too.
+/// Returns the smallest sufficient number from `low` to `high`, by bisection: each larger number must be sufficient too.
 fn smallest(mut low: u64, mut high: u64, enough: &dyn Fn(u64) -> bool) -> Option<u64> {
     if low > high || !enough(high) {
         return None;
@@ -132,7 +132,7 @@ fn smallest(mut low: u64, mut high: u64, enough: &dyn Fn(u64) -> bool) -> Option
 }
 
 impl Remedy {
-    /// Whether its words say what to do, rather than what to use.
+    /// Whether the text is an instruction, and not a thing to use.
     pub(super) fn is_an_order(&self) -> bool {
         matches!(self, Remedy::Wait(_) | Remedy::Other(_))
     }

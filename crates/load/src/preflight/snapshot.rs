@@ -3,121 +3,125 @@ use std::time::Duration;
 
 use fourtuple::ports::{PortRange, PortSet};
 
-/// What this host has for a run, in one network namespace and at one moment.
+/// The resources of this host for a run, in one network namespace at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Where the run goes; `None`: a unix socket, and nothing about ports matters.
+    /// The destination of the run; `None` for a unix socket, which has no ports.
     pub destination: Option<SocketAddr>,
     /// net.ipv4.ip_local_port_range, of IPv6 too.
     pub range: PortRange,
     /// net.ipv4.ip_local_reserved_ports: the kernel does not choose these by itself.
     pub reserved: PortSet,
-    /// Ports of the range, not reserved, that somebody listens at. A port that was bound by number, at whatever address,
-    /// is passed over by the search of every connect() (`__inet_hash_connect`: `tb->fastreuse >= 0`). Of UDP: 0.
+    /// Number of ports in the range, without reserved ones, on which a socket listens. The search of connect() skips each port
+    /// that was bound by number, at any address (`__inet_hash_connect`: `tb->fastreuse >= 0`). 0 for UDP.
     pub listened_at: u32,
-    /// Source addresses; 1 when the kernel chooses by route.
+    /// Number of source addresses; 1 if the kernel chooses the source by route.
     pub sources: u64,
-    /// Tuples towards the destination from these sources that are taken already, by whichever process.
+    /// 4-tuples from these sources to the destination that are in use by any process.
     pub taken: Taken,
-    /// Whether tcp_tw_reuse=2 counts the connections of the run as loopback: an end of them is in 127.0.0.0/8 or is ::1
-    /// (`tcp_twsk_unique`). An address of this host's own that is neither does not count.
+    /// The reason why sockets could not be listed (sock_diag, unix_diag). If it is set, `taken`, `listened_at` and `listener`
+    /// are unknown.
+    pub unseen: Option<String>,
+    /// Whether tcp_tw_reuse=2 treats the connections of the run as loopback: one of their addresses is in 127.0.0.0/8 or is
+    /// ::1 (`tcp_twsk_unique`). Any other address of this host does not count.
     pub loopback: bool,
     /// net.ipv4.tcp_tw_reuse. 0: never; 1: everywhere; 2, the default: on loopback.
     pub tcp_tw_reuse: u8,
-    /// net.ipv4.tcp_tw_reuse_delay (Linux 6.14); `None` where there is none: then it is until the next full second.
+    /// net.ipv4.tcp_tw_reuse_delay (Linux 6.14). `None` on earlier kernels, where the delay lasts until the next full
+    /// second.
     pub tcp_tw_reuse_delay: Option<Duration>,
-    /// net.ipv4.tcp_timestamps is not 0. Without timestamps nothing is reused.
+    /// Whether net.ipv4.tcp_timestamps is not 0. Without timestamps no TIME_WAIT socket is reused.
     pub tcp_timestamps: bool,
-    /// Limits on descriptors.
+    /// The limits on descriptors.
     pub descriptors: Descriptors,
-    /// net.core.somaxconn: what listen(2) cuts a backlog to; `None`: not shown, as older kernels do in a namespace that
-    /// belongs to a user namespace (`sysctl_core_net_init`).
+    /// net.core.somaxconn, to which listen(2) limits a backlog. `None` if it is not visible: older kernels hide it in a
+    /// namespace that belongs to a user namespace (`sysctl_core_net_init`).
     pub somaxconn: Option<u64>,
-    /// net.ipv4.tcp_max_syn_backlog: handshakes under way, where there are no SYN cookies.
+    /// net.ipv4.tcp_max_syn_backlog: the limit on handshakes in progress without SYN cookies.
     pub tcp_max_syn_backlog: u64,
-    /// net.ipv4.tcp_syncookies is not 0.
+    /// Whether net.ipv4.tcp_syncookies is not 0.
     pub tcp_syncookies: bool,
-    /// Who listens at the destination, if it is in this namespace.
+    /// The listening sockets at the destination, if it is in this namespace.
     pub listener: Option<ListenQueue>,
-    /// The connection tracking, where the kernel has it. That does not say that a rule uses it.
+    /// The table of connection tracking, if the kernel has one. It may be unused.
     pub conntrack: Option<Conntrack>,
-    /// net.ipv4.tcp_max_tw_buckets: most sockets in TIME_WAIT, per namespace. One more is closed at once
+    /// net.ipv4.tcp_max_tw_buckets: most sockets in TIME_WAIT, per namespace. A further socket is closed at once
     /// (`inet_twsk_alloc`, counted as TCPTimeWaitOverflow).
     pub tcp_max_tw_buckets: u64,
     /// Sockets in TIME_WAIT in this namespace (`tw` of /proc/net/sockstat).
     pub time_wait: u64,
 }
 
-/// Tuples that are taken, by the state of who has them.
+/// The 4-tuples in use, by the state of their sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// ESTABLISHED; of UDP, connected.
+    /// ESTABLISHED; for UDP, connected.
     pub established: u64,
     /// TIME_WAIT.
     pub time_wait: u64,
-    /// Being opened or being closed.
+    /// In the handshake, or closing.
     pub other: u64,
-    /// How many of those in TIME_WAIT come back in the first second from now, in the second, and so on (idiag_expires).
+    /// Number of TIME_WAIT sockets that expire in the first second from now, in the second one, and so on (idiag_expires).
     pub time_wait_back: Vec<u64>,
 }
 
 impl Taken {
-    /// All of them.
+    /// Returns the number of all 4-tuples in use.
     pub fn all(&self) -> u64 {
         self.established + self.time_wait + self.other
     }
 
-    /// What is left once TIME_WAIT is over.
+    /// Returns the number of 4-tuples that are in use even after all TIME_WAIT sockets have expired.
     pub(super) fn forget_time_wait(&mut self) {
         self.time_wait = 0;
         self.time_wait_back.clear();
     }
 }
 
-/// RLIMIT_NOFILE, and what is used of it.
+/// The limits of RLIMIT_NOFILE and the number of open descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// The soft limit, which holds.
+    /// The soft limit, which the kernel enforces.
     pub soft: u64,
-    /// The hard limit, up to which anybody may raise the soft one.
+    /// The hard limit, up to which any process may raise its soft limit.
     pub hard: u64,
-    /// Descriptors that this process has open.
+    /// Number of open descriptors of this process.
     pub open: u64,
 }
 
 /// The accept queues at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenQueue {
-    /// How many sockets listen there; more than one: SO_REUSEPORT.
+    /// Number of listening sockets; more than one with SO_REUSEPORT.
     pub sockets: u64,
-    /// What the kernel made of the backlogs of listen(2), all sockets together (sk_max_ack_backlog).
+    /// Sum of the effective backlogs of all sockets (sk_max_ack_backlog).
     pub backlog: u64,
-    /// Connections that wait for accept(2) now, in all queues together (sk_ack_backlog).
+    /// Number of connections in all accept queues now (sk_ack_backlog).
     pub waiting: u64,
 }
 
-/// The table of the connection tracking.
+/// The table of connection tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conntrack {
     /// net.netfilter.nf_conntrack_max
     pub max: u64,
-    /// net.netfilter.nf_conntrack_count, of this namespace. 0 mostly means that no rule tracks anything here.
+    /// net.netfilter.nf_conntrack_count, of this namespace. 0 usually means that no rule uses connection tracking.
     pub count: u64,
 }
 
 impl Snapshot {
-    /// Ports that one source has for the destination: the range without the reserved ones and those listened at.
+    /// Returns the number of ports that one source can use: the range without reserved ports and ports of listening sockets.
     pub fn ports(&self) -> u64 {
         let open = self.range.len() - self.reserved.count_in(self.range);
         u64::from(open.saturating_sub(self.listened_at))
     }
 
-    /// Tuples towards the destination, free or taken: ports x sources.
+    /// Returns the number of 4-tuples to the destination, free or in use: ports x sources.
     pub fn budget(&self) -> u64 {
         self.ports().saturating_mul(self.sources)
     }
 
-    /// How old a TIME_WAIT must be for `connect()` to take it over; `None`: tcp_tw_reuse does not apply to this
+    /// Returns the age from which connect() reuses a TIME_WAIT socket; `None` if tcp_tw_reuse does not apply to this
     /// destination. Before Linux 6.14, which has no tcp_tw_reuse_delay, the upper bound of 1 s: `tcp_twsk_unique`
     /// compared clocks of whole seconds then.
     pub fn reuse(&self) -> Option<Duration> {

@@ -1,6 +1,6 @@
-use super::{Heard, Talk};
+use crate::workload::protocol::{ParseOutcome, ProtocolState};
 
-/// So many bytes out, so many back; none of either is the workload `connect`.
+/// A request and a response of fixed sizes. With size 0 this is the workload `connect`.
 pub(super) struct Bytes {
     request: Vec<u8>,
     response: usize,
@@ -13,7 +13,7 @@ impl Bytes {
     }
 }
 
-impl Talk for Bytes {
+impl ProtocolState for Bytes {
     fn begin(&mut self, _last: bool) {
         self.missing = self.response;
     }
@@ -22,18 +22,18 @@ impl Talk for Bytes {
         &self.request
     }
 
-    fn heard(&mut self, bytes: &[u8]) -> Heard {
+    fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
         if bytes.is_empty() {
-            return Heard::CLOSED_EARLY;
+            return ParseOutcome::CLOSED_EARLY;
         }
         match self.missing.checked_sub(bytes.len()) {
-            Some(0) => Heard::ANSWER,
+            Some(0) => ParseOutcome::COMPLETE,
             Some(missing) => {
                 self.missing = missing;
-                Heard::More
+                ParseOutcome::NeedMore
             }
-            // More than was asked for.
-            None => Heard::MALFORMED,
+            // The server sent more than the response.
+            None => ParseOutcome::MALFORMED,
         }
     }
 }
@@ -43,16 +43,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_response_is_whole_when_all_its_bytes_are_there() {
-        let mut talk = Bytes::new(2, 3);
-        talk.begin(false);
-        assert_eq!(talk.outgoing().len(), 2);
-        assert_eq!(talk.heard(b"a"), Heard::More);
-        assert_eq!(talk.heard(b"bc"), Heard::ANSWER);
-        talk.begin(true);
-        assert_eq!(talk.heard(b"ab"), Heard::More);
-        assert_eq!(talk.heard(b""), Heard::CLOSED_EARLY);
-        talk.begin(true);
-        assert_eq!(talk.heard(b"abcd"), Heard::MALFORMED);
+    fn a_response_ends_with_its_last_byte() {
+        let mut protocol = Bytes::new(2, 3);
+        protocol.begin(false);
+        assert_eq!(protocol.outgoing().len(), 2);
+        assert_eq!(protocol.receive(b"a"), ParseOutcome::NeedMore);
+        assert_eq!(protocol.receive(b"bc"), ParseOutcome::COMPLETE);
+        protocol.begin(true);
+        assert_eq!(protocol.receive(b"ab"), ParseOutcome::NeedMore);
+        assert_eq!(protocol.receive(b""), ParseOutcome::CLOSED_EARLY);
+        protocol.begin(true);
+        assert_eq!(protocol.receive(b"abcd"), ParseOutcome::MALFORMED);
     }
 }

@@ -1,7 +1,7 @@
-/// A body in chunks (RFC 9112, 7.1), of which only the end is wanted.
+/// A parser that finds the end of a chunked body (RFC 9112, 7.1) and discards the data.
 pub(super) struct Chunked {
     state: State,
-    /// A line that is not whole yet.
+    /// The beginning of a line whose end has not arrived.
     line: Vec<u8>,
 }
 
@@ -9,7 +9,7 @@ pub(super) struct Chunked {
 enum State {
     Size,
     Data(u64),
-    /// The line end after a chunk.
+    /// The CRLF after the data of a chunk.
     AfterData,
     Trailers,
 }
@@ -21,7 +21,7 @@ pub(super) enum Progress {
     Malformed,
 }
 
-/// Bytes that a line may have: a size with its extensions, or a trailer.
+/// Maximum length of a line: a chunk size with its extensions, or a trailer.
 const LONGEST_LINE: usize = 8192;
 
 impl Chunked {
@@ -29,7 +29,7 @@ impl Chunked {
         Chunked { state: State::Size, line: Vec::new() }
     }
 
-    pub(super) fn heard(&mut self, mut bytes: &[u8]) -> Progress {
+    pub(super) fn receive(&mut self, mut bytes: &[u8]) -> Progress {
         while !bytes.is_empty() {
             if let State::Data(missing) = self.state {
                 let here = missing.min(bytes.len() as u64);
@@ -37,11 +37,12 @@ impl Chunked {
                 self.state = if here == missing { State::AfterData } else { State::Data(missing - here) };
                 continue;
             }
-            let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
-                self.line.extend_from_slice(bytes);
-                return if self.line.len() > LONGEST_LINE { Progress::Malformed } else { Progress::More };
-            };
-            self.line.extend_from_slice(&bytes[..end]);
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            self.line.extend_from_slice(&bytes[..end.unwrap_or(bytes.len())]);
+            if self.line.len() > LONGEST_LINE {
+                return Progress::Malformed;
+            }
+            let Some(end) = end else { return Progress::More };
             bytes = &bytes[end + 1..];
             let line = std::mem::take(&mut self.line);
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
@@ -54,7 +55,7 @@ impl Chunked {
                 (State::AfterData, b"") => State::Size,
                 (State::Trailers, b"") if bytes.is_empty() => return Progress::Whole,
                 (State::Trailers, line) if !line.is_empty() => State::Trailers,
-                // Something where a line end belongs, or behind the end.
+                // Bytes instead of the CRLF after a chunk, or bytes after the body.
                 _ => return Progress::Malformed,
             };
         }
@@ -62,7 +63,7 @@ impl Chunked {
     }
 }
 
-/// Hexadecimal, up to extensions that nobody uses.
+/// Parses a chunk size: hexadecimal digits up to the chunk extensions.
 fn size(line: &[u8]) -> Option<u64> {
     let digits = line.split(|byte| *byte == b';').next()?.trim_ascii();
     let is_hexadecimal = !digits.is_empty() && digits.iter().all(u8::is_ascii_hexdigit);
@@ -78,7 +79,7 @@ mod tests {
         let mut chunked = Chunked::new();
         let mut pieces = text.as_bytes().chunks(piece).peekable();
         while let Some(bytes) = pieces.next() {
-            let progress = chunked.heard(bytes);
+            let progress = chunked.receive(bytes);
             if progress != Progress::More || pieces.peek().is_none() {
                 assert!(pieces.peek().is_none() || progress == Progress::Malformed, "{text:?}");
                 return progress;
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_found_in_whichever_pieces() {
+    fn the_end_is_found_in_pieces_of_any_size() {
         for (text, expected) in [
             ("0\r\n\r\n", Progress::Whole),
             ("a;x=y\r\n0123456789\r\n1\r\nx\r\n0\r\nTrailer: 1\r\n\r\n", Progress::Whole),

@@ -1,10 +1,10 @@
-use super::{Heard, Talk};
+use crate::workload::protocol::{ParseOutcome, ProtocolState};
 
-/// Bytes of the number that tells a late answer from the one that is waited for.
+/// Length of the sequence number, which distinguishes a late response from the expected one.
 const NUMBER: usize = 8;
 
-/// A datagram out, a datagram back. Where it has room for it, a datagram carries its number, and an answer with another one
-/// is late and not counted.
+/// Sends a datagram and waits for one in return. A datagram of at least 8 bytes carries a sequence number; a response with
+/// another number is late and ignored.
 pub(super) struct Datagram {
     payload: Vec<u8>,
     number: u64,
@@ -16,7 +16,7 @@ impl Datagram {
     }
 }
 
-impl Talk for Datagram {
+impl ProtocolState for Datagram {
     fn begin(&mut self, _last: bool) {
         self.number += 1;
         if let Some(room) = self.payload.get_mut(..NUMBER) {
@@ -28,10 +28,10 @@ impl Talk for Datagram {
         &self.payload
     }
 
-    fn heard(&mut self, bytes: &[u8]) -> Heard {
+    fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
         match (bytes.get(..NUMBER), self.payload.get(..NUMBER)) {
-            (Some(theirs), Some(ours)) if theirs != ours => Heard::More,
-            _ => Heard::ANSWER,
+            (Some(theirs), Some(ours)) if theirs != ours => ParseOutcome::NeedMore,
+            _ => ParseOutcome::COMPLETE,
         }
     }
 }
@@ -41,16 +41,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_answer_is_not_taken_for_the_one_that_is_waited_for() {
-        let mut talk = Datagram::new(16);
-        talk.begin(false);
-        let late = talk.outgoing().to_vec();
-        talk.begin(false);
-        assert_eq!(talk.heard(&late), Heard::More);
-        let now = talk.outgoing().to_vec();
-        assert_eq!(talk.heard(&now), Heard::ANSWER);
+    fn a_late_response_is_ignored() {
+        let mut protocol = Datagram::new(16);
+        protocol.begin(false);
+        let late = protocol.outgoing().to_vec();
+        protocol.begin(false);
+        assert_eq!(protocol.receive(&late), ParseOutcome::NeedMore);
+        let now = protocol.outgoing().to_vec();
+        assert_eq!(protocol.receive(&now), ParseOutcome::COMPLETE);
         let mut short = Datagram::new(1);
         short.begin(false);
-        assert_eq!(short.heard(b"x"), Heard::ANSWER, "there is no room for a number");
+        assert_eq!(short.receive(b"x"), ParseOutcome::COMPLETE, "a short datagram has no sequence number");
     }
 }

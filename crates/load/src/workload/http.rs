@@ -1,24 +1,29 @@
-use super::response::Response;
-use super::{Heard, Talk};
+use crate::workload::protocol::{ParseOutcome, ProtocolState};
+use crate::workload::response::Response;
 
-/// A request of HTTP/1.1.
+/// An HTTP/1.1 request.
 #[derive(Clone, Debug)]
 pub struct HttpRequest {
     /// `GET`
     pub method: String,
     /// Path and query.
     pub path: String,
-    /// What the Host header says.
+    /// The value of the Host header.
     pub authority: String,
-    /// Further headers, name and value.
+    /// Additional headers: name and value.
     pub headers: Vec<(String, String)>,
-    /// What follows the headers.
+    /// The request body.
     pub body: Vec<u8>,
     /// The last request of a connection asks the server to close it (`Connection: close`).
     pub asks_to_close: bool,
 }
 
 impl HttpRequest {
+    /// Whether the method is idempotent (RFC 9110, 9.2.2).
+    pub(super) fn is_idempotent(&self) -> bool {
+        ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"].contains(&self.method.as_str())
+    }
+
     fn bytes(&self, last: bool) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\n", self.method, self.path);
         let has = |name: &str| self.headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
@@ -50,7 +55,7 @@ impl HttpRequest {
     }
 }
 
-/// HTTP/1.1 without pipelining.
+/// The state of an HTTP/1.1 connection, without pipelining.
 pub(super) struct Http {
     request: Vec<u8>,
     last_request: Vec<u8>,
@@ -71,7 +76,7 @@ impl Http {
     }
 }
 
-impl Talk for Http {
+impl ProtocolState for Http {
     fn begin(&mut self, last: bool) {
         self.last = last;
         self.response = Response::new(self.head);
@@ -81,8 +86,8 @@ impl Talk for Http {
         if self.last { &self.last_request } else { &self.request }
     }
 
-    fn heard(&mut self, bytes: &[u8]) -> Heard {
-        self.response.heard(bytes)
+    fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
+        self.response.receive(bytes)
     }
 }
 
@@ -91,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_says_what_was_given_and_nothing_twice() {
+    fn a_request_has_each_given_header_once() {
         let request = HttpRequest {
             method: "POST".into(),
             path: "/a".into(),

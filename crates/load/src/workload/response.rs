@@ -1,19 +1,21 @@
 use std::borrow::Cow;
 
-use super::Heard;
-use super::chunked::{Chunked, Progress};
+use crate::workload::chunked::{Chunked, Progress};
+use crate::workload::protocol::ParseOutcome;
 
-/// Headers that a response may have.
+/// Maximum number of headers of a response.
 const MOST_HEADERS: usize = 64;
 
-/// Bytes that the headers of a response may have.
+/// Maximum length of the status line and the headers, in bytes.
 const LONGEST_HEAD: usize = 64 * 1024;
 
-/// A response of HTTP/1.1 as it comes in (RFC 9112).
+/// A parser of one HTTP/1.1 response (RFC 9112).
 pub(super) struct Response {
-    /// The request was HEAD: there is no body, whatever the headers say.
+    /// The request was HEAD: the response has no body, even if its headers say so.
     to_head: bool,
-    /// The beginning of a head that is not whole yet.
+    /// At least one byte has arrived.
+    begun: bool,
+    /// The beginning of a head whose end has not arrived.
     head: Vec<u8>,
     body: Body,
     closing: bool,
@@ -21,15 +23,15 @@ pub(super) struct Response {
 }
 
 enum Body {
-    /// The head is still to come.
+    /// The head is not complete.
     Unknown,
     Length(u64),
     Chunked(Chunked),
-    /// Until the connection is closed.
+    /// The body ends when the connection is closed.
     Rest,
 }
 
-/// What the head of a response says.
+/// The contents of the status line and the headers.
 struct Head {
     length: usize,
     status: u16,
@@ -40,17 +42,29 @@ struct Head {
 
 impl Response {
     pub(super) fn new(to_head: bool) -> Self {
-        Response { to_head, head: Vec::new(), body: Body::Unknown, closing: false, failure: None }
+        Response {
+            to_head,
+            begun: false,
+            head: Vec::new(),
+            body: Body::Unknown,
+            closing: false,
+            failure: None,
+        }
     }
 
-    pub(super) fn heard(&mut self, bytes: &[u8]) -> Heard {
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
         if bytes.is_empty() {
-            return if matches!(self.body, Body::Rest) { self.answer() } else { Heard::CLOSED_EARLY };
+            return match self.body {
+                Body::Rest => self.answer(),
+                _ if self.begun => ParseOutcome::CLOSED_EARLY,
+                _ => ParseOutcome::ClosedUnanswered,
+            };
         }
+        self.begun = true;
         if !matches!(self.body, Body::Unknown) {
             return self.body(bytes);
         }
-        // Nearly always the whole head is in the first bytes: then nothing is copied.
+        // Nearly always the first bytes contain the whole head: then nothing is copied.
         if self.head.is_empty() {
             return self.begin(bytes);
         }
@@ -59,22 +73,24 @@ impl Response {
         self.begin(&all)
     }
 
-    fn begin(&mut self, bytes: &[u8]) -> Heard {
+    fn begin(&mut self, bytes: &[u8]) -> ParseOutcome {
         let mut rest = bytes;
         loop {
-            let head = match parse(rest) {
-                Err(()) => return Heard::MALFORMED,
-                Ok(None) if rest.len() > LONGEST_HEAD => return Heard::MALFORMED,
+            // The parser never sees more than the longest head: the outcome must not depend on how many bytes have arrived.
+            let head = match parse(&rest[..rest.len().min(LONGEST_HEAD)]) {
+                Err(()) => return ParseOutcome::MALFORMED,
+                Ok(None) if rest.len() > LONGEST_HEAD => return ParseOutcome::MALFORMED,
                 Ok(None) => {
                     self.head = rest.to_vec();
-                    return Heard::More;
+                    return ParseOutcome::NeedMore;
                 }
                 Ok(Some(head)) => head,
             };
             rest = &rest[head.length..];
-            // 1xx only announces a response; 101 is the end of HTTP, for which nobody asked.
-            if head.status == 101 {
-                return Heard::MALFORMED;
+            // 1xx is an interim response, except 101: the client did not ask for another protocol. A status code is at least
+            // 100 (RFC 9110, 15).
+            if head.status == 101 || head.status < 100 {
+                return ParseOutcome::MALFORMED;
             } else if head.status < 200 {
                 continue;
             }
@@ -93,35 +109,35 @@ impl Response {
         }
     }
 
-    fn body(&mut self, bytes: &[u8]) -> Heard {
+    fn body(&mut self, bytes: &[u8]) -> ParseOutcome {
         match &mut self.body {
             Body::Unknown => unreachable!("the head comes first"),
-            Body::Rest => Heard::More,
+            Body::Rest => ParseOutcome::NeedMore,
             Body::Length(missing) => match missing.checked_sub(bytes.len() as u64) {
                 Some(0) => self.answer(),
                 Some(rest) => {
                     *missing = rest;
-                    Heard::More
+                    ParseOutcome::NeedMore
                 }
-                None => Heard::MALFORMED,
+                None => ParseOutcome::MALFORMED,
             },
-            Body::Chunked(chunked) => match chunked.heard(bytes) {
-                Progress::More => Heard::More,
+            Body::Chunked(chunked) => match chunked.receive(bytes) {
+                Progress::More => ParseOutcome::NeedMore,
                 Progress::Whole => self.answer(),
-                Progress::Malformed => Heard::MALFORMED,
+                Progress::Malformed => ParseOutcome::MALFORMED,
             },
         }
     }
 
-    fn answer(&mut self) -> Heard {
-        Heard::Answer {
+    fn answer(&mut self) -> ParseOutcome {
+        ParseOutcome::Complete {
             closing: self.closing || matches!(self.body, Body::Rest),
             failure: self.failure.take(),
         }
     }
 }
 
-/// The head at the beginning of `bytes`, if it is whole.
+/// Parses the head at the beginning of `bytes`; `None` if it is not complete.
 fn parse(bytes: &[u8]) -> Result<Option<Head>, ()> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
@@ -166,8 +182,8 @@ fn mentions(value: &[u8], word: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What is heard at the end, in whichever pieces the bytes come.
-    fn hear(text: &str, ends: bool) -> Heard {
+    /// Returns the outcome at the end, which must not depend on the pieces in which the bytes arrive.
+    fn hear(text: &str, ends: bool) -> ParseOutcome {
         let whole = in_pieces(text, ends, text.len());
         for piece in 1..text.len().min(40) {
             assert_eq!(in_pieces(text, ends, piece), whole, "in pieces of {piece}: {text:?}");
@@ -175,21 +191,21 @@ mod tests {
         whole
     }
 
-    fn in_pieces(text: &str, ends: bool, piece: usize) -> Heard {
+    fn in_pieces(text: &str, ends: bool, piece: usize) -> ParseOutcome {
         let mut response = Response::new(false);
-        let mut heard = Heard::More;
+        let mut heard = ParseOutcome::NeedMore;
         for bytes in text.as_bytes().chunks(piece) {
-            assert_eq!(heard, Heard::More, "{text:?}");
-            heard = response.heard(bytes);
-            if matches!(heard, Heard::Failed(_)) {
+            assert_eq!(heard, ParseOutcome::NeedMore, "{text:?}");
+            heard = response.receive(bytes);
+            if matches!(heard, ParseOutcome::Failed(_)) {
                 return heard;
             }
         }
-        if ends { response.heard(b"") } else { heard }
+        if ends { response.receive(b"") } else { heard }
     }
 
-    fn answer(closing: bool, failure: Option<&'static str>) -> Heard {
-        Heard::Answer { closing, failure: failure.map(Cow::Borrowed) }
+    fn answer(closing: bool, failure: Option<&'static str>) -> ParseOutcome {
+        ParseOutcome::Complete { closing, failure: failure.map(Cow::Borrowed) }
     }
 
     #[test]
@@ -222,20 +238,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_response_or_ends_early_is_told() {
+    fn malformed_and_truncated_responses_are_errors() {
         for text in [
             "SSH-2.0-OpenSSH_9.2\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: two\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
             "HTTP/1.1 101 Switching Protocols\r\n\r\n",
+            "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n",
+            "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxy",
         ] {
-            assert_eq!(in_pieces(text, false, text.len()), Heard::MALFORMED, "{text:?}");
+            assert_eq!(in_pieces(text, false, text.len()), ParseOutcome::MALFORMED, "{text:?}");
         }
         for text in ["HTTP/1.1 200 OK\r\nContent-Le", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nx"] {
-            assert_eq!(hear(text, true), Heard::CLOSED_EARLY, "{text:?}");
+            assert_eq!(hear(text, true), ParseOutcome::CLOSED_EARLY, "{text:?}");
         }
+        assert_eq!(Response::new(false).receive(b""), ParseOutcome::ClosedUnanswered);
+        assert_eq!(hear("HTTP/1.1 100 Continue\r\n\r\n", true), ParseOutcome::CLOSED_EARLY);
         let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(LONGEST_HEAD));
-        assert_eq!(in_pieces(&endless, false, 9999), Heard::MALFORMED);
+        assert_eq!(in_pieces(&endless, false, 9999), ParseOutcome::MALFORMED);
     }
 }

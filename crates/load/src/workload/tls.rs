@@ -4,11 +4,11 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Error};
 
-use super::trust::Verifier;
-use super::{Heard, Talk, Trust};
-use crate::LoadError;
+use crate::error::LoadError;
+use crate::workload::protocol::{ParseOutcome, ProtocolState};
+use crate::workload::trust::{Trust, Verifier};
 
-/// What every TLS connection of a run shares: sessions are resumed, as applications do.
+/// The TLS configuration that all connections of a run share. Sessions are resumed, as in applications.
 #[derive(Clone)]
 pub(crate) struct TlsSetup {
     config: Arc<ClientConfig>,
@@ -33,7 +33,7 @@ impl TlsSetup {
         Ok(TlsSetup { config: Arc::new(config), name })
     }
 
-    pub(crate) fn talk(&self, inner: Box<dyn Talk>) -> Box<dyn Talk> {
+    pub(crate) fn wrap(&self, inner: Box<dyn ProtocolState>) -> Box<dyn ProtocolState> {
         Box::new(Tls {
             setup: self.clone(),
             connection: None,
@@ -44,17 +44,17 @@ impl TlsSetup {
     }
 }
 
-/// Another talk, inside of TLS.
+/// The state of a TLS connection, with the state of the protocol inside it.
 struct Tls {
     setup: TlsSetup,
     connection: Option<ClientConnection>,
-    inner: Box<dyn Talk>,
+    inner: Box<dyn ProtocolState>,
     outgoing: Vec<u8>,
     plain: Vec<u8>,
 }
 
 impl Tls {
-    /// Whatever is to be sent, encrypted. Writing to memory does not fail.
+    /// Moves the encrypted bytes to send into `outgoing`. Writing to memory does not fail.
     fn collect(&mut self) {
         self.outgoing.clear();
         if let Some(connection) = &mut self.connection {
@@ -63,7 +63,7 @@ impl Tls {
     }
 }
 
-impl Talk for Tls {
+impl ProtocolState for Tls {
     fn renew(&mut self) {
         self.inner.renew();
         self.connection = ClientConnection::new(Arc::clone(&self.setup.config), self.setup.name.clone()).ok();
@@ -72,7 +72,7 @@ impl Talk for Tls {
     fn begin(&mut self, last: bool) {
         self.inner.begin(last);
         if let Some(connection) = &mut self.connection {
-            // Kept until the handshake is over.
+            // rustls keeps these bytes until the handshake is complete.
             let _ = connection.writer().write_all(self.inner.outgoing());
         }
         self.collect();
@@ -82,34 +82,46 @@ impl Talk for Tls {
         &self.outgoing
     }
 
-    fn heard(&mut self, mut bytes: &[u8]) -> Heard {
-        let Some(connection) = &mut self.connection else { return failed(&Error::HandshakeNotComplete) };
+    fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
+        let Tls { connection: Some(connection), inner, plain, .. } = self else {
+            return failed(&Error::HandshakeNotComplete);
+        };
         if bytes.is_empty() {
-            return if connection.is_handshaking() { Heard::CLOSED_EARLY } else { self.inner.heard(&[]) };
+            // Without close_notify the stream may have been cut anywhere (RFC 9112, 9.8): this is no end of a body.
+            let is_unanswered =
+                !connection.is_handshaking() && inner.receive(&[]) == ParseOutcome::ClosedUnanswered;
+            return if is_unanswered { ParseOutcome::ClosedUnanswered } else { ParseOutcome::CLOSED_EARLY };
         }
-        let mut heard = Heard::More;
-        while !bytes.is_empty() {
-            if let Err(error) = connection.read_tls(&mut bytes) {
-                return failed(&Error::General(error.to_string()));
+        let mut outcome = ParseOutcome::NeedMore;
+        let decrypted = decrypt(connection, plain, bytes, |text| {
+            if !matches!(outcome, ParseOutcome::Failed(_)) {
+                outcome = inner.receive(text);
             }
-            let state = match connection.process_new_packets() {
-                Ok(state) => state,
-                Err(error) => return failed(&error),
-            };
-            if state.plaintext_bytes_to_read() > 0 {
-                // Not at the end of the stream, so that it can be read as far as it goes.
-                while let Ok(count) = connection.reader().read(&mut self.plain)
-                    && count > 0
-                {
-                    heard = self.inner.heard(&self.plain[..count]);
-                }
+        });
+        outcome = match (outcome, decrypted) {
+            (outcome, Ok(End::Open)) => outcome,
+            // The server sends nothing more on this connection.
+            (ParseOutcome::Complete { failure, .. }, _) => ParseOutcome::Complete { closing: true, failure },
+            (_, Err(error)) => return failed(&error),
+            (ParseOutcome::NeedMore, Ok(End::Closed)) if connection.is_handshaking() => {
+                ParseOutcome::CLOSED_EARLY
             }
-        }
+            (ParseOutcome::NeedMore, Ok(End::Closed)) => inner.receive(&[]),
+            (outcome, Ok(End::Closed)) => outcome,
+        };
         self.collect();
-        match heard {
-            Heard::More if !self.outgoing.is_empty() => Heard::Send,
+        match outcome {
+            ParseOutcome::NeedMore if !self.outgoing.is_empty() => ParseOutcome::Send,
             other => other,
         }
+    }
+
+    fn idle(&mut self, bytes: &[u8]) -> bool {
+        let Tls { connection: Some(connection), plain, .. } = self else { return false };
+        // Session tickets and new keys may come at any time, a response may not.
+        let mut is_silent = true;
+        let decrypted = decrypt(connection, plain, bytes, |_| is_silent = false);
+        is_silent && matches!(decrypted, Ok(End::Open))
     }
 
     fn established(&self) -> bool {
@@ -117,8 +129,39 @@ impl Talk for Tls {
     }
 }
 
-fn failed(error: &Error) -> Heard {
-    Heard::Failed(match error {
+/// Whether the server has sent close_notify.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Open,
+    Closed,
+}
+
+/// Decrypts `bytes` into `plain` and calls `take` with each piece of plaintext. Bytes after close_notify are ignored (RFC 8446,
+/// 6.1).
+fn decrypt(
+    connection: &mut ClientConnection,
+    plain: &mut [u8],
+    mut bytes: &[u8],
+    mut take: impl FnMut(&[u8]),
+) -> Result<End, Error> {
+    while !bytes.is_empty() {
+        connection.read_tls(&mut bytes).map_err(|error| Error::General(error.to_string()))?;
+        let state = connection.process_new_packets()?;
+        let mut missing = state.plaintext_bytes_to_read();
+        while missing > 0 {
+            let count = connection.reader().read(plain).map_err(|error| Error::General(error.to_string()))?;
+            take(&plain[..count]);
+            missing -= count;
+        }
+        if state.peer_has_closed() {
+            return Ok(End::Closed);
+        }
+    }
+    Ok(End::Open)
+}
+
+fn failed(error: &Error) -> ParseOutcome {
+    ParseOutcome::Failed(match error {
         Error::InvalidCertificate(_) => "tls-certificate".into(),
         _ => "tls".into(),
     })

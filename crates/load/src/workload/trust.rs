@@ -7,27 +7,27 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-use crate::LoadError;
+use crate::error::LoadError;
 
-/// Whose certificates are taken.
+/// The certificates that the client accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Those that an authority of this system has signed.
+    /// Certificates signed by an authority of this system.
     System,
-    /// These (PEM) too.
+    /// Certificates signed by an authority of this system or of this PEM file, and the certificates in the file.
     Also(PathBuf),
-    /// Anybody's: for servers under test.
-    Anybody,
+    /// Any certificate: for servers under test.
+    AnyCertificate,
 }
 
-/// The authorities of the system and those of the file, and what is in the file.
+/// Returns the authorities of the system and of the file, and the certificates of the file.
 fn roots(trust: &Trust) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), LoadError> {
     let mut roots = RootCertStore::empty();
     let mut given = Vec::new();
     let found = rustls_native_certs::load_native_certs();
-    // A system may have some that are out of fashion: those are left out, as everybody does.
+    // Certificates of the system that rustls does not accept are skipped.
     roots.add_parsable_certificates(found.certs);
     if let Trust::Also(path) = trust {
         let place = path.display();
@@ -52,21 +52,21 @@ fn roots(trust: &Trust) -> Result<(RootCertStore, Vec<CertificateDer<'static>>),
     Ok((roots, given))
 }
 
-/// Judges the certificates of servers. Whoever is trusted, the handshake must be signed with the certificate.
+/// Verifies the certificates of servers. Even with [`Trust::AnyCertificate`] the handshake must be signed with the certificate.
 #[derive(Debug)]
 pub(super) struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// `None`: anybody will do.
+    /// `None`: any certificate is accepted.
     authorities: Option<Arc<WebPkiServerVerifier>>,
-    /// Certificates that are trusted by themselves. A server often shows the very one that it signed itself, which as an
-    /// authority (`openssl req -x509` makes it one) is no server's certificate for webpki.
+    /// Certificates that are trusted directly. A server often sends the self-signed certificate itself; webpki rejects an
+    /// authority's certificate (`openssl req -x509` makes one) as a server's certificate.
     given: Vec<CertificateDer<'static>>,
 }
 
 impl Verifier {
     pub(super) fn new(trust: &Trust, provider: &Arc<CryptoProvider>) -> Result<Self, LoadError> {
         let provider = Arc::clone(provider);
-        if *trust == Trust::Anybody {
+        if *trust == Trust::AnyCertificate {
             return Ok(Verifier { provider, authorities: None, given: Vec::new() });
         }
         let (roots, given) = roots(trust)?;
@@ -75,6 +75,14 @@ impl Verifier {
             .map_err(|error| LoadError::Tls(error.to_string()))?;
         Ok(Verifier { provider, authorities: Some(authorities), given })
     }
+}
+
+fn is_out_of_date(error: &Error) -> bool {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(
+        error,
+        Error::InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+    )
 }
 
 impl ServerCertVerifier for Verifier {
@@ -87,11 +95,19 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let Some(authorities) = &self.authorities else { return Ok(ServerCertVerified::assertion()) };
-        if self.given.contains(end_entity) {
-            verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
-            return Ok(ServerCertVerified::assertion());
+        let judged =
+            authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        if !self.given.contains(end_entity) {
+            return judged;
         }
-        authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+        match judged {
+            // webpki checks the dates before it checks issuer and purpose.
+            Err(error) if is_out_of_date(&error) => Err(error),
+            _ => {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+        }
     }
 
     fn verify_tls12_signature(

@@ -1,4 +1,4 @@
-//! What the tests have in common: a server, a run against it, and what came out.
+//! Helpers of the tests: a server, a run against it, and its outcome.
 #![allow(dead_code, reason = "every test file uses its part of it")]
 
 use std::collections::BTreeMap;
@@ -19,16 +19,16 @@ use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_serve::{Protocol, Running, Serve};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
 
-/// Both of them.
+/// Both engines.
 pub(crate) const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice::Epoll];
 
-/// One byte each way.
+/// The workload with a request and a response of one byte.
 pub(crate) const SMALL: Workload = Workload::Crr { request: 1, response: 1 };
 
-/// The same, at the server.
+/// The same protocol for the server.
 pub(crate) const SMALL_SERVED: Protocol = Protocol::Crr { request: 1, response: 1 };
 
-/// A run that ends by itself, and soon.
+/// Default settings of a run.
 pub(crate) fn load(engine: EngineChoice, target: &str, workload: Workload) -> Load {
     let keeps = matches!(workload, Workload::Http(_) | Workload::Udp { .. });
     Load {
@@ -68,13 +68,13 @@ pub(crate) fn get(target: &str) -> Workload {
     })
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) results: LoadResults,
     pub(crate) remarks: Vec<Remark>,
     pub(crate) log: Option<String>,
-    /// Of the whole call.
+    /// Duration of the whole call.
     pub(crate) took: Duration,
 }
 
@@ -87,7 +87,7 @@ impl Ran {
         self.results.errors.keys().map(String::as_str).collect()
     }
 
-    /// Those that do not tell of a machine that others use as well.
+    /// Returns the remarks, except remarks that other load on the machine can cause.
     pub(crate) fn remarks_but_of_haste(&self) -> Vec<&str> {
         let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled"];
         self.remarks().into_iter().filter(|id| !of_haste.contains(id)).collect()
@@ -97,7 +97,7 @@ impl Ran {
         self.remarks.iter().map(|remark| remark.id.as_str()).collect()
     }
 
-    /// What must hold whatever was run.
+    /// Checks the invariants of each run.
     fn require_sound(&self) {
         let Ran { results, .. } = self;
         let sum = |of: fn(&fourtuple_record::Second) -> u64| results.seconds.iter().map(of).sum::<u64>();
@@ -116,7 +116,8 @@ impl Ran {
     }
 }
 
-/// Makes the run in this thread's namespace, whatever the preflight says; `None`, aloud, where the engine is not to be had.
+/// Executes the run in the namespace of this thread, without regard to the preflight. `None`, with a message, if the engine is not
+/// available.
 pub(crate) fn run(test: &str, load: &Load) -> Option<Ran> {
     run_until(test, load, &AtomicBool::new(false))
 }
@@ -132,7 +133,7 @@ pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ra
     }
 }
 
-/// The run, or why there is none. A run that does not end by itself is stopped, and fails the test.
+/// Executes the run or returns its error. A run that does not end by itself is stopped and fails the test.
 pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<Ran, LoadError> {
     let endpoint = load.resolve()?;
     let (need, preflight) = (load.need(&endpoint), preflight(load, &endpoint));
@@ -184,7 +185,7 @@ pub(crate) fn serve_at(protocol: Protocol, listen: Endpoint) -> Serve {
     serve
 }
 
-/// The workers' counts in one, at the end.
+/// Stops the server and returns the sum of the counts of its workers.
 pub(crate) fn stop(running: Running) -> ServeWorker {
     let mut sum = ServeWorker::default();
     for worker in running.stop().workers {
@@ -197,7 +198,7 @@ pub(crate) fn stop(running: Running) -> ServeWorker {
     sum
 }
 
-/// Sockets of this namespace in TIME_WAIT towards `destination`, by their own address.
+/// Counts the TIME_WAIT sockets to `destination` in this namespace, by local address.
 pub(crate) fn time_wait(destination: SocketAddr) -> BTreeMap<IpAddr, u64> {
     let filter =
         sock_diag::Filter { transport: socket::Transport::Tcp, source: None, source_port: None, destination };
@@ -211,7 +212,7 @@ pub(crate) fn time_wait(destination: SocketAddr) -> BTreeMap<IpAddr, u64> {
     found
 }
 
-/// Sockets in TIME_WAIT in this namespace.
+/// Counts all TIME_WAIT sockets in this namespace.
 pub(crate) fn all_time_wait() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/net/sockstat").unwrap();
     let line = text.lines().find(|line| line.starts_with("TCP:")).unwrap();
@@ -220,7 +221,7 @@ pub(crate) fn all_time_wait() -> u64 {
     words.next().unwrap().parse().unwrap()
 }
 
-/// A server of a few lines: `talk` with every connection, each on a thread of its own, in this namespace.
+/// Starts a server in this namespace that calls `talk` for each connection, on a thread per connection.
 pub(crate) fn answer(talk: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -237,7 +238,7 @@ pub(crate) fn answer(talk: impl Fn(TcpStream) -> io::Result<()> + Clone + Send +
     address
 }
 
-/// Waits until it happened; nothing is decided by the deadline but that a test has failed.
+/// Waits until `happened` returns true. The deadline only makes a failing test end.
 pub(crate) fn until(mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {

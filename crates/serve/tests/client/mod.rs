@@ -1,15 +1,15 @@
-//! What the tests have in common: a server, and clients that give up instead of hanging.
+//! Helpers of the tests: a server, and clients with a deadline.
 #![allow(dead_code, reason = "every test file uses its part of it")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use fourtuple::listen::Policy;
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_record::{ServeResults, ServeWorker};
 use fourtuple_serve::{Protocol, Running, Serve};
 
-/// Nothing is decided by it but that a test has failed.
+/// The deadline only makes a failing test end.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) fn serve(protocol: Protocol) -> Serve {
@@ -19,12 +19,16 @@ pub(crate) fn serve(protocol: Protocol) -> Serve {
     serve
 }
 
-/// The same server with every way to wait: what it answers must not depend on it.
+/// Runs `test` without an accept policy and with several policies: the responses must not depend on the policy.
 pub(crate) fn in_every_way(server: &Serve, test: impl Fn(&Serve)) {
     test(server);
-    for policy in
-        [Policy::Exclusive, Policy::Blocking, Policy::ROTATE, Policy::SharedOneshot, Policy::Reuseport]
-    {
+    for policy in [
+        AcceptPolicy::Exclusive,
+        AcceptPolicy::Blocking,
+        AcceptPolicy::ROTATE,
+        AcceptPolicy::SharedOneshot,
+        AcceptPolicy::Reuseport,
+    ] {
         let mut server = server.clone();
         server.policy = Some(policy);
         test(&server);
@@ -41,7 +45,7 @@ pub(crate) fn with_deadline(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Sends, and reads as many bytes.
+/// Sends a request and reads a response of `response` bytes.
 pub(crate) fn exchange(stream: &mut (impl Read + Write), request: &[u8], response: usize) -> Vec<u8> {
     stream.write_all(request).unwrap();
     let mut bytes = vec![0; response];
@@ -49,14 +53,14 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), request: &[u8], respons
     bytes
 }
 
-/// What comes until the server closes.
+/// Reads until the server closes.
 pub(crate) fn to_the_end(stream: &mut impl Read) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
 }
 
-/// The workers' counts in one.
+/// Returns the sum of the counts of all workers.
 pub(crate) fn sum(workers: &[ServeWorker]) -> ServeWorker {
     let mut sum = ServeWorker::default();
     for worker in workers {
@@ -71,7 +75,7 @@ pub(crate) fn sum(workers: &[ServeWorker]) -> ServeWorker {
     sum
 }
 
-/// Waits until the counts are as wanted; what happens in the server has no other witness.
+/// Waits until the counts of the server fulfil a condition.
 pub(crate) fn until(running: &Running, wanted: impl Fn(&ServeWorker) -> bool) {
     let begun = std::time::Instant::now();
     while !wanted(&sum(&running.counts())) {

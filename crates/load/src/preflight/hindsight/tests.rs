@@ -1,6 +1,6 @@
-use super::super::judge;
-use super::super::judge::tests::{host, run};
 use super::*;
+use crate::preflight::judge;
+use crate::preflight::judge::tests::{host, run};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -13,7 +13,7 @@ struct Case {
 }
 
 impl Case {
-    /// One operation a second per entry of `operations`, times what the entry says.
+    /// Creates one second per entry of `operations`, with the number of operations of the entry.
     fn with(rate_per_s: Option<f64>, operations: &[u64]) -> Case {
         let need = Need { rate_per_s, ..run() };
         let second = |(index, operations): (usize, &u64)| Second {
@@ -71,7 +71,7 @@ fn nothing_is_said_of_a_good_run() {
 }
 
 #[test]
-fn ports_that_ran_out_are_named_with_the_forecast_and_the_remedy() {
+fn exhausted_ports_are_named_with_forecast_and_remedy() {
     let case = Case::with(Some(1_000.0), &[1_000; 30]);
     let seen = Seen {
         predicted_stall: Some(Duration::from_millis(28_200)),
@@ -92,7 +92,7 @@ fn ports_that_ran_out_are_named_with_the_forecast_and_the_remedy() {
 }
 
 #[test]
-fn what_was_foreseen_and_did_not_come_is_said_too() {
+fn a_predicted_stall_that_did_not_happen_is_reported() {
     let case = Case::with(Some(1_000.0), &[1_000; 30]);
     let found = hindsight(&Seen { predicted_stall: Some(SECOND * 28), ..case.seen() });
     assert!(found.remarks.is_empty());
@@ -117,7 +117,7 @@ fn a_rate_that_was_not_reached_says_why() {
 }
 
 #[test]
-fn a_second_without_an_answer_is_the_servers_unless_it_was_the_ports() {
+fn a_second_without_response_is_a_stall_of_server_or_ports() {
     let case = Case::with(None, &[100, 0, 0, 100, 0, 100]);
     let found = hindsight(&case.seen());
     assert_eq!(ids(&found), ["server-stalled"]);
@@ -141,6 +141,6 @@ fn every_error_has_a_meaning() {
         found.remarks[0].message,
         "10 of 98 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early"
     );
-    assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: nobody listens there.");
+    assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: no socket listens there.");
     assert_eq!(found.advice.len(), 3);
 }

@@ -3,18 +3,19 @@ use std::net::SocketAddr;
 use fourtuple::ports::{PortRange, PortSet};
 use proptest::prelude::*;
 
-use super::super::{Conntrack, Descriptors, ListenQueue, Taken};
 use super::*;
+use crate::preflight::{Conntrack, Descriptors, ListenQueue, Taken};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A host as kernels start, towards another one.
-pub(in super::super) fn host() -> Snapshot {
+/// A host with the kernel's default settings, and a destination on a different host.
+pub(in crate::preflight) fn host() -> Snapshot {
     Snapshot {
         destination: Some(SocketAddr::from(([10, 0, 0, 9], 80))),
         range: PortRange::KERNEL_DEFAULT,
         reserved: PortSet::new(),
         listened_at: 0,
+        unseen: None,
         sources: 1,
         taken: Taken::default(),
         loopback: false,
@@ -41,8 +42,8 @@ fn on_loopback() -> Snapshot {
     }
 }
 
-/// A connection per operation, ten at once, without an end.
-pub(in super::super) fn run() -> Need {
+/// A run with one connection per operation, ten at once, without an end.
+pub(in crate::preflight) fn run() -> Need {
     Need { connections: 10, requests_per_connection: 1, threads: 1, ..Need::default() }
 }
 
@@ -59,7 +60,7 @@ fn stall(at_ms: impl Into<Option<u64>>, after_connections: u64) -> Option<Stall>
 }
 
 #[test]
-fn the_numbers_of_seed_002() {
+fn benchmarkers_beware_figures_are_reproduced() {
     // 16,384 ports, one source, 60 s; a connection for each transaction.
     let range = PortRange::new(49152, 65535).unwrap();
     let snapshot = Snapshot { range, tcp_tw_reuse: 0, ..on_loopback() };
@@ -82,7 +83,7 @@ fn the_numbers_of_seed_002() {
 }
 
 #[test]
-fn the_message_of_the_issue() {
+fn the_ports_finding_names_tuples_stall_and_remedies() {
     let snapshot = Snapshot { tcp_tw_reuse: 0, listened_at: 1, ..on_loopback() };
     let need = Need { rate_per_s: Some(20_000.0), length: Some(MINUTE), connections: 100, ..run() };
     let text = text(&snapshot, &need);
@@ -103,7 +104,7 @@ fn open_loops() {
     let server = |need| Need { closer: Closer::Server, ..need };
     let reused = Snapshot { tcp_tw_reuse: 1, ..host() };
     let cases = [
-        // 28,232 ports at 2,823.2 a second end after 10 s.
+        // 28,232 ports, used at 2,823.2 per second, end after 10 s.
         ("ends before", host(), open(2_823.2, 10), None),
         ("does not end before", host(), open(2_823.2, 11), stall(10_000, 28_232)),
         ("sustainable", host(), open(433.0, 36_000), None),
@@ -152,14 +153,14 @@ fn closed_loops() {
 }
 
 #[test]
-fn what_others_have_is_not_there_and_comes_back() {
+fn tuples_of_other_sockets_are_subtracted_until_free() {
     let mut snapshot = host();
     snapshot.taken = Taken { established: 8_000, other: 232, ..Taken::default() };
     let need = Need { rate_per_s: Some(2_000.0), length: Some(MINUTE), ..run() };
     assert_eq!(judge(&snapshot, &need).stall, stall(10_000, 20_000));
     snapshot.taken.time_wait = 18_000;
     assert_eq!(judge(&snapshot, &need).stall, stall(1_000, 2_000));
-    // 16,100 come back in the first second and 2,000 in the eleventh.
+    // 16,100 tuples are free again in the first second and 2,000 in the eleventh.
     snapshot.taken.time_wait_back = vec![16_100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2_000];
     snapshot.taken.time_wait = 18_100;
     assert_eq!(
@@ -170,7 +171,7 @@ fn what_others_have_is_not_there_and_comes_back() {
     snapshot.taken.time_wait = 17_000;
     snapshot.taken.time_wait_back[0] = 15_000;
     assert_eq!(judge(&snapshot, &need).stall, stall(9_000, 18_000));
-    // Reuse takes TIME_WAIT over, whoever left it.
+    // connect() reuses the TIME_WAIT sockets of every process.
     assert_eq!(judge(&Snapshot { tcp_tw_reuse: 1, ..snapshot.clone() }, &need).stall, None);
     let short = Need { operations: Some(5_000), ..need };
     snapshot.taken = Taken { time_wait: 28_000, time_wait_back: vec![0; 42], ..Taken::default() };
@@ -197,7 +198,7 @@ fn hold_and_churn_must_fit_together() {
 }
 
 #[test]
-fn the_cut_of_time_wait_is_said_and_reckoned_with() {
+fn tcp_max_tw_buckets_limits_time_wait_sockets() {
     let snapshot = Snapshot { tcp_max_tw_buckets: 16_384, time_wait: 384, ..host() };
     let need = Need { rate_per_s: Some(1_000.0), length: Some(MINUTE), ..run() };
     let judged = judge(&snapshot, &need);
@@ -256,8 +257,8 @@ fn limits_beside_ports() {
 }
 
 #[test]
-fn near_the_edge_is_a_warning() {
-    // 470.5 a second would do if the kernel's timers were never late.
+fn nearly_exhausted_ports_are_a_warning() {
+    // 470.5 per second would be sustainable if the kernel's timers were never late.
     let need = Need { rate_per_s: Some(470.0), length: Some(MINUTE * 60), ..run() };
     let judged = judge(&host(), &need);
     assert_eq!((judged.stall, judged.refuses(), ids(&judged)), (None, false, vec!["ports-tight"]));
@@ -317,7 +318,7 @@ prop_compose! {
     }
 }
 
-/// For comparison: the later, the better.
+/// A number for comparison: the later the stall, the better.
 fn when(stall: Option<Stall>) -> (Duration, u64) {
     stall.map_or((Duration::MAX, u64::MAX), |stall| {
         (stall.at.unwrap_or(Duration::MAX), stall.after_connections)

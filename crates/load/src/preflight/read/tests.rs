@@ -7,12 +7,13 @@ use std::thread;
 use std::time::Instant;
 
 use fourtuple_syscalls::netns;
+use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket;
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
-use super::super::Transport::Unix;
-use super::super::{Need, judge};
 use super::*;
+use crate::preflight::Transport::Unix;
+use crate::preflight::{Need, judge};
 
 const PROC: &str = "/proc";
 
@@ -20,7 +21,7 @@ fn read(destination: SocketAddr) -> Snapshot {
     Snapshot::read(Path::new(PROC), Transport::Tcp, destination, &[]).expect("a snapshot")
 }
 
-/// A server in the namespace, and a range of few ports for its clients.
+/// Opens a server in the namespace, and sets a small ephemeral range for its clients.
 fn server(address: &str, range: &str) -> (TcpListener, SocketAddr) {
     set_sysctl("net.ipv4.ip_local_port_range", range);
     let server = TcpListener::bind((address, 80)).expect("a listener");
@@ -28,7 +29,7 @@ fn server(address: &str, range: &str) -> (TcpListener, SocketAddr) {
     (server, destination)
 }
 
-/// Opens a connection and closes it, the client first. False: there was no port.
+/// Opens a connection and closes it, client first. Returns false if no port was free.
 fn churn(server: &TcpListener, destination: SocketAddr) -> bool {
     match TcpStream::connect(destination) {
         Ok(client) => {
@@ -51,14 +52,14 @@ fn taken_tuples_are_told_apart_by_state() {
         assert!((0..4).all(|_| churn(&server, destination)));
         let half_closed = TcpStream::connect(destination).expect("a port");
         let waits = server.accept().expect("the other end").0;
-        // FIN_WAIT2 here, CLOSE_WAIT there.
+        // The client's socket is in FIN_WAIT2, the server's in CLOSE_WAIT.
         half_closed.shutdown(std::net::Shutdown::Write).expect("shutdown");
         let snapshot = read(destination);
         assert_eq!(snapshot.budget(), 16);
         let taken = &snapshot.taken;
         assert_eq!((taken.established, taken.time_wait, taken.other), (3, 4, 1));
         assert_eq!((snapshot.time_wait, snapshot.loopback), (4, true));
-        // 60 s less the time since, and a timer that may be late.
+        // 60 s less the elapsed time, plus the delay of a late timer.
         assert_eq!(taken.time_wait_back.iter().sum::<u64>(), 4);
         assert!((50..=66).contains(&taken.time_wait_back.len()), "{:?}", taken.time_wait_back);
         let elsewhere = read(SocketAddr::from(([127, 0, 0, 1], 81)));
@@ -80,6 +81,23 @@ fn flows_of_udp_are_taken_tuples() {
         flow.connect(destination).expect("a peer");
         let snapshot = Snapshot::read(Path::new(PROC), Transport::Udp, destination, &[]).expect("a snapshot");
         assert_eq!((snapshot.taken.established, snapshot.taken.all()), (1, 1));
+    });
+}
+
+#[test]
+fn sockets_that_cannot_be_listed_are_a_finding() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 50);
+        let client = TcpStream::connect(destination).expect("a port");
+        seccomp::refuse(Facility::SocketDiag).expect("a filter");
+        let snapshot = read(destination);
+        assert_eq!(snapshot.unseen.as_deref(), Some("sock_diag: EPROTONOSUPPORT"));
+        let judged = judge(&snapshot, &Need { connections: 1, ..Need::default() });
+        let unseen =
+            judged.findings.iter().find(|finding| finding.id == "sockets-unseen").expect("a finding");
+        assert!(unseen.to_string().contains("cannot be seen (sock_diag: EPROTONOSUPPORT)"), "{unseen}");
+        assert!(judged.findings.iter().all(|finding| finding.id != "nobody-listens"));
+        drop(client);
     });
 }
 
@@ -107,7 +125,7 @@ fn a_queue_takes_one_more_than_its_backlog() {
         let clients: Vec<TcpStream> =
             (0..5).map(|_| TcpStream::connect(destination).expect("a port")).collect();
         assert_eq!(read(destination).listener.map(|queue| queue.waiting), Some(5));
-        // The sixth SYN is dropped: the answer would come with the next, after 1 s.
+        // The kernel drops the sixth SYN; the reply to the retransmitted SYN would arrive after 1 s.
         let sixth = TcpStream::connect_timeout(&destination, Duration::from_millis(200));
         assert_eq!(sixth.expect_err("no room").kind(), io::ErrorKind::TimedOut);
         drop((socket, clients));
@@ -168,7 +186,7 @@ fn the_queue_is_that_of_the_socket_which_gets_the_connection() {
 #[test]
 fn ipv6_listeners_say_whether_they_take_ipv4() {
     in_namespace(|| {
-        // The standard library leaves IPV6_V6ONLY to net.ipv6.bindv6only.
+        // The standard library does not set IPV6_V6ONLY, so net.ipv6.bindv6only applies.
         let _both = TcpListener::bind("[::]:80").expect("a listener");
         set_sysctl("net.ipv6.bindv6only", "1");
         let _only = TcpListener::bind("[::]:81").expect("a listener");
@@ -178,12 +196,12 @@ fn ipv6_listeners_say_whether_they_take_ipv4() {
 }
 
 #[test]
-fn a_port_that_somebody_listens_at_is_lost_to_all_and_the_judgement_is_exact() {
+fn a_listening_port_is_subtracted_from_the_range() {
     in_namespace(|| {
         let (server, destination) = server("127.0.0.1", "20000 20007");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20007");
-        // On another address, and one outside of the range.
+        // One listener on a different address, and one outside the range.
         let _in_the_way = TcpListener::bind("127.0.0.5:20003").expect("a listener");
         let _not = TcpListener::bind("127.0.0.5:20100").expect("a listener");
         let snapshot = read(destination);
@@ -201,7 +219,7 @@ fn a_port_that_somebody_listens_at_is_lost_to_all_and_the_judgement_is_exact() {
     });
 }
 
-/// Whether ports in TIME_WAIT come back to the same destination long before their minute is over.
+/// Returns whether ports in TIME_WAIT are usable for the same destination long before 60 s have passed.
 fn comes_back(server: &TcpListener, destination: SocketAddr, patience: Duration) -> bool {
     while churn(server, destination) {}
     let begun = Instant::now();
@@ -226,7 +244,7 @@ fn reuse_is_where_the_snapshot_says_so() {
             ("127.0.0.1", "2", "1", true),
             ("127.0.0.1", "2", "0", false),
             ("::1", "2", "1", true),
-            // This host's own, on the loopback device, but not of the loopback network.
+            // An address of this host on the loopback device, but outside 127.0.0.0/8.
             ("fd00::9", "2", "1", false),
             ("fd00::9", "1", "1", true),
         ] {
@@ -244,7 +262,7 @@ fn reuse_is_where_the_snapshot_says_so() {
 }
 
 #[test]
-fn the_delay_of_reuse_is_the_kernels() {
+fn the_reuse_delay_is_read_from_the_kernel() {
     in_namespace(|| {
         let (server, destination) = server("127.0.0.1", "20000 20003");
         let has_delay = Path::new("/proc/sys/net/ipv4/tcp_tw_reuse_delay").exists();
@@ -329,7 +347,7 @@ fn files_are_read_and_what_is_missing_is_left_out() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn unreadable_files_are_named() {
     let fake = Fake::with("odd", &[("sys/net/core/somaxconn", "many\n")]);
     let error = Snapshot::read_without_ports(&fake.0).expect_err("no number").to_string();
     assert!(error.starts_with("cannot make sense of") && error.ends_with("somaxconn: \"many\""), "{error}");

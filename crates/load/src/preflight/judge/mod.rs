@@ -2,16 +2,16 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-use super::forecast::Course;
-use super::{Remedy, Snapshot, Stall, findings};
+use crate::preflight::forecast::Course;
+use crate::preflight::{Remedy, Snapshot, Stall, findings};
 
-/// What carries the run.
+/// The transport of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.
     #[default]
     Tcp,
-    /// UDP: a flow keeps its port as long as its socket is open, and no longer.
+    /// UDP: a flow uses its port until its socket is closed.
     Udp,
     /// A unix socket: no ports.
     Unix,
@@ -20,95 +20,94 @@ pub enum Transport {
 /// How connections end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Closer {
-    /// Our FIN first: TIME_WAIT is ours.
+    /// The client sends its FIN first and has the TIME_WAIT socket.
     #[default]
     Client,
-    /// The server's FIN first: TIME_WAIT is there.
+    /// The server sends its FIN first and has the TIME_WAIT socket.
     Server,
-    /// RST: no TIME_WAIT.
+    /// The client sends RST: no TIME_WAIT socket.
     Reset,
 }
 
-/// What a run asks for.
+/// The need of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Need {
-    /// What carries it.
+    /// The transport.
     pub transport: Transport,
     /// How connections end.
     pub closer: Closer,
-    /// Operations per second of an open loop; `None`: a closed loop.
+    /// Operations per second in an open loop; `None` in a closed loop.
     pub rate_per_s: Option<f64>,
-    /// Most connections (or UDP flows) that are open at once, beside those of `hold`.
+    /// Maximum number of open connections (or UDP flows), besides `hold`.
     pub connections: u64,
-    /// Rest between two operations of a connection in a closed loop.
+    /// Pause between two operations of a connection in a closed loop.
     pub pause: Duration,
-    /// Operations after which the run ends.
+    /// Number of operations after which the run ends.
     pub operations: Option<u64>,
-    /// Time after which the run ends. Neither this nor `operations`: it does not end by itself.
+    /// Time after which the run ends. Without this and `operations` the run does not end by itself.
     pub length: Option<Duration>,
-    /// Operations after which a connection is closed; 0: never.
+    /// Number of operations after which a connection is closed; 0 means never.
     pub requests_per_connection: u64,
-    /// Connections that are opened first and kept.
+    /// Number of connections that the run opens first and keeps open.
     pub hold: u64,
-    /// Threads that generate; 0 counts as 1.
+    /// Number of threads that generate load; 0 counts as 1.
     pub threads: u64,
-    /// Whether every connection has a descriptor of the process (`epoll`), rather than a slot of its ring's table
-    /// (`uring`).
+    /// Whether each connection needs a file descriptor (`epoll`), and not a direct descriptor of a ring (`uring`).
     pub engine_needs_descriptors: bool,
     /// Whether the workload can send more than one request per connection (`http`), so that `--close-every` helps.
     pub may_keep_alive: bool,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The result will need a grain of salt.
+    /// The result needs care in its interpretation.
     Warn,
-    /// The run would measure this, and not the server.
+    /// The run would measure this limit instead of the server.
     Refuse,
 }
 
-/// Something that stands in the way of a run.
+/// A limit of this host that affects a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Kebab-case name that programs may match on: `ports`, `descriptors`.
+    /// Name in kebab-case, stable for programs: `ports`, `descriptors`.
     pub id: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What and how much, in one line, without the remedy.
+    /// A one-line description with numbers, without the remedy.
     pub message: String,
-    /// What to do, most fitting first; each would do by itself.
+    /// Remedies, the best one first. Each one alone is sufficient.
     pub remedies: Vec<Remedy>,
 }
 
-/// Whether this host has what a run needs.
+/// The judgement on whether this host has the resources that a run needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preflight {
-    /// Tuples towards the destination: ports x sources. `None`: no ports (unix sockets).
+    /// Number of 4-tuples to the destination: ports x sources. `None` for unix sockets.
     pub budget: Option<u64>,
-    /// Those that are taken already, TIME_WAIT included.
+    /// Number of these 4-tuples already in use, TIME_WAIT sockets included.
     pub taken: u64,
-    /// Most tuples that the run has at once, if nothing stops it; `None`: no ports.
+    /// Maximum number of 4-tuples that the run uses at once, if nothing stalls it; `None` for unix sockets.
     pub needed: Option<u64>,
-    /// How long a tuple stays taken after its connection's end.
+    /// Time for which a 4-tuple stays in use after the end of its connection.
     pub kept: Duration,
-    /// When the ports end; `None`: never.
+    /// Forecast of the exhaustion of ports; `None` if they do not end.
     pub stall: Option<Stall>,
-    /// New connections per second that can go on for ever; `None`: nothing limits them (`kept` is 0, or no ports).
+    /// Sustainable rate of new connections per second; `None` without a limit (`kept` is 0, or there are no ports).
     pub sustainable_per_s: Option<f64>,
-    /// What else there is, the worst first.
+    /// All findings, the most severe first.
     pub findings: Vec<Finding>,
 }
 
 impl Preflight {
-    /// Whether the run is to be refused, unless it is wanted anyway.
+    /// Whether the run must be refused without `--anyway`.
     pub fn refuses(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Refuse)
     }
 }
 
 impl fmt::Display for Finding {
-    /// `what and how much; use this or that`
+    /// Returns description and remedies in one line: `DESCRIPTION; use REMEDY or REMEDY`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)?;
         let mut verb_said = false;
@@ -124,13 +123,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Holds what a run needs against what the host has.
+/// Compares the need of a run with the resources of the host.
 ///
 /// In an open loop the rate of new connections is known (the rate over the requests per connection), and the time of a
-/// stall is exact: the tuples are taken one by one, none comes back before `kept` is over, and the run stalls if the last
-/// free one is taken before that. A closed loop with a pause is at most as fast as its pauses allow; one without is taken
-/// to make [`ASSUMED_CONNECTIONS_PER_S`](super::ASSUMED_CONNECTIONS_PER_S): it has no time of a stall, only a number of
-/// connections.
+/// stall is exact: the run takes tuples one by one, no tuple is free again before `kept` is over, and the run stalls if it
+/// takes the last free tuple before that. A closed loop with a pause is at most as fast as its pauses allow. A closed loop
+/// without a pause is assumed to make [`ASSUMED_CONNECTIONS_PER_S`](crate::preflight::ASSUMED_CONNECTIONS_PER_S): the
+/// forecast has no time of a stall then, only a number of connections.
 pub fn judge(snapshot: &Snapshot, need: &Need) -> Preflight {
     let course = Course::of(snapshot, need);
     let mut findings = findings::without_ports(snapshot, need, &course);

@@ -1,61 +1,60 @@
-//! What a worker is given before it begins, and its thread from the first moment to the last.
+//! The thread of a worker, from its setup to its end.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
+use std::time::Duration;
 
 use fourtuple::listen::Acceptor;
 use fourtuple_syscalls::{errno_name, schedule};
 
 use crate::counts::Counts;
 use crate::datagrams::Datagrams;
+use crate::decoder::Decoder;
 use crate::error::ServeError;
-use crate::pooled::Pooled;
-use crate::serve::{Close, Protocol};
+use crate::policy_worker::PolicyWorker;
+use crate::settings::{Close, Protocol};
 use crate::stop::Stop;
-use crate::talk::Talk;
-use crate::work::Work;
+use crate::work::{StallTimes, Work};
 use crate::worker::{Listener, Worker};
 
-/// Begin and end of the stall, if there is one.
-pub(crate) type StallTimes = Option<(Instant, Instant)>;
-
-/// Where a worker's connections come from.
+/// The source of the connections of a worker.
 pub(crate) enum Source {
     Socket {
         socket: Arc<OwnedFd>,
-        /// Others accept from this socket too.
+        /// Other workers accept from this socket too.
         shared: bool,
     },
     Pool(Acceptor),
 }
 
-/// What a worker is given.
-pub(crate) struct Seat {
+/// The settings and resources of a worker.
+pub(crate) struct WorkerThread {
     pub(crate) number: usize,
-    /// The processor that it is to stay on.
+    /// The CPU to which the thread is pinned.
     pub(crate) cpu: Option<usize>,
     pub(crate) source: Source,
-    /// A connection that is accepted has something to read already.
+    /// An accepted connection already has bytes to read (TCP_DEFER_ACCEPT).
     pub(crate) deferred: bool,
     pub(crate) protocol: Protocol,
-    /// `None` of datagrams.
-    pub(crate) talk: Option<Arc<Talk>>,
+    /// `None` for UDP.
+    pub(crate) decoder: Option<Arc<Decoder>>,
     pub(crate) close: Close,
+    /// A connection without traffic for this long is closed.
+    pub(crate) idle: Duration,
     pub(crate) work: Work,
     pub(crate) stop: Stop,
     pub(crate) counts: Arc<Counts>,
 }
 
-impl Seat {
-    /// The life of a worker's thread: says whether it is ready, waits until all are, and serves.
-    pub(crate) fn take(mut self, ready: &Sender<Result<(), ServeError>>, go: &Receiver<StallTimes>) {
+impl WorkerThread {
+    /// Sets up the thread, reports the outcome to `ready`, waits for `go`, and serves.
+    pub(crate) fn run(mut self, ready: &Sender<Result<(), ServeError>>, go: &Receiver<StallTimes>) {
         if ready.send(self.set_up()).is_err() {
             return;
         }
-        // Nobody opens the gate where another worker could not be set up.
+        // The channel closes without a message if the setup of another worker failed.
         let Ok(stall) = go.recv() else { return };
         self.work.set_stall(stall);
         let counts = Arc::clone(&self.counts);
@@ -76,14 +75,14 @@ impl Seat {
     }
 
     fn serve(self) -> io::Result<()> {
-        let Seat { source, deferred, protocol, talk, close, work, stop, counts, .. } = self;
-        match (source, talk, protocol) {
-            (Source::Pool(acceptor), Some(talk), _) => {
-                Pooled::new(acceptor, talk, close, work, stop, counts).run()
+        let WorkerThread { source, deferred, protocol, decoder, close, idle, work, stop, counts, .. } = self;
+        match (source, decoder, protocol) {
+            (Source::Pool(acceptor), Some(decoder), _) => {
+                PolicyWorker::new(acceptor, decoder, close, work, stop, counts).run()
             }
-            (Source::Socket { socket, shared }, Some(talk), _) => {
+            (Source::Socket { socket, shared }, Some(decoder), _) => {
                 let listener = Listener { socket, shared, deferred };
-                Worker::new(listener, talk, close, work, stop, counts)?.run()
+                Worker::new(listener, decoder, close, idle, work, stop, counts)?.run()
             }
             (Source::Socket { socket, .. }, None, Protocol::Udp { request }) => {
                 Datagrams::new(&socket, request, work, stop, counts)?.run()

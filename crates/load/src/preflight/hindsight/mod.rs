@@ -2,91 +2,91 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fourtuple::ports::words::{counted, grouped, in_words, percent};
+use fourtuple_measure::words::{counted, grouped, in_words, percent};
 use fourtuple_record::{Remark, Second};
 
-use super::{Finding, Need, Preflight, Remedy};
+use crate::preflight::{Finding, Need, Preflight, Remedy};
 
-/// What was seen of a run.
+/// The measurements of a run that the hindsight judges.
 #[derive(Clone, Debug)]
 pub struct Seen<'a> {
-    /// What the preflight said.
+    /// The judgement of the preflight.
     pub preflight: &'a Preflight,
-    /// What was asked.
+    /// The need of the run.
     pub need: &'a Need,
-    /// When the ports were to end, at the latest forecast ([`predict_live`](super::predict_live)) or by the preflight.
+    /// Predicted time of port exhaustion: the last forecast ([`predict_live`](crate::preflight::predict_live)), or the
+    /// forecast of the preflight.
     pub predicted_stall: Option<Duration>,
-    /// When there was no port.
+    /// The time without a free port.
     pub no_port: Option<NoPort>,
-    /// Tuples that the run's connections took.
+    /// Number of 4-tuples that the connections of the run used.
     pub tuples_used: u64,
-    /// Sockets in TIME_WAIT towards the destination when the ports were gone, or at the end; `None`: not read.
+    /// Number of TIME_WAIT sockets to the destination when the ports were exhausted, or at the end; `None`: unknown.
     pub time_wait: Option<u64>,
     /// Failures by name, as in the record.
     pub errors: &'a BTreeMap<String, u64>,
-    /// Operations done.
+    /// Number of operations that succeeded.
     pub operations: u64,
-    /// Second by second.
+    /// The counts of each second.
     pub seconds: &'a [Second],
-    /// Operations that were under way at the end of each second, beside `seconds`. Empty: not counted.
+    /// Number of operations in progress at the end of each second of `seconds`. Empty: unknown.
     pub in_flight: &'a [u64],
-    /// What was to be done; `None`: a closed loop.
+    /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
     /// From the first intended start to the end of the last operation.
     pub elapsed: Duration,
-    /// CPU time of the generating threads together.
+    /// CPU time of all threads that generate load.
     pub client_cpu: Duration,
-    /// Time in which an operation was due and every connection was busy.
+    /// Time in which an operation was due while all connections were busy.
     pub all_busy: Duration,
 }
 
-/// An open loop: what was to be done, and what was.
+/// The offered and the achieved load of an open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
-    /// Operations that were intended to begin, those of `hold` not counted. With random arrivals that is not the rate times
-    /// the time.
+    /// Number of operations that were due, without held connections. With random arrivals it differs from rate times time.
     pub intended: u64,
-    /// Those that were done.
+    /// Number of these operations that succeeded.
     pub done: u64,
-    /// From the first intended start to the end of the last of them.
+    /// Time from the first intended start to the end of the last of these operations.
     pub span: Duration,
-    /// How late the last one began.
+    /// Delay of the last operation behind its intended start.
     pub behind: Duration,
 }
 
 /// The time without a port (EADDRNOTAVAIL of connect(); EAGAIN of a UDP socket).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoPort {
-    /// When a connection first found none, since the start of the run.
+    /// First failure for want of a port, since the start of the run.
     pub first: Duration,
-    /// When one last found none.
+    /// Last failure for want of a port, since the start of the run.
     pub last: Duration,
-    /// For how long in all none could be opened.
+    /// Total time in which no connection could be opened.
     pub total: Duration,
 }
 
-/// What the run proves less, and what to do about it.
+/// The outcome of the hindsight: remarks on validity, and advice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hindsight {
-    /// Why the run is not, or not wholly, to be believed.
+    /// Reasons why the result is not valid, or only in part.
     pub remarks: Vec<Remark>,
-    /// What it means, in plain words.
+    /// Advice in plain language.
     pub advice: Vec<String>,
 }
 
-/// Share of a thread's time on its CPU from which the numbers are the client's rather than the server's.
+/// Share of CPU time of a thread from which the result measures the client instead of the server.
 const SATURATED: f64 = 0.95;
 
-/// In less time than this a client does little else than begin, and that is no finding.
+/// Minimum length of a run for the finding that the client was saturated: a shorter run consists mostly of its start.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Share of the offered operations that must have been done.
+/// Minimum share of the offered operations that must succeed.
 const DELIVERED: f64 = 0.99;
 
-/// Seconds that the last operation may begin late whatever the length of the run.
+/// Delay in seconds that the last operation may have in a run of any length.
 const PUNCTUAL: f64 = 0.05;
 
-/// Looks back at a run.
+/// Judges the result of a run.
 pub fn hindsight(seen: &Seen<'_>) -> Hindsight {
     let mut found = Hindsight::default();
     ports(seen, &mut found);
@@ -149,7 +149,7 @@ fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
         None => Vec::new(),
     };
     if remedies.is_empty() {
-        // It was not foreseen, so that what would have been enough is not known either.
+        // The preflight did not predict the stall, so it cannot tell how many ports would have been enough.
         remedies.push("--source with more addresses".to_owned());
         if !seen.preflight.kept.is_zero() {
             remedies.push("--close server".to_owned());
@@ -174,7 +174,7 @@ fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
         return;
     }
     let achieved = done as f64 / seconds.max(1e-9);
-    // Random arrivals may have been more than their rate.
+    // Random arrivals may have exceeded their mean rate.
     let offered = seen.need.rate_per_s.unwrap_or(0.0).max(intended as f64 / seconds.max(1e-9));
     let share = |part: Duration| percent((part.as_secs_f64() / seconds.max(1e-9)).min(1.0));
     let failed: u64 = seen.errors.values().sum();
@@ -233,7 +233,7 @@ fn saturated(seen: &Seen<'_>, found: &mut Hindsight) {
     found.advice.push("More --threads, or a lower --rate, would leave the client room.".to_owned());
 }
 
-/// Whole seconds in which nothing was done though something was under way, in a row.
+/// Returns the longest run of whole seconds in which no operation succeeded although operations were in progress.
 fn server_stalls(seen: &Seen<'_>, found: &mut Hindsight) {
     let mut stalls: Vec<(Duration, u32)> = Vec::new();
     let mut goes_on = false;
@@ -263,12 +263,12 @@ fn server_stalls(seen: &Seen<'_>, found: &mut Hindsight) {
     );
 }
 
-/// What a name of a failure means.
+/// The meanings of the names of errors.
 const MEANINGS: &[(&str, &str)] = &[
     ("EADDRNOTAVAIL", "no source port was left"),
     ("EADDRINUSE", "the source port was taken"),
     ("EAGAIN", "no source port was left (UDP), or the accept queue of the unix socket was full"),
-    ("ECONNREFUSED", "nobody listens there"),
+    ("ECONNREFUSED", "no socket listens there"),
     (
         "ECONNRESET",
         "the server ended the connection with a reset: it crashed, closed with data unread, or refused at its limit",
@@ -289,13 +289,13 @@ const MEANINGS: &[(&str, &str)] = &[
     ("tls", "the TLS handshake failed: no TLS is spoken there, or not in a version that both know"),
     (
         "tls-certificate",
-        "its certificate is not to be trusted: --ca FILE trusts who signed it, --insecure anybody",
+        "its certificate is not to be trusted: --ca FILE trusts its issuer, --insecure any certificate",
     ),
     ("unanswered", "no answer when the run was over"),
     ("not-closed", "the answer came, and the server did not close after it as --close server has it"),
 ];
 
-/// One line per name, the most frequent first.
+/// Returns one line per name of an error, the most frequent first.
 fn errors(seen: &Seen<'_>, found: &mut Hindsight) {
     let mut named: Vec<(&String, &u64)> = seen.errors.iter().filter(|(_, count)| **count > 0).collect();
     named.sort_by_key(|(_, count)| Reverse(**count));
@@ -304,7 +304,7 @@ fn errors(seen: &Seen<'_>, found: &mut Hindsight) {
     }
     let list: Vec<String> =
         named.iter().map(|(name, count)| format!("{} {name}", grouped(**count))).collect();
-    // An answer that tells of a failure is an operation that was done, and one that waited for a port goes on.
+    // An HTTP error response is a completed operation, and an operation that waited for a port continues.
     let is_answered = |name: &str| name.starts_with("status-") || name == "not-closed";
     let count = |which: &dyn Fn(&str) -> bool| -> u64 {
         named.iter().filter(|(name, _)| which(name)).map(|(_, count)| **count).sum()

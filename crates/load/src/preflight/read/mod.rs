@@ -13,34 +13,34 @@ use fourtuple_syscalls::sock_diag::{self, Filter, Listener, state};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::unix_diag;
 
-use super::{Conntrack, Descriptors, ListenQueue, Snapshot, Taken};
+use crate::preflight::{Conntrack, Descriptors, ListenQueue, Snapshot, Taken};
 
-/// Why there is no snapshot.
+/// The reason why the host's resources could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A file of procfs that should be there.
+    /// A file of procfs could not be read.
     #[error("cannot read {}: {}", .path.display(), errno_name(.error))]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         #[source]
         error: io::Error,
     },
-    /// A file that says something else than it should.
+    /// A file of procfs has unexpected contents.
     #[error("cannot make sense of {}: {content:?}", .path.display())]
     Malformed {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What it says.
+        /// The contents.
         content: String,
     },
-    /// A system call.
+    /// A system call failed.
     #[error("cannot {what}: {}", errno_name(.error))]
     Call {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         #[source]
         error: io::Error,
     },
@@ -53,12 +53,13 @@ impl ReadError {
 }
 
 impl Snapshot {
-    /// Reads what the calling thread's network namespace has for connections from `sources` (empty: the kernel's choice)
-    /// to `destination`. `proc` is where procfs is mounted: `/proc`. Nothing is sent and nothing is changed.
+    /// Reads the resources of the calling thread's network namespace for connections from `sources` (empty: the kernel's
+    /// choice) to `destination`. `proc` is the mount point of procfs: `/proc`. Sends nothing and changes nothing.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`]. What a kernel may lack (conntrack, tcp_tw_reuse_delay) is left out instead.
+    /// See [`ReadError`]. Features that a kernel may lack (conntrack, tcp_tw_reuse_delay) are left out without an error. If
+    /// the kernel does not list its sockets, [`Snapshot::unseen`] has the reason.
     pub fn read(
         proc: &Path,
         transport: Transport,
@@ -71,9 +72,19 @@ impl Snapshot {
         snapshot.sources = sources.len().max(1) as u64;
         snapshot.loopback =
             loopback(destination.ip()) || (!sources.is_empty() && sources.iter().all(|ip| loopback(*ip)));
-        snapshot.taken = taken(transport, destination, sources)?;
-        if transport == Transport::Tcp {
-            let listeners = listeners()?;
+        let unseen = |error: io::Error| format!("sock_diag: {}", errno_name(&error));
+        match taken(transport, destination, sources) {
+            Ok(taken) => snapshot.taken = taken,
+            Err(error) => snapshot.unseen = Some(unseen(error)),
+        }
+        if transport == Transport::Tcp && snapshot.unseen.is_none() {
+            let listeners = match listeners() {
+                Ok(listeners) => listeners,
+                Err(error) => {
+                    snapshot.unseen = Some(unseen(error));
+                    return Ok(snapshot);
+                }
+            };
             let ports: HashSet<u16> = listeners.iter().map(|listener| listener.local.port()).collect();
             let counts = |port: &&u16| snapshot.range.contains(**port) && !snapshot.reserved.contains(**port);
             snapshot.listened_at = ports.iter().filter(counts).count() as u32;
@@ -82,19 +93,18 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The same for a run over the unix socket at `path`, which has no ports, but a queue.
+    /// Reads the same resources for a run over the unix socket at `path`, which has an accept queue but no ports.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`]. A path without a socket is none: it has no listener.
+    /// See [`ReadError`]. A path without a socket is no error: the snapshot has no listener.
     pub fn read_unix(proc: &Path, path: &Path) -> Result<Snapshot, ReadError> {
         let mut snapshot = Snapshot::read_without_ports(proc)?;
         let queue = match unix_diag::listener(path) {
             Ok(queue) => queue,
-            // No such path; or a kernel without unix_diag, which cannot say.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                return Err(ReadError::Call { what: "look for the unix socket (unix_diag)", error });
+                snapshot.unseen = Some(format!("unix_diag: {}", errno_name(&error)));
+                None
             }
         };
         snapshot.listener = queue.map(|queue| ListenQueue {
@@ -105,7 +115,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// What concerns every run: limits, and what there is per namespace.
+    /// Reads the resources for every run: limits, and settings of the namespace.
     pub fn read_without_ports(proc: &Path) -> Result<Snapshot, ReadError> {
         let proc = Proc(proc);
         let (soft, hard) =
@@ -119,6 +129,7 @@ impl Snapshot {
             listened_at: 0,
             sources: 1,
             taken: Taken::default(),
+            unseen: None,
             loopback: false,
             tcp_tw_reuse: proc.required("sys/net/ipv4/tcp_tw_reuse")? as u8,
             tcp_tw_reuse_delay: proc.number("sys/net/ipv4/tcp_tw_reuse_delay")?.map(Duration::from_millis),
@@ -136,11 +147,11 @@ impl Snapshot {
     }
 }
 
-/// Counts the tuples towards `destination`, from the `sources` or from where the route leads.
-fn taken(transport: Transport, destination: SocketAddr, sources: &[IpAddr]) -> Result<Taken, ReadError> {
+/// Counts the tuples towards `destination`, from `sources` or from the source address of the route.
+fn taken(transport: Transport, destination: SocketAddr, sources: &[IpAddr]) -> io::Result<Taken> {
     let mut from: HashSet<IpAddr> = sources.iter().map(IpAddr::to_canonical).collect();
     if from.is_empty() {
-        // Without a route there is no connection either; whatever there is counts then.
+        // Without a route no connection is possible, so all sockets count.
         from.extend(route::source_for(destination.ip()));
     }
     let mut taken = Taken::default();
@@ -161,20 +172,18 @@ fn taken(transport: Transport, destination: SocketAddr, sources: &[IpAddr]) -> R
             }
             _ => taken.other += 1,
         }
-    })
-    .map_err(ReadError::call("count the sockets towards the destination (sock_diag)"))?;
+    })?;
     Ok(taken)
 }
 
-fn listeners() -> Result<Vec<Listener>, ReadError> {
+fn listeners() -> io::Result<Vec<Listener>> {
     let mut all = Vec::new();
-    sock_diag::each_listener(|listener| all.push(listener))
-        .map_err(ReadError::call("list the sockets that listen (sock_diag)"))?;
+    sock_diag::each_listener(|listener| all.push(listener))?;
     Ok(all)
 }
 
-/// The sockets that get connections to `destination`: those bound to its address, else those bound to all addresses
-/// (`compute_score` of net/ipv4/inet_hashtables.c, which gives IPv4 sockets the preference).
+/// Returns the sockets that get connections to `destination`: the sockets bound to its address, else the sockets bound to
+/// all addresses (`compute_score` of net/ipv4/inet_hashtables.c, which prefers IPv4 sockets).
 fn queue(listeners: &[Listener], destination: SocketAddr) -> Option<ListenQueue> {
     let wanted = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     let all_of_ipv6 = |listener: &Listener| listener.local.is_ipv6() && listener.local.ip().is_unspecified();
@@ -195,11 +204,11 @@ fn queue(listeners: &[Listener], destination: SocketAddr) -> Option<ListenQueue>
     })
 }
 
-/// procfs, wherever it is. Its `sys/net` and `thread-self/net` are those of the calling thread's namespace.
+/// The mount point of procfs. `sys/net` and `thread-self/net` show the network namespace of the calling thread.
 struct Proc<'a>(&'a Path);
 
 impl Proc<'_> {
-    /// `None`: there is no such file.
+    /// Reads a file; returns `None` if the file does not exist.
     fn text(&self, path: &str) -> Result<Option<String>, ReadError> {
         let path = self.0.join(path);
         match fs::read_to_string(&path) {
@@ -238,13 +247,13 @@ impl Proc<'_> {
     fn entries(&self, path: &str) -> Result<u64, ReadError> {
         let path = self.0.join(path);
         match fs::read_dir(&path) {
-            // The directory itself is open while it is read.
+            // The count includes the descriptor of the directory itself.
             Ok(entries) => Ok((entries.count() as u64).saturating_sub(1)),
             Err(error) => Err(ReadError::File { path, error }),
         }
     }
 
-    /// `tw` of the TCP line of sockstat.
+    /// Returns `tw` of the TCP line of sockstat.
     fn time_wait(&self) -> Result<u64, ReadError> {
         let path = "thread-self/net/sockstat";
         let content = self.text(path)?.unwrap_or_default();

@@ -2,18 +2,18 @@
 
 use httparse::{EMPTY_HEADER, Request, Status};
 
-use super::{Answer, Place, Step};
+use crate::decoder::step::{Answer, Position, Step};
 
-/// A longer head is answered with 431.
+/// Maximum length of a head in bytes; a longer head gets 431.
 const LONGEST_HEAD: usize = 16 * 1024;
-/// More headers than this too.
+/// Maximum number of headers; more headers get 431.
 const MOST_HEADERS: usize = 100;
 
-/// The answers, ready to be sent.
+/// The prepared responses.
 pub(crate) struct Http {
     keep: Vec<u8>,
     close: Vec<u8>,
-    /// Where the body begins.
+    /// Offset of the body in `keep`.
     keep_head: usize,
     close_head: usize,
 }
@@ -52,30 +52,31 @@ impl Http {
         }
     }
 
-    pub(super) fn next(&self, place: &mut Place, bytes: &[u8], last: bool) -> Step {
-        match *place {
-            Place::Body { left, answer } => {
+    pub(super) fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
+        match *position {
+            Position::Body { left, answer } => {
                 if (bytes.len() as u64) < left {
-                    *place = Place::Body { left: left - bytes.len() as u64, answer };
+                    *position = Position::Body { left: left - bytes.len() as u64, answer };
                     return Step { used: bytes.len(), answer: None };
                 }
-                *place = Place::Between;
+                *position = Position::Between;
                 Step { used: left as usize, answer: Some(answer) }
             }
-            Place::Between => head(place, bytes, last),
+            Position::Between => head(position, bytes, last),
         }
     }
 }
 
-/// What the head of a request asks for.
-fn head(place: &mut Place, bytes: &[u8], last: bool) -> Step {
+/// Decodes the head of a request.
+fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut request = Request::new(&mut headers);
     let refuse = |answer| Step { used: bytes.len(), answer: Some(answer) };
-    let used = match request.parse(bytes) {
-        Ok(Status::Complete(used)) if used <= LONGEST_HEAD => used,
+    // The parser never sees more than the longest head: the response must not depend on how many bytes have arrived.
+    let used = match request.parse(&bytes[..bytes.len().min(LONGEST_HEAD)]) {
+        Ok(Status::Complete(used)) => used,
         Ok(Status::Partial) if bytes.len() <= LONGEST_HEAD => return Step { used: 0, answer: None },
-        Ok(_) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
+        Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
         Err(_) => return refuse(Answer::BadRequest),
     };
     let length = match body_length(&request) {
@@ -93,21 +94,21 @@ fn head(place: &mut Place, bytes: &[u8], last: bool) -> Step {
     if length == 0 {
         return Step { used, answer: Some(answer) };
     }
-    *place = Place::Body { left: length, answer };
-    // Whoever waits to be told so is told, unless the body is on its way (RFC 9110, 10.1.1).
+    *position = Position::Body { left: length, answer };
+    // A client that waits for 100 gets it, unless the body has begun to arrive (RFC 9110, 10.1.1).
     let waits = here == 0 && request.version == Some(1) && has(&request, "expect", "100-continue");
     if waits {
         return Step { used, answer: Some(Answer::Continue) };
     }
     if here as u64 >= length {
-        *place = Place::Between;
+        *position = Position::Between;
         return Step { used: used + length as usize, answer: Some(answer) };
     }
-    *place = Place::Body { left: length - here as u64, answer };
+    *position = Position::Body { left: length - here as u64, answer };
     Step { used: bytes.len(), answer: None }
 }
 
-/// Whether a header with a list of words has this one.
+/// Whether a header with a comma-separated list contains `word`.
 fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
     request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).any(|header| {
         header
@@ -117,7 +118,8 @@ fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
     })
 }
 
-/// Content-Length, 0 without it; else how to refuse: chunks are not read, and two lengths are an attack (RFC 9112, 6.3).
+/// Returns Content-Length, 0 by default, or the response that refuses the request: chunked bodies are not supported, and two
+/// different lengths are an attack (RFC 9112, 6.3).
 fn body_length(request: &Request<'_, '_>) -> Result<u64, Answer> {
     let mut length = None;
     for header in request.headers.iter() {
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     fn first(text: &str) -> Step {
-        Http::new(2).next(&mut Place::Between, text.as_bytes(), false)
+        Http::new(2).next(&mut Position::Between, text.as_bytes(), false)
     }
 
     fn answer(text: &str) -> Option<Answer> {
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_kept_as_the_version_and_the_header_say() {
+    fn version_and_header_decide_whether_to_close() {
         for (text, wanted) in [
             ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::Keep),
             ("GET / HTTP/1.1\r\nconnection: keep-alive, Close\r\n\r\n", Answer::Close),
@@ -163,20 +165,20 @@ mod tests {
         ] {
             assert_eq!(answer(text), Some(wanted), "{text:?}");
         }
-        let last = Http::new(2).next(&mut Place::Between, b"GET / HTTP/1.1\r\n\r\n", true);
+        let last = Http::new(2).next(&mut Position::Between, b"GET / HTTP/1.1\r\n\r\n", true);
         assert_eq!(last.answer, Some(Answer::Close));
     }
 
     #[test]
-    fn a_request_may_be_cut_anywhere() {
+    fn a_request_may_be_split_at_any_byte() {
         let text = "POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\nbodyGET / HTTP/1.1\r\n\r\n";
         let http = Http::new(2);
         for cut in 0..=text.len() {
-            let (mut place, mut kept, mut answers) = (Place::Between, Vec::new(), Vec::new());
+            let (mut position, mut kept, mut answers) = (Position::Between, Vec::new(), Vec::new());
             for part in [&text[..cut], &text[cut..]] {
                 kept.extend_from_slice(part.as_bytes());
                 loop {
-                    let step = http.next(&mut place, &kept, false);
+                    let step = http.next(&mut position, &kept, false);
                     kept.drain(..step.used);
                     match step.answer {
                         Some(answer) => answers.push(answer),
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_by_its_status() {
+    fn invalid_requests_get_their_status() {
         for text in [
             "nonsense\r\n\r\n",
             "GET / HTTP/3.0\r\n\r\n",
@@ -217,18 +219,18 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_asked_for_when_the_client_waits() {
+    fn expect_gets_100_before_the_body() {
         let http = Http::new(2);
         let head = "POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
-        let mut place = Place::Between;
-        let step = http.next(&mut place, head.as_bytes(), false);
+        let mut position = Position::Between;
+        let step = http.next(&mut position, head.as_bytes(), false);
         assert_eq!(step, Step { used: head.len(), answer: Some(Answer::Continue) });
-        assert_eq!(http.next(&mut place, b"abc", false), Step { used: 3, answer: Some(Answer::Keep) });
+        assert_eq!(http.next(&mut position, b"abc", false), Step { used: 3, answer: Some(Answer::Keep) });
         assert_eq!(answer(&format!("{head}abc")), Some(Answer::Keep), "it did not wait");
     }
 
     #[test]
-    fn responses_have_their_length() {
+    fn responses_have_a_content_length() {
         let http = Http::new(5);
         let text = |answer| String::from_utf8(http.bytes(answer).to_vec()).unwrap();
         assert!(text(Answer::Keep).ends_with("Content-Length: 5\r\n\r\nxxxxx"));

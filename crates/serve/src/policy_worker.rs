@@ -1,73 +1,97 @@
-//! A worker that waits as a policy of the library says, and serves one request at a time to its end.
+//! A worker that waits with an accept policy of the library, and serves one request at a time.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use fourtuple::listen::{Acceptor, Connection, ListenError};
+use fourtuple::listen::{Acceptor, Connection, ListenError, SeatStats};
 use fourtuple_syscalls::{errno_name, option, socket};
 
 use crate::counts::Counts;
-use crate::serve::Close;
+use crate::decoder::{Answer, Decoder, Position};
+use crate::settings::Close;
 use crate::stop::Stop;
-use crate::talk::{Answer, Place, Talk};
 use crate::work::Work;
 
-/// Room for what one recv() brings.
+/// Size of the receive buffer, in bytes.
 const ROOM: usize = 64 * 1024;
-/// Of what a client goes on sending after the server's last word so much is read, so that a RST does not take that word
-/// away from it (RFC 9112, 9.6).
+/// Maximum number of bytes read and discarded after the last response. Closing with unread data would send a RST, which can
+/// make the client lose the response (RFC 9112, 9.6).
 const DRAIN: u64 = 1024 * 1024;
 
-/// In the mark of a connection whose last word is said; the rest of the mark is what it has said since.
+/// Maximum wait for a connection: an idle worker updates its counts this often.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Bit of the mark of a connection that is draining; the other bits are the number of bytes discarded so far.
 const DRAINING: u64 = 1 << 62;
 
-pub(crate) struct Pooled {
+pub(crate) struct PolicyWorker {
     acceptor: Acceptor,
-    talk: Arc<Talk>,
+    decoder: Arc<Decoder>,
     close: Close,
     work: Work,
     stop: Stop,
     counts: Arc<Counts>,
     room: Vec<u8>,
-    accepted: u64,
+    /// The counts of the library at the last update.
+    seen: SeatStats,
 }
 
-/// What is next for a connection.
+/// The next action on a connection.
 enum Next {
     Keep,
     Close,
 }
 
-impl Pooled {
+impl PolicyWorker {
     pub(crate) fn new(
         acceptor: Acceptor,
-        talk: Arc<Talk>,
+        decoder: Arc<Decoder>,
         close: Close,
         work: Work,
         stop: Stop,
         counts: Arc<Counts>,
-    ) -> Pooled {
-        Pooled { acceptor, talk, close, work, stop, counts, room: vec![0; ROOM], accepted: 0 }
+    ) -> PolicyWorker {
+        PolicyWorker {
+            acceptor,
+            decoder,
+            close,
+            work,
+            stop,
+            counts,
+            room: vec![0; ROOM],
+            seen: SeatStats::default(),
+        }
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until the stop flag is set.
     pub(crate) fn run(mut self) -> io::Result<()> {
         while !self.stop.is_set() {
-            let next = self.acceptor.next(None).map_err(into_io)?;
-            let accepted = self.acceptor.stats().accepts;
-            self.counts.accepted.add(accepted - self.accepted);
-            self.accepted = accepted;
+            // With a timeout: while no descriptor is free, next() has no connection to return.
+            let next = self.acceptor.next(Some(LOOK)).map_err(into_io)?;
+            self.count();
             let Some(mut connection) = next else { continue };
             self.work.stall();
             if matches!(self.serve(&mut connection), Next::Keep) {
                 self.acceptor.keep(connection).map_err(into_io)?;
             }
         }
+        self.count();
         Ok(())
     }
 
-    /// Reads what is there, and answers what is whole of it.
+    /// Adds what the library has counted for this worker since the last update.
+    fn count(&mut self) {
+        let now = self.acceptor.stats();
+        self.counts.accepted.add(now.accepts - self.seen.accepts);
+        for (name, count) in failures(&now, &self.seen) {
+            self.counts.errors(name, count);
+        }
+        self.seen = now;
+    }
+
+    /// Calls read() once and answers the complete requests.
     fn serve(&mut self, connection: &mut Connection) -> Next {
         let count = match connection.read(&mut self.room) {
             Ok(0) => {
@@ -93,7 +117,7 @@ impl Pooled {
         }
         let mut bytes = std::mem::take(&mut connection.carry);
         bytes.extend_from_slice(&self.room[..count]);
-        // There is nothing behind it.
+        // A short read: no more bytes are waiting.
         let whole = count < ROOM;
         match self.digest(connection, &bytes, whole) {
             Ok((used, next)) => {
@@ -108,27 +132,27 @@ impl Pooled {
         }
     }
 
-    /// Answers the requests that are whole: how many bytes are done with, and what is next. How far the next request was
-    /// read travels with the connection, in its mark.
+    /// Answers the complete requests in `bytes`. Returns the number of bytes used and the next action. The position in an
+    /// incomplete request is kept in the mark of the connection.
     fn digest(
         &mut self,
         connection: &mut Connection,
         bytes: &[u8],
         whole: bool,
     ) -> io::Result<(usize, Next)> {
-        let (mut place, mut used) = (Place::from_mark(connection.mark), 0);
+        let (mut position, mut used) = (Position::from_mark(connection.mark), 0);
         while used < bytes.len() {
             let every = self.close.every().is_some_and(|every| u64::from(connection.served()) + 1 >= every);
-            let step = self.talk.next(&mut place, &bytes[used..], every || connection.is_last());
+            let step = self.decoder.next(&mut position, &bytes[used..], every || connection.is_last());
             used += step.used;
-            connection.mark = place.mark();
+            connection.mark = position.mark();
             let Some(answer) = step.answer else { break };
             if let Some(name) = answer.error() {
                 self.counts.error(name);
             }
             if answer.is_response() {
                 connection.answered();
-                // Before the answer: whoever has it finds it counted.
+                // Counted before it is sent: a client that has the response finds the request counted.
                 self.counts.requests.add(1);
                 self.work.serve();
             }
@@ -142,13 +166,13 @@ impl Pooled {
     }
 
     fn send(&self, connection: &mut Connection, answer: Answer) -> io::Result<()> {
-        let bytes = self.talk.bytes(answer);
+        let bytes = self.decoder.bytes(answer);
         connection.write_all(bytes)?;
         self.counts.sent_bytes.add(bytes.len() as u64);
         Ok(())
     }
 
-    /// After the last word. `drained`: the client has said nothing that was not read.
+    /// Ends a connection after its last response. `drained`: no received bytes are unread.
     fn end(&self, connection: &mut Connection, drained: bool) -> Next {
         if let Close::Reset { every } = self.close
             && u64::from(connection.served()) >= every
@@ -166,7 +190,18 @@ impl Pooled {
     }
 }
 
-/// The errno, for the name under which the end of a worker is counted.
+/// Returns the failures since `before`, by name.
+fn failures(now: &SeatStats, before: &SeatStats) -> [(&'static str, u64); 5] {
+    [
+        ("accept: EMFILE", now.out_of_process_descriptors - before.out_of_process_descriptors),
+        ("accept: ENFILE", now.out_of_host_descriptors - before.out_of_host_descriptors),
+        ("accept: ENOMEM", now.out_of_memory - before.out_of_memory),
+        ("epoll_ctl: ENOSPC", now.unwatched - before.unwatched),
+        ("idle-closed", now.idle_closed - before.idle_closed),
+    ]
+}
+
+/// Converts to an error with an errno, which names the reason why a worker ended.
 fn into_io(error: ListenError) -> io::Error {
     match error {
         ListenError::Call { source, .. } => source,

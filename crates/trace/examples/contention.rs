@@ -1,10 +1,10 @@
-//! A contention of TCP's locks, to be looked at with `fourtuple trace locks` or `perf lock contention`, and what removes it.
+//! Causes contention of TCP's locks for `fourtuple trace locks` or `perf lock contention`, and shows its remedy.
 //!
 //! `cargo run --release -p fourtuple-trace --example contention -- [shared|own] [SECONDS]`
 //!
-//! Eight threads connect over loopback, eight accept, in a network namespace of its own: all of them on one listener and out
-//! of one port range (`shared`), or each on its own listener (SO_REUSEPORT) and out of its own range
-//! (IP_LOCAL_PORT_RANGE, `own`). At the end it says how many connections there were. The threads are called `contention`.
+//! Eight threads connect over loopback and eight accept, in a new network namespace. With `shared` all threads use one listener and
+//! one port range; with `own` each has its own listener (SO_REUSEPORT) and its own range (IP_LOCAL_PORT_RANGE). The program prints
+//! the number of connections at the end. The threads are named `contention`.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -43,7 +43,7 @@ fn main() {
             let named = || thread::Builder::new().name("contention".to_owned());
             let accept = move || {
                 while !over.load(Ordering::Relaxed) {
-                    // EAGAIN when nobody comes.
+                    // EAGAIN without a connection.
                     drop(socket::accept(listener.as_fd()));
                 }
             };
@@ -51,7 +51,7 @@ fn main() {
             let connect = move || {
                 while !over.load(Ordering::Relaxed) {
                     let client = socket::open(Transport::Tcp, address, true).expect("a socket");
-                    // So that no TIME_WAIT stays.
+                    // A RST leaves no TIME_WAIT socket.
                     option::set_reset_on_close(client.as_fd()).expect("SO_LINGER");
                     if own {
                         let low = FIRST + at * PORTS;
@@ -59,7 +59,7 @@ fn main() {
                         assert_eq!(
                             answer.expect("IP_LOCAL_PORT_RANGE"),
                             Answer::Done,
-                            "this kernel has no ranges"
+                            "this kernel has no IP_LOCAL_PORT_RANGE"
                         );
                     }
                     let _ = socket::connect(client.as_fd(), address);
@@ -81,7 +81,7 @@ fn listen(address: SocketAddr, group: bool) -> OwnedFd {
         let answer = option::set_reuse_port(listener.as_fd()).expect("SO_REUSEPORT");
         assert_eq!(answer, Answer::Done);
     }
-    // Who accepts looks whether it is over.
+    // The accepting thread checks the end of the run this often.
     option::set_receive_timeout(listener.as_fd(), Duration::from_millis(20)).expect("SO_RCVTIMEO");
     socket::bind(listener.as_fd(), address).expect("its port");
     socket::listen(listener.as_fd(), 4096).expect("a listening socket");

@@ -1,13 +1,13 @@
-//! What tracing costs: CPU time per connection with and without a trace, in trials of a second that run A B B A.
+//! Measures the overhead of tracing: CPU time per connection with and without a trace, in interleaved trials of a second.
 //!
 //! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6|accept|locks] [fin|rst] [QUADS] [RATE]`
 //!
-//! One process dials a server of its own over loopback in a network namespace of its own, so many connections a second
-//! (20,000), to one destination in each trial (of 128; IPv6: one), and closes each at once: as a program does (`fin`), or with a
-//! RST, which is the cheapest and leaves no TIME_WAIT. What is read is the CPU time of that process:
-//! both ends, everything that the kernel does in their name (softirqs, as the kernel has no IRQ_TIME_ACCOUNTING), and the
-//! thread that reads the trace. To attach and to detach is not in it. `any` is a trace of connect() without a filter, `dst` one
-//! of an IPv4 address that nobody dials, `dst6` one of the IPv6 address that is dialed; `accept` and `locks` trace these.
+//! One process dials its own server over loopback in a new network namespace, at RATE connections per second (20,000), to one of
+//! 128 destinations per trial (IPv6: one), and closes each connection at once: with a FIN, or with a RST, which is the cheapest
+//! and leaves no TIME_WAIT socket. The CPU time of the process covers both ends, the softirqs that run in their context (without
+//! IRQ_TIME_ACCOUNTING), and the thread that reads the trace, but not attaching and detaching. `any` traces connect() without a
+//! filter, `dst` filters an IPv4 address without connects, `dst6` filters the dialed IPv6 address; `accept` and `locks` run the
+//! other traces.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,12 +22,12 @@ use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option, schedule};
 use fourtuple_testing::set_sysctl;
-use fourtuple_trace::{Accept, Connect, Locks, TraceError};
+use fourtuple_trace::{Accept, Connect, Instrument, Locks, TraceError};
 
 const TRIAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 4000;
 const ADDRESSES: u32 = 128;
-/// Connections of all trials.
+/// Number of connections in all trials.
 static REACHED: AtomicU64 = AtomicU64::new(0);
 
 fn main() {
@@ -78,7 +78,7 @@ fn main() {
             both[usize::from(traced)].push(cost);
             cost
         });
-        // More is better there: connections per CPU second.
+        // `Comparison` takes values of which more is better: connections per CPU second.
         for pair in [(0, 1), (3, 2)] {
             let (without, with) = if order[pair.0] { (pair.1, pair.0) } else { pair };
             comparison.push(1.0 / costs[without], 1.0 / costs[with]);
@@ -114,7 +114,7 @@ fn serve(listener: &OwnedFd) {
     }
 }
 
-/// Microseconds of CPU per connection. Dials in bursts, one each millisecond.
+/// Dials in bursts every millisecond. Returns microseconds of CPU time per connection.
 fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
     schedule::sleep_precisely().expect("precise sleep");
     let (cpu, begun) = (process_cpu_time(), Instant::now());
@@ -137,12 +137,12 @@ fn dial(rate: u64, six: bool, reset: bool, round: u32) -> f64 {
         thread::sleep(Duration::from_millis(1));
     }
     let cost = (process_cpu_time() - cpu).as_secs_f64() / f64::from(dialed) * 1e6;
-    // A machine that others use as well may not have kept up.
+    // A busy machine may not reach the offered rate.
     REACHED.fetch_add(dialed.into(), Ordering::Relaxed);
     cost
 }
 
-/// What is traced.
+/// The trace of a trial.
 enum Trace {
     Connect(Connect),
     Accept(Accept),
@@ -150,7 +150,7 @@ enum Trace {
 }
 
 impl Trace {
-    /// What was lost.
+    /// Runs the trace. Returns the number of lost events.
     fn run(&self, stop: &AtomicBool, attached: impl FnOnce()) -> Result<u64, TraceError> {
         Ok(match self {
             Trace::Connect(connect) => connect.run(stop, attached, |_| ())?.results.lost,
@@ -164,7 +164,7 @@ fn with_trace<T>(trace: &Trace, run: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
-        let tracer = scope.spawn(|| trace.run(&stop, move || attached.send(()).expect("who waits")));
+        let tracer = scope.spawn(|| trace.run(&stop, move || attached.send(()).expect("the receiver")));
         ready.recv().expect("a trace, which takes BPF");
         let result = run();
         stop.store(true, Ordering::Relaxed);

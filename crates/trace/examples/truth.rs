@@ -1,14 +1,13 @@
-//! The trace against the clock and the counts of the program that dials.
+//! Compares the trace with the counts and the clock of the program that dials.
 //!
 //! `cargo run --release -p fourtuple-trace --example truth -- [CONNECTS]`
 //!
-//! In a network namespace of its own it connects so often (1,000,000) without waiting, from four addresses to four, asks for
-//! each socket's port, and closes it with a RST, so that ports do not run out; every other socket has a range of its own
-//! (IP_LOCAL_PORT_RANGE), which makes the kernel take even and odd ports alike. Then it takes all even ports of a range of
-//! 15,000 and connects 1,000 times more, so that each search goes through all of them; there nobody is woken to accept, who
-//! would have the processor before the call comes back. Its clock has the whole call: beside
-//! the search the entry into the kernel, the first look at the route, and all that comes after the search until the SYN is
-//! sent and, over loopback, answered. It ends with 1 if a count differs.
+//! In a new network namespace the program connects CONNECTS times (1,000,000) without pauses, from four addresses to four, reads
+//! the port of each socket, and closes it with a RST, so that ports do not run out. Every second socket sets
+//! IP_LOCAL_PORT_RANGE, which makes the kernel choose even and odd ports alike. Then the program takes all even ports of a range of
+//! 15,000 and connects 1,000 times, so that each search visits all even ports. That listener has no accepting thread, which would
+//! otherwise run during the call. The clock measures the whole call: system call entry, first route lookup, search, and the rest
+//! up to the SYN and, over loopback, its reply. The exit code is 1 if a count differs.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -25,11 +24,11 @@ use fourtuple_syscalls::resource::raise_descriptor_limit;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::set_sysctl;
-use fourtuple_trace::Connect;
+use fourtuple_trace::{Connect, Instrument};
 
 const PORT: u16 = 4000;
-/// From its queue nobody accepts.
-const NOBODYS: u16 = 4001;
+/// Port of the listener without an accepting thread.
+const UNACCEPTED: u16 = 4001;
 
 /// Times of whole calls, in nanoseconds, by the parity of the port.
 #[derive(Default)]
@@ -48,9 +47,9 @@ fn main() -> ExitCode {
     thread::spawn(move || while socket::accept(for_server.as_fd()).is_ok() {});
 
     set_sysctl("net.core.somaxconn", "16384");
-    let nobodys = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), NOBODYS);
-    let queue = socket::open(Transport::Tcp, nobodys, false).expect("a socket");
-    socket::bind(queue.as_fd(), nobodys).expect("its port");
+    let unaccepted = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), UNACCEPTED);
+    let queue = socket::open(Transport::Tcp, unaccepted, false).expect("a socket");
+    socket::bind(queue.as_fd(), unaccepted).expect("its port");
     socket::listen(queue.as_fd(), 16_384).expect("a listening socket");
 
     set_sysctl("net.ipv4.ip_local_port_range", "20000 59999");
@@ -69,12 +68,12 @@ fn main() -> ExitCode {
     set_sysctl("net.ipv4.ip_local_port_range", "20000 34999");
     let mut held = Vec::new();
     while held.len() < 7_500 {
-        held.push(dial(NOBODYS, 0, &mut Own::default()));
+        held.push(dial(UNACCEPTED, 0, &mut Own::default()));
     }
-    let (own, traced) = with_trace(NOBODYS, || {
+    let (own, traced) = with_trace(UNACCEPTED, || {
         let mut own = Own::default();
         for _ in 0..1_000 {
-            let stream = dial(NOBODYS, 0, &mut own);
+            let stream = dial(UNACCEPTED, 0, &mut own);
             option::set_reset_on_close(stream.as_fd()).expect("SO_LINGER");
         }
         own
@@ -133,7 +132,7 @@ fn with_trace<T>(port: u16, run: impl FnOnce() -> T) -> (T, TraceConnectResults)
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
         let tracer =
-            scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("who waits"), |_| ()));
+            scope.spawn(|| connect.run(&stop, move || attached.send(()).expect("the receiver"), |_| ()));
         ready.recv().expect("a trace, which takes BPF");
         let result = run();
         stop.store(true, Ordering::Relaxed);

@@ -1,161 +1,152 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use fourtuple_bpf::accept_wait::{Listener, Totals, Wanted, Worker, WorkerKey};
+use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
 use fourtuple_measure::{LogLinear, balance};
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
 
-use crate::TraceError;
-use crate::times::{spread, times};
+use crate::error::TraceError;
+use crate::instrument::{Folded, Instrument, Outcome, Session};
+use crate::losses::{Judgement, Losses, MISSED};
+use crate::times::{distribution, times};
 
-/// How soon a stop is heard.
-const LOOK: Duration = Duration::from_millis(50);
-/// How often the one who waits hears something, and the drops of listeners are looked at.
-const TELL: Duration = Duration::from_millis(200);
-
-/// What becomes of TCP connections until accept() has them: the wait in the queue by listener and worker, of programs that
-/// know nothing of it.
+/// A trace of TCP connections from the handshake until accept() returns them: the wait in the accept queue, by listener and
+/// by worker.
 #[derive(Clone, Debug, Default)]
 pub struct Accept {
-    /// Process that accepts, as this process's PID namespace numbers it.
+    /// Process that calls accept(), as numbered in the PID namespace of this process.
     pub process: Option<u32>,
-    /// Name of the thread that accepts (comm), 15 bytes at most.
+    /// Name of the thread that calls accept() (comm), at most 15 bytes.
     pub name: Option<String>,
     /// Address of the listener.
     pub address: Option<IpAddr>,
     /// Port of the listener.
     pub port: Option<u16>,
-    /// Id of a cgroup (version 2) of who accepts: the inode of its directory.
+    /// Id of the cgroup (version 2) of the process that calls accept(): the inode of its directory.
     pub cgroup: Option<u64>,
-    /// For how long; absent: until told to stop.
+    /// How long to trace; `None` means until the caller sets `stop`.
     pub time: Option<Duration>,
 }
 
-/// How it goes.
+/// Figures of a running trace of accept().
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AcceptNews {
-    /// Since the beginning.
+pub struct AcceptProgress {
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Connections accepted so far.
+    /// Connections accepted since the start.
     pub accepts: u64,
-    /// These per second, of the time since the last news.
+    /// Accepts per second since the previous progress.
     pub accepts_per_s: f64,
-    /// Median and 99th percentile of all waits so far, in nanoseconds.
+    /// Median of all waits since the start, in nanoseconds.
     pub p50_ns: u64,
-    /// See `p50_ns`.
+    /// 99th percentile of all waits since the start, in nanoseconds.
     pub p99_ns: u64,
-    /// The deepest queue so far.
+    /// Greatest length of an accept queue since the start.
     pub depth_max: u32,
-    /// SYNs and final ACKs dropped so far because a queue was full.
+    /// SYNs and final ACKs that the kernel dropped because a queue was full, since the start.
     pub overflows: u64,
-    /// Threads woken for nothing so far.
+    /// Wakeups after which accept() returned EAGAIN, since the start.
     pub woken: u64,
-    /// What was lost so far.
+    /// Events that were not counted because a table was full, and events that no program saw (`recursion_misses`).
     pub lost: u64,
 }
 
-/// What was seen, and what limits it.
-#[derive(Clone, Debug)]
-pub struct AcceptOutcome {
-    /// For the record.
-    pub results: TraceAcceptResults,
-    /// Why it is not to be believed wholly.
-    pub validity: Vec<Remark>,
+/// A running trace of accept().
+#[derive(Debug)]
+pub struct AcceptSession {
+    wait: AcceptWait,
+    /// The filter tests the accepting thread, so a listener passes only after its first accept.
+    by_acceptor: bool,
+    last: AcceptProgress,
 }
 
-/// What the kernel has counted until now.
+/// Counters read from the kernel.
 struct Counted {
     totals: Box<Totals>,
+    losses: Losses,
     listeners: Vec<(u64, Listener)>,
     workers: Vec<(WorkerKey, Worker)>,
 }
 
-impl Accept {
-    /// Traces until the time is up or `stop` is set. `attached` is called once, as soon as connections are counted; `news`
-    /// every 200 ms.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError::Accept`] where the programs cannot be attached.
-    pub fn run(
-        &self,
-        stop: &AtomicBool,
-        attached: impl FnOnce(),
-        mut news: impl FnMut(&AcceptNews),
-    ) -> Result<AcceptOutcome, TraceError> {
-        let mut wait = AcceptWait::attach(&self.wanted()).map_err(TraceError::Accept)?;
-        let begun = Instant::now();
-        attached();
-        let mut last = AcceptNews::default();
-        loop {
-            let elapsed = begun.elapsed();
-            let left = self.time.map_or(LOOK, |time| time.saturating_sub(elapsed));
-            if left.is_zero() || stop.load(Ordering::Relaxed) {
-                break;
-            }
-            if elapsed >= last.elapsed + TELL {
-                last = self.look(&wait, elapsed, &last).map_err(TraceError::Accept)?;
-                news(&last);
-            }
-            thread::sleep(left.min(LOOK));
-        }
-        let elapsed = begun.elapsed();
-        wait.detach();
-        let counted = self.counted(&wait).map_err(TraceError::Accept)?;
-        let early = self.time.is_some_and(|time| elapsed < time);
-        let validity = validity(&counted.totals, wait.absent(), early.then_some(elapsed));
-        Ok(AcceptOutcome { results: results(&counted, elapsed), validity })
-    }
+impl Instrument for Accept {
+    type Session = AcceptSession;
 
-    fn wanted(&self) -> Wanted {
-        Wanted {
+    fn attach(&self) -> Result<AcceptSession, TraceError> {
+        let filter = AcceptFilter {
             process: self.process,
             name: self.name.clone(),
             address: self.address,
             port: self.port,
             cgroup: self.cgroup,
-        }
+        };
+        Ok(AcceptSession {
+            wait: AcceptWait::attach(&filter).map_err(TraceError::Accept)?,
+            by_acceptor: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
+            last: AcceptProgress::default(),
+        })
     }
 
-    fn counted(&self, wait: &AcceptWait) -> Result<Counted, BpfError> {
-        wait.look()?;
-        let (mut listeners, workers) = (wait.listeners()?, wait.workers()?);
-        if self.process.is_some() || self.name.is_some() || self.cgroup.is_some() {
-            // Whose listener it is shows with the first accept only.
-            let theirs: HashSet<u64> = workers.iter().map(|(key, _)| key.listener).collect();
-            listeners.retain(|(cookie, _)| theirs.contains(cookie));
-        }
-        Ok(Counted { totals: wait.totals()?, listeners, workers })
+    fn duration(&self) -> Option<Duration> {
+        self.time
     }
+}
 
-    fn look(&self, wait: &AcceptWait, elapsed: Duration, last: &AcceptNews) -> Result<AcceptNews, BpfError> {
-        let counted = self.counted(wait)?;
+impl Session for AcceptSession {
+    type Progress = AcceptProgress;
+    type Results = TraceAcceptResults;
+    const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+    fn progress(&mut self, elapsed: Duration) -> Result<AcceptProgress, TraceError> {
+        let counted = self.counted().map_err(TraceError::Accept)?;
         let all = times(&counted.totals.wait);
         let accepts = all.count();
-        let since = (elapsed - last.elapsed).as_secs_f64();
+        let since = (elapsed - self.last.elapsed).as_secs_f64();
         let listeners = || counted.listeners.iter().map(|(_, listener)| listener);
-        Ok(AcceptNews {
+        self.last = AcceptProgress {
             elapsed,
             accepts,
-            accepts_per_s: accepts.saturating_sub(last.accepts) as f64 / since,
+            accepts_per_s: accepts.saturating_sub(self.last.accepts) as f64 / since,
             p50_ns: all.quantile(0.5),
             p99_ns: all.quantile(0.99),
             depth_max: listeners().map(|listener| listener.depth_max).max().unwrap_or_default(),
             overflows: listeners().map(overflows).sum(),
             woken: counted.workers.iter().map(|(_, worker)| worker.woken).sum(),
-            lost: lost(&counted.totals),
-        })
+            lost: lost(&counted),
+        };
+        Ok(self.last)
+    }
+
+    fn finish(mut self, elapsed: Duration) -> Result<Outcome<TraceAcceptResults>, TraceError> {
+        self.wait.detach();
+        let counted = self.counted().map_err(TraceError::Accept)?;
+        let mut results = results(&counted, elapsed);
+        let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
+        validity.extend(limits(&counted.totals, self.wait.absent()));
+        results.notes = notes;
+        Ok(Outcome { results, validity, folded: Folded::new() })
     }
 }
 
-fn lost(totals: &Totals) -> u64 {
-    totals.lost_connections + totals.lost_listeners + totals.lost_workers + totals.unmatched + totals.unseen
+impl AcceptSession {
+    fn counted(&self) -> Result<Counted, BpfError> {
+        self.wait.look()?;
+        let (mut listeners, workers) = (self.wait.listeners()?, self.wait.workers()?);
+        if self.by_acceptor {
+            let with_accepts: HashSet<u64> = workers.iter().map(|(key, _)| key.listener).collect();
+            listeners.retain(|(cookie, _)| with_accepts.contains(cookie));
+        }
+        let totals = self.wait.totals()?;
+        let losses = losses(&totals, self.wait.missed()?);
+        Ok(Counted { totals, losses, listeners, workers })
+    }
+}
+
+fn lost(counted: &Counted) -> u64 {
+    counted.losses.sum() + counted.totals.unseen
 }
 
 fn overflows(listener: &Listener) -> u64 {
@@ -174,7 +165,7 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
             listener_result(*cookie, listener, by_listener.remove(cookie).unwrap_or_default())
         })
         .collect();
-    // The cookie decides among equals, so that the order is the same each time.
+    // The cookie breaks ties, so that equal counters give the same order in every run.
     listeners.sort_by_key(|listener| (Reverse(listener.accepts), Reverse(listener.queued), listener.cookie));
     let wait = times(&counted.totals.wait);
     let accepts = wait.count();
@@ -185,19 +176,20 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
         elapsed_ns: elapsed.as_nanos() as u64,
         accepts,
         accepts_per_s: accepts as f64 / elapsed.as_secs_f64().max(1e-9),
-        wait_ns: spread(&wait),
-        handshake_ns: spread(&times(&counted.totals.handshake)),
+        wait_ns: distribution(&wait),
+        handshake_ns: distribution(&times(&counted.totals.handshake)),
         overflows: listeners.iter().map(|listener| listener.overflows).sum(),
         empty: of_workers(|worker| worker.empty),
         woken_for_nothing: of_workers(|worker| worker.woken),
-        lost: lost(&counted.totals),
+        lost: lost(counted),
+        notes: Vec::new(),
         earlier: counted.totals.earlier,
         histogram: wait.steps().map(|(from_ns, count)| WaitStep { from_ns, count }).collect(),
         listeners,
     }
 }
 
-/// Of a histogram of coarse steps.
+/// Builds a histogram from buckets of the coarse resolution.
 fn coarse(buckets: &[u32], sum_ns: u64, max_ns: u64) -> LogLinear {
     LogLinear::new(COARSE_BITS, buckets.iter().map(|&number| u64::from(number)).collect(), sum_ns, max_ns)
 }
@@ -219,8 +211,12 @@ fn listener_result(
         queued: listener.queued,
         accepts: wait.count(),
         other_accepts: listener.accepted.saturating_sub(wait.count()),
-        wait_ns: spread(&wait),
-        handshake_ns: spread(&coarse(&listener.handshakes, listener.handshake_ns, listener.handshake_max_ns)),
+        wait_ns: distribution(&wait),
+        handshake_ns: distribution(&coarse(
+            &listener.handshakes,
+            listener.handshake_ns,
+            listener.handshake_max_ns,
+        )),
         retried_handshakes: listener.retried,
         depth: Depth {
             mean: listener.depth_sum as f64 / listener.queued.max(1) as f64,
@@ -259,34 +255,31 @@ fn worker_result(key: &WorkerKey, worker: &Worker) -> TraceWorker {
     }
 }
 
-fn validity(totals: &Totals, absent: &[&str], stopped: Option<Duration>) -> Vec<Remark> {
+/// Lists the losses; `missed` is the number of events that no program saw (`recursion_misses`).
+fn losses(totals: &Totals, missed: u64) -> Losses {
+    Losses::new([
+        (totals.lost_connections, "connections were not followed: the table of connections was full"),
+        (totals.lost_listeners, "connections were not counted: the table of listeners was full"),
+        (totals.lost_workers, "events were not counted: the table of workers was full"),
+        (totals.unmatched, "established connections were not followed: no listener was seen to queue them"),
+        (missed, MISSED),
+    ])
+}
+
+/// Remarks on accepts that no hook saw and on hooks that the kernel lacks.
+fn limits(totals: &Totals, absent: &[&str]) -> Vec<Remark> {
     let mut remarks = Vec::new();
-    if let Some(elapsed) = stopped {
-        let message =
-            format!("stopped after {:.1} s; what was seen until then is below", elapsed.as_secs_f64());
-        remarks.push(Remark::new("interrupted", message));
-    }
-    let losses = [
-        (totals.lost_connections, "connections were not followed: too many at the same time"),
-        (totals.lost_listeners, "connections belong to listeners that had no room in the table"),
-        (totals.lost_workers, "events belong to workers that had no room in the table"),
-        (totals.unmatched, "connections were established and no listener said that it had them"),
-    ];
-    for (number, what) in losses {
-        if number > 0 {
-            remarks.push(Remark::new("events-lost", format!("{number} {what}")));
-        }
-    }
     if totals.unseen > 0 {
         let message = format!(
-            "{} connections were accepted in a way that no hook tells (io_uring without a descriptor); their wait is not \
-             known",
+            "{} connections were accepted without a hook seeing it (io_uring with direct descriptors); their wait is \
+             unknown",
             totals.unseen
         );
         remarks.push(Remark::new("accepts-unseen", message));
     }
     if !absent.is_empty() {
-        let message = format!("this kernel has not got, or has otherwise: {}", absent.join(", "));
+        let message =
+            format!("this kernel lacks these hooks, or has them with other arguments: {}", absent.join(", "));
         remarks.push(Remark::new("hooks-missing", message));
     }
     remarks

@@ -1,20 +1,19 @@
-//! Where programs see every connect() of a host: the root of its cgroups (version 2).
+//! Finds the root of the cgroup2 hierarchy: programs attached there see every connect() of the host.
 
 use std::fs::{self, File};
 use std::io;
 
-/// The root of the cgroup2 file system, as far up as this process sees it: in a cgroup namespace that is the namespace's.
+/// Opens the root of the cgroup2 file system that this process sees: in a cgroup namespace, the root of the namespace.
 pub(crate) fn root() -> io::Result<File> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let directory =
-        mounts.lines().find_map(directory).ok_or_else(|| io::Error::from_raw_os_error(NOTHING))?;
+    let directory = mounts.lines().find_map(directory).ok_or_else(|| io::Error::from_raw_os_error(ENODEV))?;
     File::open(directory)
 }
 
-/// ENODEV: there is no file system of this kind.
-const NOTHING: i32 = 19;
+/// No file system of this type is mounted.
+const ENODEV: i32 = 19;
 
-/// Of a line of mountinfo(5): where the root of a cgroup2 file system is. A mount of something below the root is none.
+/// Returns the mount point if this line of proc_pid_mountinfo(5) mounts the root of a cgroup2 file system.
 fn directory(line: &str) -> Option<&str> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);
@@ -27,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_root_of_version_2_is_taken() {
+    fn only_a_mount_of_the_cgroup2_root_is_accepted() {
         let at = "/sys/fs/cgroup/unified";
         let line =
             |root: &str, kind: &str| format!("37 29 0:32 {root} {at} rw,relatime shared:10 - {kind} none rw");

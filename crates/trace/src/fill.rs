@@ -1,4 +1,4 @@
-//! How full the range of source ports is towards a destination, as the kernel lists its sockets (sock_diag).
+//! Counts the source ports in use towards a destination, from the kernel's list of sockets (sock_diag).
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -13,64 +13,80 @@ use fourtuple_syscalls::netns;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::Transport;
 
-/// Towards one destination, in one network namespace.
+/// Ports in use towards one destination, in one network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fill {
-    /// Ports of the range that connections to it have, TIME_WAIT included, of the source address with the most.
+    /// Ports of the range that connections to the destination use, TIME_WAIT included, from the source address that uses
+    /// the most.
     pub(crate) in_use: u32,
-    /// Ports that the kernel may choose from: net.ipv4.ip_local_port_range without the reserved ones.
+    /// Ports that the kernel may choose: net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports.
     pub(crate) range: u32,
 }
 
-/// Where to look, and for what.
+/// A destination, and the network namespace in which to count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     /// Inode of the network namespace.
     pub(crate) namespace: u32,
-    /// Somebody who may be in it still.
+    /// A process that was in the namespace.
     pub(crate) process: u32,
-    /// Whereto.
+    /// The destination.
     pub(crate) destination: SocketAddr,
 }
 
-/// Answers in the order of the questions: `None` where nobody is in the namespace any more by whom it could be entered, or
-/// this process may not.
-pub(crate) fn of(questions: &[Question]) -> Vec<Option<Fill>> {
-    let mut answers = vec![None; questions.len()];
+/// The result for a list of questions.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// One entry per question, in the same order. `None`: the process has left the namespace, this process may not enter
+    /// the namespace, or the kernel does not list its sockets.
+    pub(crate) fills: Vec<Option<Fill>>,
+    /// Error of sock_diag, if the kernel does not list its sockets.
+    pub(crate) error: Option<io::Error>,
+}
+
+/// Counts the ports in use for each question. Enters each namespace once.
+pub(crate) fn count(questions: &[Question]) -> Answers {
+    let mut answers = Answers { fills: vec![None; questions.len()], error: None };
     let mut namespaces: HashMap<u32, Vec<usize>> = HashMap::new();
-    for (place, question) in questions.iter().enumerate() {
-        namespaces.entry(question.namespace).or_default().push(place);
+    for (index, question) in questions.iter().enumerate() {
+        namespaces.entry(question.namespace).or_default().push(index);
     }
-    for (namespace, places) in namespaces {
-        let Some(door) = door(namespace, places.iter().map(|&place| questions[place].process)) else {
+    for (namespace, indices) in namespaces {
+        let Some(file) = open_namespace(namespace, indices.iter().map(|&index| questions[index].process))
+        else {
             continue;
         };
-        // A thread of its own, for it does not come back from there.
+        // A separate thread, because it stays in the namespace.
         let found = thread::scope(|scope| {
-            let look = || -> io::Result<Vec<Fill>> {
-                netns::enter(door.as_fd())?;
+            let look = || -> io::Result<Vec<io::Result<Fill>>> {
+                netns::enter(file.as_fd())?;
                 let ports = Ports::read()?;
-                places.iter().map(|&place| ports.towards(questions[place].destination)).collect()
+                Ok(indices.iter().map(|&index| ports.in_use(questions[index].destination)).collect())
             };
-            scope.spawn(look).join()
+            thread::Builder::new().spawn_scoped(scope, look).map(thread::ScopedJoinHandle::join)
         });
-        if let Ok(Ok(fills)) = found {
-            places.iter().zip(fills).for_each(|(&place, fill)| answers[place] = Some(fill));
+        let Ok(Ok(Ok(fills))) = found else { continue };
+        for (&index, fill) in indices.iter().zip(fills) {
+            match fill {
+                Ok(fill) => answers.fills[index] = Some(fill),
+                Err(error) => answers.error = Some(error),
+            }
         }
     }
     answers
 }
 
-fn door(namespace: u32, processes: impl Iterator<Item = u32>) -> Option<File> {
+/// Opens the network namespace with this inode, through one of the processes.
+fn open_namespace(namespace: u32, processes: impl Iterator<Item = u32>) -> Option<File> {
     let others = processes.map(|process| format!("/proc/{process}/ns/net"));
-    // This thread's own comes first: it takes no right to look there.
+    // The namespace of this thread comes first: opening it needs no privilege.
     std::iter::once("/proc/thread-self/ns/net".to_owned()).chain(others).find_map(|path| {
         let file = File::open(path).ok()?;
         (file.metadata().ok()?.ino() == u64::from(namespace)).then_some(file)
     })
 }
 
-/// What the kernel may choose from in the namespace of the calling thread.
+/// Ports that the kernel may choose in the namespace of the calling thread.
 struct Ports {
     range: RangeInclusive<u16>,
     reserved: Vec<RangeInclusive<u16>>,
@@ -83,7 +99,7 @@ impl Ports {
         Ports::parse(&range, &reserved).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Two numbers with a tab between them, and `8080,9148-9150`.
+    /// Parses the two sysctls: `range` has two numbers separated by a tab, `reserved` a list such as `8080,9148-9150`.
     fn parse(range: &str, reserved: &str) -> Option<Ports> {
         let (low, high) = range.trim().split_once(char::is_whitespace)?;
         let range = low.parse().ok()?..=high.trim().parse().ok()?;
@@ -101,7 +117,8 @@ impl Ports {
         self.range.contains(&port) && !self.reserved.iter().any(|reserved| reserved.contains(&port))
     }
 
-    fn towards(&self, destination: SocketAddr) -> io::Result<Fill> {
+    /// Counts the ports that connections to `destination` use.
+    fn in_use(&self, destination: SocketAddr) -> io::Result<Fill> {
         let mut used: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
         let filter = Filter { transport: Transport::Tcp, source: None, source_port: None, destination };
         sock_diag::each(&filter, |entry| {
@@ -118,10 +135,15 @@ impl Ports {
 
 #[cfg(test)]
 mod tests {
+    use std::process;
+
+    use fourtuple_syscalls::errno_name;
+    use fourtuple_syscalls::seccomp::{self, Facility};
+
     use super::*;
 
     #[test]
-    fn reserved_ports_are_not_of_the_range() {
+    fn reserved_ports_are_not_counted_in_the_range() {
         let ports = Ports::parse("32768\t60999\n", "8080,40000-40009,60999\n").unwrap();
         assert_eq!((32_768..=60_999).filter(|&port| ports.has(port)).count(), 28_232 - 11);
         assert!(ports.has(32_768) && !ports.has(40_003) && !ports.has(8080) && !ports.has(60_999));
@@ -130,8 +152,27 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_nobody_is_in_has_no_answer() {
+    fn a_namespace_without_processes_has_no_answer() {
         let destination = SocketAddr::from(([127, 0, 0, 1], 80));
-        assert_eq!(of(&[Question { namespace: 0, process: u32::MAX, destination }]), [None]);
+        let answers = count(&[Question { namespace: 0, process: u32::MAX, destination }]);
+        assert_eq!(answers.fills, [None]);
+        assert!(answers.error.is_none());
+    }
+
+    #[test]
+    fn an_error_of_sock_diag_is_kept() {
+        let look = || {
+            let own = File::open("/proc/thread-self/ns/net").unwrap().metadata().unwrap().ino();
+            let destination = SocketAddr::from(([127, 0, 0, 1], 80));
+            let question = Question { namespace: own as u32, process: process::id(), destination };
+            let seen = count(&[question]);
+            assert!(seen.fills[0].is_some() && seen.error.is_none());
+            seccomp::refuse(Facility::SocketDiag).unwrap();
+            count(&[question])
+        };
+        // A separate thread, because a seccomp filter cannot be removed.
+        let answers = thread::spawn(look).join().unwrap();
+        assert_eq!(answers.fills, [None]);
+        assert_eq!(errno_name(&answers.error.unwrap()), "EPROTONOSUPPORT");
     }
 }

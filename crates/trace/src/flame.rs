@@ -1,13 +1,15 @@
-//! Stacks of the programs that are traced, with names: what a flame graph is drawn of.
+//! Sampled stacks of the traced programs, with function names, for a flame graph.
 
 use std::collections::{BTreeMap, HashSet};
 
 use fourtuple_bpf::flame::{Flame, SAMPLES_PER_S, Sampled, Stack};
 use fourtuple_record::TraceFlame;
 
-use crate::{Symbols, TraceError};
+use crate::error::TraceError;
+use crate::instrument::Folded;
+use crate::symbols::Symbols;
 
-/// Functions that are in every connect(), whoever calls it: the system call, io_uring, the protocols.
+/// Functions one of which is in every stack of a connect(): the system call, io_uring, the protocols.
 const CONNECT: [&str; 7] = [
     "__sys_connect",
     "__sys_connect_file",
@@ -17,21 +19,22 @@ const CONNECT: [&str; 7] = [
     "tcp_v4_connect",
     "tcp_v6_connect",
 ];
-/// Functions in which a source port is looked for.
+/// Functions that search for a source port.
 const SEARCH: [&str; 4] =
     ["inet_hash_connect", "inet6_hash_connect", "__inet_hash_connect", "udp_lib_get_port"];
 
-/// A frame where the kernel was not running.
+/// Frame name for a sample taken in user space.
 const IN_PROGRAM: &str = "[user]";
 
-/// Sampling that goes on.
+/// A running sampler of stacks.
+#[derive(Debug)]
 pub(crate) struct Sampling {
     flame: Flame,
     symbols: Symbols,
 }
 
 impl Sampling {
-    /// Whose names cannot be had is not sampled.
+    /// Reads the names of the kernel's functions, then attaches the sampler.
     pub(crate) fn begin(sampled: &Sampled) -> Result<Sampling, TraceError> {
         let symbols = Symbols::read().map_err(TraceError::Symbols)?;
         if symbols.is_empty() {
@@ -40,7 +43,7 @@ impl Sampling {
         Ok(Sampling { flame: Flame::attach(sampled).map_err(TraceError::Flame)?, symbols })
     }
 
-    /// Ends it. `only`: samples of other processes are left out.
+    /// Detaches the sampler and returns its stacks. With `only`, the samples of other processes are dropped.
     pub(crate) fn end(mut self, only: Option<&HashSet<u32>>) -> Result<(TraceFlame, Folded), TraceError> {
         self.flame.detach();
         let stacks = self.flame.stacks().map_err(TraceError::Flame)?;
@@ -50,9 +53,7 @@ impl Sampling {
     }
 }
 
-/// Frames joined by `;`, the outermost first, and their weight.
-pub(crate) type Folded = Vec<(String, u64)>;
-
+/// Counts samples per stack of names, and the shares of connect() and of the search.
 fn fold<'a>(
     stacks: impl Iterator<Item = Stack>,
     mut lost: u64,
@@ -65,15 +66,15 @@ fn fold<'a>(
             lost += stack.samples;
             continue;
         };
-        // A caller's address is behind its call, which may be the last thing that it does.
-        let places = frames.iter().enumerate().map(|(depth, address)| address - u64::from(depth > 0));
-        let names: Vec<&str> = places.rev().map(|address| name(address).unwrap_or("[unknown]")).collect();
+        // A return address follows the call, so it may lie past the end of the caller.
+        let addresses = frames.iter().enumerate().map(|(depth, address)| address - u64::from(depth > 0));
+        let names: Vec<&str> = addresses.rev().map(|address| name(address).unwrap_or("[unknown]")).collect();
         let is_in = |functions: &[&str]| names.iter().any(|name| functions.contains(&base(name)));
         samples += stack.samples;
         in_connect += if is_in(&CONNECT) { stack.samples } else { 0 };
         in_search += if is_in(&SEARCH) { stack.samples } else { 0 };
         let inner = if names.is_empty() { IN_PROGRAM.to_owned() } else { names.join(";") };
-        // A thread may call itself anything.
+        // A thread name may contain the separator of frames.
         let thread = stack.name.replace(';', ":");
         *folded.entry(format!("{thread};{inner}")).or_default() += stack.samples;
     }
@@ -88,7 +89,7 @@ fn fold<'a>(
     (flame, folded.into_iter().collect())
 }
 
-/// Without what the compiler has added: `tcp_v4_connect.isra.0`.
+/// Removes a suffix that the compiler added, as in `tcp_v4_connect.isra.0`.
 fn base(name: &str) -> &str {
     name.split_once('.').map_or(name, |(base, _)| base)
 }
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stacks_of_one_name_are_one_and_connect_is_told_apart() {
+    fn equal_stacks_are_merged_and_connect_is_counted() {
         let names = |address: u64| match address {
             100..200 => Some("__sys_connect"),
             200..300 => Some("__inet_hash_connect.isra.0"),
@@ -112,7 +113,7 @@ mod tests {
             samples,
         };
         let stacks = [
-            // 200 is behind a call that ends the first function.
+            // 200 is a return address right after the end of the first function.
             stack(1, &[250, 200], 3),
             stack(2, &[210, 150], 4),
             stack(1, &[110], 1),

@@ -3,51 +3,54 @@ use std::time::Duration;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::TraceHeat;
 
-/// Columns in a record. When there are more, two become one.
+/// Greatest number of columns in a record. When a trace needs more, each two columns are merged.
 const COLUMNS: usize = 120;
-/// What a column stands for at first.
+/// Initial duration of a column.
 pub(crate) const COLUMN: Duration = Duration::from_millis(50);
-/// Rows: four to a factor of ten, up to the end of the kernel's histograms (2^36 ns).
+/// Number of rows: four to a factor of ten, up to the end of the kernel's histograms (2^36 ns).
 const ROWS: usize = 44;
 
-/// Searches by when they ended and how long they took: what a histogram grew by from one look to the next.
+/// A heat map of searches by time of their end and by duration, from the differences of a histogram read repeatedly.
 #[derive(Debug)]
 pub(crate) struct Heat {
     column: Duration,
     columns: Vec<[u64; ROWS]>,
-    /// What the last look saw, and when.
+    /// The histogram at the previous update.
     seen: [u64; ROWS],
-    looked: Duration,
+    /// Time of the previous update.
+    updated: Duration,
 }
 
 impl Heat {
     pub(crate) fn new() -> Heat {
-        Heat { column: COLUMN, columns: Vec::new(), seen: [0; ROWS], looked: Duration::ZERO }
+        Heat { column: COLUMN, columns: Vec::new(), seen: [0; ROWS], updated: Duration::ZERO }
     }
 
-    /// Whether a column has come to its end since the last look.
+    /// Returns whether a column has ended since the previous update.
     pub(crate) fn is_due(&self, elapsed: Duration) -> bool {
-        self.place(elapsed) > self.place(self.looked)
+        self.column_at(elapsed) > self.column_at(self.updated)
     }
 
-    /// Puts what has come since the last look where the middle of this time lies: the look itself comes a little late.
-    pub(crate) fn look(&mut self, elapsed: Duration, all: &LogLinear) {
+    /// Adds the searches since the previous update to the column in the middle of that time: the update itself runs a little
+    /// after the end of the column.
+    pub(crate) fn update(&mut self, elapsed: Duration, all: &LogLinear) {
         let now = rows(all);
-        let middle = (self.looked + elapsed) / 2;
-        while self.place(middle) >= COLUMNS {
+        let middle = (self.updated + elapsed) / 2;
+        while self.column_at(middle) >= COLUMNS {
             self.fold();
         }
-        let place = self.place(middle);
-        if self.columns.len() <= place {
-            self.columns.resize(place + 1, [0; ROWS]);
+        let column = self.column_at(middle);
+        if self.columns.len() <= column {
+            self.columns.resize(column + 1, [0; ROWS]);
         }
-        for ((cell, now), seen) in self.columns[place].iter_mut().zip(now).zip(self.seen) {
+        for ((cell, now), seen) in self.columns[column].iter_mut().zip(now).zip(self.seen) {
             *cell += now.saturating_sub(seen);
         }
-        (self.seen, self.looked) = (now, elapsed);
+        (self.seen, self.updated) = (now, elapsed);
     }
 
-    /// All searches so far by their length: the shortest time of a row, and how many. Rows without any are left out.
+    /// Returns the searches of the whole trace by duration: lower bound of a row in nanoseconds, and number. Empty rows are
+    /// left out.
     pub(crate) fn steps(&self) -> Vec<(u64, u64)> {
         let steps = self.seen.iter().enumerate().map(|(row, &number)| (from_ns(row), number));
         steps.filter(|(_, number)| *number > 0).collect()
@@ -60,9 +63,9 @@ impl Heat {
         let (Some(first), Some(last)) = (first, last) else {
             return TraceHeat { column_ns, from_ns: Vec::new(), columns: Vec::new() };
         };
-        // Until the end, where nobody connected any more as well.
-        let place = self.place(self.looked.saturating_sub(Duration::from_nanos(1)));
-        self.columns.resize((place + 1).clamp(self.columns.len(), COLUMNS), [0; ROWS]);
+        // Empty columns at the end show that no program connected then.
+        let last_column = self.column_at(self.updated.saturating_sub(Duration::from_nanos(1)));
+        self.columns.resize((last_column + 1).clamp(self.columns.len(), COLUMNS), [0; ROWS]);
         TraceHeat {
             column_ns,
             from_ns: (first..=last).map(from_ns).collect(),
@@ -70,10 +73,11 @@ impl Heat {
         }
     }
 
-    fn place(&self, elapsed: Duration) -> usize {
+    fn column_at(&self, elapsed: Duration) -> usize {
         (elapsed.as_nanos() / self.column.as_nanos()) as usize
     }
 
+    /// Merges each two columns.
     fn fold(&mut self) {
         self.column *= 2;
         let pairs = self.columns.chunks(2).map(|pair| {
@@ -96,7 +100,7 @@ fn rows(all: &LogLinear) -> [u64; ROWS] {
 }
 
 fn row(ns: u64) -> usize {
-    // 1000 is the beginning of its row, whatever its logarithm.
+    // The addition keeps 1000 at the start of its row despite rounding of the logarithm.
     (((ns.max(1) as f64).log10() * 4.0 + 1e-9) as usize).min(ROWS - 1)
 }
 
@@ -110,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// So many searches of each of these lengths.
+    /// Builds a histogram from pairs of duration and number of searches.
     fn histogram(searches: &[(u64, u64)]) -> LogLinear {
         let mut all = LogLinear::new(FINE_BITS, vec![0; 1024], 0, 0);
         let mut buckets = vec![0; 1024];
@@ -128,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn what_came_between_two_looks_is_in_the_column_between() {
+    fn new_searches_go_into_the_column_between_updates() {
         let mut heat = Heat::new();
-        heat.look(Duration::from_millis(51), &histogram(&[(1_300, 10)]));
+        heat.update(Duration::from_millis(51), &histogram(&[(1_300, 10)]));
         assert!(!heat.is_due(Duration::from_millis(99)) && heat.is_due(Duration::from_millis(100)));
-        heat.look(Duration::from_millis(102), &histogram(&[(1_300, 12), (290_000, 5)]));
+        heat.update(Duration::from_millis(102), &histogram(&[(1_300, 12), (290_000, 5)]));
         assert_eq!(heat.steps(), [(1_000, 12), (177_828, 5)]);
         let heat = heat.into_record();
         assert_eq!(heat.column_ns, 50_000_000);
@@ -143,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn a_long_trace_has_wider_columns_and_loses_nothing() {
+    fn a_long_trace_has_wider_columns_and_all_searches() {
         let mut heat = Heat::new();
-        for look in 1..=1_000 {
-            heat.look(
-                COLUMN * look,
-                &histogram(&[(1_300, u64::from(look)), (1_000_000, u64::from(look / 10))]),
+        for update in 1..=1_000 {
+            heat.update(
+                COLUMN * update,
+                &histogram(&[(1_300, u64::from(update)), (1_000_000, u64::from(update / 10))]),
             );
         }
         let heat = heat.into_record();
@@ -158,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_map() {
+    fn without_searches_the_map_is_empty() {
         let mut heat = Heat::new();
-        heat.look(COLUMN, &histogram(&[]));
+        heat.update(COLUMN, &histogram(&[]));
         let heat = heat.into_record();
         assert!(heat.from_ns.is_empty() && heat.columns.is_empty());
     }

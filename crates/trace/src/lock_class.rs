@@ -1,6 +1,6 @@
-//! Which kind of lock was waited for: by where the lock lies, else by the functions on the way to it.
+//! Classifies a lock by the hash table that contains it, else by the functions on the stack.
 
-/// Kinds of locks on the path of TCP.
+/// A class of locks that TCP takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Class {
     Listener,
@@ -12,7 +12,7 @@ pub(crate) enum Class {
     Other,
 }
 
-/// A table of locks, by the name of its field in `struct inet_hashinfo`.
+/// A hash table with locks, named like its field in `struct inet_hashinfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     Bhash,
@@ -44,33 +44,33 @@ impl Class {
         }
     }
 
-    /// What removes it.
+    /// Returns advice that removes the contention.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Class::Listener => {
-                "a listener for each worker (SO_REUSEPORT): workers that accept on one socket wait for its owner"
+                "a listener for each worker (SO_REUSEPORT): workers that accept on one socket wait for its owner lock"
             }
             Class::AcceptQueue => {
-                "a queue for each worker (SO_REUSEPORT): handshakes put in where workers take out"
+                "a queue for each worker (SO_REUSEPORT): handshakes add to the queue from which workers take"
             }
             Class::Ehash => {
-                "a port range (IP_LOCAL_PORT_RANGE) or a source address for each worker, so that no two try the same \
-                 tuples; kept connections"
+                "a port range (IP_LOCAL_PORT_RANGE) or a source address for each worker, so that no two workers try the \
+                 same tuples; kept-alive connections"
             }
             Class::Bhash => {
-                "a port range for each worker (IP_LOCAL_PORT_RANGE), so that no two look into the same port's bucket; \
-                 more sources do not part it"
+                "a port range for each worker (IP_LOCAL_PORT_RANGE), so that no two workers search the same port's \
+                 bucket; more source addresses do not help"
             }
-            Class::TimeWait => "fewer sockets in TIME_WAIT: kept connections, or the other side closes first",
+            Class::TimeWait => "fewer TIME_WAIT sockets: kept-alive connections, or the peer closes first",
             Class::SocketOwner => {
-                "one thread for each connection; packets for a socket that is in use wait in its backlog"
+                "one thread for each connection; packets for a socket that has an owner wait in its backlog"
             }
-            Class::Other => "nothing in general: the path says where",
+            Class::Other => "no general advice; the path shows the function",
         }
     }
 }
 
-/// Functions that take and wait for locks: what is waited for stands outside of them.
+/// Functions that take a lock and wait for it. Their caller determines the class.
 const PRIMITIVES: [&str; 22] = [
     "__lock_text_start",
     "__raw_spin_lock",
@@ -95,10 +95,10 @@ const PRIMITIVES: [&str; 22] = [
     "queued_spin_lock_slowpath",
     "queued_write_lock_slowpath",
 ];
-/// Who sleeps stands outside of these.
+/// Functions that put a task to sleep. Their caller determines the class.
 const SLEEPING: [&str; 2] = ["__schedule", "schedule"];
 
-/// Here an interrupt begins: what is outside was only interrupted, and has nothing to do with the wait.
+/// Functions where an interrupt begins. Frames outside of them were interrupted and are unrelated to the wait.
 const INTERRUPTS: [&str; 7] = [
     "__do_softirq",
     "__irq_exit_rcu",
@@ -109,15 +109,15 @@ const INTERRUPTS: [&str; 7] = [
     "sysvec_*",
 ];
 
-/// What the tracing itself adds: everything up to the last of these.
+/// Functions of the tracing itself. Frames up to the last of them are dropped.
 const TRACING: [&str; 3] = ["__traceiter_", "trace_contention_", "__bpf_trace_"];
-/// The tracing has no more frames than this.
+/// Greatest number of frames that the tracing adds.
 const TRACING_FRAMES: usize = 10;
 
-/// What a function, seen from the lock outwards, says of it. A `*` at the end stands for any end. The first rule that fits the
-/// innermost function that any rule fits decides, so that a build that has inlined one function is decided by the next.
+/// Rules from function to class. A `*` matches any text. The stack is searched from the lock outwards: the innermost function
+/// that matches a rule decides, by the first rule that it matches. If a build has inlined that function, its caller decides.
 const RULES: [(&str, Verdict); 49] = [
-    // Connects and binds. inet_hash_connect() of 6.15 and later looks without the lock first.
+    // Connects and binds. inet_hash_connect() of 6.15 and later searches without the lock first.
     ("__inet_check_established", Verdict::Is(Class::Ehash)),
     ("__inet6_check_established", Verdict::Is(Class::Ehash)),
     ("inet_ehash_insert", Verdict::Is(Class::Ehash)),
@@ -135,7 +135,7 @@ const RULES: [(&str, Verdict); 49] = [
     ("inet_bind2_bucket_*", Verdict::Is(Class::Bhash)),
     ("__inet_bhash2_update_saddr", Verdict::Is(Class::Bhash)),
     ("inet_bhash2_*", Verdict::Is(Class::Bhash)),
-    // TIME_WAIT: its sockets are put into and taken out of both tables.
+    // TIME_WAIT sockets are added to and removed from both tables.
     ("inet_twsk_*", Verdict::Is(Class::TimeWait)),
     ("__inet_twsk_*", Verdict::Is(Class::TimeWait)),
     ("tw_timer_handler", Verdict::Is(Class::TimeWait)),
@@ -149,7 +149,7 @@ const RULES: [(&str, Verdict); 49] = [
     ("__inet_hash", Verdict::Is(Class::Listener)),
     ("inet_hash", Verdict::Is(Class::Listener)),
     ("sock_def_readable", Verdict::Readable),
-    // The owner of a socket, and the short lock that guards who that is.
+    // The owner lock of a socket, and the spinlock that protects it.
     ("__lock_sock", Verdict::Owner),
     ("__lock_sock_fast", Verdict::Owner),
     ("lock_sock_nested", Verdict::Owner),
@@ -163,7 +163,7 @@ const RULES: [(&str, Verdict); 49] = [
     ("tcp_tsq_*", Verdict::Is(Class::SocketOwner)),
     ("tcp_tasklet_func", Verdict::Is(Class::SocketOwner)),
     ("__tcp_close", Verdict::Is(Class::SocketOwner)),
-    // Of everybody: what calls them does not tell whose lock it is.
+    // Functions that all subsystems call: the caller does not determine the class.
     ("try_to_wake_up", Verdict::Foreign),
     ("__schedule", Verdict::Foreign),
     ("schedule", Verdict::Foreign),
@@ -176,21 +176,22 @@ const RULES: [(&str, Verdict); 49] = [
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
     Is(Class),
-    /// Its owner, of whatever socket: accept() means a listener.
+    /// The owner lock of a socket: a listener's if the stack has accept(), else a connection's.
     Owner,
-    /// The queue itself, or the wait queue of those who sleep on it.
+    /// The accept queue, or the wait queue of threads that sleep in accept().
     Accept,
-    /// Somebody is told: of a listener, when a child has come.
+    /// A wakeup of waiters: a listener's if the stack processes a new connection.
     Readable,
     Foreign,
 }
 
-/// Functions of TCP, of which one at least is on each of its paths.
+/// Functions of TCP. Each path of TCP contains at least one.
 const TCP: [&str; 14] = [
     "tcp_*",
     "__tcp_*",
     "inet_csk_*",
-    // accept() takes the lock of the new socket after inet_csk_accept() has returned, and of no other.
+    // accept() takes the lock of the new socket after inet_csk_accept() has returned; no other TCP function is then on
+    // the stack.
     "inet_accept",
     "__inet_accept",
     "inet_listen",
@@ -203,7 +204,7 @@ const TCP: [&str; 14] = [
     "reqsk_*",
     "tw_timer_handler",
 ];
-/// Those of the list above that are of no use here: whoever asks for statistics is on no connection's path.
+/// Functions that match `TCP` but serve statistics, not a connection.
 const NOT_TCP: [&str; 3] = ["tcp_seq_*", "tcp_diag_*", "tcp4_seq_show"];
 
 fn fits(function: &str, pattern: &str) -> bool {
@@ -221,23 +222,24 @@ fn any(function: &str, patterns: &[&str]) -> bool {
     patterns.iter().any(|pattern| fits(function, pattern))
 }
 
-/// The name of the function in the source: compilers add `.isra.0`, `.constprop.0`, `.part.0`, `.cold`.
+/// Removes a suffix that the compiler added: `.isra.0`, `.constprop.0`, `.part.0`, `.cold`.
 pub(crate) fn plain(function: &str) -> &str {
     function.split('.').next().unwrap_or(function)
 }
 
-/// A stack, innermost first, without what the tracing and the taking of a lock, or the falling asleep, have in it.
+/// Returns a stack, innermost first, without the frames of the tracing and of taking the lock or going to sleep.
 pub(crate) fn path<'a>(stack: &[&'a str], asleep: bool) -> Vec<&'a str> {
-    let traced = stack.iter().take(TRACING_FRAMES).rposition(|function| {
+    let last_traced = stack.iter().take(TRACING_FRAMES).rposition(|function| {
         TRACING.iter().any(|start| function.starts_with(start)) || fits(function, "bpf_trace_run*")
     });
-    let rest = &stack[traced.map_or(0, |at| at + 1)..];
+    let rest = &stack[last_traced.map_or(0, |at| at + 1)..];
     let inside = if asleep { &SLEEPING[..] } else { &PRIMITIVES[..] };
     let waits = rest.iter().position(|function| !any(function, inside)).unwrap_or(rest.len());
     rest[waits..].to_vec()
 }
 
-/// The class of a wait on `path` for a lock of `table`, if it is of one; `None`: it has nothing to do with TCP.
+/// Returns the class of a wait on `path` for a lock, which is in `table` if that is known. `None`: no function of TCP is on
+/// the path.
 pub(crate) fn class(path: &[&str], table: Option<Table>) -> Option<Class> {
     let by_path = by_path(path);
     match (table, by_path) {
@@ -259,14 +261,14 @@ fn by_path(path: &[&str]) -> Option<Class> {
     });
     let class = match verdict {
         Some(Verdict::Is(class)) => return Some(class),
-        // release_sock() and lock_sock() are of all protocols.
+        // All protocols call release_sock() and lock_sock().
         Some(Verdict::Owner)
             if ["inet_csk_accept", "inet_listen", "__inet_listen_sk"].into_iter().any(has) =>
         {
             Class::Listener
         }
         Some(Verdict::Owner) => Class::SocketOwner,
-        // What sleepers do to the listener's wait queue is called from here as well.
+        // inet_csk_accept() also adds the thread to the listener's wait queue and removes it.
         Some(Verdict::Accept) => match path.first() {
             Some(&first) if any(first, &["prepare_to_wait*", "finish_wait", "add_wait_queue*"]) => {
                 Class::Listener
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_function_that_says_something_decides() {
+    fn the_innermost_function_with_a_rule_decides() {
         for (stack, expected) in [
             ("_raw_spin_lock_bh __inet_hash_connect tcp_v4_connect __inet_stream_connect", Class::Bhash),
             ("_raw_spin_lock __inet_check_established __inet_hash_connect tcp_v4_connect", Class::Ehash),
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_tcp_has_no_class() {
+    fn paths_without_tcp_have_no_class() {
         for stack in [
             "_raw_spin_lock try_to_wake_up futex_wake",
             "_raw_spin_lock_bh lock_sock_nested unix_stream_sendmsg",
@@ -358,15 +360,15 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_was_inlined_leaves_the_decision_to_the_next() {
-        // inet_put_port and __inet_check_established gone.
+    fn the_caller_of_an_inlined_function_decides() {
+        // inet_put_port and __inet_check_established are inlined.
         assert_eq!(of("_raw_spin_lock inet_hash_connect tcp_v4_connect"), Some(Class::Bhash));
         assert_eq!(of("_raw_spin_lock_bh accept_like inet_csk_accept"), Some(Class::AcceptQueue));
         assert_eq!(plain("__inet_hash_connect.isra.0"), "__inet_hash_connect");
     }
 
     #[test]
-    fn the_table_knows_better_than_the_path_but_for_time_wait() {
+    fn the_table_overrides_the_path_except_for_time_wait() {
         let connect = ["__inet_hash_connect", "tcp_v4_connect"];
         assert_eq!(class(&connect, Some(Table::Ehash)), Some(Class::Ehash));
         assert_eq!(class(&["inet_unhash", "tcp_set_state"], Some(Table::Lhash2)), Some(Class::Listener));
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tracing_is_no_part_of_the_path() {
+    fn frames_of_the_tracing_are_dropped() {
         let stack = [
             "bpf_prog_1234_spin_begins",
             "bpf_trace_run2",

@@ -11,9 +11,9 @@ use fourtuple_record::{LockClass, LockPath, LockPort};
 use crate::lock_class::{Class, Table, class};
 use crate::lock_table::{find, port};
 use crate::stacks::Stacks;
-use crate::times::spread;
+use crate::times::distribution;
 
-/// Paths and ports in a record.
+/// Greatest number of paths and of ports in a record.
 const ROWS: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,39 +36,39 @@ struct OfClass {
     all: Sum,
     sleeps: Sum,
     locks: HashSet<u64>,
-    /// As many as the kernel's histograms have; empty: none so far.
+    /// Histogram of the waits; empty before the first wait.
     buckets: Vec<u64>,
 }
 
-/// What the kernel has counted, by what people ask for.
+/// Waits summed by lock class, by path and by port.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     of: BTreeMap<Class, OfClass>,
-    /// Asleep or not, and the functions.
+    /// By class, sleeping or spinning, and the functions of the stack.
     paths: HashMap<(Class, bool, Rc<[String]>), Sum>,
     ports: BTreeMap<u16, Sum>,
-    /// Spinlocks that have nothing to do with TCP.
+    /// Waits for spinlocks on paths without TCP.
     pub(crate) elsewhere: Sum,
-    /// There was any wait for a spinlock.
+    /// Whether any wait was for a spinlock.
     pub(crate) spun: bool,
 }
 
 impl Sums {
     pub(crate) fn read(waits: &LockWaits, stacks: &mut Stacks, tables: &Tables) -> Result<Sums, BpfError> {
         let mut sums = Sums::default();
-        let mut classes: HashMap<i32, Class> = HashMap::new();
+        let mut classes: HashMap<u64, Class> = HashMap::new();
         for (key, wait) in waits.waits()? {
-            // Its first has begun and has not ended.
+            // The first wait on this path has not ended yet.
             if wait.waits == 0 {
                 continue;
             }
-            let path = stacks.path(waits, key.stack, key.lock == 0)?;
+            let path = stacks.path(waits, key.path, key.lock == 0)?;
             if let Some(class) = sums.add(tables, &key, &wait, path) {
-                classes.insert(key.stack, class);
+                classes.insert(key.path, class);
             }
         }
-        for (stack, class) in classes {
-            if let Some(path) = waits.path(stack)? {
+        for (hash, class) in classes {
+            if let Some(path) = waits.path(hash)? {
                 sums.add_times(class, &path.buckets);
             }
         }
@@ -78,9 +78,9 @@ impl Sums {
     fn add(&mut self, tables: &Tables, key: &WaitKey, wait: &Wait, path: Rc<[String]>) -> Option<Class> {
         let asleep = key.lock == 0;
         self.spun |= !asleep;
-        let place = find(tables, key.lock);
+        let bucket = find(tables, key.lock);
         let functions: Vec<&str> = path.iter().map(String::as_str).collect();
-        let Some(class) = class(&functions, place.map(|(table, _)| table)) else {
+        let Some(class) = class(&functions, bucket.map(|(table, _)| table)) else {
             self.elsewhere.add(wait);
             return None;
         };
@@ -91,8 +91,8 @@ impl Sums {
         } else {
             of.locks.insert(key.lock);
         }
-        if let Some((Table::Bhash, place)) = place {
-            self.ports.entry(port(tables, place, wait.mix)).or_default().add(wait);
+        if let Some((Table::Bhash, index)) = bucket {
+            self.ports.entry(port(tables, index, wait.mix)).or_default().add(wait);
         }
         self.paths.entry((class, asleep, path)).or_default().add(wait);
         Some(class)
@@ -126,7 +126,7 @@ impl Sums {
         self.of.iter().max_by_key(|(_, of)| of.all.wait_ns).map(|(class, _)| *class)
     }
 
-    /// The one with the longest time first.
+    /// Returns the classes, the longest time of waiting first.
     pub(crate) fn classes(&self) -> Vec<LockClass> {
         let mut classes: Vec<LockClass> = Class::ALL
             .into_iter()
@@ -140,7 +140,7 @@ impl Sums {
                 locks: of.locks.len() as u64,
                 times_ns: (!of.buckets.is_empty())
                     .then(|| LogLinear::new(COARSE_BITS, of.buckets.clone(), of.all.wait_ns, of.all.max_ns))
-                    .and_then(|times| spread(&times)),
+                    .and_then(|times| distribution(&times)),
                 remedy: class.remedy().to_owned(),
             })
             .collect();
@@ -161,7 +161,7 @@ impl Sums {
                 max_ns: sum.max_ns,
             })
             .collect();
-        // The functions decide among equals, so that the order is the same each time.
+        // The functions break ties, so that equal sums give the same order in every run.
         paths.sort_by(|one, other| {
             (Reverse(one.wait_ns), &one.frames, &one.class).cmp(&(
                 Reverse(other.wait_ns),
@@ -186,7 +186,7 @@ impl Sums {
         ports
     }
 
-    /// For flame graphs: outermost first, the class at the end.
+    /// Returns stacks for a flame graph: outermost function first, the class in brackets last.
     pub(crate) fn folded(&self) -> Vec<(String, u64)> {
         let mut folded: BTreeMap<String, u64> = BTreeMap::new();
         for ((class, _, path), sum) in &self.paths {

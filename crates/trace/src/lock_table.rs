@@ -1,10 +1,10 @@
-//! Which of TCP's tables a lock is in, and which port its bucket holds.
+//! Finds the TCP hash table that contains a lock, and the port of its bucket.
 
 use fourtuple_bpf::lock_waits::Tables;
 
 use crate::lock_class::Table;
 
-/// The table that has a lock at this address, and the place there.
+/// Returns the table that contains the lock at this address, and the index of the bucket.
 pub(crate) fn find(tables: &Tables, lock: u64) -> Option<(Table, u64)> {
     let all = [
         (Table::Bhash, tables.bhash, tables.bucket_bytes, u64::from(tables.bhash_size)),
@@ -13,16 +13,16 @@ pub(crate) fn find(tables: &Tables, lock: u64) -> Option<(Table, u64)> {
         (Table::Lhash2, tables.lhash2, tables.listen_bytes, u64::from(tables.lhash2_mask) + 1),
     ];
     all.into_iter().find_map(|(table, start, size, number)| {
-        let place = lock.checked_sub(start)?.checked_div(size.into())?;
-        (start > 0 && place < number).then_some((table, place))
+        let index = lock.checked_sub(start)?.checked_div(size.into())?;
+        (start > 0 && index < number).then_some((table, index))
     })
 }
 
-/// The port whose bucket is at this place of `bhash`, for a namespace with this `hash_mix` (`inet_bhashfn`). With fewer
-/// buckets than ports it is the lowest of those that share the bucket.
-pub(crate) fn port(tables: &Tables, place: u64, mix: u32) -> u16 {
+/// Returns the port of a bucket of `bhash` in a namespace with this `hash_mix` (`inet_bhashfn`). With fewer buckets than
+/// ports, it is the lowest port that shares the bucket.
+pub(crate) fn port(tables: &Tables, index: u64, mix: u32) -> u16 {
     let mask = u64::from(tables.bhash_size.saturating_sub(1));
-    (place.wrapping_sub(mix.into()) & mask) as u16
+    (index.wrapping_sub(mix.into()) & mask) as u16
 }
 
 #[cfg(test)]
@@ -54,17 +54,17 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_the_place_less_the_mix() {
-        let place_of = |port: u64, mix: u32| (port + u64::from(mix)) & 0xffff;
+    fn the_port_is_the_index_minus_the_hash_mix() {
+        let index_of = |port: u64, mix: u32| (port + u64::from(mix)) & 0xffff;
         for mix in [0, 1, 0xffff_ffff, 0x1234_5678] {
             for port_number in [1, 8_080, 65_535] {
-                assert_eq!(u64::from(port(&TABLES, place_of(port_number, mix), mix)), port_number, "{mix}");
+                assert_eq!(u64::from(port(&TABLES, index_of(port_number, mix), mix)), port_number, "{mix}");
             }
         }
     }
 
     #[test]
-    fn ports_that_share_a_bucket_go_by_the_lowest() {
+    fn a_shared_bucket_has_its_lowest_port() {
         let small = Tables { bhash_size: 1_024, ..TABLES };
         assert_eq!(port(&small, (8_080 + 7) & 1_023, 7), 8_080 & 1_023);
     }

@@ -1,146 +1,151 @@
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple_bpf::BpfError;
-use fourtuple_bpf::lock_waits::{LockWaits, Totals, Wanted};
-use fourtuple_record::{Remark, TraceLocksResults};
+use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, Totals};
+use fourtuple_record::TraceLocksResults;
 
-use crate::TraceError;
-use crate::blind_spots::Sight;
+use crate::blind_spots::Coverage;
+use crate::error::TraceError;
+use crate::instrument::{Instrument, Outcome, Session};
 use crate::lock_sums::Sums;
+use crate::losses::{Judgement, Losses, MISSED};
 use crate::stacks::Stacks;
 use crate::symbols::Symbols;
 
-/// How often is looked whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
-/// How often the one who waits hears something: all locks are read for that.
-const TELL: Duration = Duration::from_millis(500);
-
-/// Which locks of TCP are waited for, by programs that know nothing of it.
+/// A trace of waits for TCP's locks.
 #[derive(Clone, Debug, Default)]
 pub struct Locks {
-    /// Process, as this process's PID namespace numbers it.
+    /// Process, as numbered in the PID namespace of this process.
     pub process: Option<u32>,
-    /// Name of the thread that waits (comm), 15 bytes at most.
+    /// Name of the waiting thread (comm), at most 15 bytes.
     pub name: Option<String>,
     /// Id of a cgroup (version 2): the inode of its directory.
     pub cgroup: Option<u64>,
-    /// For how long; absent: until told to stop.
+    /// How long to trace; `None` means until the caller sets `stop`.
     pub time: Option<Duration>,
 }
 
-/// How it goes.
+/// Figures of a running trace of locks.
 #[derive(Clone, Debug, Default)]
-pub struct LockNews {
-    /// Since the beginning.
+pub struct LocksProgress {
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Waits on the path of TCP, so far.
+    /// Waits on TCP's paths since the start.
     pub waits: u64,
-    /// How long they took together, in nanoseconds.
+    /// Sum of these waits, in nanoseconds.
     pub wait_ns: u64,
-    /// Connections so far.
+    /// Connections since the start.
     pub connections: u64,
-    /// The class with the longest time of waiting.
+    /// The lock class with the longest time of waiting.
     pub worst: Option<&'static str>,
-    /// What was lost so far.
+    /// Waits that were not counted or lost their stack, and events that no program saw (`recursion_misses`).
     pub lost: u64,
 }
 
-/// What was seen, and what limits it.
-#[derive(Clone, Debug)]
-pub struct LocksOutcome {
-    /// For the record.
-    pub results: TraceLocksResults,
-    /// Why it is not to be believed wholly.
-    pub validity: Vec<Remark>,
-    /// Nanoseconds of waiting by stack, for flame graphs: functions from the outermost to the one that waits, the class of
-    /// the lock in brackets at the end, joined by `;`. Sorted.
-    pub folded: Vec<(String, u64)>,
+/// A running trace of locks.
+#[derive(Debug)]
+pub struct LocksSession {
+    waits: LockWaits,
+    stacks: Stacks,
+    /// The settings restrict the trace to some tasks.
+    filtered: bool,
+    /// The address range of `__lock_sock` is known, so that sleeps in it are counted.
+    counts_sleeps: bool,
 }
 
-impl Locks {
-    /// Traces until the time is up or `stop` is set. `attached` is called once, as soon as waits are counted; `news` every
-    /// 500 ms.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError::Locks`] where the programs cannot be attached.
-    pub fn run(
-        &self,
-        stop: &AtomicBool,
-        attached: impl FnOnce(),
-        mut news: impl FnMut(&LockNews),
-    ) -> Result<LocksOutcome, TraceError> {
-        // Without the table there are no paths, which is said; a host without /proc has no more of it than that.
-        let mut stacks = Stacks::new(Symbols::read().unwrap_or_default());
+impl Instrument for Locks {
+    type Session = LocksSession;
+
+    fn attach(&self) -> Result<LocksSession, TraceError> {
+        // Without /proc/kallsyms the record has no paths; a blind spot names that.
+        let stacks = Stacks::new(Symbols::read().unwrap_or_default());
         let lock_sock = stacks.symbols().range("__lock_sock");
-        let wanted =
-            Wanted { process: self.process, name: self.name.clone(), cgroup: self.cgroup, lock_sock };
-        let filtered = self.process.is_some() || self.name.is_some() || self.cgroup.is_some();
-        let mut waits = LockWaits::attach(&wanted).map_err(TraceError::Locks)?;
-        let begun = Instant::now();
-        attached();
-        let mut told = Duration::ZERO;
-        loop {
-            let elapsed = begun.elapsed();
-            let left = self.time.map_or(LOOK, |time| time.saturating_sub(elapsed));
-            if left.is_zero() || stop.load(Ordering::Relaxed) {
-                break;
-            }
-            if elapsed >= told + TELL {
-                told = elapsed;
-                news(&look(&waits, &mut stacks, filtered, elapsed).map_err(TraceError::Locks)?);
-            }
-            thread::sleep(left.min(LOOK));
-        }
-        let elapsed = begun.elapsed();
-        waits.detach();
-        let totals = waits.totals().map_err(TraceError::Locks)?;
-        let sums = Sums::read(&waits, &mut stacks, &totals.tables).map_err(TraceError::Locks)?;
-        let sight = Sight {
-            spun: sums.spun,
-            paravirtual: stacks.paravirtual(),
-            symbols: !stacks.symbols().is_empty(),
-            sleeps: lock_sock.is_some(),
-            filtered,
-            tables: totals.tables.bhash != 0,
-            bucket_each: totals.tables.bhash_size > u32::from(u16::MAX),
-            ..Sight::of_host()
-        };
-        let early = self.time.is_some_and(|time| elapsed < time);
-        Ok(LocksOutcome {
-            folded: sums.folded(),
-            validity: validity(&totals, early.then_some(elapsed)),
-            results: results(&totals, &sums, sight, filtered, elapsed),
+        let filter =
+            LockFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup, lock_sock };
+        Ok(LocksSession {
+            waits: LockWaits::attach(&filter).map_err(TraceError::Locks)?,
+            stacks,
+            filtered: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
+            counts_sleeps: lock_sock.is_some(),
         })
+    }
+
+    fn duration(&self) -> Option<Duration> {
+        self.time
     }
 }
 
-fn look(
-    waits: &LockWaits,
-    stacks: &mut Stacks,
-    filtered: bool,
-    elapsed: Duration,
-) -> Result<LockNews, BpfError> {
-    let totals = waits.totals()?;
-    let sums = Sums::read(waits, stacks, &totals.tables)?;
-    Ok(LockNews {
-        elapsed,
-        waits: sums.waits(),
-        wait_ns: sums.wait_ns(),
-        connections: connections(&totals, filtered),
-        worst: sums.worst().map(|class| class.name()),
-        lost: lost(&totals),
-    })
+impl Session for LocksSession {
+    type Progress = LocksProgress;
+    type Results = TraceLocksResults;
+    /// Each progress reads all locks, so the interval is longer than for other traces.
+    const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
+    fn progress(&mut self, elapsed: Duration) -> Result<LocksProgress, TraceError> {
+        let (totals, sums, losses) = self.counted().map_err(TraceError::Locks)?;
+        Ok(LocksProgress {
+            elapsed,
+            waits: sums.waits(),
+            wait_ns: sums.wait_ns(),
+            connections: connections(&totals, self.filtered),
+            worst: sums.worst().map(|class| class.name()),
+            lost: losses.sum(),
+        })
+    }
+
+    fn finish(mut self, elapsed: Duration) -> Result<Outcome<TraceLocksResults>, TraceError> {
+        self.waits.detach();
+        let (totals, sums, losses) = self.counted().map_err(TraceError::Locks)?;
+        let coverage = Coverage {
+            spun: sums.spun,
+            paravirtual: self.stacks.paravirtual(),
+            symbols: !self.stacks.symbols().is_empty(),
+            sleeps: self.counts_sleeps,
+            filtered: self.filtered,
+            tables: totals.tables.bhash != 0,
+            bucket_per_port: totals.tables.bhash_size > u32::from(u16::MAX),
+            ..Coverage::of_host()
+        };
+        let Judgement { validity, notes } = losses.judge(sums.waits() + sums.elsewhere.waits);
+        let results = TraceLocksResults {
+            lost: losses.sum(),
+            notes,
+            ..results(&totals, &sums, coverage, self.filtered, elapsed)
+        };
+        Ok(Outcome { folded: sums.folded(), validity, results })
+    }
 }
 
-fn lost(totals: &Totals) -> u64 {
-    totals.lost_waits + totals.lost_stacks + totals.lost_nested
+impl LocksSession {
+    fn counted(&mut self) -> Result<(Totals, Sums, Losses), BpfError> {
+        let totals = self.waits.totals()?;
+        let losses = losses(&totals, self.waits.missed()?);
+        let sums = Sums::read(&self.waits, &mut self.stacks, &totals.tables)?;
+        Ok((totals, sums, losses))
+    }
 }
 
-/// One over loopback is opened here and accepted here; it counts once. Of some tasks only, it is those that they opened, or
-/// those that they closed and had not opened.
+/// Lists the losses; `missed` is the number of events that no program saw (`recursion_misses`).
+fn losses(totals: &Totals, missed: u64) -> Losses {
+    Losses::new([
+        (
+            totals.lost_waits,
+            "waits were not counted: the table of locks and paths, or of sleeping tasks, was full",
+        ),
+        (totals.lost_paths, "waits were counted without their path: the table of paths was full"),
+        (totals.lost_stacks, "waits were counted without their path: the stack could not be read or kept"),
+        (
+            totals.lost_busy,
+            "waits were not counted: they began while the same processor was changing the table of waits",
+        ),
+        (totals.lost_nested, "waits were not counted: their end was not seen"),
+        (missed, MISSED),
+    ])
+}
+
+/// Counts connections. A connection over loopback is both opened and accepted on this host and counts once, so the larger
+/// number is taken. With a filter only opening and closing can be assigned to a task: the count is then connections that the
+/// traced tasks opened, or connections that they closed without having opened them, whichever is larger.
 fn connections(totals: &Totals, filtered: bool) -> u64 {
     match filtered {
         true => totals.opened.max(totals.closed.saturating_sub(totals.opened)),
@@ -151,7 +156,7 @@ fn connections(totals: &Totals, filtered: bool) -> u64 {
 fn results(
     totals: &Totals,
     sums: &Sums,
-    sight: Sight,
+    coverage: Coverage,
     filtered: bool,
     elapsed: Duration,
 ) -> TraceLocksResults {
@@ -167,39 +172,20 @@ fn results(
         waits_per_connection: each(sums.waits()),
         wait_ns_per_connection: each(sums.wait_ns()),
         cpu_share: (sums.spin_ns() as f64 / processors_ns.max(1.0)).min(1.0),
-        lost: lost(totals),
+        lost: 0,
+        notes: Vec::new(),
         elsewhere_waits: sums.elsewhere.waits,
         elsewhere_wait_ns: sums.elsewhere.wait_ns,
         classes: sums.classes(),
         paths: sums.paths(),
         ports: sums.ports(),
-        blind_spots: sight.blind_spots(),
+        blind_spots: coverage.blind_spots(),
     }
 }
 
-/// Processors that are online.
+/// Returns the number of online processors.
 fn processors() -> usize {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let is_one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
     text.lines().filter(is_one).count().max(1)
-}
-
-fn validity(totals: &Totals, stopped: Option<Duration>) -> Vec<Remark> {
-    let mut remarks = Vec::new();
-    if let Some(elapsed) = stopped {
-        let message =
-            format!("stopped after {:.1} s; what was seen until then is below", elapsed.as_secs_f64());
-        remarks.push(Remark::new("interrupted", message));
-    }
-    let losses = [
-        (totals.lost_waits, "waits were not counted: too many locks and paths"),
-        (totals.lost_stacks, "waits were counted without their path: too many paths"),
-        (totals.lost_nested, "waits were not counted: their end was not seen"),
-    ];
-    for (number, what) in losses {
-        if number > 0 {
-            remarks.push(Remark::new("events-lost", format!("{number} {what}")));
-        }
-    }
-    remarks
 }

@@ -1,27 +1,28 @@
 use fastrand::Rng;
 
-/// As many as it has room for of all that come, each with the same chance.
+/// A random sample of bounded size from a stream of items; each item has the same chance (reservoir sampling).
 #[derive(Debug)]
 pub(crate) struct Reservoir<T> {
     kept: Vec<T>,
-    room: usize,
+    capacity: usize,
     seen: u64,
     random: Rng,
 }
 
 impl<T> Reservoir<T> {
-    pub(crate) fn new(room: usize, seed: u64) -> Reservoir<T> {
-        Reservoir { kept: Vec::new(), room, seen: 0, random: Rng::with_seed(seed) }
+    pub(crate) fn new(capacity: usize, seed: u64) -> Reservoir<T> {
+        Reservoir { kept: Vec::new(), capacity, seen: 0, random: Rng::with_seed(seed) }
     }
 
+    /// Adds an item; a random earlier item may be dropped for it.
     pub(crate) fn offer(&mut self, item: T) {
         self.seen += 1;
-        if self.kept.len() < self.room {
+        if self.kept.len() < self.capacity {
             self.kept.push(item);
             return;
         }
-        let place = self.random.u64(..self.seen);
-        if let Some(kept) = usize::try_from(place).ok().and_then(|place| self.kept.get_mut(place)) {
+        let index = self.random.u64(..self.seen);
+        if let Some(kept) = usize::try_from(index).ok().and_then(|index| self.kept.get_mut(index)) {
             *kept = item;
         }
     }
@@ -46,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_kept_all() {
+    fn a_short_stream_is_kept_whole() {
         let mut reservoir = Reservoir::new(3, 1);
         (0..2).for_each(|number| reservoir.offer(number));
         assert_eq!(reservoir.into_kept(), [0, 1]);

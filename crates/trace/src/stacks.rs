@@ -1,19 +1,20 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use fourtuple_bpf::lock_waits::{NO_PATH, Path};
 use fourtuple_bpf::{BpfError, LockWaits};
 
 use crate::lock_class::{path, plain};
 use crate::symbols::Symbols;
 
-/// Slow paths of a spinlock for guests of a hypervisor.
+/// Slow path of a paravirtual spinlock.
 const PARAVIRTUAL: &str = "__pv_queued_spin_lock_slowpath";
 
-/// The functions of stacks, each looked up once.
+/// A cache of the function names of stacks.
 #[derive(Debug)]
 pub(crate) struct Stacks {
     symbols: Symbols,
-    known: HashMap<i32, Rc<[String]>>,
+    known: HashMap<u64, Rc<[String]>>,
     paravirtual: bool,
 }
 
@@ -26,35 +27,35 @@ impl Stacks {
         &self.symbols
     }
 
-    /// Whether one of the stacks so far was in the slow path for guests.
+    /// Returns whether any stack so far contained the slow path of a paravirtual spinlock.
     pub(crate) fn paravirtual(&self) -> bool {
         self.paravirtual
     }
 
-    /// The functions of a stack, the one that waits first, without the taking of the lock or the falling
-    /// asleep. Empty if it was lost, or if the
-    /// kernel's addresses are hidden.
+    /// Returns the functions of a stack, the waiting function first, without the functions that take the lock or put the
+    /// task to sleep. Empty if the stack was lost or the kernel hides its addresses.
     pub(crate) fn path(
         &mut self,
         waits: &LockWaits,
-        stack: i32,
+        hash: u64,
         asleep: bool,
     ) -> Result<Rc<[String]>, BpfError> {
-        if let Some(known) = self.known.get(&stack) {
+        if let Some(known) = self.known.get(&hash) {
             return Ok(known.clone());
         }
-        let addresses = waits.stack(stack)?;
-        let functions = self.functions(&addresses);
+        let found = waits.path(hash)?;
+        let functions = self.functions(found.as_ref().map_or(&[], Path::frames));
         let paravirtual = functions.contains(&PARAVIRTUAL);
         let path: Rc<[String]> = path(&functions, asleep).into_iter().map(str::to_owned).collect();
         self.paravirtual |= paravirtual;
-        if stack >= 0 {
-            self.known.insert(stack, path.clone());
+        if hash != NO_PATH {
+            self.known.insert(hash, path.clone());
         }
         Ok(path)
     }
 
-    /// A return address may be the first behind its function, when that ends with the call.
+    /// Names the functions. A return address may lie past the end of its function when the call is its last instruction, so
+    /// the address before it is looked up.
     fn functions(&self, addresses: &[u64]) -> Vec<&str> {
         if self.symbols.is_empty() {
             return Vec::new();

@@ -1,7 +1,7 @@
 use std::fs;
 use std::io;
 
-/// The kernel's functions by address, from /proc/kallsyms.
+/// A table of the kernel's functions by address, from /proc/kallsyms.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {
     /// In ascending order.
@@ -9,37 +9,37 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Reads the table. Who may not see addresses (kernel.kptr_restrict) gets an empty one.
+    /// Reads the table. It is empty if kernel.kptr_restrict hides addresses from this process.
     ///
     /// # Errors
     ///
-    /// That of open(2) and read(2).
+    /// The errors of open(2) and read(2).
     pub fn read() -> io::Result<Symbols> {
         Ok(Symbols::parse(&fs::read_to_string("/proc/kallsyms")?))
     }
 
-    /// Functions only, modules' included: lines of address, kind, name and perhaps a module.
+    /// Parses lines of address, type, name and, for functions of modules, the module. Keeps functions only.
     fn parse(text: &str) -> Symbols {
         let mut functions: Vec<(u64, Box<str>)> = text.lines().filter_map(function).collect();
-        // Of several names the first stays, as the table has it.
+        // An address with several names keeps its first name in the table.
         functions.sort_by_key(|(address, _)| *address);
         functions.dedup_by_key(|(address, _)| *address);
         Symbols { functions }
     }
 
-    /// Whether there is no function at all: addresses are hidden.
+    /// Returns whether the table is empty because addresses are hidden.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// The function that an address lies in. An address behind the last function is said to lie in that.
+    /// Returns the name of the function that contains `address`: the last function that starts at or before it.
     pub fn name(&self, address: u64) -> Option<&str> {
-        let behind = self.functions.partition_point(|(start, _)| *start <= address);
-        let (_, name) = self.functions.get(behind.checked_sub(1)?)?;
+        let next = self.functions.partition_point(|(start, _)| *start <= address);
+        let (_, name) = self.functions.get(next.checked_sub(1)?)?;
         Some(name)
     }
 
-    /// Where a function begins and where the next one does.
+    /// Returns the start address of a function, and of the function after it.
     pub fn range(&self, name: &str) -> Option<(u64, u64)> {
         let at = self.functions.iter().position(|(_, function)| &**function == name)?;
         let (start, end) = (self.functions.get(at)?.0, self.functions.get(at + 1)?.0);
@@ -66,7 +66,7 @@ mod tests {
                          ffffffffc0000000 t nf_conntrack_in\t[nf_conntrack]\n";
 
     #[test]
-    fn an_address_is_in_the_function_that_starts_before_it() {
+    fn an_address_belongs_to_the_function_before_it() {
         let symbols = Symbols::parse(TABLE);
         assert_eq!(symbols.name(0xffff_ffff_8100_0100), Some("tcp_v4_connect"));
         assert_eq!(symbols.name(0xffff_ffff_8100_01ff), Some("tcp_v4_connect"));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_are_no_functions() {
+    fn hidden_addresses_give_an_empty_table() {
         assert!(Symbols::parse("0000000000000000 T _stext\n").is_empty());
     }
 }

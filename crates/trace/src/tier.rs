@@ -1,22 +1,22 @@
 use fourtuple_bpf::{BpfError, Tier};
 
-use crate::TraceError;
+use crate::error::TraceError;
 
-/// What is attached, and how.
+/// Attached programs with their tier.
 #[derive(Debug)]
 pub(crate) struct Attached<T> {
     pub(crate) programs: T,
     pub(crate) tier: Tier,
-    /// Why it is not the first tier, if it was not asked for.
+    /// Why earlier tiers could not be attached; `None` for the first tier, and for a requested tier.
     pub(crate) reason: Option<String>,
 }
 
-/// Attaches the tier that was asked for, else the first of all that this kernel can do.
+/// Attaches the requested tier, or else the first tier that this kernel supports.
 pub(crate) fn attach<T>(
-    wanted: Option<Tier>,
+    requested: Option<Tier>,
     mut attach: impl FnMut(Tier) -> Result<T, BpfError>,
 ) -> Result<Attached<T>, TraceError> {
-    if let Some(tier) = wanted {
+    if let Some(tier) = requested {
         let programs = attach(tier).map_err(|error| TraceError::Tier { tier: tier.name(), error })?;
         return Ok(Attached { programs, tier, reason: None });
     }
@@ -24,20 +24,20 @@ pub(crate) fn attach<T>(
     for tier in Tier::ALL {
         match attach(tier) {
             Ok(programs) => {
-                return Ok(Attached { programs, tier, reason: reasons.words() });
+                return Ok(Attached { programs, tier, reason: reasons.text() });
             }
-            // What this kernel has not got, or this host or its verifier does not take, another tier may do without.
+            // Another tier may not need what this kernel lacks, or what this host or its verifier refuses.
             Err(error @ (BpfError::Absent { .. } | BpfError::Barred { .. } | BpfError::Refused { .. })) => {
                 reasons.add(tier, error.to_string());
             }
-            // A right that is missing is missing for all.
+            // A missing capability is missing for all tiers.
             Err(other) => return Err(other.into()),
         }
     }
-    Err(TraceError::NoTier { reasons: reasons.words().unwrap_or_default() })
+    Err(TraceError::NoTier { reasons: reasons.text().unwrap_or_default() })
 }
 
-/// Why tiers were passed over. What keeps several off is said once.
+/// Reasons why tiers could not be attached. A reason of several consecutive tiers is kept once.
 #[derive(Debug, Default)]
 struct Reasons(Vec<(String, String)>);
 
@@ -49,9 +49,9 @@ impl Reasons {
         }
     }
 
-    fn words(&self) -> Option<String> {
-        let words: Vec<String> = self.0.iter().map(|(tiers, why)| format!("{tiers}: {why}")).collect();
-        (!words.is_empty()).then(|| words.join("; "))
+    fn text(&self) -> Option<String> {
+        let parts: Vec<String> = self.0.iter().map(|(tiers, why)| format!("{tiers}: {why}")).collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 }
 
@@ -66,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn the_first_needs_no_reason() {
+    fn the_first_tier_has_no_reason() {
         let attached = attach(None, Ok).unwrap();
         assert_eq!((attached.programs, attached.tier, attached.reason), (Tier::TpBtf, Tier::TpBtf, None));
     }
 
     #[test]
-    fn a_missing_tracepoint_leads_to_the_next_and_is_told() {
+    fn a_missing_tracepoint_selects_the_next_tier() {
         let attached = attach(None, |tier| match tier {
             Tier::TpBtf => Err(absent("fib_table_lookup")),
             Tier::Fexit => Ok(()),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_the_verifier_refuses_leads_to_the_next() {
+    fn a_refusal_of_the_verifier_selects_the_next_tier() {
         let attached = attach(None, |tier| match tier {
             Tier::TpBtf => Err(BpfError::Refused {
                 program: "set_state",
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_told_at_once() {
+    fn a_missing_capability_ends_the_search_for_a_tier() {
         let mut tried = Vec::new();
         let refused = attach(None, |tier| {
             tried.push(tier);
@@ -111,20 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn without_any_tier_every_reason_is_in_the_line() {
+    fn without_any_tier_the_error_has_every_reason() {
         let refused = attach(None, |tier| Err::<(), _>(absent(tier.name()))).unwrap_err().to_string();
         assert!(refused.contains("no tp_btf") && refused.contains("no fexit"), "{refused}");
     }
 
     #[test]
-    fn what_keeps_all_off_is_said_once() {
+    fn a_common_reason_appears_once() {
         let refused = attach(None, |_| Err::<(), _>(absent("type information"))).unwrap_err().to_string();
         assert_eq!(refused.matches("type information").count(), 1, "{refused}");
         assert!(refused.contains("tp_btf, fexit: "), "{refused}");
     }
 
     #[test]
-    fn a_tier_that_was_asked_for_has_no_stand_in() {
+    fn a_requested_tier_has_no_substitute() {
         let mut tried = Vec::new();
         let refused = attach(Some(Tier::Fexit), |tier| {
             tried.push(tier);

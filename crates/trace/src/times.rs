@@ -1,15 +1,16 @@
-//! Histograms of the kernel's as summaries of a record.
+//! Summaries of histograms that BPF programs fill.
 
 use fourtuple_bpf::tracing::{FINE_BITS, Times};
 use fourtuple_measure::{LogLinear, Quantiles};
-use fourtuple_record::Spread;
+use fourtuple_record::Distribution;
 
+/// Builds a histogram from buckets of the fine resolution.
 pub(crate) fn times(times: &Times) -> LogLinear {
     LogLinear::new(FINE_BITS, times.buckets.to_vec(), times.sum_ns, times.max_ns)
 }
 
-/// Absent when there is nothing to summarize.
-pub(crate) fn spread(times: &LogLinear) -> Option<Spread> {
+/// Returns the quantiles of a histogram; `None` if it is empty.
+pub(crate) fn distribution(times: &LogLinear) -> Option<Distribution> {
     let Quantiles { count, mean, p50, p99, p999, max } = times.summary();
-    (count > 0).then_some(Spread { count, mean, p50, p99, p999, max })
+    (count > 0).then_some(Distribution { count, mean, p50, p99, p999, max })
 }

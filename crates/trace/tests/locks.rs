@@ -1,28 +1,28 @@
-//! A contention that is made is seen in its class, and is gone after what removes it. No time decides: what decides is whether
-//! there were waits, in as many rounds as it takes.
+//! Contention that a test causes is counted in its class, and disappears with its remedy. Tests assert on the number of waits,
+//! never on their time.
+
+mod traced;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-use fourtuple_bpf::BpfError;
 use fourtuple_record::TraceLocksResults;
 use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
-use fourtuple_trace::{Locks, LocksOutcome, TraceError};
+use fourtuple_trace::{Locks, Outcome};
 
 const THREADS: u16 = 4;
-/// Ports that all threads look through, or that each has to itself.
+/// Size of the port range that all threads share, or that each thread has.
 const PORTS: u16 = 30;
-/// Where is listened, or nobody listens.
+/// Destination port, with or without a listener.
 const PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 20_000;
-/// A contention is a matter of chance: so many rounds of as many connections, or dials in vain, until there is one.
+/// Contention depends on timing, so a test repeats at most this many rounds of connections, or of refused dials.
 const ROUNDS: u32 = 100;
 const CONNECTIONS: u64 = 3_000;
 const DIALS: u64 = 10_000;
@@ -33,14 +33,14 @@ fn listen(group: bool) -> OwnedFd {
     if group {
         assert_eq!(option::set_reuse_port(listener.as_fd()).unwrap(), Answer::Done);
     }
-    // Who accepts looks whether it is over.
+    // The accepting thread checks the end of the test this often.
     option::set_receive_timeout(listener.as_fd(), Duration::from_millis(20)).unwrap();
     socket::bind(listener.as_fd(), address).unwrap();
     socket::listen(listener.as_fd(), 4096).unwrap();
     listener
 }
 
-/// The threads of a test have a name that no others have, by which they are traced.
+/// Spawns a thread with the name by which the test traces it.
 fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -49,7 +49,7 @@ fn spawn<'scope>(
     thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work).unwrap()
 }
 
-/// Calls `work` so many times, by several threads at the same time. It is told which thread it is.
+/// Calls `work` `times` times from `THREADS` threads, with the index of the thread.
 fn by_threads(name: &str, times: u64, work: impl Fn(u16) + Sync) {
     let left = AtomicU64::new(times);
     thread::scope(|scope| {
@@ -65,7 +65,7 @@ fn by_threads(name: &str, times: u64, work: impl Fn(u16) + Sync) {
     });
 }
 
-/// Connections that threads accept on one listener, or each on its own.
+/// Opens connections, which threads accept from one listener, or each thread from its own listener.
 fn connections(name: &str, own_listeners: bool) {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let listeners: Vec<OwnedFd> =
@@ -76,17 +76,17 @@ fn connections(name: &str, own_listeners: bool) {
             let (listener, over) = (&listeners[at % listeners.len()], &over);
             spawn(scope, name, move || {
                 while !over.load(Ordering::Relaxed) {
-                    // EAGAIN when nobody comes; ECONNABORTED is of one who has gone again.
+                    // EAGAIN without a connection; ECONNABORTED when the client has already reset it.
                     drop(socket::accept(listener.as_fd()));
                 }
             });
         }
         by_threads(name, CONNECTIONS, |_| {
             let client = socket::open(Transport::Tcp, to, true).unwrap();
-            // So that nothing of it stays.
+            // A RST leaves no TIME_WAIT socket.
             option::set_reset_on_close(client.as_fd()).unwrap();
-            // A port that the other side has not let go of yet is a dial in vain, and a SYN for which the queue had no room
-            // would be sent again in a second.
+            // A dial fails when the server has not released the port yet. The limit of 50 ms avoids waiting a second for the
+            // retransmission of a SYN that a full queue dropped.
             let _ = socket::connect(client.as_fd(), to);
             let _ = socket::wait_connected(client.as_fd(), Some(Duration::from_millis(50)));
         });
@@ -94,8 +94,8 @@ fn connections(name: &str, own_listeners: bool) {
     });
 }
 
-/// Dials to where nobody listens: the port is looked for and is free again at once. From one range, or each thread from its own;
-/// false: this kernel has no ranges for sockets.
+/// Dials a port without a listener: each dial searches for a source port and releases it at once. All threads share one range,
+/// or each has its own. Returns false if this kernel has no IP_LOCAL_PORT_RANGE.
 fn dials(name: &str, own_ports: bool) -> bool {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let absent = AtomicBool::new(false);
@@ -106,41 +106,20 @@ fn dials(name: &str, own_ports: bool) -> bool {
             let answer = option::set_local_port_range(client.as_fd(), low, low + PORTS - 1).unwrap();
             absent.fetch_or(answer == Answer::Absent, Ordering::Relaxed);
         }
-        // ECONNREFUSED, or EADDRNOTAVAIL where all ports are just in use.
+        // ECONNREFUSED, or EADDRNOTAVAIL while all ports are in use.
         let _ = socket::connect(client.as_fd(), to);
     });
     !absent.load(Ordering::Relaxed)
 }
 
-/// Traces threads of this name while there is work; `None`, aloud, where BPF is not to be had.
-fn traced(test: &str, name: &str, work: impl FnOnce()) -> Option<LocksOutcome> {
+/// Traces threads named `name` while `work` runs.
+fn traced(test: &str, name: &str, work: impl FnOnce()) -> Option<Outcome<TraceLocksResults>> {
     let locks = Locks { name: Some(name.to_owned()), ..Locks::default() };
-    let stop = AtomicBool::new(false);
-    let (attached, ready) = mpsc::channel();
-    thread::scope(|scope| {
-        let tracer = scope.spawn(|| locks.run(&stop, || attached.send(()).unwrap(), |_| ()));
-        // Nothing comes from a tracer that has failed: then it has ended, or is about to.
-        while ready.recv_timeout(Duration::from_millis(20)).is_err() {
-            if tracer.is_finished() {
-                match tracer.join().unwrap() {
-                    Err(TraceError::Locks(
-                        error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }),
-                    )) => {
-                        skip(test, "bpf", &error.to_string());
-                        return None;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        work();
-        stop.store(true, Ordering::Relaxed);
-        Some(tracer.join().unwrap().unwrap())
-    })
+    traced::traced(test, &locks, work).map(|((), outcome)| outcome)
 }
 
-/// Waits of `counted` in as many rounds of work as give `enough`: rounds and waits. `None`, aloud, where there are none because
-/// the host does not show them.
+/// Repeats `work` until `counted` returns `enough` waits in total. Returns the number of rounds and of waits. Returns `None`
+/// and reports a skipped test where the host does not show waits.
 fn contention(
     test: &str,
     name: &str,
@@ -165,7 +144,7 @@ fn contention(
     Some((rounds, waits))
 }
 
-/// The sums are those of the classes, and each class has its paths.
+/// Asserts that totals equal the sums of the classes, and that paths belong to classes.
 fn agree(results: &TraceLocksResults) {
     assert_eq!(results.waits, results.classes.iter().map(|class| class.waits).sum::<u64>());
     assert_eq!(results.wait_ns, results.classes.iter().map(|class| class.wait_ns).sum::<u64>());
@@ -181,12 +160,12 @@ fn waits_on_path(results: &TraceLocksResults, class: &str, kind: &str, function:
     paths.filter(|path| path.frames.iter().any(|frame| frame == function)).map(|path| path.waits).sum()
 }
 
-/// Threads that accept on one socket sleep until the one that has it lets go. A socket that one thread alone accepts on has no
-/// other owner, so that there is nobody to sleep for.
+/// Threads that accept on one socket sleep until its owner releases it. A socket on which one thread accepts has no second owner,
+/// so no thread sleeps.
 #[test]
-fn accepting_on_one_listener_is_seen_and_a_listener_each_removes_it() {
+fn a_listener_per_thread_removes_waits_of_accept() {
     in_namespace(|| {
-        let test = "accepting_on_one_listener_is_seen_and_a_listener_each_removes_it";
+        let test = "a_listener_per_thread_removes_waits_of_accept";
         let name = "locks-accept";
         let sleeps =
             |results: &TraceLocksResults| waits_on_path(results, "listener", "sleep", "inet_csk_accept");
@@ -200,12 +179,12 @@ fn accepting_on_one_listener_is_seen_and_a_listener_each_removes_it() {
     });
 }
 
-/// Threads that look for a port in one range look into the same buckets. With a range each there is nobody to wait for, but for
-/// another namespace whose bucket is the same by chance.
+/// Threads that search one range look into the same buckets. With a range per thread they do not wait for each other; another
+/// namespace may share a bucket by chance.
 #[test]
-fn looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it() {
+fn a_range_per_thread_removes_waits_of_the_search() {
     in_namespace(|| {
-        let test = "looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it";
+        let test = "a_range_per_thread_removes_waits_of_the_search";
         let name = "locks-search";
         let range = |ports: u16| {
             set_sysctl("net.ipv4.ip_local_port_range", &format!("{FIRST_PORT} {}", FIRST_PORT + ports - 1));
@@ -228,11 +207,11 @@ fn looking_for_ports_in_one_range_is_seen_and_a_range_each_removes_it() {
     });
 }
 
-/// The bucket of the port that all connect to is waited for, and goes by that port.
+/// Waits for the bucket of the destination port are assigned to that port.
 #[test]
-fn a_bucket_goes_by_its_port() {
+fn waits_for_a_bucket_have_its_port() {
     in_namespace(|| {
-        let test = "a_bucket_goes_by_its_port";
+        let test = "waits_for_a_bucket_have_its_port";
         let name = "locks-bucket";
         let of_server = |results: &TraceLocksResults| {
             results.ports.iter().filter(|port| port.port == PORT).map(|port| port.waits).sum()
@@ -241,10 +220,34 @@ fn a_bucket_goes_by_its_port() {
     });
 }
 
+/// Waits on hundreds of different paths all keep their path: no path is lost to a hash collision.
 #[test]
-fn a_stack_is_folded_from_its_root() {
+fn no_path_is_lost_to_a_collision() {
     in_namespace(|| {
-        let test = "a_stack_is_folded_from_its_root";
+        let name = "locks-paths";
+        let work = || {
+            for _ in 0..4 {
+                connections(name, false);
+                dials(name, false);
+            }
+        };
+        let test = "no_path_is_lost_to_a_collision";
+        let Some(((), outcome)) = traced::traced(test, &Locks::default(), work) else { return };
+        let remarks = outcome.validity.iter().map(|remark| &remark.message);
+        let mut lines = remarks.chain(&outcome.results.notes);
+        assert!(!lines.any(|line| line.contains("without their path")), "{outcome:?}");
+        // Losses appear either as remarks or as notes.
+        assert_eq!(
+            outcome.results.lost > 0,
+            !outcome.validity.is_empty() || !outcome.results.notes.is_empty()
+        );
+    });
+}
+
+#[test]
+fn folded_stacks_start_at_the_outermost_function() {
+    in_namespace(|| {
+        let test = "folded_stacks_start_at_the_outermost_function";
         let name = "locks-folded";
         let Some(outcome) = traced(test, name, || connections(name, false)) else { return };
         let folded: u64 = outcome.folded.iter().map(|(_, ns)| ns).sum();

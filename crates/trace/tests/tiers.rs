@@ -1,28 +1,28 @@
-//! Two tiers at once on the same connects: what they count is equal, and what they time is nearly so.
+//! Two tiers trace the same connects at once: their counters are equal and their times are similar.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
-use fourtuple_bpf::connect_search::{Totals, Wanted};
+use fourtuple_bpf::connect_search::{ConnectFilter, Totals};
 use fourtuple_bpf::tracing::{FINE_BITS, Times};
 use fourtuple_bpf::{BpfError, ConnectSearch, Tier};
 use fourtuple_measure::LogLinear;
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
-/// Half of them are even.
+/// Size of the range; half of its ports are even.
 const PORTS: u16 = 3_000;
-/// Searches that pass over all even ports.
+/// Number of searches that pass over all even ports.
 const LONG: u64 = 300;
 
-/// The tiers in the order of [`Tier::ALL`]; `None`, aloud, where one of them is not to be had.
+/// Attaches the tiers in the order of [`Tier::ALL`]. Returns `None` and reports a skipped test where a tier cannot be attached.
 fn attach(test: &str, destination: SocketAddr) -> Option<[ConnectSearch; 2]> {
-    let wanted = Wanted {
+    let wanted = ConnectFilter {
         process: Some(process::id()),
         address: Some(destination.ip()),
         port: Some(destination.port()),
-        ..Wanted::default()
+        ..ConnectFilter::default()
     };
     let one = |tier, need| match ConnectSearch::attach(&wanted, tier) {
         Ok(search) => Some(search),
@@ -35,7 +35,7 @@ fn attach(test: &str, destination: SocketAddr) -> Option<[ConnectSearch; 2]> {
     Some([one(Tier::TpBtf, "bpf")?, one(Tier::Fexit, "fexit")?])
 }
 
-/// Dials until so many odd ports were found: the kernel takes the even ones first.
+/// Dials until `odd` odd ports were found: the kernel takes the even ports first. Returns the number of even and odd ports.
 fn dial(destination: SocketAddr, odd: u64) -> [u64; 2] {
     let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
     let (mut found, mut streams) = ([0, 0], Vec::new());
@@ -71,7 +71,7 @@ fn agree(test: &str, address: &'static str) {
     };
     let (tp_btf, fexit, long) = ratio(|totals| &totals.odd);
     let short = ratio(|totals| &totals.even);
-    // For the page that quotes it. Not println!, which the test runner swallows when the test passes.
+    // docs/trace-connect.md quotes these figures. println! would be hidden by the test runner when the test passes.
     writeln!(
         io::stderr(),
         "{test}: odd ports, median: tp_btf {tp_btf} ns, fexit {fexit} ns, ratio {long:.3}; even ports: {} ns, {} ns, \
@@ -81,7 +81,7 @@ fn agree(test: &str, address: &'static str) {
         short.2,
     )
     .expect("stderr takes a line");
-    // Over the same searches of a thousand ports and more; a tier that times something else is far off.
+    // Each search covers more than a thousand ports, so a tier that times another interval would differ widely.
     assert!((0.67..1.5).contains(&long), "tp_btf {tp_btf} ns, fexit {fexit} ns");
 }
 
@@ -96,9 +96,9 @@ fn tiers_agree_on_ipv6() {
 }
 
 #[test]
-fn every_tier_tells_a_search_that_found_nothing() {
+fn every_tier_counts_failed_searches() {
     in_namespace(|| {
-        let test = "every_tier_tells_a_search_that_found_nothing";
+        let test = "every_tier_counts_failed_searches";
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         let (_listener, destination) = listener("127.0.0.3", 128);
         let Some(searches) = attach(test, destination) else { return };

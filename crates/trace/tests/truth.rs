@@ -1,56 +1,21 @@
-//! Counts of a trace against those of the program that connects: many connects, filters, retries, who closed first.
+//! The counters of a trace of connect() equal the counts of the program: many connects, filters, retries, active closes.
+
+mod traced;
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
-use fourtuple_bpf::BpfError;
 use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
-use fourtuple_trace::{Connect, TraceError};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_trace::{Connect, Outcome};
+use traced::{count, to, traced, until_none_missed};
 
 const EADDRNOTAVAIL: i32 = 99;
-
-/// Traces while `program` runs in the same namespace; `None`, aloud, where BPF is not to be had.
-fn traced<T>(test: &str, connect: &Connect, program: impl FnOnce() -> T) -> Option<(T, TraceConnectResults)> {
-    let stop = AtomicBool::new(false);
-    let (attached, ready) = mpsc::channel();
-    thread::scope(|scope| {
-        let tracer = scope.spawn(|| connect.run(&stop, || attached.send(()).unwrap(), |_| ()));
-        while ready.recv_timeout(Duration::from_millis(20)).is_err() {
-            if tracer.is_finished() {
-                match tracer.join().unwrap() {
-                    Err(TraceError::Bpf(
-                        error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }),
-                    )) => {
-                        skip(test, "bpf", &error.to_string());
-                        return None;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        let known = program();
-        stop.store(true, Ordering::Relaxed);
-        Some((known, tracer.join().unwrap().unwrap().results))
-    })
-}
-
-fn to(destination: SocketAddr) -> Connect {
-    Connect {
-        process: Some(process::id()),
-        address: Some(destination.ip()),
-        port: Some(destination.port()),
-        ..Connect::default()
-    }
-}
 
 fn dial(destination: SocketAddr) -> OwnedFd {
     let stream = socket::open(Transport::Tcp, destination, false).unwrap();
@@ -67,7 +32,7 @@ fn number(variable: &str, otherwise: u32) -> u32 {
     env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// FOURTUPLE_TRACE_CONNECTS says how many.
+/// FOURTUPLE_TRACE_CONNECTS sets the number of connects.
 #[test]
 fn every_connect_of_many_is_counted() {
     in_namespace(|| {
@@ -94,10 +59,9 @@ fn every_connect_of_many_is_counted() {
             }
             counts
         };
-        let Some((counts, results)) = traced("every_connect_of_many_is_counted", &connect, program) else {
-            return;
-        };
-        let count = |spread: Option<fourtuple_record::Spread>| spread.map_or(0, |spread| spread.count);
+        let run = || traced("every_connect_of_many_is_counted", &connect, program);
+        let Some((counts, outcome)) = until_none_missed(run) else { return };
+        let results = outcome.results;
         assert_eq!([count(results.search_ns.even), count(results.search_ns.odd)], counts);
         assert_eq!(results.tuples.len(), 4);
         let sum = |of: fn(&TraceTuple) -> u64| results.tuples.iter().map(of).sum::<u64>();
@@ -107,27 +71,28 @@ fn every_connect_of_many_is_counted() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_counted() {
+fn filtered_out_connects_are_not_counted() {
     in_namespace(|| {
-        let test = "what_is_not_asked_for_is_not_counted";
+        let test = "filtered_out_connects_are_not_counted";
         let (_one, one) = listener("127.0.3.1", 64);
         let (_other, other) = listener("127.0.3.2", 64);
         let name = format!("t{}", process::id());
-        let program = || {
+        let program = &|| {
             let both = move || [one, one, other].map(dial);
             let named = thread::Builder::new().name(name.clone()).spawn(both).unwrap();
             (both(), named.join().unwrap())
         };
         let by_name = Connect { name: Some(name.clone()), ..Connect::default() };
-        let Some((_, results)) = traced(test, &by_name, program) else { return };
+        let run = |connect: &Connect| until_none_missed(|| traced(test, connect, program));
+        let Some((_, Outcome { results, .. })) = run(&by_name) else { return };
         assert_eq!(results.searches, 3, "{:?}", results.tuples);
         let by_address =
             Connect { process: Some(process::id()), address: Some(one.ip()), ..Connect::default() };
-        let (_, results) = traced(test, &by_address, program).unwrap();
+        let (_, Outcome { results, .. }) = run(&by_address).unwrap();
         let tuple = only(&results);
         assert_eq!((tuple.searches, tuple.destination.clone()), (4, one.to_string()));
         let of_another = Connect { process: Some(1), port: Some(one.port()), ..to(one) };
-        let (_, results) = traced(test, &of_another, program).unwrap();
+        let (_, Outcome { results, .. }) = run(&of_another).unwrap();
         assert_eq!((results.searches, results.tuples.len()), (0, 0));
     });
 }
@@ -135,52 +100,58 @@ fn what_is_not_asked_for_is_not_counted() {
 #[test]
 fn ipv4_through_ipv6_is_ipv4() {
     in_namespace(|| {
-        let (_listener, destination) = listener("127.0.4.1", 64);
-        let SocketAddr::V4(v4) = destination else { panic!("{destination}") };
-        let mapped = SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0));
-        let program = || (0..10).map(|_| dial(mapped)).collect::<Vec<_>>();
-        let Some((streams, results)) = traced("ipv4_through_ipv6_is_ipv4", &to(destination), program) else {
-            return;
+        // A new listener for each run, so that only connections of the run count as ports in use.
+        let run = || {
+            let (listener, destination) = listener("127.0.4.1", 64);
+            let SocketAddr::V4(v4) = destination else { panic!("{destination}") };
+            let mapped = SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0));
+            let program = || (0..10).map(|_| dial(mapped)).collect::<Vec<_>>();
+            let (streams, outcome) = traced("ipv4_through_ipv6_is_ipv4", &to(destination), program)?;
+            Some(((listener, destination, streams), outcome))
         };
-        let tuple = only(&results);
+        let Some(((_listener, destination, streams), outcome)) = until_none_missed(run) else { return };
+        let tuple = only(&outcome.results);
         assert_eq!((tuple.searches, tuple.established), (streams.len() as u64, streams.len() as u64));
         assert_eq!((tuple.destination.clone(), tuple.in_use), (destination.to_string(), Some(10)));
     });
 }
 
 #[test]
-fn a_full_range_is_tried_again() {
+fn connects_after_a_full_range_count_as_retries() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20019");
-        let (_listener, destination) = listener("127.0.5.1", 256);
-        let program = || {
-            let mut streams: Vec<_> = (0..90).map(|_| dial(destination)).collect();
-            let fail = || {
-                let stream = socket::open(Transport::Tcp, destination, false).unwrap();
-                let error = socket::connect(stream.as_fd(), destination).unwrap_err();
-                assert_eq!(error.raw_os_error(), Some(EADDRNOTAVAIL));
+        // A new listener for each run, towards which all ports are free.
+        let run = || {
+            let (listener, destination) = listener("127.0.5.1", 256);
+            let program = || {
+                let mut streams: Vec<_> = (0..90).map(|_| dial(destination)).collect();
+                let fail = || {
+                    let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+                    let error = socket::connect(stream.as_fd(), destination).unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(EADDRNOTAVAIL));
+                };
+                (0..3).for_each(|_| fail());
+                option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
+                streams.push(dial(destination));
+                fail();
+                streams
             };
-            (0..3).for_each(|_| fail());
-            option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
-            streams.push(dial(destination));
-            fail();
-            streams
+            let (streams, outcome) =
+                traced("connects_after_a_full_range_count_as_retries", &to(destination), program)?;
+            Some(((listener, streams), outcome))
         };
-        let Some((_streams, results)) = traced("a_full_range_is_tried_again", &to(destination), program)
-        else {
-            return;
-        };
-        let tuple = only(&results);
+        let Some((_sockets, outcome)) = until_none_missed(run) else { return };
+        let tuple = only(&outcome.results);
         assert_eq!((tuple.failed, tuple.no_port), (4, 4));
-        // Two after a failure, and the one that succeeded.
+        // Two failed connects after a failed connect, and one established connect.
         assert_eq!((tuple.retries, tuple.syn_retries), (3, 0));
         assert_eq!((tuple.in_use, tuple.range, tuple.fill), (Some(90), Some(90), Some(1.0)));
     });
 }
 
 #[test]
-fn nobody_listening_is_told_apart_from_a_full_range() {
+fn a_closed_port_is_told_from_a_full_range() {
     in_namespace(|| {
         let (listener, destination) = listener("127.0.6.1", 64);
         drop(listener);
@@ -188,19 +159,16 @@ fn nobody_listening_is_told_apart_from_a_full_range() {
             let stream = socket::open(Transport::Tcp, destination, false).unwrap();
             socket::connect(stream.as_fd(), destination).unwrap_err();
         };
-        let Some(((), results)) =
-            traced("nobody_listening_is_told_apart_from_a_full_range", &to(destination), program)
-        else {
-            return;
-        };
+        let run = || traced("a_closed_port_is_told_from_a_full_range", &to(destination), program);
+        let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
         assert_eq!(results.failed.into_iter().collect::<Vec<_>>(), [("ECONNREFUSED".to_owned(), 1)]);
         assert_eq!((results.searches, results.failed_search_ns), (1, None));
     });
 }
 
-/// FOURTUPLE_TRACE_CLOSES says how many.
+/// FOURTUPLE_TRACE_CLOSES sets the number of closes.
 #[test]
-fn who_closes_first_is_blamed() {
+fn active_closes_are_counted_per_side() {
     in_namespace(|| {
         let closes = number("FOURTUPLE_TRACE_CLOSES", 1_000);
         let (server, destination) = listener("127.0.7.1", 64);
@@ -210,13 +178,12 @@ fn who_closes_first_is_blamed() {
                 let accepted = socket::accept(server.as_fd()).unwrap();
                 let [first, second] = if number % 4 == 0 { [accepted, client] } else { [client, accepted] };
                 drop(first);
-                // Its FIN is here.
+                // The FIN of the first socket has arrived.
                 assert_eq!(socket::receive(second.as_fd(), &mut [0]).unwrap(), 0);
             }
         };
-        let Some(((), results)) = traced("who_closes_first_is_blamed", &to(destination), program) else {
-            return;
-        };
+        let run = || traced("active_closes_are_counted_per_side", &to(destination), program);
+        let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
         let tuple = only(&results);
         let by_peer = u64::from(closes.div_ceil(4));
         assert_eq!((tuple.closed_first, tuple.closed_by_peer), (u64::from(closes) - by_peer, by_peer));

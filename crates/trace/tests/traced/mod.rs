@@ -1,5 +1,5 @@
-//! A trace of this very process, and what it has of one destination.
-#![allow(dead_code, reason = "every theme uses its part of it")]
+//! Runs a trace of this process while the test does something, and selects results.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::SocketAddr;
 use std::process;
@@ -9,11 +9,13 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_bpf::BpfError;
-use fourtuple_record::{TraceConnectResults, TraceTuple};
+use fourtuple_record::{
+    Distribution, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
+};
 use fourtuple_testing::skip;
-use fourtuple_trace::{Connect, Outcome, TraceError};
+use fourtuple_trace::{Connect, Instrument, Outcome, Results, TraceError};
 
-/// Of this process, whose tests run at the same time: each has a destination of its own.
+/// A trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
 pub(crate) fn to(destination: SocketAddr) -> Connect {
     Connect {
         process: Some(process::id()),
@@ -23,37 +25,106 @@ pub(crate) fn to(destination: SocketAddr) -> Connect {
     }
 }
 
-/// Traces while `program` runs in the same namespace; `None`, aloud, where BPF is not to be had.
-pub(crate) fn traced<T>(test: &str, connect: &Connect, program: impl FnOnce() -> T) -> Option<(T, Outcome)> {
+/// Sets a flag when it is dropped, also when its thread panics, so that other threads end.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Traces while `program` runs in the same namespace. Returns `None` and reports a skipped test where the host lacks what
+/// the trace needs.
+pub(crate) fn traced<I: Instrument + Sync, T>(
+    test: &str,
+    instrument: &I,
+    program: impl FnOnce() -> T,
+) -> Option<(T, Outcome<Results<I>>)>
+where
+    Results<I>: Send + std::fmt::Debug,
+{
     let stop = AtomicBool::new(false);
     let (attached, ready) = mpsc::channel();
     thread::scope(|scope| {
-        let tracer = scope.spawn(|| connect.run(&stop, || attached.send(()).unwrap(), |_| ()));
-        // Nothing comes from a tracer that has failed: then it has ended, or is about to.
+        let tracer = scope.spawn(|| instrument.run(&stop, || attached.send(()).unwrap(), |_| ()));
         while ready.recv_timeout(Duration::from_millis(20)).is_err() {
             if tracer.is_finished() {
-                match tracer.join().unwrap() {
-                    Err(TraceError::Bpf(
-                        error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }),
-                    )) => {
-                        skip(test, "bpf", &error.to_string());
-                        return None;
-                    }
-                    Err(error @ TraceError::NoCgroup(_)) => {
-                        skip(test, "cgroup", &error.to_string());
-                        return None;
-                    }
-                    other => panic!("{other:?}"),
-                }
+                let error = tracer.join().unwrap().expect_err("the trace ended before it was attached");
+                let need = need(&error).unwrap_or_else(|| panic!("{error:?}"));
+                skip(test, need, &error.to_string());
+                return None;
             }
         }
+        let stop_tracer = StopOnDrop(&stop);
         let known = program();
-        stop.store(true, Ordering::Relaxed);
+        drop(stop_tracer);
         Some((known, tracer.join().unwrap().unwrap()))
     })
 }
 
-/// The only one of this process to there.
+/// Returns what the host lacks for a trace; `None` if the error is a defect.
+fn need(error: &TraceError) -> Option<&'static str> {
+    use BpfError::{Absent, NotPermitted};
+    match error {
+        TraceError::Bpf(NotPermitted { .. } | Absent { .. })
+        | TraceError::Locks(NotPermitted { .. } | Absent { .. })
+        | TraceError::Accept(NotPermitted { .. }) => Some("bpf"),
+        // Before Linux 6.3.
+        TraceError::Accept(Absent { .. }) => Some("sk_data_ready"),
+        TraceError::NoCgroup(_) => Some("cgroup"),
+        TraceError::HiddenSymbols | TraceError::Flame(NotPermitted { .. } | Absent { .. }) => Some("perf"),
+        _ => None,
+    }
+}
+
+/// Results with notes about lost events.
+pub(crate) trait Notes {
+    fn notes(&self) -> &[String];
+}
+
+impl Notes for TraceConnectResults {
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Notes for TraceAcceptResults {
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Notes for TraceLocksResults {
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// Returns whether the kernel did not run a program for some event (`recursion_misses`), so that counts may be too low.
+pub(crate) fn has_missed(outcome: &Outcome<impl Notes>) -> bool {
+    let remarks = outcome.validity.iter().map(|remark| &remark.message);
+    remarks.chain(outcome.results.notes()).any(|line| line.contains("recursion_misses"))
+}
+
+/// Repeats `run`, which returns what the program counted and what the trace counted, until no program has missed an event.
+pub(crate) fn until_none_missed<T, R: Notes>(
+    mut run: impl FnMut() -> Option<(T, Outcome<R>)>,
+) -> Option<(T, Outcome<R>)> {
+    loop {
+        let (known, outcome) = run()?;
+        if !has_missed(&outcome) {
+            return Some((known, outcome));
+        }
+    }
+}
+
+/// Number of values in a distribution that is absent when empty.
+pub(crate) fn count(distribution: Option<Distribution>) -> u64 {
+    distribution.map_or(0, |distribution| distribution.count)
+}
+
+/// The results of this process for `destination`.
 pub(crate) fn tuple(results: &TraceConnectResults, destination: SocketAddr) -> &TraceTuple {
     let own = results
         .tuples

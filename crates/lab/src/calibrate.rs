@@ -1,4 +1,4 @@
-//! What the parts of a dial cost on this machine: the constants of the cost model, measured in a namespace.
+//! Measures the cost of each step of a dial on this machine, in a namespace: the constants of the cost model.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,16 +16,16 @@ use crate::namespace::{Family, Namespace};
 use crate::ports::FIRST_PORT;
 use crate::{LabError, Watch};
 
-/// Searches that are timed per length.
+/// Number of timed searches per length.
 const SEARCHES: u32 = 24;
 
-/// Measures the costs of dials of `strategy` within `range`, on a table that is half full and on one that is nearly full:
-/// what a dial costs that finds its port at once, what one costs that walks past half of the range first, and, when nothing
-/// is free, searches that walk past 16, 64, 256, ... ports in vain.
+/// Measures the costs of dials of `strategy` within `range`, on a table that is half full and on a table that is nearly
+/// full: a dial that finds its port at once, a dial that first passes half of the range, and, with no port free, failing
+/// searches of 16, 64, 256, ... ports.
 ///
 /// # Errors
 ///
-/// No namespace to be had, or ended by the watcher.
+/// Returns an error if no namespace can be created, or if the watcher ends the calibration.
 pub fn calibrate(
     range: PortRange,
     strategy: Strategy,
@@ -76,24 +76,25 @@ impl Bench {
         })
     }
 
-    /// Costs of strategies that leave the search to the kernel.
+    /// Measures strategies that leave the search to the kernel.
     fn by_search(&mut self, watch: &Watch<'_>) -> Result<CostsByFill, LabError> {
         let default = self.dialer(Strategy::KernelDefault)?;
         let auto = self.dialer(Strategy::Auto)?;
         let half_of_it = self.range.len() / 2;
         let half_length = f64::from(half_of_it.max(1));
         let floor_half = self.fill(&default, half_of_it, watch)?.ok_or_else(no_dials)?;
-        // One half of the ports is taken now: every search walks past it before it finds one in the other half. It is the
-        // same half every time, so the caches hold what they can of it; a search over everything would say nothing here.
+        // One half of the ports is taken now: every search passes this half before it finds a port in the free half. The
+        // half is always the same, so the caches hold as much of it as they can; a search of the whole range would not
+        // measure this.
         let walk_half = self.fill(&default, SEARCHES, watch)?.unwrap_or(floor_half);
         let half = ProbeCost::measured(floor_half, &[(half_length, walk_half)])?;
-        // A range of few ports has no such parts left: what was measured at its half then stands for its end as well.
+        // A small range has too few ports for these parts; the costs at half then also stand for the nearly full table.
         let rest = self.range.len().saturating_sub(self.held + 4 * SEARCHES);
         let floor_full = self.fill(&auto, rest, watch)?.unwrap_or(floor_half);
         let walk_full = self.fill(&default, SEARCHES, watch)?.unwrap_or(walk_half);
         self.fill(&auto, u32::MAX, watch)?;
         let once = self.refused(1)?;
-        // Beyond the half, up to one of the ports that were still free, a few hundred ports: within the noise.
+        // Beyond the half, the search passes a few hundred more ports up to a free port: within the noise.
         let mut means = vec![(half_length, walk_full)];
         let mut width = 16;
         while self.has_option && width < half_of_it {
@@ -103,7 +104,7 @@ impl Bench {
         let full = ProbeCost::measured(floor_full, &means)?;
         let costs = |floor_ns, established: ProbeCost| {
             let reference = Costs::reference();
-            // TIME_WAIT is dearer by a lock, whatever the caches hold.
+            // A port in TIME_WAIT costs one lock more, even with warm caches.
             let lock = reference.time_wait.ns(1.0) - reference.established.ns(1.0);
             Costs {
                 floor_ns,
@@ -116,7 +117,7 @@ impl Bench {
         Ok(CostsByFill { half: costs(floor_half, half), full: costs(floor_full, full) })
     }
 
-    /// Costs of ports that are bound by number: all sockets share theirs, so that only connect() refuses.
+    /// Measures ports that are bound by number: all sockets share their ports, so that only connect() fails.
     fn by_number(&mut self, watch: &Watch<'_>) -> Result<CostsByFill, LabError> {
         let mut times = Vec::with_capacity(self.range.len() as usize);
         let mut half = None;
@@ -144,7 +145,7 @@ impl Bench {
         Ok(Dialer::to(self.destination).strategy(strategy).without_census().build()?)
     }
 
-    /// Dials `count` more or until the ports run out, and gives the mean time of a dial; `None` when no port was left.
+    /// Dials `count` sockets or until the ports run out, and returns the mean time of a dial; `None` if no port was free.
     fn fill(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<Option<f64>, LabError> {
         let mut times = Vec::new();
         while (times.len() as u32) < count {
@@ -172,8 +173,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Mean time of a connect() that looks at that many ports in vain: in a window somewhere else each time, for the caches
-    /// would hold one that was looked at before.
+    /// Returns the mean time of a connect() that finds none of `width` ports free. Each connect() uses a different window,
+    /// since the caches would hold a window searched before.
     fn refused(&mut self, width: u16) -> Result<f64, LabError> {
         let mut times = Vec::new();
         for _ in 0..SEARCHES {
@@ -185,14 +186,16 @@ impl Bench {
                     .map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))?;
             }
             let begun = Instant::now();
-            // Nothing is free, so it fails; where it does not, a port of an odd range had been missed before.
+            // No port is free, so connect() fails. It succeeds only on a port of an odd range that an earlier search
+            // missed.
             let _ = socket::connect(fd.as_fd(), self.destination);
             times.push(begun.elapsed());
         }
         Ok(trimmed_mean_ns(&mut times))
     }
 
-    /// bind() and connect() from a port: the socket, their time, and whether it is connected.
+    /// Calls bind() and connect() from a port; returns the socket, the time of both calls, and whether the socket is
+    /// connected.
     fn dial_from(&self, port: u16) -> Result<(OwnedFd, Duration, bool), LabError> {
         let fd = self.open()?;
         option::set_reuse_address(fd.as_fd(), true).map_err(LabError::call("setsockopt SO_REUSEADDR"))?;
@@ -204,7 +207,7 @@ impl Bench {
         Ok((fd, begun.elapsed(), connected))
     }
 
-    /// Mean time of a dial from a port that is taken, of the ports up to `last`.
+    /// Returns the mean time of a failing dial from a taken port, among the ports up to `last`.
     fn refused_by_number(&mut self, last: u16) -> Result<f64, LabError> {
         let mut times = (0..8 * SEARCHES)
             .map(|_| {
@@ -220,12 +223,12 @@ impl Bench {
     }
 }
 
-/// A namespace of our own in which not even the first dial finds a port.
+/// A namespace of the lab in which not even the first dial finds a port.
 fn no_dials() -> LabError {
     LabError::Call { what: "calibrate".to_owned(), error: io::ErrorKind::AddrNotAvailable.into() }
 }
 
-/// The mean without the slowest sixteenth, which the neighbours made.
+/// Returns the mean without the slowest sixteenth, which other load on the host may have delayed.
 fn trimmed_mean_ns(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let kept = &times[..times.len() - times.len() / 16];

@@ -5,24 +5,24 @@ use fourtuple::listen::ListenError;
 use fourtuple::ports::CostError;
 use fourtuple_forward::ForwardError;
 
-/// Why an experiment could not be made.
+/// The reason why an experiment failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
-    /// A setting that no run can meet.
+    /// A setting is out of range.
     #[error("invalid {setting} {value}: {accepted}")]
     Setting {
-        /// Which one, as it is called in records: `range`.
+        /// The name of the setting in records, such as `range`.
         setting: &'static str,
-        /// What it was.
+        /// The value that was given.
         value: String,
-        /// What is accepted instead, and why.
+        /// The accepted values, and the reason.
         accepted: String,
     },
-    /// The costs that were measured make no model.
+    /// The measured costs do not fit the cost model.
     #[error(transparent)]
     Costs(#[from] CostError),
-    /// No namespace is to be had.
+    /// A network namespace could not be created.
     #[error(
         "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
          (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
@@ -33,44 +33,44 @@ pub enum LabError {
     Sysctl {
         /// Dotted name.
         name: String,
-        /// What it was to be.
+        /// The value that was to be set.
         value: String,
-        /// Why not.
+        /// The error of the write.
         #[source]
         error: io::Error,
     },
-    /// A system call that the experiment cannot do without.
+    /// A system call that the experiment needs has failed.
     #[error("{what}: {error}")]
     Call {
-        /// What it was for.
+        /// The purpose of the call.
         what: String,
-        /// Why not.
+        /// The error of the call.
         #[source]
         error: io::Error,
     },
-    /// Too few descriptors even for the experiment's own hands.
+    /// RLIMIT_NOFILE is too low for the experiment's own descriptors.
     #[error(
         "the limit on descriptors (RLIMIT_NOFILE) is {limit}; at least {needed} are needed: ulimit -n {needed}"
     )]
     Descriptors {
         /// The hard limit.
         limit: u64,
-        /// What is needed.
+        /// The limit that the experiment needs.
         needed: u64,
     },
-    /// Ended by the watcher before there was anything to keep.
+    /// The watcher ended the experiment before the first result.
     #[error("interrupted before there was a result")]
     Interrupted,
     /// A dialer could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A dial failed in a way that is no result.
+    /// A dial failed with an error that is not a result.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// Workers could not be put behind a listener, or failed there.
+    /// Workers could not join a listener group, or failed in it.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Planes could not be started, or failed.
+    /// Data planes could not be started, or failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
 }
@@ -89,7 +89,7 @@ impl LabError {
         move |error| LabError::Call { what, error }
     }
 
-    /// Whether other settings would have helped, rather than another environment.
+    /// Returns whether different settings would avoid the error, as opposed to a different environment.
     pub fn is_usage(&self) -> bool {
         matches!(self, LabError::Setting { .. } | LabError::Listen(ListenError::Impossible { .. }))
     }

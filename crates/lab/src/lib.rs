@@ -1,7 +1,7 @@
-//! Experiments on this kernel: a question, what others published, this kernel's answer.
+//! Experiments on this kernel: each answers a question, and compares the answer with published results.
 //!
-//! Every experiment makes real connections in a network namespace of its own, so it neither sees nor disturbs the host,
-//! and has nothing to put back. It does not print: results are records, progress goes to whoever watches.
+//! Every experiment makes real connections in a network namespace of its own, so it neither sees nor changes the host. The
+//! crate prints nothing: results are records, and progress goes to the [`Watch`].
 #![forbid(unsafe_code)]
 
 pub mod accept;
@@ -13,6 +13,7 @@ mod namespace;
 pub mod planes;
 pub mod pool;
 pub mod ports;
+mod start;
 pub mod time_wait;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +22,11 @@ pub use calibrate::calibrate;
 pub use error::LabError;
 pub use namespace::{Family, Namespace, prepare_process};
 
-/// Who watches an experiment, and may end it early.
+/// Receives the progress of an experiment, and may end it early.
 pub struct Watch<'a> {
-    /// Set from outside to end the experiment; what was measured until then is kept.
+    /// Set by another thread to end the experiment; results so far are kept.
     pub stop: &'a AtomicBool,
-    /// Told how far it is.
+    /// Receives the progress.
     pub progress: &'a dyn Progress,
 }
 
@@ -37,13 +38,13 @@ impl Watch<'_> {
 
 /// A display of progress.
 pub trait Progress: Sync {
-    /// A new part begins, of `total` steps.
+    /// Called when a part of `total` steps begins.
     fn begin(&self, part: &str, total: u64);
-    /// So many steps of it are done.
+    /// Called when `done` steps of the part are done.
     fn at(&self, done: u64);
 }
 
-/// No display.
+/// A display that shows nothing.
 pub struct Silent;
 
 impl Progress for Silent {

@@ -12,19 +12,20 @@ use fourtuple_syscalls::netns;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
 
-use crate::LabError;
+use crate::{LabError, start};
 
-/// Descriptors that an experiment needs at a time: one batch on its way to the parking, listeners, and some air.
+/// Descriptors that an experiment needs besides its parked sockets: one batch of dials, listeners, and a reserve.
 const DESCRIPTORS: u64 = 512;
 
-/// Makes this process able to run experiments: raises the soft limit on descriptors to the hard one, and without the right
-/// to make namespaces moves it into a user namespace of its own first. Must be called before any thread is started.
+/// Prepares this process to run experiments: raises the soft limit on descriptors to the hard limit and, if the process may
+/// not create namespaces, moves it into a user namespace of its own first. Must be called before any thread is started.
 pub fn prepare_process() -> Result<(), LabError> {
     let limit = resource::raise_descriptor_limit().map_err(LabError::call("getrlimit"))?;
     if limit < DESCRIPTORS {
         return Err(LabError::Descriptors { limit, needed: DESCRIPTORS });
     }
-    // Trying is the only test that holds: root in a container may lack the right, and a user may have it.
+    // Only an attempt shows whether namespaces are permitted: root in a container may lack the privilege, and a user may
+    // have it.
     match netns::try_new() {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -34,23 +35,23 @@ pub fn prepare_process() -> Result<(), LabError> {
     }
 }
 
-/// A network namespace of an experiment: loopback is up, and nothing else is there.
+/// A network namespace of an experiment, which contains only a loopback device that is up.
 #[derive(Debug)]
 pub struct Namespace {
-    // Only within a thread that `run` started: the proof that calls here touch no other namespace.
+    // Only a thread that `run` started has this value: it proves that system calls here affect no other namespace.
     _private: (),
 }
 
 impl Namespace {
-    /// Runs `experiment` on a thread of its own in a new namespace, which ends with it.
+    /// Runs `experiment` on a new thread in a new namespace. The namespace ends with the thread.
     pub fn run<R: Send>(
         experiment: impl FnOnce(&Namespace) -> Result<R, LabError> + Send,
     ) -> Result<R, LabError> {
         thread::scope(|scope| {
-            let thread = scope.spawn(|| {
+            let thread = start::thread(scope, || {
                 netns::enter_new().map_err(LabError::Namespace)?;
                 experiment(&Namespace { _private: () })
-            });
+            })?;
             thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
@@ -66,12 +67,13 @@ impl Namespace {
         self.set("net.ipv4.ip_local_port_range", &format!("{} {}", range.low(), range.high()))
     }
 
-    /// Ports for listeners, from the low ones up: outside of the range, where they take none from those who dial.
+    /// Returns ports for listeners, in ascending order and outside the ephemeral range, so that dialers keep the whole
+    /// range.
     pub fn ports_beside(range: PortRange) -> impl Iterator<Item = u16> {
         (1..=u16::MAX).filter(move |port| !range.contains(*port))
     }
 
-    /// The address that servers listen on: all of them.
+    /// Returns the wildcard address, on which servers listen.
     pub fn any_address(family: Family) -> IpAddr {
         match family {
             Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -79,9 +81,9 @@ impl Namespace {
         }
     }
 
-    /// `count` source addresses; those of IPv6 are added to the loopback device, all of 127/8 is there already.
+    /// Returns `count` source addresses. IPv6 addresses are added to the loopback device; all of 127/8 exists already.
     pub fn sources(&self, family: Family, count: u32) -> Result<Vec<IpAddr>, LabError> {
-        // From .2 on, so that no source is the destination; the third octet skips nothing that is special on lo.
+        // Sources begin at .2, so that no source equals the destination; no value of the third octet is special on lo.
         (2..count + 2)
             .map(|host| match family {
                 Family::V4 => Ok(IpAddr::from(Ipv4Addr::from(0x7f00_0000 + host))),
@@ -96,12 +98,12 @@ impl Namespace {
             .collect()
     }
 
-    /// A listener on `port` of every address, with an accept queue for all that will ever come: never drained, it holds
-    /// the server's side of the connections without a descriptor.
+    /// Opens a listener on `port` of every address. Its accept queue is never drained: it holds the server side of all
+    /// connections without a descriptor.
     pub fn listen(&self, family: Family, port: u16) -> Result<OwnedFd, LabError> {
         let address = SocketAddr::new(Self::any_address(family), port);
         let what = || LabError::call(format!("listen on {address}"));
-        // The kernel cuts every queue to this.
+        // The kernel limits every backlog to this sysctl.
         self.set("net.core.somaxconn", "4194304")?;
         let listener = socket::open(Transport::Tcp, address, false).map_err(what())?;
         fourtuple_syscalls::option::set_reuse_address(listener.as_fd(), true).map_err(what())?;
@@ -111,8 +113,8 @@ impl Namespace {
     }
 }
 
-/// Waits until a new address can be bound: a worker of the kernel makes it so, even where no duplicate is looked for
-/// (addrconf_dad_work).
+/// Waits until a new address can be bound: a kernel worker enables the address later, even without duplicate address
+/// detection (addrconf_dad_work).
 fn usable(address: Ipv6Addr) -> io::Result<()> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let local = SocketAddr::from((address, 0));
@@ -138,7 +140,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The loopback address.
+    /// Returns the loopback address.
     pub fn loopback(self) -> IpAddr {
         match self {
             Family::V4 => Ipv4Addr::LOCALHOST.into(),
@@ -146,7 +148,7 @@ impl Family {
         }
     }
 
-    /// 4 or 6.
+    /// Returns 4 or 6.
     pub fn number(self) -> u8 {
         match self {
             Family::V4 => 4,

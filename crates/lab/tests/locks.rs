@@ -1,4 +1,4 @@
-//! The experiment with locks, called as a library.
+//! `lab locks`, called as a library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -113,14 +113,14 @@ fn lock_waits_are_counted_or_it_is_said_why_not() {
         assert!(remarks.is_empty(), "{remarks:?}");
         let pair = &results.pairs[0];
         for side in [&pair.before, &pair.after] {
-            // The traced trials are not among the timed ones.
+            // Traced trials do not count as timed trials.
             assert_eq!((side.queries, side.errors.len()), (300, 0), "{side:?}");
             let counted = side.waits_per_query.is_some() && side.wait_ns_per_query.is_some();
             assert_ne!(counted, results.untraced.is_some(), "{side:?} {:?}", results.untraced);
             let sum: f64 = side.classes.iter().map(|class| class.waits_per_query).sum();
             assert!((sum - side.waits_per_query.unwrap_or(0.0)).abs() < 1e-9, "{side:?}");
         }
-        // There is always one at least.
+        // A traced run lists at least one blind spot.
         assert_ne!(results.blind_spots.is_empty(), results.untraced.is_none());
     });
 }

@@ -1,4 +1,4 @@
-//! The experiment with the ports, called as a library.
+//! `lab ports`, called as a library.
 
 use std::num::NonZeroU16;
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ fn settings() -> Ports {
     }
 }
 
-/// Ends the experiment at the first sign of progress, and writes down what began.
+/// Ends the experiment at the first progress report, and records which part had begun.
 #[derive(Default)]
 struct Impatient {
     stop: AtomicBool,
@@ -56,7 +56,7 @@ fn settings_that_no_run_can_meet_are_named() {
         assert!(error.is_usage(), "{error}");
         let LabError::Setting { setting, .. } = error else { panic!("{error}") };
         assert_eq!(setting, name);
-        // Nor does it run: the check is not left to the caller.
+        // `run` checks the settings too, and refuses them.
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
         assert!(matches!(wrong.run(&watch), Err(LabError::Setting { .. })));
     };
@@ -97,7 +97,7 @@ fn a_run_that_is_ended_keeps_its_dials() {
 }
 
 #[test]
-fn a_run_that_is_ended_before_it_began_has_no_result_and_says_so() {
+fn a_run_stopped_before_it_began_has_no_result() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(true), progress: &Silent };
         let (results, remarks) = settings().run(&watch).unwrap();
@@ -106,7 +106,7 @@ fn a_run_that_is_ended_before_it_began_has_no_result_and_says_so() {
     });
 }
 
-/// The errors of published windows in a table of 2,000 ports, whose last ones no window finds.
+/// The published random windows have one try and no fallback to the full range.
 #[test]
 fn published_windows_have_one_try() {
     let widths: Vec<Strategy> =
@@ -136,12 +136,12 @@ fn parts_of_the_fill_add_up() {
 }
 
 #[test]
-fn calibration_finds_costs_ends_early_and_refuses_what_no_kernel_takes() {
+fn calibration_finds_costs_can_stop_and_checks_the_range() {
     in_namespace(|| {
         let quiet = AtomicBool::new(false);
         let watch = Watch { stop: &quiet, progress: &Silent };
         for strategy in [Strategy::FullRange, Strategy::SELECT_TEST_REPEAT] {
-            // A small range has no ports left for every part of the calibration, and must not count them as free of cost.
+            // A small range lacks ports for some parts of the calibration; these must not count as zero cost.
             for ports in ["20000-20007", "20000-20127", "20000-20511"] {
                 let costs = calibrate(range(ports), strategy, true, &watch).unwrap();
                 for part in [&costs.half, &costs.full] {

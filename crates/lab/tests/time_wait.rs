@@ -1,4 +1,4 @@
-//! The experiment with TIME_WAIT, called as a library.
+//! `lab time-wait`, called as a library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -52,7 +52,7 @@ fn the_stall_comes_after_the_last_port() {
     });
 }
 
-/// Ends the experiment at the first sign of progress.
+/// Ends the experiment at the first progress report.
 struct Impatient(AtomicBool);
 
 impl Progress for Impatient {
@@ -76,7 +76,7 @@ fn a_run_that_is_ended_keeps_its_transactions() {
     });
 }
 
-/// A shortened stall is told from one that was cut.
+/// Advice tells a stall that the remedy shortened from a stall that the run did not wait out.
 #[test]
 fn advice_claims_no_more_than_was_seen() {
     in_namespace(|| {
@@ -91,7 +91,7 @@ fn advice_claims_no_more_than_was_seen() {
 #[test]
 fn without_namespaces_it_fails_at_once_instead_of_waiting() {
     let refused = thread::spawn(|| {
-        // This thread and those that it starts; no other test.
+        // The filter applies to this thread and to threads that it starts, not to other tests.
         seccomp::refuse(Facility::Namespaces).unwrap();
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
         settings("20000-20063", &[Remedy::NoneUnder, Remedy::NoneOver]).run(&watch).map(drop)

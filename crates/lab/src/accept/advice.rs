@@ -2,13 +2,13 @@ use fourtuple_record::{AcceptCell, AcceptResults};
 
 use crate::pool::words::in_rust;
 
-/// Jain's index below which the first workers have most of the work: a ladder.
+/// Jain's index below which the first workers have most of the work.
 const LADDER: f64 = 0.75;
 
-/// Jain's index from which on nobody sees a difference.
+/// Jain's index above which differences between workers do not matter.
 const EVEN: f64 = 0.97;
 
-/// What the results say about this kernel, and what to set here, in plain words.
+/// Returns advice: what the results show about this kernel, and what to set.
 pub fn advice(results: &AcceptResults) -> Vec<String> {
     let light: Vec<&AcceptCell> =
         results.cells.iter().filter(|cell| cell.load == "light" && cell.jain.is_some()).collect();
@@ -70,14 +70,14 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     }
     let policy = if even.contains(&"rotate") { "rotate" } else { even[0] };
     lines.push(format!(
-        "Without a patched kernel: fourtuple::listen::Listen::at(endpoint).policy({}); by hand, after each accept4() and \
+        "Without a patched kernel: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}); by hand, after each accept4() and \
          before the work, EPOLL_CTL_DEL and EPOLL_CTL_ADD of the listener, which puts the worker last.",
         in_rust(policy)
     ));
     lines
 }
 
-/// The largest part, 0 to 1.
+/// Returns the largest share, 0 to 1.
 fn most(counts: &[u64]) -> f64 {
     let sum: u64 = counts.iter().sum();
     counts.iter().copied().max().unwrap_or_default() as f64 / sum.max(1) as f64
@@ -130,7 +130,7 @@ mod tests {
         assert!(found[1].starts_with("Even under light load: rotate, plain."), "{}", found[1]);
         assert!(found[2].starts_with("shared-oneshot gives"), "{}", found[2]);
         assert!(found[3].starts_with("plain wakes 3.5 workers"), "{}", found[3]);
-        assert!(found[4].contains("policy(Policy::ROTATE)"), "{}", found[4]);
+        assert!(found[4].contains("policy(AcceptPolicy::ROTATE)"), "{}", found[4]);
     }
 
     #[test]

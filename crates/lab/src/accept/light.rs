@@ -1,33 +1,33 @@
-//! Connections one after the other, with all workers waiting.
+//! The light load: sequential connections, each opened while all workers wait.
 
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::listen::Policy;
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::schedule;
 
-use super::Accept;
+use crate::accept::Accept;
 use crate::pool::client::Client;
 use crate::pool::place::Place;
 use crate::pool::run::Measured;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
 
-/// Between an answer and the next connection: the worker has long gone back to waiting by then.
+/// Pause between an answer and the next connection, long enough for the worker to wait again.
 const REST: Duration = Duration::from_millis(1);
 
-/// Makes the connections, each with one request, and leaves them open until all are there and counted: that is the table of
-/// open sockets of seed 001. Only a worker that blocks must be let go of, or the first ones had it for ever.
+/// Opens the connections, each with one request, and keeps them open until all are open and counted, for the table of open
+/// sockets. Only a blocking worker's connection is closed at once, since that worker would serve it until the end.
 pub(crate) fn run(
     accept: &Accept,
-    policy: Policy,
+    policy: AcceptPolicy,
     pool: Pool,
     watch: &Watch<'_>,
 ) -> Result<Measured, LabError> {
     let _ = schedule::sleep_precisely();
     let place = Place::at(pool.endpoint().clone());
-    let close_every = u64::from(policy == Policy::Blocking);
+    let close_every = u64::from(policy == AcceptPolicy::Blocking);
     let mut client = Client::new(&place, close_every, 0);
     let mut held = Vec::new();
     let mut measured = Measured { begun_ns: monotonic_ns(), ..Measured::default() };

@@ -1,14 +1,14 @@
-//! `lab accept`: which worker gets the connection, under each wait policy?
+//! `lab accept`: measures which worker accepts a connection under each accept policy.
 //!
-//! Published: "Why does one NGINX worker take all the load?" and seed 001, whose ladder of load and table of open sockets
-//! it repeats on this kernel.
+//! Published: "Why does one NGINX worker take all the load?" and "Keepalives considered harmful" (both Cloudflare). The lab
+//! repeats their test with rising load and their table of open sockets on this kernel.
 
 mod advice;
 mod light;
 
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Policy, Recycle};
+use fourtuple::listen::{AcceptPolicy, Family, Recycle};
 use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
 use crate::keepalive::client_ports;
@@ -25,20 +25,20 @@ use crate::{LabError, Watch};
 
 pub use advice::advice;
 
-/// How connections come.
+/// The arrival process of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// One after the other, each when all workers wait again: who is woken is the kernel's choice alone.
+    /// Sequential connections, each opened while all workers wait, so that only the kernel chooses the worker.
     Light,
-    /// From many clients that do not pause: workers that are busy are passed over.
+    /// Connections from many clients that do not pause: the kernel skips busy workers.
     Heavy,
 }
 
 impl Load {
-    /// Both.
+    /// Both loads.
     pub const ALL: [Load; 2] = [Load::Light, Load::Heavy];
 
-    /// The name it has in records.
+    /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {
             Load::Light => "light",
@@ -46,7 +46,7 @@ impl Load {
         }
     }
 
-    /// The load of a name.
+    /// Returns the load with this name.
     pub fn named(name: &str) -> Option<Load> {
         Load::ALL.into_iter().find(|load| load.name() == name)
     }
@@ -59,7 +59,7 @@ pub struct Accept {
     pub selection: Selection,
     /// Loads, in this order.
     pub loads: Vec<Load>,
-    /// Workers, 1 to 64.
+    /// Number of workers, 1 to 64.
     pub workers: u32,
     /// Connections of a run of light load, 1 to 10000.
     pub connections: u32,
@@ -67,15 +67,15 @@ pub struct Accept {
     pub clients: u32,
     /// Service time of every request.
     pub work: Duration,
-    /// How it is spent.
+    /// How a worker spends the service time.
     pub spend: Spend,
-    /// Requests that wait longer are slow.
+    /// Requests that wait longer than this count as slow.
     pub slow: Duration,
     /// Length of one run of heavy load.
     pub length: Duration,
-    /// Runs of every cell.
+    /// Number of runs of every cell.
     pub repeats: u32,
-    /// Seed of whatever is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -85,7 +85,7 @@ struct Spec {
 }
 
 impl Accept {
-    /// Checks what can be checked without a kernel.
+    /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
         if !(1..=64).contains(&self.workers) {
             return Err(LabError::setting("workers", self.workers, "accepted are 1 to 64"));
@@ -108,14 +108,14 @@ impl Accept {
         self.selection.check()
     }
 
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> AcceptSettings {
         AcceptSettings {
             workers: self.workers,
             clients: self.clients,
             connections: self.connections.into(),
             families: self.selection.families.iter().map(Family::to_string).collect(),
-            policies: self.selection.policies.iter().map(Policy::to_string).collect(),
+            policies: self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
             close_every: vec![1],
             load: self.loads.iter().map(|load| load.name().to_owned()).collect(),
             service: self.spend.name().to_owned(),
@@ -132,11 +132,12 @@ impl Accept {
         }
     }
 
-    /// Runs every cell, each in a namespace of its own; every second repeat in the reverse order.
+    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
     ///
     /// # Errors
     ///
-    /// A policy that was named and cannot be run, a setting, or a failure before there was anything to keep.
+    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+    /// result.
     pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
         self.check()?;
         let workers = self.workers as usize;

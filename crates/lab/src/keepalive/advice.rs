@@ -1,12 +1,12 @@
 use std::time::Duration;
 
-use fourtuple::ports::words::{counted, grouped, in_words, percent};
+use fourtuple_measure::words::{counted, grouped, in_words, percent};
 use fourtuple_record::{AcceptCell, AcceptResults};
 
-/// A tail that is this many times another's is worth a word.
+/// Ratio of two tails from which advice mentions the difference.
 const WORTH_A_WORD: f64 = 1.5;
 
-/// What the results say about this kernel, and what to set here, in plain words. `slow_ns` is what counts as slow.
+/// Returns advice: what the results show about this kernel, and what to set. `slow_ns` is the latency from which a request is slow.
 pub fn advice(results: &AcceptResults, slow_ns: u64) -> Vec<String> {
     let mut lines = Vec::new();
     for family in families(&results.cells) {
@@ -94,7 +94,8 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
     lines
 }
 
-/// The shortest tail; of those that are nearly as short, since runs differ by as much, the one with the least CPU time.
+/// Returns the cell with the least CPU time among the cells whose tail is at most 10% longer than the shortest: runs differ by
+/// as much.
 fn best_of<'a>(cells: &[&'a AcceptCell]) -> Option<&'a AcceptCell> {
     const NEARLY: f64 = 1.1;
     let shortest = cells.iter().map(|cell| cell.wait_ns.p999).min()?;
@@ -102,7 +103,8 @@ fn best_of<'a>(cells: &[&'a AcceptCell]) -> Option<&'a AcceptCell> {
     near.min_by_key(|cell| cell.cpu_ns_per_request).copied()
 }
 
-/// The cell that keeps connections longest: never closed, else closed after the most requests.
+/// Returns the cell that keeps connections longest: a cell that never closes them, else the cell with the most requests per
+/// connection.
 fn most_kept<'a>(cells: &[&'a AcceptCell]) -> Option<&'a AcceptCell> {
     let kept = cells.iter().filter(|cell| cell.close_every != 1);
     kept.max_by_key(|cell| if cell.close_every == 0 { u64::MAX } else { cell.close_every }).copied()
@@ -112,7 +114,7 @@ fn find<'a>(cells: &[&'a AcceptCell], close_every: u64) -> Option<&'a AcceptCell
     cells.iter().find(|cell| cell.close_every == close_every).copied()
 }
 
-/// Policies with which the next request of a connection goes to whoever is idle.
+/// Returns whether the policy hands the next request of a connection to an idle worker.
 fn is_free_of_pinning(cell: &AcceptCell) -> bool {
     ["shared-oneshot", "dispatcher"].contains(&cell.policy.as_str())
 }
@@ -125,7 +127,7 @@ fn what_to_set(best: &AcceptCell) -> String {
         every => format!("Close connections after {}", counted(every, "request")),
     };
     format!(
-        "To have it: fourtuple::listen::Listen::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
+        "To have it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
         crate::pool::words::in_rust(policy)
     )
 }
@@ -134,7 +136,7 @@ fn name(cell: &AcceptCell) -> &str {
     cell.server.as_deref().unwrap_or(&cell.policy)
 }
 
-/// What becomes of connections.
+/// Returns the words for the number of requests after which a connection is closed.
 fn closing(close_every: u64) -> String {
     match close_every {
         0 => "never closed".to_owned(),
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ladder_and_the_way_out_of_it() {
+    fn advice_names_the_longer_tail_and_its_remedy() {
         let lines = lines(vec![
             cell("exclusive", 1, 11),
             cell("exclusive", 5, 33),
@@ -206,12 +208,12 @@ mod tests {
             lines[1]
         );
         assert!(lines[2].starts_with("Connections can stay open: with shared-oneshot"), "{}", lines[2]);
-        assert!(lines[3].contains("policy(Policy::SharedOneshot)"), "{}", lines[3]);
+        assert!(lines[3].contains("policy(AcceptPolicy::SharedOneshot)"), "{}", lines[3]);
         assert!(lines[3].ends_with("Leave keep-alive on."), "{}", lines[3]);
     }
 
     #[test]
-    fn where_nothing_is_gained_nothing_is_promised() {
+    fn without_a_gain_there_is_no_recommendation() {
         let lines = lines(vec![cell("exclusive", 1, 11), cell("exclusive", 0, 12)]);
         assert!(lines[0].contains("does not make the tail of exclusive longer"), "{}", lines[0]);
         assert!(!lines.iter().any(|line| line.contains("can stay open")), "{lines:#?}");

@@ -1,11 +1,10 @@
-//! Whether closing pays here, as `Recycle::Measured` finds out: one run more, in which the workers may close and the clients
-//! never do.
+//! The break-even point of `Recycle::Measured`: one more run, in which workers may close connections and clients never do.
 
-use fourtuple::listen::{Policy, Recycle};
-use fourtuple::ports::words::{counted, in_words};
+use fourtuple::listen::Recycle;
+use fourtuple_measure::words::{counted, in_words};
 use fourtuple_record::{BreakEven, Remark};
 
-use super::{Keepalive, client_ports};
+use crate::keepalive::{Keepalive, client_ports};
 use crate::namespace::Namespace;
 use crate::pool::client::nanos;
 use crate::pool::matrix::Pair;
@@ -14,24 +13,10 @@ use crate::pool::words::in_rust;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
 
-/// Fewer requests decide nothing.
+/// Smallest number of requests for a decision.
 const LEAST: u64 = 200;
 
-/// Whether a connection that is kept belongs to a worker, which can tell what its requests wait. One that blocks serves one
-/// connection alone: nobody waits for it but those who are never served.
-pub(super) fn pins(policy: Policy) -> bool {
-    match policy {
-        Policy::Exclusive
-        | Policy::Plain
-        | Policy::Rotate { .. }
-        | Policy::UringOneshot
-        | Policy::Reuseport
-        | Policy::ReuseportLeastBusy => true,
-        Policy::Blocking | Policy::SharedOneshot | Policy::Dispatcher | Policy::Auto => false,
-    }
-}
-
-/// Makes the run. What was measured before is worth keeping, so that a failure is a remark.
+/// Runs the measurement. A failure becomes a remark, so that earlier results are kept.
 pub(super) fn measure(
     keepalive: &Keepalive,
     pair: Pair,
@@ -49,7 +34,7 @@ pub(super) fn measure(
     }
 }
 
-/// `None`: it was cut short.
+/// Returns `None` if the run was stopped early.
 fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
     Namespace::run(|namespace| {
         namespace.set_range(client_ports())?;
@@ -67,7 +52,7 @@ fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<Br
     })
 }
 
-/// What it says, and what to set.
+/// Returns the break-even point in words, and the setting that follows from it.
 pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
     let time = |ns| in_words(std::time::Duration::from_nanos(ns));
     let Pair { policy, family } = pair;
@@ -80,7 +65,7 @@ pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
         match (found.closes, found.requests < LEAST) {
             (true, _) => format!(
                 "closing after each request pays. Workers that find this out by themselves: \
-                 Listen::at(endpoint).policy({}).recycle(Recycle::Measured)",
+                 ListenerGroupBuilder::at(endpoint).policy({}).recycle(Recycle::Measured)",
                 in_rust(&policy.to_string())
             ),
             (false, true) => "too few to tell whether closing pays; take a longer --for".to_owned(),
@@ -91,13 +76,13 @@ pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fourtuple::listen::Family;
+    use fourtuple::listen::{AcceptPolicy, Family};
 
     use super::*;
 
     #[test]
-    fn what_pays_is_said_with_the_numbers() {
-        let pair = Pair { policy: Policy::ROTATE, family: Family::Tcp4 };
+    fn break_even_advice_contains_its_figures() {
+        let pair = Pair { policy: AcceptPolicy::ROTATE, family: Family::Tcp4 };
         let said = |misplaced_wait_ns, requests, closes| {
             let fresh_connection_ns = 12_200;
             advice(pair, &BreakEven { fresh_connection_ns, misplaced_wait_ns, requests, closes })
@@ -106,7 +91,7 @@ mod tests {
         for part in ["rotate over tcp4", "costs 12.2 us", "waits 1.2 ms", "mean of 2,000 requests"] {
             assert!(closes.contains(part), "{part:?} in {closes}");
         }
-        assert!(closes.ends_with("policy(Policy::ROTATE).recycle(Recycle::Measured)."), "{closes}");
+        assert!(closes.ends_with("policy(AcceptPolicy::ROTATE).recycle(Recycle::Measured)."), "{closes}");
         assert!(said(0, 2000, false).ends_with("keeping connections pays."));
         assert!(said(9000, 1, false).contains("mean of 1 request): too few"));
     }

@@ -1,6 +1,6 @@
-//! `lab keepalive`: what does a kept connection cost the request that waits behind a busy worker, and what helps?
+//! `lab keepalive`: measures what a kept connection costs a request that waits for a busy worker, and which remedy helps.
 //!
-//! Published: seed 001 ("Keepalives considered harmful"): closing the connections between a TLS terminator and its workers
+//! Published: Cloudflare ("Keepalives considered harmful"): closing the connections between a TLS terminator and its workers
 //! after every request made the 99.9th percentile of the wait a quarter of what it had been.
 
 mod advice;
@@ -8,7 +8,7 @@ mod break_even;
 
 use std::time::Duration;
 
-use fourtuple::listen::{Family, Policy, Recycle};
+use fourtuple::listen::{AcceptPolicy, Family, Recycle};
 use fourtuple::ports::PortRange;
 use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
@@ -28,13 +28,13 @@ pub use advice::advice;
 /// The settings of the experiment.
 #[derive(Clone, Debug)]
 pub struct Keepalive {
-    /// Policies and families; of no meaning with a `server`.
+    /// Policies and families; ignored with a `server`.
     pub selection: Selection,
-    /// Workers, 1 to 64. With a `server`: how many it has, 0 as many as answers tell of.
+    /// Number of workers, 1 to 64. With a `server`: its number of workers, or 0 to count the workers that answers name.
     pub workers: u32,
     /// Clients besides the probe, 1 to 1024.
     pub clients: u32,
-    /// After how many requests connections are closed, 0: never; in this order.
+    /// Numbers of requests after which connections are closed, in this order; 0: never.
     pub close_every: Vec<u64>,
     /// How workers spend the service time.
     pub spend: Spend,
@@ -42,26 +42,26 @@ pub struct Keepalive {
     pub mix: Mix,
     /// Mean pause of a client after an answer.
     pub pause: Duration,
-    /// Requests that wait longer are slow.
+    /// Requests that wait longer than this count as slow.
     pub slow: Duration,
     /// Length of one run.
     pub length: Duration,
-    /// Runs of every cell.
+    /// Number of runs of every cell.
     pub repeats: u32,
-    /// Seed of services and pauses.
+    /// Seed of service times and pauses.
     pub seed: u64,
-    /// The URL of a server that somebody else runs; then only the clients are ours, and there is no namespace.
+    /// The URL of an external server. The lab then starts only the clients, and makes no namespace.
     pub server: Option<String>,
 }
 
-/// A run of our own.
+/// A run against the lab's own server.
 struct Spec {
     pair: Pair,
     close_every: u64,
 }
 
 impl Keepalive {
-    /// Checks what can be checked without a kernel.
+    /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
         let least = u32::from(self.server.is_none());
         if !(least..=64).contains(&self.workers) {
@@ -92,7 +92,7 @@ impl Keepalive {
         }
     }
 
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> AcceptSettings {
         let names = |server: &str| match Place::of_url(server) {
             Ok(place) => vec![Family::of(&place.endpoint).to_string()],
@@ -108,7 +108,7 @@ impl Keepalive {
             },
             policies: match &self.server {
                 Some(_) => vec![EXTERNAL.to_owned()],
-                None => self.selection.policies.iter().map(Policy::to_string).collect(),
+                None => self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
             },
             close_every: self.close_every.clone(),
             load: vec![self.spend.name().to_owned()],
@@ -126,11 +126,12 @@ impl Keepalive {
         }
     }
 
-    /// Runs every cell, each in a namespace of its own; every second repeat in the reverse order.
+    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
     ///
     /// # Errors
     ///
-    /// A policy that was named and cannot be run, a setting, or a failure before there was anything to keep.
+    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+    /// result.
     pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
         self.check()?;
         let (mut results, remarks) = match &self.server {
@@ -146,7 +147,7 @@ impl Keepalive {
     fn run_here(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
         let workers = self.workers as usize;
         let runnable = self.selection.runnable(workers)?;
-        let pinned = runnable.pairs.iter().copied().find(|pair| break_even::pins(pair.policy));
+        let pinned = runnable.pairs.iter().copied().find(|pair| pair.policy.pins_connections());
         let (mut cells, mut skipped) = (Vec::new(), Vec::new());
         for (pair, why) in runnable.skipped {
             skipped.extend(self.close_every.iter().map(|every| series::skipped(pair, *every, why.as_str())));
@@ -220,7 +221,7 @@ impl Keepalive {
             pause: self.pause,
             probe: Some(self.mix.short),
             length: self.length,
-            // The same for all cells of a repeat.
+            // All cells of a repeat use the same seed.
             seed: self.seed ^ u64::from(repeat).rotate_left(48),
         }
     }
@@ -239,21 +240,21 @@ impl Keepalive {
         }
     }
 
-    /// Why this would end with clients that are never served.
-    fn starves(&self, policy: Policy, close_every: u64) -> Option<&'static str> {
-        // The probe is one more.
+    /// Returns the reason if this combination starves some clients for the whole run.
+    fn starves(&self, policy: AcceptPolicy, close_every: u64) -> Option<&'static str> {
+        // The probe is one client more.
         let more_clients = self.clients >= self.workers;
-        (policy == Policy::Blocking && close_every == 0 && more_clients).then_some(
-            "a worker that blocks is its one connection's until that ends: connections that are kept for ever leave \
-             nobody to the clients beyond the workers",
+        (policy == AcceptPolicy::Blocking && close_every == 0 && more_clients).then_some(
+            "a worker that blocks is its one connection's until that connection ends: with connections that are never \
+             closed, clients beyond the number of workers are never served",
         )
     }
 }
 
-/// The policy of a server that is not ours.
+/// The policy name recorded for a server that the lab did not start.
 const EXTERNAL: &str = "external";
 
-/// Where clients' ports come from in a namespace: as many as there are beside the server's.
+/// Returns the ephemeral range of clients in the namespace; the server's port is below the range.
 pub(crate) fn client_ports() -> PortRange {
     PortRange::new(10_000, u16::MAX).expect("not backwards")
 }

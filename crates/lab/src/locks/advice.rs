@@ -1,16 +1,16 @@
 use fourtuple_measure::Verdict;
 use fourtuple_record::{LabLocksResults, LocksSide};
 
-use super::change::Change;
-use super::verdict::Judged;
+use crate::locks::change::Change;
+use crate::locks::verdict::Judged;
 
-/// Up to so many processors hardly anybody waits for a spinlock.
+/// Number of processors up to which waits for spinlocks are rare.
 const FEW: usize = 4;
 
-/// Waits that are worth a word: one in a thousand queries.
+/// Share of queries with a lock wait from which advice mentions the waits: one in a thousand.
 const WORTH_A_WORD: f64 = 0.001;
 
-/// What the change gave, and what to do.
+/// Returns advice for one change: its effect, and what to set.
 pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&LocksSide; 2]) -> String {
     let figures = format!("{}; {}{}", rate.words, cpu.words, waits(sides));
     let verdicts = [rate.verdict, cpu.verdict];
@@ -18,7 +18,7 @@ pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&Lock
     let (what, remedy) = match change {
         Change::Reuseport => (
             "A listener for each worker",
-            "Open one for each, with SO_REUSEPORT set before bind(): Listen::at(endpoint).policy(Policy::Reuseport), \
+            "Open one for each, with SO_REUSEPORT set before bind(): ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::Reuseport), \
              `reuseport` behind nginx's listen. Its price is placement: see lab accept and lab keepalive",
         ),
         Change::Sources => (
@@ -34,7 +34,7 @@ pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&Lock
     match (better, worse) {
         (true, false) => format!("{what} pays here: {figures}. {remedy}."),
         (false, true) => format!("{what} costs here: {figures}. Leave it."),
-        (true, true) => format!("{what} gives with one hand and takes with the other: {figures}."),
+        (true, true) => format!("{what} improves one figure and worsens another: {figures}."),
         (false, false) if verdicts.contains(&Verdict::Same) => {
             format!("{what} changes nothing here: {figures}. Leave it as it is.")
         }
@@ -42,7 +42,7 @@ pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&Lock
     }
 }
 
-/// Where lock waits were counted, and how many.
+/// Returns the locks at which waits were counted, and the number of waits.
 fn waits([before, after]: [&LocksSide; 2]) -> String {
     let (Some(without), Some(with)) = (before.waits_per_query, after.waits_per_query) else {
         return String::new();
@@ -51,7 +51,7 @@ fn waits([before, after]: [&LocksSide; 2]) -> String {
         few if few < 10.0 => format!("{few:.1}"),
         many => format!("{many:.0}"),
     };
-    // `other` is the scheduler's and epoll's for the most part: nothing that a change of these could take away.
+    // The class `other` is mostly the locks of the scheduler and of epoll, which no change here affects.
     let most = before.classes.iter().find(|class| class.class != "other");
     let most = most.filter(|class| class.waits_per_query >= WORTH_A_WORD);
     let most = most.map_or(String::new(), |class| format!(", of TCP's the longest for {}", class.class));
@@ -62,7 +62,7 @@ fn waits([before, after]: [&LocksSide; 2]) -> String {
     )
 }
 
-/// What the results say about this host, in plain words.
+/// Returns advice for the host from all results.
 pub(super) fn advice(results: &LabLocksResults, cpus: usize) -> Vec<String> {
     let mut lines: Vec<String> = results.pairs.iter().map(|pair| pair.advice.clone()).collect();
     if !lines.is_empty() && cpus <= FEW {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pays_is_said_with_how_to_have_it() {
+    fn changes_that_pay_are_named_with_their_setting() {
         let line = said(Verdict::Faster, Verdict::TooNoisy, [Some(0.25), Some(0.0)]);
         assert!(line.starts_with("Dialing from several sources pays here: RATE; CPU;"), "{line}");
         assert!(
@@ -113,10 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_not_recommended() {
+    fn changes_that_do_not_pay_are_not_recommended() {
         for (rate, cpu, part) in [
             (Verdict::Slower, Verdict::Same, "costs here"),
-            (Verdict::Faster, Verdict::Slower, "with the other"),
+            (Verdict::Faster, Verdict::Slower, "worsens another"),
             (Verdict::Same, Verdict::TooNoisy, "changes nothing here"),
             (Verdict::TooNoisy, Verdict::TooNoisy, "would tell"),
         ] {

@@ -1,40 +1,40 @@
-//! What is changed, and what stays as it is.
+//! The changes that `lab locks` tries, and the two setups of each.
 
 use fourtuple::capabilities::LocalPortRange;
 use fourtuple::dial::Strategy;
-use fourtuple::listen::Policy;
+use fourtuple::listen::AcceptPolicy;
 use fourtuple::ports::PortRange;
 
-use super::Locks;
+use crate::locks::settings::Locks;
 
 /// One change of a server or of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// From one listener that all workers share to a listener each (SO_REUSEPORT): the listener's own lock and its accept
-    /// queue.
+    /// From one listener that all workers share to a listener for each worker (SO_REUSEPORT): separates the listener's lock
+    /// and its accept queue.
     Reuseport,
-    /// From one source address to several: clients of one source begin their search for a port at the same place, and meet
-    /// at the same bucket (`__inet_hash_connect`).
+    /// From one source address to several: connects from one source begin the port search at the same place, and contend
+    /// for the same bucket lock (`__inet_hash_connect`).
     Sources,
-    /// From the kernel's search by parity to one of the full range, when most ports are taken: a search that finds the even
-    /// ones taken has locked the bucket of each.
+    /// From the kernel's search by parity to a search of the full range, with most ports taken: a search that finds the
+    /// even ports taken has locked the bucket of each.
     FullRange,
 }
 
-/// How a trial is set up.
+/// The setup of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Setup {
-    pub(super) policy: Policy,
+    pub(super) policy: AcceptPolicy,
     pub(super) sources: u32,
     pub(super) strategy: Strategy,
     pub(super) range: PortRange,
 }
 
 impl Change {
-    /// All of them.
+    /// All changes.
     pub const ALL: [Change; 3] = [Change::Reuseport, Change::Sources, Change::FullRange];
 
-    /// The name it has in records.
+    /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {
             Change::Reuseport => "reuseport",
@@ -43,12 +43,12 @@ impl Change {
         }
     }
 
-    /// The change of a name.
+    /// Returns the change with this name.
     pub fn named(name: &str) -> Option<Change> {
         Change::ALL.into_iter().find(|change| change.name() == name)
     }
 
-    /// Why it cannot be tried on this kernel; `None`: it can.
+    /// Returns the reason why the change cannot be tried on this kernel, if any.
     pub(super) fn impossible(self, found: LocalPortRange) -> Option<String> {
         let why = match (self, found) {
             (Change::FullRange, LocalPortRange::Absent) => "this kernel has no IP_LOCAL_PORT_RANGE",
@@ -60,17 +60,17 @@ impl Change {
         Some(format!("{} cannot be tried: {why}", self.name()))
     }
 
-    /// Without it and with it: they differ in nothing else.
+    /// Returns the two setups, without and with the change; they are equal in everything else.
     pub(super) fn sides(self, settings: &Locks) -> [Setup; 2] {
-        // Half of its even ports are never taken, from however few sources: the search finds one at once.
+        // Half of the even ports are never taken, from any number of sources, so the search finds an even port at once.
         let roomy = Setup {
-            policy: Policy::Reuseport,
+            policy: AcceptPolicy::Reuseport,
             sources: settings.sources,
             strategy: Strategy::KernelDefault,
             range: wide(),
         };
         match self {
-            Change::Reuseport => [Setup { policy: Policy::Exclusive, ..roomy }, roomy],
+            Change::Reuseport => [Setup { policy: AcceptPolicy::Exclusive, ..roomy }, roomy],
             Change::Sources => [Setup { sources: 1, ..roomy }, roomy],
             Change::FullRange => {
                 let tight = Setup { sources: 1, range: tight(settings.queries), ..roomy };
@@ -85,7 +85,7 @@ pub(super) fn wide() -> PortRange {
     PortRange::new(1024, u16::MAX).expect("not backwards")
 }
 
-/// So many ports that the queries take nine of ten: for the second half of them no even port is left.
+/// Returns a range of which the queries take nine tenths: during the second half of the queries no even port is free.
 fn tight(queries: u32) -> PortRange {
     let ports = (queries.saturating_mul(10) / 9 + 2).min(wide().len());
     PortRange::new(u16::MAX - (ports - 1) as u16, u16::MAX).expect("not backwards")
@@ -94,6 +94,7 @@ fn tight(queries: u32) -> PortRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::locks::settings::{FEWEST_QUERIES, MOST_QUERIES};
 
     fn settings(queries: u32) -> Locks {
         Locks { queries, ..Locks::on(2, Change::ALL.to_vec(), 1) }
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn ports_never_run_out_and_half_of_them_do_where_they_should() {
-        for queries in [super::super::FEWEST_QUERIES, 10_000, super::super::MOST_QUERIES] {
+        for queries in [FEWEST_QUERIES, 10_000, MOST_QUERIES] {
             for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
                 let ports = setup.range.len();
                 assert!(ports > queries, "{setup:?}");
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_cannot_do_is_said() {
+    fn impossible_changes_have_a_reason() {
         assert_eq!(Change::FullRange.impossible(LocalPortRange::Linear), None);
         assert_eq!(Change::Sources.impossible(LocalPortRange::Absent), None);
         let why = Change::FullRange.impossible(LocalPortRange::Absent).unwrap();

@@ -1,11 +1,12 @@
-//! `lab locks`: what do short-lived connections gain where fewer of them meet at a lock?
+//! `lab locks`: measures what short-lived connections gain from less contention on the kernel's locks.
 //!
-//! Published: seed 004 ("TCP stack lock contention with short-lived connections", freebsd-net, 2013): 52,000 queries per
-//! second with the global lock of TCP held in accept(), 55,000 without. Linux has no such lock. What it has are locks that
-//! are shared by those who share something: a listener, a source address, a table of ports that is nearly full.
+//! Published: "TCP stack lock contention with short-lived connections" (freebsd-net, 2013): 52,000 queries per
+//! second with the global lock of TCP held in accept(), 55,000 without. Linux has no such lock. Its locks are shared by
+//! the sockets that share a listener, a source address or a nearly full port table.
 
 mod advice;
 mod change;
+mod settings;
 mod sums;
 mod trial;
 mod verdict;
@@ -18,83 +19,23 @@ use fastrand::Rng;
 use fourtuple::capabilities::LocalPortRange;
 use fourtuple_record::{LabLocksResults, LabLocksSettings, LocksPair, Remark};
 
+use crate::locks::sums::Sums;
+use crate::locks::trial::Trial;
+use crate::locks::verdict::Verdicts;
+use crate::locks::waits::Counted;
 use crate::{LabError, Watch};
-use sums::Sums;
-use trial::Trial;
-use verdict::Verdicts;
-use waits::Counted;
 
 pub use change::Change;
+pub use settings::{FEWEST_QUERIES, Locks, MOST_QUERIES};
 
-/// Fewer queries say nothing about a rate.
-pub const FEWEST_QUERIES: u32 = 100;
-
-/// With more, one source would run out of even ports where it must not.
-pub const MOST_QUERIES: u32 = 30_000;
-
-/// Differences up to this are none.
+/// The largest relative difference that counts as no difference.
 const NARROW: f64 = 0.05;
 
-/// Traced trials of each side.
+/// Number of trials of each side in which lock waits are traced.
 const TRACED: u32 = 2;
 
-/// The settings of the experiment.
-#[derive(Clone, Debug)]
-pub struct Locks {
-    /// What to try, in this order.
-    pub changes: Vec<Change>,
-    /// Threads that accept and answer, 2 to 256.
-    pub workers: u32,
-    /// Threads that connect, 2 to 256.
-    pub clients: u32,
-    /// Queries of one trial, [`FEWEST_QUERIES`] to [`MOST_QUERIES`].
-    pub queries: u32,
-    /// Source addresses where there are several, 2 to 1024.
-    pub sources: u32,
-    /// Pairs of timed trials of each change; from 8 on there is an interval.
-    pub repeats: u32,
-    /// Whether to count lock waits, in trials of their own.
-    pub trace: bool,
-    /// Seed of the intervals' resampling.
-    pub seed: u64,
-}
-
 impl Locks {
-    /// What suits a host of so many processors: half of them for workers, and a client on each, so that all are busy.
-    pub fn on(cpus: u32, changes: Vec<Change>, seed: u64) -> Locks {
-        let clients = cpus.clamp(4, 256);
-        Locks {
-            changes,
-            workers: (cpus / 2).clamp(2, 256),
-            clients,
-            queries: 10_000,
-            sources: clients,
-            repeats: 8,
-            trace: true,
-            seed,
-        }
-    }
-
-    /// Checks what can be checked without a kernel.
-    pub fn check(&self) -> Result<(), LabError> {
-        let within = |setting, value: u32, low: u32, high: u32| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(LabError::setting(setting, value, format!("accepted are {low} to {high}")))
-        };
-        within("workers", self.workers, 2, 256)?;
-        within("clients", self.clients, 2, 256)?;
-        within("queries", self.queries, FEWEST_QUERIES, MOST_QUERIES)?;
-        within("sources", self.sources, 2, 1024)?;
-        within("repeats", self.repeats, 1, 100)?;
-        if self.changes.is_empty() {
-            return Err(LabError::setting("change", "(none)", "at least one is needed"));
-        }
-        Ok(())
-    }
-
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> LabLocksSettings {
         LabLocksSettings {
             changes: self.changes.iter().map(|change| change.name().to_owned()).collect(),
@@ -110,12 +51,12 @@ impl Locks {
         }
     }
 
-    /// Tries one change after the other. The trials of a change are interleaved (A B B A, B A A B), each in a namespace of
-    /// its own; those in which waits are counted come after the timed ones, since counting costs time.
+    /// Runs the changes in order. The trials of a change are interleaved (A B B A, B A A B), each in a namespace of its own.
+    /// Traced trials come after the timed trials, since tracing costs time.
     ///
     /// # Errors
     ///
-    /// A setting, or a failure before there was anything to keep.
+    /// Returns an error if a setting is out of range, or if a trial fails before the first pair of results.
     pub fn run(
         &self,
         found: LocalPortRange,
@@ -139,7 +80,7 @@ impl Locks {
             }
             match course.pair(change) {
                 Ok(pair) => pairs.extend(pair),
-                // What was measured before is worth keeping.
+                // The results of earlier changes are kept.
                 Err(error) if !pairs.is_empty() => {
                     course.remarks.push(Remark::new("failed", format!("{} failed: {error}", change.name())));
                 }
@@ -162,27 +103,27 @@ impl Locks {
     }
 }
 
-/// What goes on from change to change.
+/// The state that all changes of a run share.
 struct Course<'a> {
     settings: &'a Locks,
     watch: &'a Watch<'a>,
-    /// Why waits are not counted any more.
+    /// The reason why lock waits are no longer counted.
     untraced: Option<String>,
-    /// Of the trial with the most waits.
+    /// Blind spots of the trial with the most waits.
     blind_spots: Vec<String>,
     most_waits: Option<u64>,
-    /// What was lost in any of them.
+    /// Events that the tracer lost in any trial.
     lost: Vec<String>,
     remarks: Vec<Remark>,
 }
 
 impl Course<'_> {
-    /// All trials of a change; `None`: not one pair of them was made.
+    /// Runs all trials of a change; returns `None` if no pair of trials was completed.
     fn pair(&mut self, change: Change) -> Result<Option<LocksPair>, LabError> {
         let Locks { repeats, seed, .. } = *self.settings;
         let mut sides = change.sides(self.settings).map(Sums::new);
         let mut verdicts = Verdicts::new(NARROW);
-        // The first trial of all meets a kernel that has made no such socket for a while.
+        // The first trial of a change warms the kernel up; its times are not used.
         self.watch.progress.begin(&format!("{} (warming up)", change.name()), self.settings.queries.into());
         self.timed(&sides[0])?;
         for pair in 0..repeats {
@@ -229,12 +170,12 @@ impl Course<'_> {
         match counted {
             Ok(Counted { waits, blind_spots, lost }) if !trial.cut => {
                 side.add_traced(&trial, &waits);
-                // A trial without a wait cannot tell how waits are seen here.
+                // A trial without waits does not show which waits the tracer can see.
                 if self.most_waits.is_none_or(|most| waits.waits > most) {
                     self.most_waits = Some(waits.waits);
                     self.blind_spots = blind_spots;
                 }
-                // A wait without its path is a wait all the same, and counted: no reason to believe less of the rest.
+                // A wait without a stack is still a wait and is counted; it is no loss.
                 self.lost.extend(lost);
             }
             Ok(_) => {}
@@ -243,7 +184,7 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Queries that fail at once are no queries, and make a rate that is none.
+    /// Queries that fail at once would give a meaningless rate.
     fn say_failures(&mut self, change: Change, sides: &[Sums; 2]) {
         for (side, name) in sides.iter().zip(["before", "after"]).filter(|(side, _)| side.failed() > 0) {
             let message = format!("{} {name}: {} queries failed", change.name(), side.failed());
@@ -277,12 +218,12 @@ impl Course<'_> {
     }
 }
 
-/// Processors that this process may use.
+/// Returns the number of processors that this process may use.
 fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// A B B A, B A A B, and so on.
+/// Returns the order of the two sides in a pair: A B, B A, B A, A B, and so on.
 fn order(pair: u32) -> [usize; 2] {
     if matches!(pair % 4, 0 | 3) { [0, 1] } else { [1, 0] }
 }

@@ -1,4 +1,4 @@
-//! The trials of one side, taken together.
+//! The trials of one side, summed.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use fastrand::Rng;
 use fourtuple_measure::{Interval, median_interval};
 use fourtuple_record::{LocksClass, LocksSide};
 
-use super::change::Setup;
-use super::trial::Trial;
-use super::waits::Waits;
+use crate::locks::change::Setup;
+use crate::locks::trial::Trial;
+use crate::locks::waits::Waits;
 
 /// One side of a change.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Sums {
         Sums { setup, queries: 0, rates: Vec::new(), cpu: Vec::new(), errors, waits: None }
     }
 
-    /// Takes a timed trial, and gives its rate and its CPU time per query; nothing where nothing was answered.
+    /// Adds a timed trial and returns its rate and its CPU time per query; returns `None` if no query was answered.
     pub(super) fn add(&mut self, trial: &Trial) -> Option<(f64, f64)> {
         self.add_errors(trial);
         let figures = trial.queries_per_s().zip(trial.cpu_ns_per_query())?;
@@ -37,7 +37,7 @@ impl Sums {
         Some(figures)
     }
 
-    /// Takes a traced trial: what it took is the trace's too, and says nothing.
+    /// Adds a traced trial. Its times are not used, since they include the cost of the trace.
     pub(super) fn add_traced(&mut self, trial: &Trial, waits: &Waits) {
         self.add_errors(trial);
         self.waits.get_or_insert_default().add(waits, trial.queries);

@@ -1,11 +1,10 @@
-//! One trial: workers and clients in a namespace of their own, and a number of queries. Connect, a byte there, a byte back,
-//! close; the client closes first, and has the TIME_WAIT.
+//! One trial: workers, clients and a number of queries in a namespace. A query is a connect(), one byte each way and a
+//! close(); the client closes first, so the TIME_WAIT socket is the client's.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,52 +13,54 @@ use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::listen::{Acceptor, ListenError, Recycle};
 use fourtuple_syscalls::{errno_name, option, resource};
 
-use super::Locks;
-use super::change::Setup;
+use crate::locks::change::Setup;
+use crate::locks::settings::Locks;
 use crate::namespace::{Family, Namespace};
 use crate::pool::workers::Pool;
-use crate::{LabError, Watch};
+use crate::start::Start;
+use crate::{LabError, Watch, start};
 
-/// Port of the server: below every range that clients have here.
+/// Port of the server, below every range of the clients.
 const SERVER: u16 = 80;
 
-/// A worker that nobody wakes looks so often whether it is to stop.
+/// How often a worker without events checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// No answer takes this long.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Queries that a client takes at a time from those that are left, so that all clients end at about the same time.
+/// Number of queries that a client takes from the shared counter at a time, so that all clients end at about the same time.
 const HANDFUL: u64 = 8;
 
-/// What came of it.
+/// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trial {
     /// Queries answered.
     pub(super) queries: u64,
-    /// From the first connect() to the last close().
+    /// Time from the first connect() to the last close().
     pub(super) elapsed: Duration,
     /// CPU time of workers and clients.
     pub(super) cpu: Duration,
     /// Queries that failed, by the name of the errno.
     pub(super) errors: BTreeMap<String, u64>,
-    /// The watcher ended it.
+    /// Whether the watcher ended the trial.
     pub(super) cut: bool,
 }
 
 impl Trial {
-    /// `None`: nothing was answered.
+    /// Returns the rate; `None` if no query was answered.
     pub(super) fn queries_per_s(&self) -> Option<f64> {
         (self.queries > 0).then(|| self.queries as f64 / self.elapsed.as_secs_f64().max(1e-9))
     }
 
-    /// `None`: nothing was answered.
+    /// Returns the CPU time per query; `None` if no query was answered.
     pub(super) fn cpu_ns_per_query(&self) -> Option<f64> {
         (self.queries > 0).then(|| self.cpu.as_nanos().max(1) as f64 / self.queries as f64)
     }
 }
 
-/// Runs it. `around` is called with what the queries are, and calls it: whoever traces begins before and ends after.
+/// Runs a trial. `around` receives a function that makes the queries, and calls it: a trace begins before the call and ends
+/// after it.
 pub(super) fn run<R: Send>(
     settings: &Locks,
     setup: Setup,
@@ -68,9 +69,10 @@ pub(super) fn run<R: Send>(
 ) -> Result<(R, Trial), LabError> {
     Namespace::run(|namespace| {
         namespace.set_range(setup.range)?;
-        // 2, the default, takes ports in TIME_WAIT over on loopback after a second, and nowhere else.
+        // The default, 2, reuses ports in TIME_WAIT after a second, on loopback only.
         namespace.set("net.ipv4.tcp_tw_reuse", "0")?;
-        // Beyond it sockets skip TIME_WAIT, and ports come back at once; the default follows the host's memory.
+        // Beyond this limit sockets skip TIME_WAIT and their ports are free at once; the default depends on the host's
+        // memory.
         namespace.set("net.ipv4.tcp_max_tw_buckets", "262144")?;
         let server = SocketAddr::new(Family::V4.loopback(), SERVER);
         let workers = settings.workers as usize;
@@ -79,18 +81,19 @@ pub(super) fn run<R: Send>(
         let clients = (0..settings.clients as usize)
             .map(|number| dialers(server, setup, &sources, number, settings.clients as usize))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut trial = Trial::default();
+        let mut asked = Ok(Trial::default());
         let mut queries = || {
-            trial = ask(settings, &clients, watch);
-            trial.clone()
+            asked = ask(settings, &clients, watch);
+            asked.as_ref().cloned().unwrap_or_default()
         };
         let result = around(&mut queries);
+        let mut trial = asked?;
         trial.cpu += pool.end()?;
         Ok((result, trial))
     })
 }
 
-/// A dialer for each of the sources that are client `number`'s: none is shared, so that clients meet in the kernel alone.
+/// Returns a dialer for each source of client `number`. Clients share no dialer, so they contend in the kernel only.
 fn dialers(
     server: SocketAddr,
     setup: Setup,
@@ -106,27 +109,30 @@ fn dialers(
     .collect()
 }
 
-/// All queries, from all clients at once.
-fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Trial {
+/// Runs all queries, with all clients at once.
+fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<Trial, LabError> {
     let left = AtomicU64::new(settings.queries.into());
-    let ready = Barrier::new(clients.len() + 1);
+    let together = Start::default();
     let ask = |number: usize, dialers: &[Dialer]| {
-        ready.wait();
+        if !together.wait() {
+            return Trial::default();
+        }
         client(dialers, &left, watch.stop, |left| {
-            // One tells for all.
+            // One client reports the progress of all.
             if number == 0 {
                 watch.progress.at(u64::from(settings.queries).saturating_sub(left));
             }
         })
     };
     let ask = &ask;
-    thread::scope(|scope| {
-        let threads: Vec<_> = clients
+    thread::scope(|scope| -> Result<Trial, LabError> {
+        let threads: Result<Vec<_>, LabError> = clients
             .iter()
             .enumerate()
-            .map(|(number, dialers)| scope.spawn(move || ask(number, dialers)))
+            .map(|(number, dialers)| start::thread(scope, move || ask(number, dialers)))
             .collect();
-        ready.wait();
+        let threads = threads.inspect_err(|_| together.call_off())?;
+        together.begin(threads.len());
         let begun = Instant::now();
         let mut trial = Trial::default();
         for thread in threads {
@@ -139,11 +145,11 @@ fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Trial {
         }
         trial.elapsed = begun.elapsed();
         trial.cut = watch.stopped();
-        trial
+        Ok(trial)
     })
 }
 
-/// What one client does; `at` hears now and then how many queries are left for all.
+/// Runs one client. Calls `at` now and then with the number of queries left for all clients.
 fn client(dialers: &[Dialer], left: &AtomicU64, stop: &AtomicBool, at: impl Fn(u64)) -> Trial {
     let mut part = Trial::default();
     let mut turns = dialers.iter().cycle();
@@ -165,17 +171,17 @@ fn client(dialers: &[Dialer], left: &AtomicU64, stop: &AtomicBool, at: impl Fn(u
     part
 }
 
-/// One query; else the name of the errno.
+/// Makes one query; returns the name of the errno if the query fails.
 fn query(dialer: &Dialer) -> Result<(), String> {
     let (mut stream, _) = dialer.dial().map_err(|error| match error {
         DialError::PortsExhausted { .. } => "EADDRNOTAVAIL".to_owned(),
-        DialError::Refused(_) => "ECONNREFUSED".to_owned(),
+        DialError::Refused { .. } => "ECONNREFUSED".to_owned(),
         DialError::Call { error, .. } => errno_name(&error),
         other => other.to_string(),
     })?;
     exchange(&mut stream).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => "closed without an answer".to_owned(),
-        // What SO_RCVTIMEO says.
+        // SO_RCVTIMEO expires with EAGAIN.
         io::ErrorKind::WouldBlock => "timeout".to_owned(),
         _ => errno_name(&error),
     })
@@ -187,7 +193,7 @@ fn exchange(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// What a worker does: answers what it reads, and closes when the client has. Gives the CPU time of its thread.
+/// Runs one worker: answers each byte, and closes after the client. Returns the CPU time of the thread.
 fn serve(acceptor: &mut Acceptor, stop: &AtomicBool) -> Result<Duration, ListenError> {
     while !stop.load(Ordering::Relaxed) {
         let Some(mut connection) = acceptor.next(Some(GLANCE))? else { continue };
@@ -202,7 +208,7 @@ fn serve(acceptor: &mut Acceptor, stop: &AtomicBool) -> Result<Duration, ListenE
             Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted].contains(&error.kind()) => {
                 acceptor.keep(connection)?;
             }
-            // The client is gone, which it has counted.
+            // The client has closed the connection and has counted the query.
             Err(_) => {}
         }
     }

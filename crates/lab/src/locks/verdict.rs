@@ -1,4 +1,4 @@
-//! A pair in numbers and in words, by the rules of `compare`.
+//! The comparison of a pair, in numbers and in words, by the rules of `compare`.
 
 use fourtuple_measure::{Comparison, Conclusion, Verdict};
 use fourtuple_record::LocksRatio;
@@ -6,18 +6,18 @@ use fourtuple_record::LocksRatio;
 /// One figure of a pair.
 #[derive(Clone, Debug)]
 pub(super) struct Judged {
-    /// What may be said; faster is better, whichever figure it is.
+    /// The verdict. Higher figures are better.
     pub(super) verdict: Verdict,
     pub(super) ratio: LocksRatio,
     pub(super) words: String,
 }
 
-/// Rate and CPU time of the trials of a change, pair by pair.
+/// Rates and CPU times of the trials of a change, by pair.
 #[derive(Clone, Debug)]
 pub(super) struct Verdicts {
     narrow: f64,
     rate: Comparison,
-    /// Of queries per CPU time, since more is better there too.
+    /// Queries per CPU time, so that a higher value is better, as for the rate.
     cpu: Comparison,
 }
 
@@ -26,7 +26,7 @@ impl Verdicts {
         Verdicts { narrow, rate: Comparison::new(narrow), cpu: Comparison::new(narrow) }
     }
 
-    /// Takes rate and CPU time per query of two neighbours.
+    /// Adds the rate and the CPU time per query of a pair of trials.
     pub(super) fn push(&mut self, before: (f64, f64), after: (f64, f64)) {
         self.rate.push(before.0, after.0);
         self.cpu.push(1.0 / before.1, 1.0 / after.1);
@@ -36,7 +36,7 @@ impl Verdicts {
         self.rate.pairs()
     }
 
-    /// How many there are to be is settled before, so that there is one look, and it has all of the 5%.
+    /// Compares the rates. The number of pairs is fixed beforehand, so there is one test only, at the full level of 5%.
     pub(super) fn rate(&self) -> Option<Judged> {
         let conclusion = self.rate.conclude()?;
         let ratio = ratio(&conclusion);
@@ -45,7 +45,7 @@ impl Verdicts {
         Some(Judged { verdict, ratio, words })
     }
 
-    /// The ratio is that of the CPU times: below 1 is cheaper.
+    /// Compares CPU times: a ratio below 1 is cheaper.
     pub(super) fn cpu(&self) -> Option<Judged> {
         let conclusion = self.cpu.conclude()?;
         let of_rate = ratio(&conclusion);
@@ -98,7 +98,7 @@ mod tests {
     fn verdicts(pairs: usize, after: f64) -> [(LocksRatio, String); 2] {
         let mut verdicts = Verdicts::new(0.05);
         for number in 0..pairs {
-            // A little noise, which cancels.
+            // The noise is small and cancels out.
             let noise = 1.0 + 0.002 * (number % 3) as f64;
             verdicts.push((20_000.0 * noise, 50_000.0), (20_000.0 * after, 50_000.0 / after * noise));
         }

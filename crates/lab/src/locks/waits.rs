@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use fourtuple_trace::Locks;
+use fourtuple_trace::{Instrument, Locks};
+
+use crate::start;
 
 /// Waits for locks, of one trial or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
-    /// Queries during which they were counted.
+    /// Number of queries during which waits were counted.
     pub(super) queries: u64,
     pub(super) waits: u64,
     pub(super) wait_ns: u64,
@@ -20,7 +22,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Takes those of a trial of so many queries.
+    /// Adds the waits of a trial with `queries` queries.
     pub(super) fn add(&mut self, of_trial: &Waits, queries: u64) {
         self.queries += queries;
         self.waits += of_trial.waits;
@@ -37,28 +39,30 @@ impl Waits {
     }
 }
 
-/// What was counted while queries were made.
+/// The waits counted during the queries.
 #[derive(Clone, Debug)]
 pub(super) struct Counted {
     pub(super) waits: Waits,
-    /// What such a count does not see.
+    /// Waits that the trace cannot see.
     pub(super) blind_spots: Vec<String>,
-    /// What was lost of it, one line each.
+    /// Losses of the trace, one line each.
     pub(super) lost: Vec<String>,
 }
 
-/// Counts lock waits of this process while `queries` run; else why not, and they were not run.
+/// Counts lock waits of this process while `queries` run. Returns the reason if waits cannot be counted; `queries` is then
+/// not run.
 pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
     let locks = Locks { process: Some(process::id()), ..Locks::default() };
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let (sender, attached) = mpsc::channel();
         let begun = move || {
-            // Nobody listens any more only where this panicked, and then nobody needs to know.
+            // The receiver is gone only after a panic of this thread, and the result is not needed then.
             let _ = sender.send(());
         };
-        let trace = scope.spawn(|| locks.run(&stop, begun, |_| {}));
-        // It is dropped unsent where nothing could be attached.
+        let trace =
+            start::thread(scope, || locks.run(&stop, begun, |_| {})).map_err(|error| error.to_string())?;
+        // The sender is dropped unused if no program could be attached.
         if attached.recv().is_ok() {
             queries();
         }

@@ -1,29 +1,29 @@
-//! Which cells are run.
+//! Chooses the cells to run.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use fourtuple_forward::{Forward, Link, PlaneKind};
 
-use super::{Planes, Spec, SpreadBy};
+use crate::planes::settings::{Planes, Spec, SpreadBy};
 use crate::{LabError, Namespace};
 
-/// Payloads that fill the MTUs of seed 003: 1500 and 3000.
+/// Payloads that fill the MTUs of the published figure: 1500 and 3000.
 const FULL: [u32; 2] = [1472, 2972];
-/// About what the router of seed 003 took for a packet beyond moving it: 1.3 Gbit/s of 1500 bytes on one plane.
+/// Approximate time that the published router spent on a packet besides moving it: 1.3 Gbit/s of 1500 bytes on one plane.
 const AS_PUBLISHED: Duration = Duration::from_micros(6);
-/// From nothing to what is done for a packet with a look-up and a signature.
+/// Works per packet, from none to a look-up and a signature.
 const WORKS: [Duration; 3] = [Duration::ZERO, AS_PUBLISHED, Duration::from_micros(20)];
 const PLANES: [u32; 3] = [1, 2, 4];
 
 impl Planes {
-    /// Whether any list was given.
+    /// Returns whether any list was given.
     pub(super) fn asks_for_some(&self) -> bool {
         let Planes { kinds, planes, bytes, spreads, flows, work, .. } = self;
         [kinds.len(), planes.len(), bytes.len(), spreads.len(), flows.len(), work.len()] != [0; 6]
     }
 
-    /// The cells with these ways to move packets, each once.
+    /// Returns the cells with these kinds of plane, each once.
     pub(super) fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
         let cells = if self.asks_for_some() { self.every_combination(kinds) } else { questions(kinds) };
         in_order(cells.into_iter())
@@ -35,7 +35,7 @@ impl Planes {
         let (spreads, flows) = (or(&self.spreads, &[SpreadBy::Flow]), or(&self.flows, &[1]));
         let works = or(&self.work, &[Duration::ZERO]);
         let mut cells = Vec::new();
-        // What is compared most often stands together: packets of one length and work.
+        // Cells that are compared most often run next to each other: packets of one length and work.
         for &bytes in &bytes {
             for &work in &works {
                 for &kind in &kinds {
@@ -58,7 +58,7 @@ impl Planes {
     }
 }
 
-/// What it costs to move a packet, in which way; who gets it; what planes are good for; and the figure of seed 003.
+/// Returns the default cells: cost of a packet by plane kind, distribution over planes, gain from planes, and the published figure.
 fn questions(kinds: &[PlaneKind]) -> Vec<Spec> {
     let mut cells = Vec::new();
     let cell = |kind, planes, bytes| Spec {
@@ -94,7 +94,7 @@ fn or<T: Copy>(given: &[T], others: &[T]) -> Vec<T> {
     if given.is_empty() { others.to_vec() } else { given.to_vec() }
 }
 
-/// Each of them where it is first.
+/// Removes duplicates, keeping the first of each.
 pub(super) fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut left = Vec::new();
     for value in values {
@@ -105,7 +105,7 @@ pub(super) fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
     left
 }
 
-/// Starts a forwarder of this kind, and ends it: asking is the only test that holds.
+/// Starts a forwarder of this kind and ends it, to check that the host supports the kind.
 pub(super) fn try_out(kind: PlaneKind) -> Result<(), LabError> {
     Namespace::run(|_| {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -118,7 +118,7 @@ pub(super) fn try_out(kind: PlaneKind) -> Result<(), LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planes::Over;
+    use crate::planes::settings::Over;
 
     fn nothing_given() -> Planes {
         Planes {
@@ -136,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn the_questions_have_what_they_compare() {
+    fn default_cells_include_their_reference_cells() {
         let cells = nothing_given().cells(&PlaneKind::ALL);
-        assert_eq!(cells.len(), in_order(cells.iter().copied()).len(), "none of them twice");
+        assert_eq!(cells.len(), in_order(cells.iter().copied()).len(), "no cell occurs twice");
         for spec in &cells {
             let of_one = Spec { planes: 1, ..*spec };
             assert!(cells.contains(&of_one) || spec.spread != SpreadBy::Flow || spec.flows > 1, "{spec:?}");

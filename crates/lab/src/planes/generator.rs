@@ -1,4 +1,4 @@
-//! Sends numbered packets, as fast as the planes take them.
+//! The generator, which sends numbered packets as fast as the planes take them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,26 +11,27 @@ use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{resource, schedule};
 
-use super::packet;
-use super::sink::Arrivals;
 use crate::Watch;
+use crate::planes::packet;
+use crate::planes::sink::Arrivals;
 
-/// Packets with one call.
+/// Packets per send call.
 const BURST: u64 = 64;
-/// The most packets that may be under way. Below net.core.netdev_max_backlog (1000), so that no device drops them.
+/// Most packets in flight. Below net.core.netdev_max_backlog (1000), so that no device drops them.
 const WINDOW: u64 = 512;
 
-/// Where it runs.
+/// The processor of the generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// On the last processor, where the fewest planes are.
+    /// The last processor, which has the fewest planes.
     Apart,
-    /// On the first, where in this case all planes are, which give way to it: it fills their queues, then they empty them.
+    /// The first processor, shared with all planes, which have lower priority: the generator fills their queues, then they
+    /// empty them.
     Between,
 }
 
 impl Place {
-    /// The processor, of those that this thread may use.
+    /// Returns the processor, among the processors that this thread may use.
     pub(super) fn processor(self) -> io::Result<Option<usize>> {
         let allowed = schedule::allowed_cpus()?;
         Ok(match self {
@@ -39,7 +40,7 @@ impl Place {
         })
     }
 
-    /// How long it waits before it looks again whether there is room for more.
+    /// Returns the sleep between two checks for room in the window.
     fn pause(self) -> Duration {
         match self {
             Place::Apart => Duration::from_micros(20),
@@ -48,42 +49,43 @@ impl Place {
     }
 }
 
-/// Packets that have not arrived after this long without any other are lost.
+/// A packet counts as lost if no packet arrives for this long.
 const LOST_AFTER_NS: u64 = 250_000_000;
 
-/// Inner flows that there are at least: divisible among up to 6, 8, 10, 12 planes.
+/// Least number of inner flows: they divide evenly among up to 6, 8, 10 or 12 planes.
 const INNER_FLOWS: u32 = 120;
 
-/// How many inner flows so many 4-tuples have together: the same number each.
+/// Returns the number of inner flows of all 4-tuples together: the same number for each 4-tuple.
 pub(super) fn inner_flows(tuples: u32) -> u32 {
     tuples * INNER_FLOWS.div_ceil(tuples)
 }
 
-/// How many packets of so many bytes may be under way, when a queue holds so many bytes as the kernel counts them (`truesize`:
-/// the buffer's own size, a power of 2, and what describes it). A quarter is left: the kernel gives room back late.
+/// Returns the number of packets of `bytes` bytes that may be in flight with a receive queue of `queue` bytes as the kernel
+/// counts them (`truesize`: the buffer's size, a power of 2, and its metadata). A quarter of the queue stays free, since
+/// the kernel releases memory late.
 pub(super) fn window(bytes: u32, queue: i32) -> u64 {
     let each = u64::from((bytes + 400).next_power_of_two()) + 256;
     (queue.max(0) as u64 * 3 / 4 / each).clamp(16, WINDOW)
 }
 
-/// One socket per 4-tuple.
+/// The packet generator, with one socket per 4-tuple.
 pub(super) struct Generator {
     sockets: Vec<OwnedFd>,
     bytes: u32,
 }
 
-/// What it did.
+/// The counts and times of one pass of the generator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) packets: u64,
-    /// When the first was sent, CLOCK_MONOTONIC.
+    /// Time of the first packet sent, CLOCK_MONOTONIC.
     pub(super) begun_ns: u64,
-    /// How long it waited because as many as may be were under way.
+    /// Time spent waiting while the window of packets in flight was full.
     pub(super) waited_ns: u64,
-    /// From the first to the last that was sent.
+    /// Time between the first and the last packet sent.
     pub(super) sending_ns: u64,
     pub(super) cpu: Duration,
-    /// It was told to stop.
+    /// Whether the pass was told to stop.
     pub(super) cut: bool,
 }
 
@@ -97,7 +99,7 @@ impl Generator {
         Ok(Generator { sockets: (0..tuples).map(open).collect::<io::Result<_>>()?, bytes })
     }
 
-    /// Sends so many packets, never more than `window` of them under way, and waits for the last to arrive.
+    /// Sends `packets` packets, at most `window` of them in flight, and waits for the last to arrive.
     pub(super) fn run(
         &self,
         packets: u64,
@@ -107,7 +109,7 @@ impl Generator {
         watch: &Watch<'_>,
     ) -> io::Result<Sent> {
         let _ = schedule::sleep_precisely();
-        // On one processor, packets of it do not overtake each other before they reach a plane.
+        // On one processor, packets do not overtake each other before they reach a plane.
         if let Some(processor) = place.processor()? {
             schedule::pin_to(processor)?;
         }
@@ -128,7 +130,7 @@ impl Generator {
             let burst = (packets - sent.packets).min(BURST);
             if room < burst.min(window) {
                 sent.waited_ns += pace.wait(sent.packets);
-                // Between planes it fills their queues again when they are empty, and not a little sooner.
+                // With planes on the same processor, the generator refills their queues once they are empty, not sooner.
                 while place == Place::Between && pace.under_way(sent.packets) > 0 && !watch.stopped() {
                     sent.waited_ns += pace.wait(sent.packets);
                 }
@@ -139,7 +141,7 @@ impl Generator {
             turn += 1;
             outgoing.clear();
             for index in 0..burst.min(window) as usize {
-                // The flows of a 4-tuple take turns; all 4-tuples have different ones.
+                // The flows of a 4-tuple take turns; no flow belongs to two 4-tuples.
                 let number = made[tuple as usize] + index as u64;
                 let flow = tuple + tuples * (number % each);
                 packet::write(batch.room_mut(index), flow as u32, number / each);
@@ -150,7 +152,7 @@ impl Generator {
             while first < outgoing.len() {
                 match outgoing.send(self.sockets[tuple as usize].as_fd(), &batch, first) {
                     Ok(number) => first += number,
-                    // The device has no room for a moment.
+                    // The device queue is full for the moment.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::yield_now(),
                     Err(error) => return Err(error),
                 }
@@ -167,11 +169,11 @@ impl Generator {
     }
 }
 
-/// What is known of packets that were sent.
+/// The progress of the packets in flight: arrivals that were seen, and packets given up as lost.
 struct Pace<'a> {
     arrivals: &'a Arrivals,
     pause: Duration,
-    /// What was waited for too long.
+    /// Packets that did not arrive in time.
     lost: u64,
     seen: u64,
     seen_ns: u64,
@@ -186,7 +188,7 @@ impl<'a> Pace<'a> {
         sent.saturating_sub(self.lost + self.arrivals.packets.load(Ordering::Acquire))
     }
 
-    /// Sleeps for a moment and gives up what must be lost; how long that took.
+    /// Sleeps once and gives up lost packets; returns the time slept.
     fn wait(&mut self, sent: u64) -> u64 {
         let begun = resource::monotonic_ns();
         thread::sleep(self.pause);
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_window_fits_into_the_queue() {
-        // What the kernel gives with net.core.rmem_max at its default.
+        // The queue size that the kernel permits with net.core.rmem_max at its default.
         assert_eq!(window(64, 425_984), 416);
         assert_eq!(window(1400, 425_984), 138);
         assert_eq!(window(9000, 425_984), 19);

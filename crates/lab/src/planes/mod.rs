@@ -1,156 +1,29 @@
-//! `lab planes`: what do more data planes give, and what does it cost to move a packet?
+//! `lab planes`: measures the gain from more data planes, and the cost of moving a packet.
 //!
-//! Published: "Performance Optimisation using SO_REUSEPORT" (High Performance Network Programming, 2022) and seed 003, whose
-//! figure it repeats on this kernel: throughput against the number of planes, for two MTUs.
+//! Published: "Performance Optimisation using SO_REUSEPORT" (High Performance Network Programming, 2022); the lab repeats its
+//! figure on this kernel: throughput against the number of planes, for two MTUs.
 
 mod advice;
 mod choice;
 mod generator;
 mod packet;
+mod settings;
 mod sink;
 mod sums;
 mod topology;
 mod trial;
 
-use std::time::Duration;
-
 use fourtuple_forward::{ForwardError, PlaneKind};
 use fourtuple_record::{PlanesResults, PlanesSettings, PlanesSkipped, Remark};
 
+use crate::planes::sums::Sums;
 use crate::{LabError, Watch};
-use sums::Sums;
 
 pub use advice::advice;
-
-/// What is between generator, planes and sink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// Pairs of devices between three network namespaces.
-    Veth,
-    /// The loopback device of one.
-    Loopback,
-}
-
-impl Over {
-    /// Both.
-    pub const ALL: [Over; 2] = [Over::Veth, Over::Loopback];
-
-    /// The name it has in records.
-    pub fn name(self) -> &'static str {
-        match self {
-            Over::Veth => "veth",
-            Over::Loopback => "loopback",
-        }
-    }
-}
-
-/// Which plane gets a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpreadBy {
-    /// The kernel's hash of the 4-tuple.
-    Hash,
-    /// Chance.
-    Random,
-    /// The flow within the 4-tuple.
-    Flow,
-    /// The processor that handles the packet.
-    Cpu,
-}
-
-impl SpreadBy {
-    /// All of them.
-    pub const ALL: [SpreadBy; 4] = [SpreadBy::Hash, SpreadBy::Random, SpreadBy::Flow, SpreadBy::Cpu];
-
-    /// The name it has in records.
-    pub fn name(self) -> &'static str {
-        match self {
-            SpreadBy::Hash => "hash",
-            SpreadBy::Random => "random",
-            SpreadBy::Flow => "flow",
-            SpreadBy::Cpu => "cpu",
-        }
-    }
-}
-
-/// The settings of the experiment. Without any list it runs those cells that answer its questions; with one, every combination
-/// of the lists, where those that are empty are: all ways to move packets, 1, 2 and 4 planes, 64 bytes, spread by flow, one
-/// 4-tuple, no work.
-#[derive(Clone, Debug)]
-pub struct Planes {
-    /// How planes move packets.
-    pub kinds: Vec<PlaneKind>,
-    /// Numbers of planes, 1 to 64.
-    pub planes: Vec<u32>,
-    /// Payloads of packets, 16 to 9000.
-    pub bytes: Vec<u32>,
-    /// Which plane gets a packet.
-    pub spreads: Vec<SpreadBy>,
-    /// Numbers of 4-tuples, 1 to 256.
-    pub flows: Vec<u32>,
-    /// What a packet costs beyond being moved, up to 1 ms.
-    pub work: Vec<Duration>,
-    /// Packets of one run, 1,000 to 100 million.
-    pub packets: u64,
-    /// Runs of every cell.
-    pub repeats: u32,
-    /// What is in between.
-    pub over: Over,
-    /// Seed of the intervals.
-    pub seed: u64,
-}
-
-/// A combination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
-    kind: PlaneKind,
-    planes: u32,
-    bytes: u32,
-    spread: SpreadBy,
-    flows: u32,
-    work: Duration,
-}
-
-/// IPv4 and UDP headers.
-const HEADERS: u32 = 28;
-
-impl Spec {
-    /// The MTU of seed 003 that the packet fits into, else one that it just fits into.
-    fn mtu(&self) -> u32 {
-        let needed = self.bytes + HEADERS;
-        [1500, 3000].into_iter().find(|mtu| needed <= *mtu).unwrap_or(needed)
-    }
-
-    fn title(&self) -> String {
-        let Spec { kind, planes, bytes, spread, flows, work } = self;
-        let tuples = if *flows == 1 { "one 4-tuple".to_owned() } else { format!("{flows} 4-tuples") };
-        format!("{kind} x{planes}, {bytes} B, {}, {tuples}, work {work:?}", spread.name())
-    }
-}
+pub use settings::{Over, Planes, SpreadBy};
 
 impl Planes {
-    /// Checks what can be checked without a kernel.
-    pub fn check(&self) -> Result<(), LabError> {
-        let within = |setting, values: &[u32], low, high| match values
-            .iter()
-            .find(|value| !(low..=high).contains(*value))
-        {
-            Some(value) => Err(LabError::setting(setting, value, format!("accepted are {low} to {high}"))),
-            None => Ok(()),
-        };
-        within("planes", &self.planes, 1, 64)?;
-        within("bytes", &self.bytes, packet::SHORTEST, 9000)?;
-        within("flows", &self.flows, 1, 256)?;
-        within("repeats", &[self.repeats], 1, 100)?;
-        if let Some(long) = self.work.iter().find(|work| **work > Duration::from_millis(1)) {
-            return Err(LabError::setting("work", format!("{long:?}"), "accepted is up to 1ms"));
-        }
-        if !(1_000..=100_000_000).contains(&self.packets) {
-            return Err(LabError::setting("packets", self.packets, "accepted are 1000 to 100000000"));
-        }
-        Ok(())
-    }
-
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> PlanesSettings {
         let cells = self.cells(&PlaneKind::ALL);
         PlanesSettings {
@@ -168,12 +41,12 @@ impl Planes {
         }
     }
 
-    /// Runs every cell, each run in namespaces of its own; every second repeat in the reverse order.
+    /// Runs every cell, each run in namespaces of its own; odd repeats run in the reverse order.
     ///
     /// # Errors
     ///
-    /// A way to move packets that was named and that this host has not got, a setting, or a failure before there was anything to
-    /// keep.
+    /// Returns an error if this host lacks a named kind of plane, if a setting is out of range, or if a run fails before
+    /// the first result.
     pub fn run(&self, watch: &Watch<'_>) -> Result<(PlanesResults, Vec<Remark>), LabError> {
         self.check()?;
         let (kinds, skipped) = self.kinds_here()?;
@@ -215,7 +88,7 @@ impl Planes {
                         break 'repeats;
                     }
                     Ok(_) => return Err(LabError::Interrupted),
-                    // What was measured before is worth keeping.
+                    // The results of earlier runs are kept.
                     Err(error) if kept => {
                         remarks.push(Remark::new("failed", format!("{} failed: {error}", spec.title())));
                         break 'repeats;
@@ -227,7 +100,8 @@ impl Planes {
         Ok(remarks)
     }
 
-    /// Tries every way to move packets: what was named must be there, of the others those that are not are skipped.
+    /// Probes the kinds of plane. A kind that the settings name must work; with no kind named, kinds that this kernel lacks or
+    /// does not permit are skipped.
     fn kinds_here(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
         let named = !self.kinds.is_empty();
         let wanted =
@@ -236,10 +110,9 @@ impl Planes {
         for kind in wanted {
             match choice::try_out(kind) {
                 Ok(()) => here.push(kind),
-                Err(LabError::Forward(error @ (ForwardError::Spread(_) | ForwardError::Loop { .. }))) => {
-                    return Err(error.into());
-                }
-                Err(LabError::Forward(error)) if !named => {
+                Err(LabError::Forward(
+                    error @ (ForwardError::Absent { .. } | ForwardError::NotPermitted { .. }),
+                )) if !named => {
                     skipped.push(PlanesSkipped { plane: kind.to_string(), why: error.to_string() });
                 }
                 Err(error) => return Err(error),

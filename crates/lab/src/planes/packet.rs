@@ -1,21 +1,21 @@
-//! What is in a packet: the flow within its 4-tuple, and its number in that flow.
+//! The payload of a packet: the flow within its 4-tuple, and the sequence number in that flow.
 
 use std::ops::Range;
 
-use fourtuple::spread::Key;
+use fourtuple::spread::FlowKey;
 
 const FLOW: Range<usize> = 0..4;
 const NUMBER: Range<usize> = 4..12;
 
-/// Bytes of the shortest packet that has both.
+/// Length of the shortest packet with both numbers, in bytes.
 pub(super) const SHORTEST: u32 = 16;
 
-/// Where the flow is, for those who spread by it.
-pub(super) fn key() -> Key {
-    Key::whole(FLOW.start as u16, FLOW.len() as u8)
+/// The position of the flow in the payload, for selectors by key.
+pub(super) fn key() -> FlowKey {
+    FlowKey::whole(FLOW.start as u16, FLOW.len() as u8)
 }
 
-/// Writes both; nothing into a packet that is too short.
+/// Writes both numbers; leaves a packet that is too short unchanged.
 pub(super) fn write(packet: &mut [u8], flow: u32, number: u64) {
     if let Some(room) = packet.get_mut(FLOW) {
         room.copy_from_slice(&flow.to_be_bytes());
@@ -25,18 +25,18 @@ pub(super) fn write(packet: &mut [u8], flow: u32, number: u64) {
     }
 }
 
-/// Flow and number; `None` of what is too short.
+/// Returns flow and sequence number; `None` if the packet is too short.
 pub(super) fn read(packet: &[u8]) -> Option<(u32, u64)> {
     let flow = u32::from_be_bytes(packet.get(FLOW)?.try_into().ok()?);
     Some((flow, u64::from_be_bytes(packet.get(NUMBER)?.try_into().ok()?)))
 }
 
-/// Looks at the numbers of what arrives.
+/// Checks the sequence numbers of arriving packets.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// Of each flow, the number that is to come next.
+    /// The next expected sequence number of each flow.
     next: Vec<u64>,
-    /// Packets that came behind a later one of their flow.
+    /// Packets that arrived after a later packet of their flow.
     pub(super) reordered: u64,
 }
 
@@ -45,7 +45,7 @@ impl Order {
         Order { next: vec![0; flows as usize], reordered: 0 }
     }
 
-    /// Whether it was one of ours.
+    /// Records a packet; returns whether the generator sent it.
     pub(super) fn saw(&mut self, packet: &[u8]) -> bool {
         let Some((flow, number)) = read(packet) else { return false };
         let Some(next) = self.next.get_mut(flow as usize) else { return false };
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_is_the_key() {
+    fn flow_and_number_survive_writing_and_reading() {
         let mut packet = [0xff; SHORTEST as usize];
         write(&mut packet, 7, 1 << 40);
         assert_eq!(read(&packet), Some((7, 1 << 40)));

@@ -1,4 +1,4 @@
-//! Whoever counts what comes out behind the planes.
+//! The sink: counts the packets that the planes have forwarded.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,49 +11,49 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, resource, schedule};
 
-use super::generator::Place;
-use super::packet::Order;
+use crate::planes::generator::Place;
+use crate::planes::packet::Order;
 
-/// Bytes that may wait; the kernel gives at most net.core.rmem_max.
+/// Requested size of the receive queue in bytes; the kernel limits it to net.core.rmem_max.
 pub(super) const QUEUE: i32 = 4 << 20;
 
-/// Messages with one call, and the room for each: what UDP_GRO leaves together is up to 64 KiB.
+/// Messages per receive call, and the buffer size for each: UDP_GRO joins packets up to 64 KiB.
 const BATCH: usize = 64;
 const ROOM: usize = 1025 * 64;
 
-/// It looks this often. It does not wait for packets, as otherwise the planes would pay for waking it.
+/// Polling interval of the sink. The sink does not block for packets: its wakeups would cost the planes CPU time.
 const PAUSE: Duration = Duration::from_micros(30);
 
-/// What others see of it.
+/// The sink's progress, as other threads read it.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     /// Packets that arrived.
     pub(super) packets: AtomicU64,
-    /// When the last did, CLOCK_MONOTONIC.
+    /// Time of the last arrival, CLOCK_MONOTONIC.
     pub(super) last_ns: AtomicU64,
-    /// It is to end when nothing waits any more.
+    /// Tells the sink to end once its queue is empty.
     pub(super) over: AtomicBool,
 }
 
-/// The socket and the room of the sink.
+/// The sink's socket and its receive buffer size.
 pub(super) struct Sink {
     socket: OwnedFd,
-    /// Bytes that may wait, as the kernel counts them.
+    /// Size of the receive queue (SO_RCVBUF) in bytes, as the kernel counts it.
     pub(super) queue: i32,
 }
 
-/// What it saw.
+/// The observations of the sink.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) reordered: u64,
-    /// What its queue had no room for.
+    /// Packets that the kernel dropped because the receive queue was full.
     pub(super) dropped: u64,
     pub(super) cpu: Duration,
 }
 
 impl Sink {
-    /// Messages that were cut by UDP_SEGMENT stay whole until here (UDP_GRO), as on a device that cuts them itself: otherwise
-    /// the planes would be charged for cutting.
+    /// Opens the sink's socket with UDP_GRO, so that messages sent with UDP_SEGMENT stay whole up to here, as on a device
+    /// that segments in hardware; otherwise the planes would pay for the segmentation.
     pub(super) fn open(address: SocketAddr) -> io::Result<Sink> {
         let socket = socket::open(Transport::Udp, address, true)?;
         let queue = option::set_receive_buffer(socket.as_fd(), QUEUE)?;
@@ -62,14 +62,14 @@ impl Sink {
         Ok(Sink { socket, queue })
     }
 
-    /// Counts until told that it is over.
+    /// Counts packets until told to end.
     pub(super) fn run(&self, flows: u32, place: Place, arrivals: &Arrivals) -> Seen {
-        // One that oversleeps lets packets wait longer, and no more.
+        // Oversleeping only makes packets wait longer.
         let _ = schedule::sleep_precisely();
         let mut pause = PAUSE;
         if place == Place::Between {
-            // Each time that it was awake there, the scheduler might give the processor to the plane instead of back to the
-            // generator, before the queue is full.
+            // On one processor, each wakeup of the sink could let the scheduler run the plane instead of the generator
+            // before the queue is full.
             if let Ok(Some(last)) = Place::Apart.processor() {
                 let _ = schedule::pin_to(last);
             }

@@ -1,4 +1,4 @@
-//! Generator, router and sink, and what is between them.
+//! The namespaces of generator, router and sink, and the devices between them.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -8,36 +8,37 @@ use std::time::Duration;
 
 use fourtuple_syscalls::{netns, veth};
 
-use super::Over;
+use crate::planes::settings::Over;
 use crate::{LabError, Namespace};
 
-/// Both networks are for documentation (RFC 5737), and exist nowhere else than between the namespaces.
+/// Both networks are reserved for documentation (RFC 5737), and exist only between the namespaces.
 const GENERATOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const ROUTER_TO_SINK: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const SINK: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
-/// Where planes listen, and where the sink does.
+/// The addresses on which the planes and the sink listen.
 const PORT: u16 = 4000;
 const SINK_PORT: u16 = 4001;
 
-/// How often it is tried whether packets go through, and for how long each time. Tries are counted, as a machine that was stopped
-/// for a while has not tried.
+/// Number of attempts to pass a packet through, and the length of each. Attempts are counted instead of time, since a
+/// machine may be suspended for a while.
 const TRIES: u32 = 2000;
 const TRY: Duration = Duration::from_millis(5);
 
-/// Three namespaces in a row, or one that plays all of them. The thread that made it is in the router's.
+/// Three namespaces in a row, or one namespace in all three roles. The thread that created them is in the router's
+/// namespace.
 pub(super) struct Topology {
     generator: OwnedFd,
     router: OwnedFd,
     sink: OwnedFd,
-    /// Where planes are to listen.
+    /// Address on which planes listen.
     pub(super) listen: SocketAddr,
-    /// Where packets are to go.
+    /// Destination of the packets.
     pub(super) to: SocketAddr,
 }
 
 impl Topology {
-    /// Makes it out of the namespace that the calling thread is in, with devices that let packets of `mtu` bytes pass.
+    /// Sets up the topology around the calling thread's namespace, with devices whose MTU allows packets of `mtu` bytes.
     pub(super) fn new(_router: &Namespace, over: Over, mtu: u32) -> Result<Topology, LabError> {
         let here = || netns::current().map_err(LabError::Namespace);
         let localhost = Ipv4Addr::LOCALHOST;
@@ -86,14 +87,14 @@ impl Topology {
         self.within(&self.sink, || veth::set_up("veth", SINK, 24))
     }
 
-    /// Sends until something arrives: a worker of the kernel makes devices usable some time after they are set up
-    /// (linkwatch_event), and the neighbour has to be found. The first packets that count wait for neither.
+    /// Sends until a packet arrives: a kernel worker enables a device some time after its setup (linkwatch_event), and
+    /// neighbour discovery takes time. The counted packets then wait for neither.
     fn reach(&self, from: &OwnedFd, to: &OwnedFd, address: Ipv4Addr) -> io::Result<()> {
         let there = self.within(to, || UdpSocket::bind((address, 0)))?;
         let here = self.within(from, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
         there.set_read_timeout(Some(TRY))?;
         let to = there.local_addr()?;
-        // What fails now may not fail the next time.
+        // A send that fails now may succeed in the next attempt.
         let mut last = Ok(());
         for _ in 0..TRIES {
             last = here.send_to(b"?", to).and_then(|_| there.recv(&mut [0; 8])).map(drop);
@@ -106,12 +107,12 @@ impl Topology {
         last
     }
 
-    /// Opens something in the sink's namespace: sockets stay in the one where they were made.
+    /// Opens a socket in the sink's namespace; a socket stays in the namespace in which it was created.
     pub(super) fn at_sink<R>(&self, open: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         self.within(&self.sink, open)
     }
 
-    /// Opens something in the generator's namespace.
+    /// Opens a socket in the generator's namespace.
     pub(super) fn at_generator<R>(&self, open: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         self.within(&self.generator, open)
     }

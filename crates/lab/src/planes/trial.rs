@@ -4,37 +4,38 @@ use std::panic;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use fourtuple::spread::Spread;
+use fourtuple::spread::Selector;
 use fourtuple_forward::{Forward, Link, PlaneCounts, Running};
 use fourtuple_syscalls::schedule;
 
-use super::generator::{self, Generator, Place, Sent};
-use super::sink::{Arrivals, QUEUE, Seen, Sink};
-use super::topology::Topology;
-use super::{Over, Spec, SpreadBy, packet};
-use crate::{LabError, Namespace, Watch};
+use crate::planes::generator::{self, Generator, Place, Sent};
+use crate::planes::packet;
+use crate::planes::settings::{Over, Spec, SpreadBy};
+use crate::planes::sink::{Arrivals, QUEUE, Seen, Sink};
+use crate::planes::topology::Topology;
+use crate::{LabError, Namespace, Watch, start};
 
-/// What one pass of packets gave.
+/// The measurements of one pass of packets.
 pub(super) struct Measured {
     pub(super) sent: Sent,
     pub(super) arrived: u64,
-    /// When the last packet arrived, CLOCK_MONOTONIC; 0: none did.
+    /// Time of the last arrival, CLOCK_MONOTONIC; 0 if no packet arrived.
     pub(super) last_ns: u64,
     pub(super) planes: Vec<PlaneCounts>,
     pub(super) sink: Seen,
 }
 
-/// What a run gave.
+/// The results of a run.
 pub(super) struct Passes {
-    /// Generator, planes and sink beside each other, as far as there are processors.
+    /// Measurements with generator, planes and sink in parallel, as far as there are processors.
     pub(super) abreast: Measured,
-    /// Of one plane: generator and plane one after the other on one processor. A plane that is faster than the generator finds a
-    /// packet or two whenever it looks, and spends its time on being woken; here its queue is full.
+    /// Measurements of one plane that takes turns with the generator on one processor. A plane faster than the generator
+    /// finds only a packet or two per wakeup, and spends its time on wakeups; here its queue is full.
     pub(super) in_turns: Option<Measured>,
 }
 
 impl Passes {
-    /// Whether it was told to stop.
+    /// Whether the run was told to stop.
     pub(super) fn is_cut(&self) -> bool {
         self.abreast.sent.cut || self.in_turns.as_ref().is_some_and(|pass| pass.sent.cut)
     }
@@ -49,7 +50,7 @@ impl Measured {
 }
 
 impl Spec {
-    /// Runs it in namespaces of its own.
+    /// Runs the cell in namespaces of its own.
     pub(super) fn run(&self, packets: u64, over: Over, watch: &Watch<'_>) -> Result<Passes, LabError> {
         Namespace::run(|namespace| {
             let topology = Topology::new(namespace, over, self.mtu())?;
@@ -75,14 +76,16 @@ impl Spec {
             .map_err(LabError::call(format!("connect to {listen}")))?;
         let window = generator::window(self.bytes, sink.queue);
         let arrivals = Arrivals::default();
-        let (sent, planes, seen) = thread::scope(|scope| {
-            let counting = scope.spawn(|| sink.run(generator::inner_flows(self.flows), place, &arrivals));
-            let sending = scope.spawn(|| generator.run(packets, window, place, &arrivals, watch));
-            let sent = join(sending);
+        let (sent, planes, seen) = thread::scope(|scope| -> Result<_, LabError> {
+            let counting =
+                start::thread(scope, || sink.run(generator::inner_flows(self.flows), place, &arrivals))?;
+            let sending = start::thread(scope, || generator.run(packets, window, place, &arrivals, watch));
+            let sent = sending.map(join);
             let planes = running.drain();
             arrivals.over.store(true, Ordering::Release);
-            (sent, planes, join(counting))
-        });
+            let seen = join(counting);
+            Ok((sent?, planes, seen))
+        })?;
         Ok(Measured {
             sent: sent.map_err(LabError::call(format!("send to {listen}")))?,
             arrived: arrivals.packets.into_inner(),
@@ -92,13 +95,13 @@ impl Spec {
         })
     }
 
-    /// Threads have where they may run, and how they are scheduled, of the one that starts them.
+    /// Starts the planes. A thread inherits the CPU affinity and the scheduling policy of the thread that starts it.
     fn start(&self, topology: &Topology, place: Place) -> Result<Running, LabError> {
         let forward = self.forward(topology);
         if place == Place::Apart {
             return Ok(forward.start()?);
         }
-        let start = || {
+        let begin = || {
             let settled = place.processor().and_then(|processor| {
                 processor.map_or(Ok(()), schedule::pin_to)?;
                 schedule::give_way()
@@ -106,20 +109,20 @@ impl Spec {
             settled.map_err(LabError::call("schedule planes"))?;
             Ok(forward.start()?)
         };
-        thread::scope(|scope| join(scope.spawn(start)))
+        thread::scope(|scope| join(start::thread(scope, begin)?))
     }
 
     fn forward(&self, topology: &Topology) -> Forward {
         let mut link = Link::new(topology.listen, topology.to);
         link.spread = match self.spread {
-            SpreadBy::Hash => Spread::Hash,
-            SpreadBy::Random => Spread::Random,
-            SpreadBy::Flow => Spread::Key(packet::key()),
-            SpreadBy::Cpu => Spread::Cpu,
+            SpreadBy::Hash => Selector::Hash,
+            SpreadBy::Random => Selector::Random,
+            SpreadBy::Flow => Selector::Key(packet::key()),
+            SpreadBy::Cpu => Selector::Cpu,
         };
         Forward {
             kind: self.kind,
-            // A plane that changes its processor lets packets of one flow overtake each other behind it.
+            // If a plane moves to another processor, packets of one flow can overtake each other behind it.
             pin: true,
             work: self.work,
             receive_buffer: Some(QUEUE),

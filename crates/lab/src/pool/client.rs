@@ -1,4 +1,4 @@
-//! A client: one request under way at a time, and a diary of what it met.
+//! A client with one request in progress at a time, and its results.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -11,31 +11,31 @@ use fastrand::Rng;
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::resource::monotonic_ns;
 
-use super::mix::{Mix, Pause};
-use super::place::Place;
-use super::wire::{self, Told};
+use crate::pool::mix::{Mix, Pause};
+use crate::pool::place::Place;
+use crate::pool::wire::{self, Told};
 
-/// Longer pauses are cut into pieces of this length, between which a client looks whether it is to stop.
+/// Longest sleep between two checks of the stop flag; longer pauses are split.
 const NAP: Duration = Duration::from_millis(20);
 
-/// What became of one request; times are CLOCK_MONOTONIC in nanoseconds.
+/// An answered request. Times are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answered {
-    /// When it should have been sent. A client that is woken late is late for its request: that is part of the latency.
+    /// Intended time of sending. If the client wakes late, the delay is part of the latency.
     pub(crate) intended_ns: u64,
-    /// When it was sent: before connect() where it has a new connection.
+    /// Time of sending; for a new connection the time before connect().
     pub(crate) sent_ns: u64,
-    /// When all of the answer was there.
+    /// Time at which the answer was complete.
     pub(crate) received_ns: u64,
-    /// The work that was asked for.
+    /// Requested service time.
     pub(crate) asked_ns: u64,
-    /// What the answer told.
+    /// The worker and times that the response named.
     pub(crate) told: Told,
-    /// Whether it was the first of its connection.
+    /// Whether the request was the first on its connection.
     pub(crate) first: bool,
 }
 
-/// What a client met.
+/// The results of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Diary {
     pub(crate) answered: Vec<Answered>,
@@ -46,9 +46,9 @@ pub(crate) struct Diary {
 /// One client.
 pub(crate) struct Client<'a> {
     place: &'a Place,
-    /// After how many requests it closes, 0: never.
+    /// Number of requests after which the client closes its connection; 0: never.
     close_every: u64,
-    /// Source addresses take turns from here.
+    /// Index of the next source address.
     turn: usize,
     open: Option<Open>,
     bytes: Vec<u8>,
@@ -58,11 +58,11 @@ pub(crate) struct Client<'a> {
 /// A connection.
 struct Open {
     stream: TcpStream,
-    /// Requests sent on it.
+    /// Number of requests sent on this connection.
     sent: u64,
 }
 
-/// A request without an answer.
+/// The reason why a request got no answer.
 enum Failure {
     Call(io::Error),
     Ended,
@@ -78,7 +78,7 @@ impl From<io::Error> for Failure {
 impl Failure {
     fn name(&self) -> String {
         match self {
-            // What SO_RCVTIMEO says.
+            // SO_RCVTIMEO expires with EAGAIN.
             Failure::Call(error) if error.kind() == io::ErrorKind::WouldBlock => "timeout".to_owned(),
             Failure::Call(error) => errno_name(error),
             Failure::Ended => "closed without an answer".to_owned(),
@@ -87,12 +87,12 @@ impl Failure {
     }
 }
 
-/// What a client of a load does, again and again.
+/// The behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habit {
     pub(crate) mix: Mix,
     pub(crate) pause: Pause,
-    /// Seed of its own generator: with it the sequence of services and pauses is the same whatever the server does.
+    /// Seed of the client's random generator: the sequence of service times and pauses does not depend on the server.
     pub(crate) seed: u64,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Client<'a> {
         Client { place, close_every, turn, open: None, bytes: Vec::new(), diary: Diary::default() }
     }
 
-    /// Asks and pauses until `until_ns`, or until told to stop. Its connection stays open.
+    /// Sends requests and pauses until `until_ns`, or until told to stop. The last connection stays open.
     pub(crate) fn go_on(&mut self, habit: Habit, until_ns: u64, stop: &AtomicBool) {
         let mut random = Rng::with_seed(habit.seed);
         let mut due = monotonic_ns() + nanos(habit.pause.draw(&mut random));
@@ -113,14 +113,14 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Sends one request and waits for the answer; a failure goes to the diary.
+    /// Sends one request and waits for the answer; counts a failure.
     pub(crate) fn ask(&mut self, work: Duration, intended_ns: u64) {
         match self.exchange(work, intended_ns) {
             Ok(answered) => self.diary.answered.push(answered),
             Err(failure) => {
                 self.open = None;
                 *self.diary.errors.entry(failure.name()).or_default() += 1;
-                // Whoever is refused at once would ask again at once.
+                // The pause keeps a refused client from retrying at once.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -156,7 +156,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Reads one whole answer.
+    /// Reads one complete answer.
     fn listen(&mut self, stream: &mut TcpStream) -> Result<wire::Heard, Failure> {
         self.bytes.clear();
         let mut room = [0; 4096];
@@ -180,18 +180,18 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Takes the connection that is open, so that the next request has a new one.
+    /// Takes the open connection, so that the next request opens a new connection.
     pub(crate) fn take_connection(&mut self) -> Option<TcpStream> {
         self.open.take().map(|open| open.stream)
     }
 }
 
-/// Nanoseconds of a time that is none of centuries.
+/// Returns a duration in nanoseconds; the duration must fit (584 years).
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4)
 }
 
-/// False: told to stop.
+/// Sleeps until a time. Returns false if told to stop.
 fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
     loop {
         if stop.load(Ordering::Relaxed) {

@@ -1,37 +1,37 @@
-//! Which policies are run over which families, and what of them cannot be.
+//! Selects the pairs of policy and family to run, and lists the pairs that cannot run.
 
-use fourtuple::listen::{Family, ListenError, Policy, Recycle};
+use fourtuple::listen::{AcceptPolicy, Family, ListenError, Recycle};
 
-use super::mix::Spend;
-use super::place::Room;
-use super::workers::Pool;
+use crate::pool::mix::Spend;
+use crate::pool::place::Room;
+use crate::pool::workers::Pool;
 use crate::{LabError, Namespace};
 
-/// What to compare.
+/// The cells to compare.
 #[derive(Clone, Debug)]
 pub struct Selection {
     /// The policies, in this order.
-    pub policies: Vec<Policy>,
-    /// The user has named them: what cannot be run is then an error.
+    pub policies: Vec<AcceptPolicy>,
+    /// Whether the user named the policies; a named policy that cannot run is an error.
     pub policies_named: bool,
     /// The families, in this order.
     pub families: Vec<Family>,
-    /// The user has named them.
+    /// Whether the user named the families.
     pub families_named: bool,
 }
 
 /// A policy over a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
-    pub(crate) policy: Policy,
+    pub(crate) policy: AcceptPolicy,
     pub(crate) family: Family,
 }
 
-/// What is left of a [`Selection`] on this host.
+/// The part of a [`Selection`] that this host can run.
 #[derive(Debug)]
 pub(crate) struct Runnable {
     pub(crate) pairs: Vec<Pair>,
-    /// The others, each with the reason.
+    /// The pairs that cannot run, each with the reason.
     pub(crate) skipped: Vec<(Pair, String)>,
 }
 
@@ -46,10 +46,10 @@ impl Selection {
         Ok(())
     }
 
-    /// Tries every pair, each in a namespace of its own: asking is the only test that holds.
+    /// Probes every pair, each in a namespace of its own, by opening a listener group.
     ///
-    /// What a kernel cannot do at all is skipped, unless both policy and family were named; what this kernel lacks or does
-    /// not permit is skipped, unless the policy was named. Then it is an error, and so it is when nothing is left.
+    /// Skips a pair that no kernel supports, unless both policy and family were named. Skips a pair that this kernel lacks
+    /// or does not permit, unless the policy was named. Otherwise such a pair is an error, and so is an empty selection.
     pub(crate) fn runnable(&self, workers: usize) -> Result<Runnable, LabError> {
         let mut left = Runnable { pairs: Vec::new(), skipped: Vec::new() };
         let mut first = None;

@@ -1,4 +1,4 @@
-//! How long requests are worked on, and how long clients pause in between.
+//! The distributions of service times and of clients' pauses.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use fastrand::Rng;
 /// The service times of a load: most requests are short, some are long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
-    /// Service time of most.
+    /// Service time of short requests.
     pub short: Duration,
-    /// Service time of the others.
+    /// Service time of long requests.
     pub long: Duration,
-    /// How many are long, 0 to 1.
+    /// Share of long requests, 0 to 1.
     pub long_share: f64,
 }
 
@@ -21,7 +21,7 @@ impl Mix {
         Mix { short: time, long: time, long_share: 0.0 }
     }
 
-    /// Draws a service time: one number of the generator, whatever comes out.
+    /// Draws a service time. Takes exactly one number from the generator.
     pub(crate) fn draw(&self, random: &mut Rng) -> Duration {
         if random.f64() < self.long_share { self.long } else { self.short }
     }
@@ -30,14 +30,15 @@ impl Mix {
 /// How a worker spends the service time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spend {
-    /// It sleeps, as one that waits for a disk: workers do not take each other's processors, so that few are enough.
+    /// The worker sleeps, like a worker that waits for a disk. Workers need no processor meanwhile, so few processors are
+    /// enough.
     Sleep,
-    /// It computes: only a machine with a processor for each worker shows what the policy does.
+    /// The worker computes. Only a machine with a processor for each worker shows the effect of the policy.
     Spin,
 }
 
 impl Spend {
-    /// The name it has in records.
+    /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {
             Spend::Sleep => "sleep",
@@ -46,17 +47,17 @@ impl Spend {
     }
 }
 
-/// What a client waits between an answer and its next request.
+/// The pause of a client between a response and its next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
-    /// Exponential with this mean: then requests of many clients come independently of each other.
+    /// Exponential with this mean, so that requests of many clients arrive independently of each other.
     Exponential(Duration),
-    /// Always the same, as the probe of seed 001 does.
+    /// Constant, as in the published probe.
     Fixed(Duration),
 }
 
 impl Pause {
-    /// Draws a pause: one number of the generator, whatever comes out.
+    /// Draws a pause. Takes exactly one number from the generator.
     pub(crate) fn draw(self, random: &mut Rng) -> Duration {
         let share = random.f64();
         match self {

@@ -1,9 +1,9 @@
-//! A pool of workers behind one listener, and the clients that ask it: what `lab accept` and `lab keepalive` share.
+//! A pool of workers behind one listener, and its clients; shared by `lab accept` and `lab keepalive`.
 //!
-//! It is the set-up of seed 001 ("Keepalives considered harmful") in small. The workers serve one request at a time to its
-//! end; the clients are the upstream connections of a terminator, each with one request under way. Both speak HTTP/1.1, so
-//! that the clients can be sent to nginx or haproxy as well: a request names the work that it wants done, an answer may
-//! tell which worker did it, and when.
+//! The setup is a small version of "Keepalives considered harmful" (Cloudflare). Each worker serves one request at a time;
+//! the clients are the upstream connections of a TLS terminator, each with one request in progress. Both speak HTTP/1.1, so
+//! that the clients can also load nginx or haproxy: a request names the service time, and an answer may name the worker and
+//! its timestamps.
 
 pub(crate) mod client;
 pub(crate) mod matrix;

@@ -1,4 +1,4 @@
-//! Where the workers are reached, and how a client gets there.
+//! The server's address, and the clients' connections to it.
 
 use std::fs;
 use std::io;
@@ -15,39 +15,40 @@ use fourtuple_syscalls::{Endpoint, option, socket};
 
 use crate::LabError;
 
-/// No answer of the loads here takes this long; whoever waits longer waits for nobody.
+/// Limit on the wait for a response. No response of these loads takes this long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Addresses that clients take turns with over IPv4: then ports in TIME_WAIT do not run out, and the hash of
-/// SO_REUSEPORT has something to tell connections apart by.
+/// Number of source addresses that clients use in turn over IPv4, so that ports in TIME_WAIT do not run out and the hash of
+/// SO_REUSEPORT distributes the connections.
 const SOURCES: u32 = 16;
 
-/// A server's address, and what clients say to it.
+/// A server's address, with the path and the Host header of requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) endpoint: Endpoint,
     /// Path of the URL.
     pub(crate) path: String,
-    /// For the header Host.
+    /// Value of the Host header.
     pub(crate) host: String,
-    /// Addresses to come from; empty: the kernel's choice.
+    /// Source addresses; if empty, the kernel chooses.
     sources: Vec<IpAddr>,
 }
 
 impl Place {
-    /// A server of this host.
+    /// Returns the address of a server on this host.
     pub(crate) fn at(endpoint: Endpoint) -> Place {
         let is_local = endpoint.inet().is_some_and(|address| address.ip() == Ipv4Addr::LOCALHOST);
         let sources = if is_local {
             (0..SOURCES).map(|host| Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + host).into()).collect()
         } else {
-            // ::1 is the only address of IPv6 that loopback has, and another host answers only to addresses of ours.
+            // Loopback has only one IPv6 address, ::1, and a server on a different host replies only to addresses of this
+            // host.
             Vec::new()
         };
         Place { endpoint, path: "/".to_owned(), host: "fourtuple".to_owned(), sources }
     }
 
-    /// The server of a URL: `http://host:port/path` or `unix:/path/of/socket`.
+    /// Parses the URL of a server: `http://host:port/path` or `unix:/path/of/socket`.
     pub(crate) fn of_url(url: &str) -> Result<Place, LabError> {
         let refuse = |why: &str| {
             LabError::setting("server", url, format!("{why}; expected http://HOST:PORT/PATH or unix:/PATH"))
@@ -74,32 +75,33 @@ impl Place {
     pub(crate) fn connect(&self, turn: usize) -> io::Result<TcpStream> {
         let socket = socket::open_stream(&self.endpoint, false)?;
         if let Some(source) = self.sources.get(turn % self.sources.len().max(1)) {
-            // A kernel without it chooses the port in bind(), among fewer: then ports run out sooner, which is told.
+            // Without IP_BIND_ADDRESS_NO_PORT the kernel chooses the port in bind(), among fewer ports; ports then run out
+            // sooner, which a remark reports.
             let _ = option::set_bind_address_no_port(socket.as_fd())?;
             socket::bind(socket.as_fd(), SocketAddr::new(*source, 0))?;
         }
         if self.endpoint.inet().is_some() {
             option::set_no_delay(socket.as_fd())?;
         }
-        // Of a unix socket as well: on any stream socket its calls are recv(2), send(2) and setsockopt(2).
+        // `TcpStream` also holds a unix socket: on any stream socket its calls are recv(2), send(2) and setsockopt(2).
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE))?;
-        // It bounds connect() too.
+        // SO_SNDTIMEO bounds connect() too.
         stream.set_write_timeout(Some(PATIENCE))?;
         socket::connect_endpoint(stream.as_fd(), &self.endpoint)?;
         Ok(stream)
     }
 }
 
-/// Where an experiment's own server listens. A unix socket needs a place in the file system: a directory that nobody else
-/// may enter, removed with this.
+/// The address at which the experiment's own server listens. A unix socket needs a path: a directory with access for this
+/// user only, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Room {
     directory: Option<PathBuf>,
     pub(crate) endpoint: Endpoint,
 }
 
-/// Below every range that clients' ports come from here.
+/// Port of the server, below every ephemeral range of the clients.
 const PORT: u16 = 8080;
 
 impl Room {
@@ -127,7 +129,7 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         if let Some(directory) = &self.directory {
-            // Whoever cleans temporary files may have been faster.
+            // A cleaner of temporary files may already have removed the directory.
             let _ = fs::remove_dir_all(directory);
         }
     }

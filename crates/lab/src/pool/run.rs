@@ -1,8 +1,7 @@
-//! One run: clients ask for a while, then everything is counted.
+//! One run: clients send requests for a while, then all counters are read.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -11,44 +10,45 @@ use fourtuple::listen::SeatStats;
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::schedule;
 
-use super::client::{Answered, Client, Diary, Habit, nanos};
-use super::mix::{Mix, Pause};
-use super::place::Place;
-use super::workers::Pool;
-use crate::{LabError, Watch};
+use crate::pool::client::{Answered, Client, Diary, Habit, nanos};
+use crate::pool::mix::{Mix, Pause};
+use crate::pool::place::Place;
+use crate::pool::workers::Pool;
+use crate::start::Start;
+use crate::{LabError, Watch, start};
 
 /// The clients of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
     pub(crate) clients: u32,
-    /// After how many requests a connection is closed, 0: never.
+    /// Number of requests after which a connection is closed; 0: never.
     pub(crate) close_every: u64,
     pub(crate) mix: Mix,
-    /// Mean pause of each of them.
+    /// Mean pause of each client.
     pub(crate) pause: Duration,
-    /// A client besides that asks for this much, and pauses for [`PROBE_PAUSE`].
+    /// Service time of the requests of a further client, the probe, which pauses for [`PROBE_PAUSE`].
     pub(crate) probe: Option<Duration>,
     pub(crate) length: Duration,
     /// Seed of this repeat.
     pub(crate) seed: u64,
 }
 
-/// As in seed 001.
+/// Pause of the probe, as in the published experiment.
 pub(crate) const PROBE_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
-    /// When it began, CLOCK_MONOTONIC.
+    /// Start of the run, CLOCK_MONOTONIC.
     pub(crate) begun_ns: u64,
     pub(crate) load: Vec<Answered>,
     pub(crate) probe: Option<Vec<Answered>>,
     pub(crate) errors: BTreeMap<String, u64>,
-    /// What each worker did, at the end and with the connections still open; empty of a server that is not ours.
+    /// Counters of each worker, read at the end while connections are still open; empty for an external server.
     pub(crate) seats: Vec<SeatStats>,
     /// CPU time of the workers.
     pub(crate) cpu: Duration,
-    /// It was told to stop.
+    /// Whether the run was told to stop early.
     pub(crate) cut: bool,
 }
 
@@ -59,65 +59,74 @@ impl Measured {
         }
     }
 
-    /// Requests answered, the probe's as well.
+    /// Returns the number of requests answered, including the probe's.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Answered> {
         self.load.iter().chain(self.probe.iter().flatten())
     }
 }
 
-/// Looks at the time this often.
+/// Interval at which the run checks the time.
 const TICK: Duration = Duration::from_millis(50);
 
 impl Crowd {
-    /// Runs against a server of our own, and ends it.
+    /// Runs against the lab's own server, and then ends the server.
     pub(crate) fn run(&self, pool: Pool, watch: &Watch<'_>) -> Result<Measured, LabError> {
         let place = Place::at(pool.endpoint().clone());
         let (mut measured, connections) = self.ask(&place, watch)?;
         measured.seats = pool.settled(measured.all().count() as u64, connections.len() as u64);
-        // Clients close before the workers end, which else would look for others to take the connections over.
+        // Clients close before the workers end; otherwise an ending worker would pass its connections to other workers.
         drop(connections);
         pool.settled(0, 0);
         measured.cpu = pool.end()?;
         Ok(measured)
     }
 
-    /// Runs against any server. The connections that are open at the end stay so until they are dropped.
+    /// Runs against any server. Connections that are open at the end stay open until they are dropped.
     pub(crate) fn ask(
         &self,
         place: &Place,
         watch: &Watch<'_>,
     ) -> Result<(Measured, Vec<TcpStream>), LabError> {
-        let barrier = Barrier::new(self.clients as usize + usize::from(self.probe.is_some()) + 1);
+        let together = Start::default();
         let over = AtomicBool::new(false);
         let mut measured = Measured::default();
         let mut connections = Vec::new();
         let begin = |habit: Habit, number: usize| {
-            let (barrier, over) = (&barrier, &over);
+            let (together, over) = (&together, &over);
             move || {
-                // A client that oversleeps would be late for its requests.
+                // With the default timer slack a client would send its requests late.
                 let _ = schedule::sleep_precisely();
                 let mut client = Client::new(place, self.close_every, number);
-                barrier.wait();
+                if !together.wait() {
+                    return (None, client.diary);
+                }
                 let until = monotonic_ns().saturating_add(nanos(self.length));
                 client.go_on(habit, until, over);
                 (client.take_connection(), client.diary)
             }
         };
-        thread::scope(|scope| {
-            // Seeds of neighbours must not be neighbours: generators of such may begin alike.
+        thread::scope(|scope| -> Result<(), LabError> {
+            // Consecutive seeds are mixed first: generators with similar seeds may start alike.
             let seed = |number: u64| fastrand::Rng::with_seed(self.seed ^ number.rotate_left(32)).u64(..);
-            let load: Vec<_> = (0..self.clients)
+            let load: Result<Vec<_>, LabError> = (0..self.clients)
                 .map(|number| {
                     let pause = Pause::Exponential(self.pause);
                     let habit = Habit { mix: self.mix, pause, seed: seed(u64::from(number) + 1) };
-                    scope.spawn(begin(habit, number as usize))
+                    start::thread(scope, begin(habit, number as usize))
                 })
                 .collect();
             let probe = self.probe.map(|work| {
                 let habit = Habit { mix: Mix::all(work), pause: Pause::Fixed(PROBE_PAUSE), seed: seed(0) };
-                scope.spawn(begin(habit, self.clients as usize))
+                start::thread(scope, begin(habit, self.clients as usize))
             });
-            barrier.wait();
+            let (load, probe) = match (load, probe.transpose()) {
+                (Ok(load), Ok(probe)) => (load, probe),
+                (Err(error), _) | (_, Err(error)) => {
+                    together.call_off();
+                    return Err(error);
+                }
+            };
+            together.begin(load.len() + usize::from(probe.is_some()));
             measured.begun_ns = monotonic_ns();
             let end = measured.begun_ns.saturating_add(nanos(self.length));
             loop {
@@ -147,7 +156,8 @@ impl Crowd {
                 measured.probe = Some(diary.answered);
                 measured.add_errors(diary.errors);
             }
-        });
+            Ok(())
+        })?;
         Ok((measured, connections))
     }
 }

@@ -1,20 +1,20 @@
-//! The cells of an experiment, all of them once and then again, and what is to be said against what came out.
+//! Runs the cells of an experiment several times, and lists the reasons to doubt the results.
 
 use fourtuple_record::{AcceptResults, Remark, SkippedCell, Timeline};
 
-use super::matrix::Pair;
-use super::run::Measured;
-use super::sums::{Label, Sums};
-use super::timeline;
+use crate::pool::matrix::Pair;
+use crate::pool::run::Measured;
+use crate::pool::sums::{Label, Sums};
+use crate::pool::timeline;
 use crate::{LabError, Watch};
 
 /// A cell and its runs so far.
 pub(crate) struct Cell<S> {
-    /// What is run.
+    /// The cell to run.
     pub(crate) spec: S,
     label: Label,
     sums: Sums,
-    /// The request that waited longest in the wrong place, and how long.
+    /// The request with the longest misplaced wait, and this wait in nanoseconds.
     timeline: Option<(u64, Timeline)>,
 }
 
@@ -33,7 +33,7 @@ impl<S> Cell<S> {
 
     fn add(&mut self, measured: &Measured) {
         let served = self.sums.add(measured);
-        // Only where connections are kept is there a worker to wait for.
+        // Only on kept connections does a request wait for one particular worker.
         if self.label.close_every == 0 {
             let workers = measured.seats.len().max(self.label.workers);
             let found = timeline::longest(&self.label, workers, measured.begun_ns, &served);
@@ -44,8 +44,8 @@ impl<S> Cell<S> {
     }
 }
 
-/// Runs every cell `repeats` times, every second time in the reverse order (A B C C B A), so that a machine that warms up
-/// or gets a noisy neighbour favours none of them. `run` is told which repeat it is, from 0.
+/// Runs every cell `repeats` times; odd repeats in the reverse order (A B C C B A), so that a machine that warms up or gets
+/// a noisy neighbour favours no cell. `run` receives the number of the repeat, from 0.
 pub(crate) fn run<S>(
     cells: &mut [Cell<S>],
     repeats: u32,
@@ -77,7 +77,7 @@ pub(crate) fn run<S>(
                         break 'repeats;
                     }
                 }
-                // What was measured before is worth keeping.
+                // The results of earlier runs are kept.
                 Err(error) if any => {
                     remarks.push(Remark::new("failed", format!("{} failed: {error}", cell.title())));
                     break 'repeats;
@@ -102,10 +102,10 @@ fn interrupted<S>(cell: &Cell<S>) -> Remark {
     )
 }
 
-/// Failures are few where clients and workers do as they should; a share above this is told.
+/// Share of failed requests above which a remark is made.
 const FEW: f64 = 0.001;
 
-/// What is to be said against a cell.
+/// Returns the reasons to doubt a cell.
 fn doubts<S>(cell: &Cell<S>) -> Vec<Remark> {
     let found = cell.sums.cell();
     if found.repeats == 0 {
@@ -139,7 +139,7 @@ fn doubts<S>(cell: &Cell<S>) -> Vec<Remark> {
     remarks
 }
 
-/// The cells that were run, as a record keeps them, with the timeline of the one that waits longest.
+/// Returns the cells that were run, as a record keeps them, with the timeline of the cell with the longest tail (p99.9).
 pub(crate) fn results<S>(cells: Vec<Cell<S>>, skipped: Vec<SkippedCell>) -> AcceptResults {
     let run = |cell: &&Cell<S>| cell.sums.repeats() > 0;
     let found = cells.iter().filter(run).map(|cell| cell.sums.cell()).collect();
@@ -156,7 +156,7 @@ pub(crate) fn results<S>(cells: Vec<Cell<S>>, skipped: Vec<SkippedCell>) -> Acce
     }
 }
 
-/// A combination that cannot be run, as a record keeps it.
+/// Returns a combination that cannot be run, as a record keeps it.
 pub(crate) fn skipped(pair: Pair, close_every: u64, why: impl Into<String>) -> SkippedCell {
     SkippedCell {
         policy: pair.policy.to_string(),

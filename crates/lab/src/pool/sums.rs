@@ -1,4 +1,4 @@
-//! What the runs of a cell add up to.
+//! The results of a cell, summed over its runs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use fourtuple_measure::misplaced::{AllBusy, Passage};
 use fourtuple_measure::{Histogram, balance, median_interval};
 use fourtuple_record::{AcceptCell, Probe, WaitNs};
 
-use super::client::{Answered, nanos};
-use super::run::Measured;
+use crate::pool::client::{Answered, nanos};
+use crate::pool::run::Measured;
 
-/// What a cell is, besides what came out.
+/// The settings of a cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
     pub(crate) policy: String,
@@ -22,12 +22,12 @@ pub(crate) struct Label {
     pub(crate) load: &'static str,
     pub(crate) workers: usize,
     pub(crate) clients: u32,
-    /// How even the workers' shares are is asked of accepts, else of requests.
+    /// Whether the balance of workers is computed from accepts; otherwise from requests.
     pub(crate) balance_of_accepts: bool,
     pub(crate) slow: Duration,
 }
 
-/// A request as the sums need it.
+/// The fields of a request that the sums need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
     pub(crate) passage: Passage,
@@ -39,11 +39,11 @@ pub(crate) struct Served {
 struct Waits {
     all: Histogram,
     slow: u64,
-    /// Of each run.
+    /// The value of each run.
     p999: Vec<f64>,
 }
 
-/// Runs with an interval need at least so many of them.
+/// Smallest number of runs for a confidence interval.
 const ENOUGH: usize = 3;
 
 impl Waits {
@@ -68,7 +68,7 @@ impl Waits {
         let interval = if self.p999.len() < ENOUGH {
             None
         } else {
-            // The same runs give the same interval.
+            // A fixed seed: the same runs give the same interval.
             median_interval(&self.p999, &mut Rng::with_seed(1))
         };
         WaitNs {
@@ -92,14 +92,14 @@ pub(crate) struct Sums {
     requests: Vec<u64>,
     sockets: Vec<u64>,
     busy_ns: Vec<u64>,
-    /// Of each run: to add the workers' shares of several runs up would make them more even than any run was.
+    /// Jain's index of each run. Summing the workers' shares over runs would give a more even value than any run had.
     jain: Vec<f64>,
     max_over_mean: Vec<f64>,
     wakeups: u64,
     empty_accepts: u64,
     cpu: Duration,
     errors: BTreeMap<String, u64>,
-    /// Answers that came sooner than their work can have been done.
+    /// Answers that arrived before the requested work can have been done.
     pub(crate) too_soon: u64,
     operations: u64,
     repeats: u32,
@@ -128,7 +128,7 @@ impl Sums {
         }
     }
 
-    /// Adds a run, and gives its requests.
+    /// Adds a run, and returns its requests.
     pub(crate) fn add(&mut self, measured: &Measured) -> Vec<Served> {
         self.repeats += 1;
         let slow_ns = nanos(self.label.slow);
@@ -158,7 +158,7 @@ impl Sums {
         served
     }
 
-    /// What our own workers counted.
+    /// Adds the counts of the lab's own workers.
     fn add_seats(&mut self, measured: &Measured) {
         let count = |of: fn(&fourtuple::listen::SeatStats) -> u64| -> Vec<u64> {
             measured.seats.iter().map(of).collect()
@@ -168,13 +168,14 @@ impl Sums {
         add_each(&mut self.accepts, &accepts);
         add_each(&mut self.requests, &requests);
         add_each(&mut self.busy_ns, &count(|seat| nanos(seat.busy)));
-        // They are a state and not a sum: those of the last run.
+        // Open connections are a state, not a sum: the last run counts.
         self.sockets = count(|seat| seat.open);
         self.wakeups += measured.seats.iter().map(|seat| seat.wakeups).sum::<u64>();
         self.empty_accepts += measured.seats.iter().map(|seat| seat.empty_accepts).sum::<u64>();
     }
 
-    /// What answers told of workers that are not ours: the first of a connection tells who accepted it.
+    /// Adds the counts of an external server's workers from its responses. The first response of a connection names the worker that
+    /// accepted the connection.
     fn add_told(&mut self, measured: &Measured) {
         let names = names(measured);
         let workers = names.len().max(self.label.workers);
@@ -213,17 +214,17 @@ impl Sums {
         measured.all().filter_map(served).collect()
     }
 
-    /// Requests answered.
+    /// Returns the number of requests answered.
     pub(crate) fn operations(&self) -> u64 {
         self.operations
     }
 
-    /// Runs added.
+    /// Returns the number of runs added.
     pub(crate) fn repeats(&self) -> u32 {
         self.repeats
     }
 
-    /// The sums as a record keeps them.
+    /// Returns the sums as a record keeps them.
     pub(crate) fn cell(&self) -> AcceptCell {
         let accepts: u64 = self.accepts.iter().sum();
         let ours = self.label.server.is_none();
@@ -261,7 +262,8 @@ impl Sums {
     }
 }
 
-/// When a worker was at a request: as it told, if that is of our clock; else as long as was asked, until the answer came.
+/// Returns the begin and end of the service: the worker's own timestamps if they are on the client's clock; else the
+/// requested service time, ending with the arrival of the answer.
 fn span(answered: &Answered) -> (u64, u64) {
     match (answered.told.begun_ns, answered.told.ended_ns) {
         (Some(begun), Some(ended))
@@ -276,7 +278,7 @@ fn span(answered: &Answered) -> (u64, u64) {
     }
 }
 
-/// How long a worker was at a request: as it told, whatever its clock, else as was asked.
+/// Returns the service time of a request: the difference of the worker's own timestamps, else the time that was asked for.
 fn service_ns(answered: &Answered) -> u64 {
     match (answered.told.begun_ns, answered.told.ended_ns) {
         (Some(begun), Some(ended)) if begun <= ended => ended - begun,
@@ -284,12 +286,12 @@ fn service_ns(answered: &Answered) -> u64 {
     }
 }
 
-/// Latency less service.
+/// Returns the latency less the service time.
 pub(crate) fn wait_ns(answered: &Answered) -> u64 {
     (answered.received_ns - answered.intended_ns).saturating_sub(service_ns(answered))
 }
 
-/// Workers' numbers as they call themselves (an identifier of a process, say), and the places they have here.
+/// Maps the workers' own identifiers (such as process identifiers) to indexes.
 fn names(measured: &Measured) -> BTreeMap<u64, usize> {
     let told: std::collections::BTreeSet<u64> =
         measured.all().filter_map(|answered| answered.told.worker).collect();
@@ -349,7 +351,7 @@ mod tests {
     #[test]
     fn waits_are_latency_less_service_and_add_up_over_runs() {
         let mut sums = Sums::new(label(2));
-        // Worker 0 is busy from 2 to 102, and the second waits for it while worker 1 idles.
+        // Worker 0 is busy from 2 to 102; the second request waits for it while worker 1 is idle.
         let run = Measured {
             load: vec![answered(0, 2, 102, 103, 0), answered(9, 102, 112, 113, 0)],
             probe: Some(vec![answered(200, 205, 215, 220, 1)]),
@@ -364,7 +366,7 @@ mod tests {
         assert_eq!((cell.operations, cell.requests, cell.sockets), (3, vec![2, 1], vec![1, 1]));
         assert!((cell.slow_per_10k - 10_000.0 / 3.0).abs() < 1e-9);
         assert_eq!(cell.probe.map(|probe| (probe.requests, probe.wait_ns.max)), Some((1, 10)));
-        // From being sent to the beginning: 1, 92 and 4, and never were both busy.
+        // The waits from send to begin are 1, 92 and 4; at no time were both workers busy.
         assert_eq!(cell.misplaced_wait_ns, (1 + 92 + 4) / 3);
         assert_eq!((cell.cpu_ns_per_request, cell.wakeups_per_accept), (11, Some(2.0)));
         sums.add(&Measured { seats: seats([1, 2]), ..run.clone() });
@@ -372,12 +374,12 @@ mod tests {
         let cell = sums.cell();
         assert_eq!((cell.operations, cell.repeats, cell.requests), (9, 3, vec![6, 3]));
         assert_eq!((cell.wait_ns.p999_low, cell.wait_ns.p999_high), (Some(94), Some(94)));
-        // The mean of 0.9, 0.9 and 0.5: less even than the sums are.
+        // The mean of 0.9, 0.9 and 0.5, which is less even than the sums.
         assert!((cell.jain.unwrap() - (0.9 + 0.9 + 0.5) / 3.0).abs() < 1e-9, "{:?}", cell.jain);
     }
 
     #[test]
-    fn workers_of_others_are_known_by_what_they_tell() {
+    fn external_workers_are_known_by_their_answers() {
         let mut sums = Sums::new(Label { server: Some("nginx".to_owned()), ..label(3) });
         let silent = |intended: u64, received: u64, worker: Option<u64>| Answered {
             told: Told { worker, ..Told::default() },
@@ -385,7 +387,7 @@ mod tests {
         };
         let load = vec![silent(0, 30, Some(4711)), silent(0, 20, Some(815)), silent(50, 90, None)];
         let served = sums.add(&Measured { load, ..Measured::default() });
-        assert_eq!(served.len(), 2, "of the third nobody knows where it was");
+        assert_eq!(served.len(), 2, "the third answer names no worker");
         assert_eq!((served[0].passage.worker, served[0].passage.begun_ns), (1, 20));
         let cell = sums.cell();
         assert_eq!((cell.workers, &cell.requests, cell.operations), (3, &vec![1, 1, 0], 3));

@@ -1,21 +1,21 @@
-//! One request that waits behind a busy worker while another idles, and what everybody did meanwhile.
+//! The timeline of one request that waits for a busy worker while another worker is idle.
 
 use fourtuple_measure::misplaced::{AllBusy, Passage};
 use fourtuple_record::{Span, Timeline, Waiter};
 
-use super::sums::{Label, Served};
+use crate::pool::sums::{Label, Served};
 
-/// So many requests, those with the longest misplaced waits, are looked at.
+/// Number of requests examined, longest misplaced wait first.
 const CANDIDATES: usize = 50;
 
-/// Least part of its wait in which the request's worker must have been busy: else it is not what it waited for.
+/// Least share of the wait during which the request's worker must be busy; below, the wait had another cause.
 const BEHIND: f64 = 0.8;
 
-/// What is shown before and after the request, at least.
+/// Shortest time shown before and after the request.
 const MARGIN_NS: u64 = 2_000_000;
 
-/// The request of a run with the longest misplaced wait behind a busy worker, and that wait in nanoseconds. Times in the
-/// record are since `begun_ns`. `None`: nobody waited so.
+/// Returns the request of a run with the longest misplaced wait behind a busy worker, and this wait in nanoseconds. Times in
+/// the record are relative to `begun_ns`. Returns `None` if no request had such a wait.
 pub(crate) fn longest(
     label: &Label,
     workers: usize,
@@ -112,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_waits_longest_behind_a_busy_worker() {
+    fn the_longest_wait_for_a_busy_worker_is_found() {
         let run = [
             served(0, 100, 100, 110),
             served(0, 101, 110, 111),
             served(1, 100, 100, 104),
-            // Longer, but its worker did nothing meanwhile: it was late for another reason.
+            // This wait is longer, but the worker was idle meanwhile: the request was late for another reason.
             served(2, 120, 140, 141),
             served(1, 180, 180, 190),
         ];
@@ -132,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_waits_is_nothing_to_show() {
+    fn without_a_misplaced_wait_there_is_no_timeline() {
         assert!(longest(&label(), 3, 0, &[]).is_none());
-        // All are busy all the time.
+        // All workers are busy all the time.
         let run = [served(0, 0, 0, 10), served(1, 0, 0, 10), served(0, 2, 10, 12)];
         assert!(longest(&label(), 2, 0, &run).is_none());
     }

@@ -1,51 +1,51 @@
-//! Requests and answers as bytes: as much of HTTP/1.1 as other people's servers need to take part.
+//! Requests and answers as bytes: the part of HTTP/1.1 that external servers need.
 
 use std::time::Duration;
 
-/// Longest head that is read; ours have a tenth of it.
+/// Longest head that is read, in bytes; the lab's own heads have a tenth of this.
 const LONGEST_HEAD: usize = 8 * 1024;
 
-/// Headers that a head may have.
+/// Largest number of headers in a head.
 const MOST_HEADERS: usize = 32;
 
-/// What a worker is asked for.
+/// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// How long to work.
+    /// Requested service time.
     pub(crate) work: Duration,
-    /// Whether the connection ends with the answer.
+    /// Whether the connection closes after the answer.
     pub(crate) close: bool,
-    /// Bytes of the request.
+    /// Length of the request in bytes.
     pub(crate) length: usize,
 }
 
-/// When which worker worked; CLOCK_MONOTONIC in nanoseconds.
+/// The worker that served a request, and its timestamps: CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// X-Worker: a number, of our own workers their seat.
+    /// X-Worker: a number; for the lab's own workers the seat.
     pub(crate) worker: Option<u64>,
-    /// X-Begin.
+    /// X-Begin: start of the service.
     pub(crate) begun_ns: Option<u64>,
-    /// X-End.
+    /// X-End: end of the service.
     pub(crate) ended_ns: Option<u64>,
 }
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
-    /// What it tells of its worker.
+    /// The worker and times that the response names.
     pub(crate) told: Told,
     /// Whether the server closes the connection.
     pub(crate) close: bool,
-    /// Bytes of the answer; `None`: all until the server closes.
+    /// Length of the answer in bytes; `None`: the answer ends when the server closes.
     pub(crate) length: Option<usize>,
 }
 
-/// Bytes that are not what they should be: why, in a few words.
+/// A parse error: the reason in a few words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// Appends a request for `work` to `out`. `path` may have a query already.
+/// Appends a request for `work` to `out`. `path` may already have a query.
 pub(crate) fn write_request(out: &mut Vec<u8>, path: &str, host: &str, work: Duration, close: bool) {
     let joint = if path.contains('?') { '&' } else { '?' };
     let closing = if close { "Connection: close\r\n" } else { "" };
@@ -55,7 +55,7 @@ pub(crate) fn write_request(out: &mut Vec<u8>, path: &str, host: &str, work: Dur
     );
 }
 
-/// Reads the request that `bytes` begin with; `None`: there is more to come.
+/// Parses the request at the start of `bytes`; returns `None` if more bytes are needed.
 pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Asked>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -91,7 +91,7 @@ pub(crate) fn write_answer(out: &mut Vec<u8>, worker: usize, begun_ns: u64, ende
     );
 }
 
-/// Reads the answer that `bytes` begin with, as far as its head; `None`: there is more to come.
+/// Parses the head of the answer at the start of `bytes`; returns `None` if more bytes are needed.
 pub(crate) fn read_answer(bytes: &[u8]) -> Result<Option<Heard>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
@@ -114,19 +114,19 @@ pub(crate) fn read_answer(bytes: &[u8]) -> Result<Option<Heard>, Malformed> {
     let tell = |name| value(response.headers, name).and_then(|text| text.parse().ok());
     Ok(Some(Heard {
         told: Told { worker: tell("x-worker"), begun_ns: tell("x-begin"), ended_ns: tell("x-end") },
-        // Without a length the end of the connection is the end of the answer (RFC 9112, 6.3).
+        // Without a length, the end of the connection ends the answer (RFC 9112, 6.3).
         close: body.is_none() || closes(response.headers, response.version),
         length: body.map(|body| head.saturating_add(body)),
     }))
 }
 
-/// The value of a header.
+/// Returns the value of a header.
 fn value<'h>(headers: &[httparse::Header<'h>], name: &str) -> Option<&'h str> {
     let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
     std::str::from_utf8(header.value).ok().map(str::trim)
 }
 
-/// Whether a connection ends here: by default that of HTTP/1.0 does, that of HTTP/1.1 does not.
+/// Returns whether the connection closes after this message: by default HTTP/1.0 closes, HTTP/1.1 keeps alive (RFC 9112, 9.3).
 fn closes(headers: &[httparse::Header<'_>], version: Option<u8>) -> bool {
     match value(headers, "connection") {
         Some(text) if text.eq_ignore_ascii_case("close") => true,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn other_peoples_answers() {
+    fn answers_of_external_servers_are_parsed() {
         let plain = b"HTTP/1.1 200 OK\r\nServer: nginx\r\ncontent-length: 2\r\n\r\nok";
         let heard = read_answer(plain).unwrap().unwrap();
         assert_eq!((heard.told, heard.close, heard.length), (Told::default(), false, Some(plain.len())));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_none() {
+    fn invalid_requests_have_a_reason() {
         let endless = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'a'; LONGEST_HEAD]].concat();
         for (bytes, why) in [
             (&b"\x16\x03\x01 hello\r\n\r\n"[..], "no HTTP"),

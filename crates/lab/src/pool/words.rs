@@ -1,36 +1,36 @@
-//! What is said of policies.
+//! Policy names in advice.
 
-/// A policy as a program names it.
+/// Returns the Rust expression for a policy name.
 pub(crate) fn in_rust(policy: &str) -> String {
     match policy.split_once(':') {
-        Some((_, every)) => format!("Policy::Rotate {{ every: {every} }}"),
-        None if policy == "rotate" => "Policy::ROTATE".to_owned(),
+        Some((_, every)) => format!("AcceptPolicy::Rotate {{ every: {every} }}"),
+        None if policy == "rotate" => "AcceptPolicy::ROTATE".to_owned(),
         None => {
             let words = policy.split('-').map(|word| {
                 let (first, rest) = word.split_at(word.len().min(1));
                 first.to_uppercase() + rest
             });
-            format!("Policy::{}", words.collect::<String>())
+            format!("AcceptPolicy::{}", words.collect::<String>())
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fourtuple::listen::Policy;
+    use fourtuple::listen::AcceptPolicy;
 
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_variants() {
-        for policy in Policy::ALL {
+    fn policy_names_match_the_enum_variants() {
+        for policy in AcceptPolicy::ALL {
             let said = in_rust(&policy.to_string());
-            let name = format!("Policy::{policy:?}");
+            let name = format!("AcceptPolicy::{policy:?}");
             assert!(
-                said == name || policy == Policy::ROTATE && said == "Policy::ROTATE",
+                said == name || policy == AcceptPolicy::ROTATE && said == "AcceptPolicy::ROTATE",
                 "{said} for {name}"
             );
         }
-        assert_eq!(in_rust("rotate:16"), "Policy::Rotate { every: 16 }");
+        assert_eq!(in_rust("rotate:16"), "AcceptPolicy::Rotate { every: 16 }");
     }
 }

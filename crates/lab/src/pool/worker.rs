@@ -1,4 +1,4 @@
-//! A worker: one request at a time, from its first byte to the last of the answer.
+//! A worker, which serves one request at a time, from its first byte to the last byte of the answer.
 
 use std::hint;
 use std::io::{self, Read, Write};
@@ -10,29 +10,29 @@ use fourtuple::listen::{Acceptor, Connection, ListenError};
 use fourtuple_syscalls::resource::{self, monotonic_ns};
 use fourtuple_syscalls::schedule;
 
-use super::client::nanos;
-use super::mix::Spend;
-use super::wire;
+use crate::pool::client::nanos;
+use crate::pool::mix::Spend;
+use crate::pool::wire;
 
-/// Longer work is cut into pieces of this length, between which the worker looks whether it is to stop.
+/// Longest piece of work between two checks of the stop flag; longer work is split.
 const NAP: Duration = Duration::from_millis(20);
 
-/// A worker that nobody wakes looks so often whether it is to stop.
+/// How often a worker without events checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// What becomes of a connection.
+/// The next step for a connection.
 enum Next {
     Keep,
     Close,
 }
 
-/// Serves until told to stop, and gives the CPU time that this thread has used.
+/// Serves connections until told to stop; returns the CPU time that this thread has used.
 pub(crate) fn serve(
     acceptor: &mut Acceptor,
     spend: Spend,
     stop: &AtomicBool,
 ) -> Result<Duration, ListenError> {
-    // Without it each sleep is up to 50 us longer than the service time; who cannot have it tells in X-End.
+    // With the default timer slack each sleep takes up to 50 us longer than the service time; X-End reports the true end.
     let _ = schedule::sleep_precisely();
     let mut answer = Vec::new();
     while !stop.load(Ordering::Relaxed) {
@@ -56,7 +56,7 @@ fn serve_one(
 ) -> Next {
     let mut room = [0; 2048];
     let asked = loop {
-        // Whoever sends something else than requests is left to the closing.
+        // A client that sends anything but HTTP requests gets its connection closed.
         match wire::read_request(&connection.carry) {
             Ok(Some(asked)) => break asked,
             Ok(None) => {}
@@ -74,7 +74,7 @@ fn serve_one(
     work(asked.work, spend, stop);
     let close = asked.close || connection.is_last();
     answer.clear();
-    // Its end is told before the answer is written: what the writing takes is part of the wait.
+    // The end is recorded before the answer is written, so the time for the write counts as wait.
     wire::write_answer(answer, seat, begun_ns, monotonic_ns(), close);
     if connection.write_all(answer).is_err() {
         return Next::Close;
@@ -95,7 +95,7 @@ fn work(time: Duration, spend: Spend, stop: &AtomicBool) {
             return;
         }
         match spend {
-            // A sleep may end early where io_uring has something to tell the thread; then it goes on sleeping.
+            // A sleep may end early if io_uring notifies the thread; the loop then sleeps on.
             Spend::Sleep => thread::sleep(Duration::from_nanos(left).min(NAP)),
             Spend::Spin => hint::spin_loop(),
         }

@@ -1,4 +1,4 @@
-//! The workers of a pool, as threads behind one [`Group`].
+//! The workers of a pool, as threads behind one [`ListenerGroup`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,20 +6,23 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{Acceptor, Endpoint, Group, Listen, ListenError, Policy, Recycle, SeatStats, Waker};
+use fourtuple::listen::{
+    AcceptPolicy, AcceptWaker, Acceptor, Endpoint, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle,
+    SeatStats,
+};
 use fourtuple_syscalls::resource;
 
-use super::mix::Spend;
-use super::worker;
 use crate::LabError;
+use crate::pool::mix::Spend;
+use crate::pool::worker;
 
-/// Length of the accept queue: room for all clients at once, also where they come without a pause.
+/// Backlog of the accept queue: room for all clients at once, even if they arrive without a pause.
 pub(crate) const BACKLOG: u32 = 4096;
 
-/// Workers count and close at once; whoever has not after this time never will.
+/// Longest wait until the workers' counters agree with the clients' counts; workers normally count at once.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a worker does until told to stop; gives the CPU time that its thread has used.
+/// A worker's serving loop, which runs until told to stop and returns the CPU time of its thread.
 pub(crate) trait Serve:
     Fn(&mut Acceptor, &AtomicBool) -> Result<Duration, ListenError> + Clone + Send + 'static
 {
@@ -30,9 +33,9 @@ impl<F> Serve for F where
 {
 }
 
-/// Workers that serve until they are ended.
+/// A pool of worker threads, which serve until [`Pool::end`].
 pub(crate) struct Pool {
-    group: Group,
+    group: ListenerGroup,
     stop: Arc<AtomicBool>,
     hands: Vec<Hand>,
     count: usize,
@@ -41,14 +44,14 @@ pub(crate) struct Pool {
 /// The thread of a worker, or of the dispatcher.
 struct Hand {
     thread: JoinHandle<Result<Duration, ListenError>>,
-    waker: Option<Waker>,
+    waker: Option<AcceptWaker>,
 }
 
 impl Pool {
-    /// Workers that do what requests over HTTP ask for.
+    /// Starts workers that do the work which HTTP requests ask for.
     pub(crate) fn start(
         endpoint: &Endpoint,
-        policy: Policy,
+        policy: AcceptPolicy,
         count: usize,
         spend: Spend,
         recycle: Recycle,
@@ -56,28 +59,28 @@ impl Pool {
         Pool::of(endpoint, policy, count, recycle, move |acceptor, stop| worker::serve(acceptor, spend, stop))
     }
 
-    /// Opens the group and starts its workers one after the other, so that their order is that of their numbers: with
-    /// `Exclusive` it decides who is woken first. Each runs `serve` until told to stop.
+    /// Opens the group and starts its workers in the order of their numbers: with `Exclusive` the order of registration decides
+    /// which worker is woken first. Each worker runs `serve` until told to stop.
     pub(crate) fn of(
         endpoint: &Endpoint,
-        policy: Policy,
+        policy: AcceptPolicy,
         count: usize,
         recycle: Recycle,
         serve: impl Serve,
     ) -> Result<Pool, LabError> {
-        let listen = Listen::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
+        let listen = ListenerGroupBuilder::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
         let group = listen.recycle(recycle).open()?;
         let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
         for _ in 0..count {
             pool.hire(serve.clone())?;
         }
-        if pool.group.policy() == Policy::Dispatcher {
+        if pool.group.policy() == AcceptPolicy::Dispatcher {
             pool.hire_dispatcher()?;
         }
         Ok(pool)
     }
 
-    /// Starts the thread that accepts for all; its CPU time is theirs.
+    /// Starts the dispatcher thread, which accepts for all workers; its CPU time is added to the workers' time.
     fn hire_dispatcher(&mut self) -> Result<(), LabError> {
         let mut dispatcher = self.group.dispatcher()?;
         let (waker, stop) = (dispatcher.waker(), Arc::clone(&self.stop));
@@ -96,7 +99,7 @@ impl Pool {
             let mut acceptor = match group.join() {
                 Ok(acceptor) => acceptor,
                 Err(error) => {
-                    // It is told here, so that it is not told again at the end.
+                    // The error is reported here once; the thread then ends without error.
                     let _ = sender.send(Err(error));
                     return Ok(Duration::ZERO);
                 }
@@ -111,32 +114,32 @@ impl Pool {
         let (waker, result) = match joined.recv() {
             Ok(Ok(waker)) => (Some(waker), Ok(())),
             Ok(Err(error)) => (None, Err(error.into())),
-            // It panicked, which is found by waiting for it.
+            // The thread panicked; `finish` joins the thread and resumes the panic.
             Err(_) => (None, Ok(())),
         };
         self.hands.push(Hand { thread, waker });
         result
     }
 
-    /// The group of its workers.
-    pub(crate) fn group(&self) -> &Group {
+    /// Returns the listener group of the workers.
+    pub(crate) fn group(&self) -> &ListenerGroup {
         &self.group
     }
 
-    /// Where it listens.
+    /// Returns the endpoint on which the group listens.
     pub(crate) fn endpoint(&self) -> &Endpoint {
         self.group.endpoint()
     }
 
-    /// What each worker has done so far.
+    /// Returns the current counters of each worker.
     fn stats(&self) -> Vec<SeatStats> {
         let mut stats = self.group.stats();
         stats.truncate(self.count);
         stats
     }
 
-    /// What each worker has done, when all of them have counted what clients have got: `requests` answers, and no more than
-    /// `open` connections left. A client has its answer a moment before its worker has counted it.
+    /// Returns the counters of each worker once they cover the clients' counts: at least `requests` answers, and at most
+    /// `open` open connections. A client receives its answer shortly before the worker counts the request.
     pub(crate) fn settled(&self, requests: u64, open: u64) -> Vec<SeatStats> {
         let begun = Instant::now();
         loop {
@@ -150,14 +153,14 @@ impl Pool {
         }
     }
 
-    /// Ends the workers, and gives the CPU time that all their threads have used.
+    /// Ends the workers and returns the CPU time of all their threads.
     pub(crate) fn end(mut self) -> Result<Duration, LabError> {
         self.finish()
     }
 
     fn finish(&mut self) -> Result<Duration, LabError> {
         self.stop.store(true, Ordering::Relaxed);
-        self.hands.iter().filter_map(|hand| hand.waker.as_ref()).for_each(Waker::wake);
+        self.hands.iter().filter_map(|hand| hand.waker.as_ref()).for_each(AcceptWaker::wake);
         let mut cpu = Duration::ZERO;
         let mut failed = None;
         for hand in self.hands.drain(..) {
@@ -174,7 +177,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Whoever wants to know what failed has called `end`.
+        // A caller that needs the error calls `end` instead.
         let _ = self.finish();
     }
 }

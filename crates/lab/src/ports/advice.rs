@@ -1,7 +1,7 @@
 use fourtuple_record::{PortsResults, StrategyResult};
 use fourtuple_syscalls::socket::Transport;
 
-/// What the results say about this kernel, and what to set here, in plain words.
+/// Returns advice: what the results show about this kernel, and what to set.
 pub fn advice(results: &PortsResults, transport: Transport) -> Vec<String> {
     match transport {
         Transport::Tcp => tcp(results),
@@ -85,7 +85,7 @@ fn tcp(results: &PortsResults) -> Vec<String> {
     lines
 }
 
-/// A line for each strategy that failed though ports were free, over all of its repeats.
+/// Returns a line for each strategy that failed while ports were free, over all of its repeats.
 fn failures(results: &PortsResults) -> Vec<String> {
     let mut by_strategy: Vec<(&str, Vec<&StrategyResult>)> = Vec::new();
     for run in results.strategies.iter().filter(|run| run.strategy != "kernel-default") {
@@ -107,8 +107,8 @@ fn failures(results: &PortsResults) -> Vec<String> {
         .collect()
 }
 
-/// Whether a run took ports of both parities from the start on, where a search by halves has only those of one. The ports tell
-/// it, not their times, which a busy host blurs.
+/// Returns whether the first half of a run took ports of both parities; a search by parity takes only one parity first. Looks
+/// at the ports, not at the connect times, which vary on a busy host.
 fn is_linear(run: &StrategyResult) -> bool {
     let first_half = || run.scatter.iter().flat_map(|scatter| scatter.dots().take(run.dials as usize / 2));
     first_half().any(|dot| !dot.failed && dot.odd) && first_half().any(|dot| !dot.failed && !dot.odd)
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ports_tell_a_linear_search_from_one_by_halves_whatever_the_times() {
+    fn ports_alone_tell_linear_search_from_search_by_parity() {
         let with = |odd: fn(u64) -> bool, time: fn(u64) -> u64| {
             let mut scatter = Scatter::default();
             (0..100).for_each(|dial| scatter.push(time(dial), odd(dial), false));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_share_a_line_and_a_strategy_without_failures_has_none() {
+    fn failures_have_one_line_per_strategy() {
         let strategies = vec![run("random-window:500", 7), run("auto", 0), run("random-window:500", 3)];
         let results = PortsResults { tuples: 100, strategies, advice: Vec::new() };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The one thing that differs between the experiment's protocols: how a socket is dialed, and how its floor is.
+//! The dialers of the experiment: how a socket is dialed over TCP and UDP, and how its floor is measured.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,18 +14,18 @@ use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::LabError;
 
-/// A dial that came to an end.
+/// The result of one dial.
 pub(super) enum Dialed {
     Connected { socket: OwnedFd, port: u16, time: Duration, attempts: u32 },
     Failed { errno: &'static str, attempts: u32 },
 }
 
-/// Dials one socket after the other, as the strategy has it.
+/// A dialer that opens sockets one at a time with a given strategy.
 pub(super) enum Dials {
     Tcp(Box<Dialer>),
-    /// The kernel's own choice of a UDP port, by the library.
+    /// UDP with the kernel's own choice of port, dialed by the library.
     Udp(UdpDialer),
-    /// UDP steered by a strategy, which the library leaves alone: nothing is to be gained.
+    /// UDP steered by a strategy. The library offers no UDP strategies, since they gain nothing.
     UdpSteps {
         strategy: Strategy,
         range: PortRange,
@@ -66,7 +66,7 @@ impl Dials {
         })
     }
 
-    /// What `auto` stands for here.
+    /// Returns the strategy that `auto` chose.
     pub(super) fn chosen(&self) -> String {
         match self {
             Dials::Tcp(dialer) => dialer.choice().to_string(),
@@ -93,7 +93,7 @@ fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> R
             time: report.connect,
             attempts: report.attempts,
         }),
-        // The errno that an application would have seen.
+        // The errno that connect() or bind() returned.
         Err(DialError::PortsExhausted { .. } | DialError::TupleBusy { .. }) => {
             Ok(Dialed::Failed { errno: "EADDRNOTAVAIL", attempts: 1 })
         }
@@ -101,7 +101,7 @@ fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> R
     }
 }
 
-/// socket, [window,] bind, connect, as seed 000 does it; bind() is where UDP chooses.
+/// socket, [window,] bind, connect, as published; bind() is where UDP chooses.
 fn udp_steps(
     strategy: Strategy,
     range: PortRange,
@@ -145,7 +145,7 @@ fn udp_steps(
     Ok(Dialed::Failed { errno: "EADDRINUSE", attempts: tried })
 }
 
-/// One TCP connect() to `destination`, whose table is empty, made with the calls of `strategy`.
+/// Makes one TCP connect() to `destination`, whose port table is empty, with the calls of `strategy`.
 pub(super) fn floor(
     strategy: Strategy,
     source: Option<IpAddr>,
@@ -176,7 +176,7 @@ pub(super) fn floor(
                 std::net::Ipv6Addr::UNSPECIFIED.into()
             });
             let begun = Instant::now();
-            // The port may be bound by a connection that does not share it: no floor this time.
+            // The port may be bound by a connection that does not share the port; this floor is then not measured.
             if socket::bind(fd, SocketAddr::new(local, port)).is_err() {
                 return Ok(None);
             }
@@ -190,7 +190,7 @@ pub(super) fn floor(
     let begun = Instant::now();
     match socket::connect(fd, destination) {
         Ok(_) => Ok(Some((socket, time + begun.elapsed()))),
-        // Ports that were bound by number are lost to everybody: no floor either.
+        // Ports bound by number are lost to every automatic choice, so the floor cannot be measured either.
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(None),
         Err(error) => Err(LabError::call(format!("connect: {}", errno_name(&error)))(error)),
     }

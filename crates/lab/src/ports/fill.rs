@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use fourtuple::dial::Strategy;
 use fourtuple_measure::Summary;
-use fourtuple_record::{ByParity, FillPoint, Scatter, Spread, StrategyResult};
+use fourtuple_record::{ByParity, Distribution, FillPoint, Scatter, StrategyResult};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::Transport;
 
-use super::Ports;
-use super::dialers::{self, Dialed, Dials};
 use crate::namespace::Namespace;
+use crate::ports::Ports;
+use crate::ports::dialers::{self, Dialed, Dials};
 use crate::{LabError, Watch};
 
-/// Dials between two rounds of housekeeping (parking sockets, dialing the floor), which are not timed.
+/// Dials between two pauses, in which sockets are parked and the floor is measured; the pauses are not timed.
 const BATCH: u64 = 240;
 
-/// Dials of the floor per batch: one for every 16 of the experiment's.
+/// Dials of the floor per batch: one for every 16 dials of the experiment.
 const FLOOR_BATCH: u64 = BATCH / 16;
 
-/// Destinations whose table stays as good as empty: the floor's dials take them in turn.
+/// Number of destinations whose port table stays almost empty; the floor's dials use them in turn.
 const FLOOR_LISTENERS: u16 = 64;
 
 const PARTS: usize = 16;
@@ -76,13 +76,13 @@ pub(super) fn fill(
         }
         watch.progress.at(tally.dials);
     }
-    // Listeners first: they reset what waits in their queues, which is quicker than as many goodbyes.
+    // Listeners are closed first: close() resets the connections in their accept queues, which is faster than a FIN exchange each.
     drop(floors);
     drop(_listener);
     Ok(tally.result(strategy, chosen, repeat))
 }
 
-/// What was measured so far.
+/// The measurements of a run so far.
 struct Tally {
     tuples: u64,
     wanted: u64,
@@ -123,7 +123,7 @@ impl Tally {
         }
     }
 
-    /// The part of the fill that the next dial belongs to.
+    /// Returns the part of the fill to which the next dial belongs.
     fn part(&mut self) -> &mut Part {
         let index = (self.dials * PARTS as u64 / self.wanted) as usize;
         &mut self.parts[index.min(PARTS - 1)]
@@ -180,14 +180,15 @@ impl Tally {
     }
 
     fn floor(&mut self, time: Duration) {
-        // The dials are counted already, so the floor of a batch belongs to the part of its last dial.
+        // The dials of a batch are already counted, so the floor of the batch belongs to the part of its last dial.
         let index = (self.dials.saturating_sub(1) * PARTS as u64 / self.wanted) as usize;
         let part = &mut self.parts[index.min(PARTS - 1)];
         part.floors += 1;
         part.floor_total_ns += time.as_nanos() as u64;
     }
 
-    /// The floor of UDP, whose ports are held against every destination: measured before the fill, and let go of.
+    /// Measures the floor of UDP before the fill, since UDP ports are held against every destination; the sockets are then
+    /// closed.
     fn udp_floor(&mut self, dials: &mut Dials) -> Result<(), LabError> {
         for _ in 0..4 * FLOOR_BATCH {
             if let Dialed::Connected { time, .. } = dials.dial()? {
@@ -239,8 +240,8 @@ impl Tally {
     }
 }
 
-fn spread(samples: &mut [u64]) -> Option<Spread> {
-    Summary::of(samples).map(|summary| Spread {
+fn spread(samples: &mut [u64]) -> Option<Distribution> {
+    Summary::of(samples).map(|summary| Distribution {
         count: summary.count,
         mean: summary.mean,
         p50: summary.p50,

@@ -1,6 +1,6 @@
-//! `lab ports`: what does connect() cost under each port strategy, from an empty table to a full one?
+//! `lab ports`: measures the cost of connect() under each port strategy, from an empty table to a full table.
 //!
-//! Published: seed 000 ("connect() - why are you so slow?"), figures 5, 7, 8 and its table of windows.
+//! Published: Cloudflare, "connect() - why are you so slow?", figures 5, 7, 8 and its table of windows.
 
 mod advice;
 mod dialers;
@@ -23,9 +23,9 @@ pub use advice::advice;
 pub struct Ports {
     /// The namespace's ephemeral range.
     pub range: PortRange,
-    /// What to compare, in this order.
+    /// Strategies to compare, in this order.
     pub strategies: Vec<Strategy>,
-    /// The random windows among them have one try each and no way out, as [`as_published`] makes them.
+    /// Whether random windows have one try each and no fallback, as [`as_published`] makes them.
     pub windows: bool,
     /// Share of the tuples to dial, above 0 and up to 1.
     pub fill: f64,
@@ -35,26 +35,26 @@ pub struct Ports {
     pub family: Family,
     /// Source addresses.
     pub sources: u32,
-    /// Runs of every strategy.
+    /// Number of runs of every strategy.
     pub repeats: u32,
-    /// Seed of the random choices of this process (those of the kernel cannot be seeded).
+    /// Seed of the random choices of this process (the kernel's random choices cannot be seeded).
     pub seed: u64,
 }
 
-/// The lowest port that net.ipv4.ip_local_port_range may begin with: those below are privileged
+/// The lowest port that net.ipv4.ip_local_port_range may begin with: lower ports are privileged
 /// (`ipv4_local_port_range` refuses a range that reaches below net.ipv4.ip_unprivileged_port_start).
 pub(crate) const FIRST_PORT: u16 = 1024;
 
-/// Widths of the windows in the table of seed 000.
+/// Widths of the windows in the published table.
 pub const PUBLISHED_WIDTHS: [u16; 4] = [500, 1_000, 5_000, 10_000];
 
-/// A window as seed 000 published it: one try and no way out.
+/// Returns a random window as published: one try and no fallback.
 pub fn as_published(width: NonZeroU16) -> Strategy {
     Strategy::RandomWindow { width, tries: NonZeroU16::MIN, then_full_range: false }
 }
 
 impl Ports {
-    /// Checks what can be checked without a kernel.
+    /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
         let refuse = |setting, value: String, accepted: &str| {
             Err(LabError::Setting { setting, value, accepted: accepted.to_owned() })
@@ -88,7 +88,7 @@ impl Ports {
         Ok(())
     }
 
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> PortsSettings {
         PortsSettings {
             low: self.range.low(),
@@ -108,17 +108,17 @@ impl Ports {
         }
     }
 
-    /// Tuples towards the one destination.
+    /// Returns the number of 4-tuples towards the one destination.
     pub fn tuples(&self) -> u64 {
         u64::from(self.range.len()) * u64::from(self.sources)
     }
 
-    /// Dials that make the fill.
+    /// Returns the number of dials of one fill.
     fn dials(&self) -> u64 {
         ((self.tuples() as f64 * self.fill).round() as u64).max(1)
     }
 
-    /// Runs every strategy, each in a namespace of its own; every second repeat in the reverse order (A B B A).
+    /// Runs every strategy, each in a namespace of its own; odd repeats run in the reverse order (A B B A).
     pub fn run(&self, watch: &Watch<'_>) -> Result<(PortsResults, Vec<Remark>), LabError> {
         self.check()?;
         let mut results = PortsResults { tuples: self.tuples(), strategies: Vec::new(), advice: Vec::new() };
@@ -133,7 +133,7 @@ impl Ports {
                 let run = Namespace::run(|namespace| fill::fill(self, strategy, repeat, namespace, watch));
                 let run = match run {
                     Ok(run) => run,
-                    // What was measured before is worth keeping.
+                    // The results of earlier runs are kept.
                     Err(error) if !results.strategies.is_empty() => {
                         remarks.push(Remark::new("failed", format!("{strategy} failed: {error}")));
                         break 'repeats;

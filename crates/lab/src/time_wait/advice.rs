@@ -1,6 +1,6 @@
 use fourtuple_record::{TimeWaitResults, TimeWaitRun};
 
-/// What the runs say, and what to set here, in plain words.
+/// Returns advice from the runs: the findings, and the settings that help here.
 pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
     let mut lines = vec![format!(

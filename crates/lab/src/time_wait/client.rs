@@ -12,24 +12,25 @@ use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple_record::{TimeWaitPoint, TimeWaitRun};
 use fourtuple_syscalls::socket;
 
-use super::{Remedy, TIME_WAIT, TimeWait, wide};
 use crate::namespace::{Family, Namespace};
+use crate::time_wait::{Remedy, TIME_WAIT, TimeWait, wide};
 use crate::{LabError, Watch};
 
-/// How often a transaction without a port tries again.
+/// Interval at which a transaction without a port tries again.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// How often the TIME_WAIT count is read.
+/// Interval at which the TIME_WAIT count is read.
 const SAMPLE: Duration = Duration::from_millis(100);
 
-/// A stall that lasts this long lets the next run begin.
+/// Length of a stall after which the next run may begin.
 const GIVES_WAY: Duration = Duration::from_secs(3);
 
-/// Port of the server: below every range that is accepted.
+/// Port of the server, below every accepted range.
 const SERVER: u16 = 80;
 
-/// Opens, asks a byte, gets a byte, closes; the server is on the same thread, so every transaction is over when the next
-/// begins. Holds `turn` while it works and lets go of it in a long stall; tells `idle` when the next may begin.
+/// Runs transactions: connect, one byte each way, close. The server is on the same thread, so every transaction ends before
+/// the next begins. Holds `turn` while it works and releases the lock in a long stall; sends to `idle` when the next run
+/// may begin.
 pub(super) fn run(
     settings: &TimeWait,
     remedy: Remedy,
@@ -41,7 +42,7 @@ pub(super) fn run(
     let mut work = Some(turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     let range = if remedy == Remedy::WiderRange { wide() } else { settings.range };
     namespace.set_range(range)?;
-    // 2, the default, reuses TIME_WAIT on loopback and nowhere else: it would hide what happens to everybody else.
+    // The default, 2, reuses TIME_WAIT sockets on loopback only, and would hide the stall that other destinations show.
     let reuse = if remedy == Remedy::TcpTwReuse { "1" } else { "0" };
     namespace.set("net.ipv4.tcp_tw_reuse", reuse)?;
     let server = namespace.listen(Family::V4, SERVER)?;
@@ -64,7 +65,7 @@ pub(super) fn run(
         let mut refused = 0_u64;
         while connection.is_none() {
             if watch.stopped() {
-                // What was sat out of a stall stays in the result.
+                // The part of the stall that has passed stays in the result.
                 cut = refused > 0;
                 break;
             }
@@ -91,7 +92,7 @@ pub(super) fn run(
         }
         if refused > 0 {
             *errors.entry("EADDRNOTAVAIL".to_owned()).or_default() += refused;
-            // The first stall is the one that was predicted; what follows are ports that come back one by one.
+            // The first stall is the predicted one; later stalls wait for ports that leave TIME_WAIT one by one.
             stall.get_or_insert((waiting, waiting.elapsed()));
         }
         let Some((stream, accepted)) = connection.take() else { break };
@@ -119,7 +120,7 @@ pub(super) fn run(
     log.sample();
     drop(work);
     let stall_length = stall.map_or(Duration::ZERO, |(_, length)| length);
-    // The first port to come back is the first that was closed.
+    // The first port to leave TIME_WAIT is the port that was closed first.
     let predicted_stall = match (predicted_stall_at, stall, first_closed) {
         (Some(_), Some((from, _)), Some(closed)) => {
             let again = if remedy == Remedy::TcpTwReuse { reuse_delay() } else { TIME_WAIT };
@@ -143,7 +144,7 @@ pub(super) fn run(
     })
 }
 
-/// A byte there and a byte back.
+/// Sends one byte in each direction.
 fn exchange(mut client: &TcpStream, mut server: &TcpStream) -> io::Result<()> {
     client.write_all(b"?")?;
     server.read_exact(&mut [0])?;
@@ -151,8 +152,8 @@ fn exchange(mut client: &TcpStream, mut server: &TcpStream) -> io::Result<()> {
     client.read_exact(&mut [0])
 }
 
-/// How old a TIME_WAIT must be before tcp_tw_reuse takes it over (`tcp_twsk_unique`): tcp_tw_reuse_delay since Linux 6.14;
-/// before that the next full second of the clock, so a second at most.
+/// Returns the age at which tcp_tw_reuse may reuse a TIME_WAIT socket (`tcp_twsk_unique`): tcp_tw_reuse_delay since Linux
+/// 6.14; before 6.14 the next full second of the clock, so one second at most.
 fn reuse_delay() -> Duration {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_tw_reuse_delay")
         .ok()
@@ -184,7 +185,7 @@ impl Log {
     }
 }
 
-/// `tw` of the TCP line of sockstat, which counts the sockets in TIME_WAIT of this thread's namespace.
+/// Returns `tw` from the TCP line of sockstat: the number of TIME_WAIT sockets in this thread's namespace.
 fn time_wait_count() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/net/sockstat").ok()?;
     let mut words = text.lines().find(|line| line.starts_with("TCP:"))?.split_whitespace();

@@ -1,6 +1,7 @@
-//! `lab time-wait`: when does a client that closes its connections run out of ports, for how long, and what helps?
+//! `lab time-wait`: measures when a client that closes its connections runs out of ports, for how long, and which remedy
+//! helps.
 //!
-//! Published: seed 002 ("Benchmarkers, Beware the Ephemeral Port Limit"): 16,300 transactions took 12.03 s, 16,384 took
+//! Published: "Benchmarkers, Beware the Ephemeral Port Limit" (Daniel Mendel): 16,300 transactions took 12.03 s, 16,384 took
 //! 21.73 s, because the range had 16,383 ports.
 
 mod advice;
@@ -14,20 +15,20 @@ use fourtuple::ports::PortRange;
 use fourtuple_record::{Remark, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 
 use crate::namespace::Namespace;
-use crate::{LabError, Watch};
+use crate::{LabError, Watch, start};
 
 pub use advice::advice;
 
-/// How long Linux keeps a socket in TIME_WAIT (TCP_TIMEWAIT_LEN in include/net/tcp.h): a constant, whatever
-/// tcp_fin_timeout says.
+/// The time that Linux keeps a socket in TIME_WAIT (TCP_TIMEWAIT_LEN in include/net/tcp.h): a constant, which
+/// tcp_fin_timeout does not change.
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// What is changed against a client that opens and closes from one source as fast as it can.
+/// A change to the base case: a client that opens and closes connections from one source as fast as it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Nothing; one transaction fewer than there are ports.
+    /// No change; one transaction fewer than there are ports.
     NoneUnder,
-    /// Nothing; some transactions more than there are ports.
+    /// No change; some transactions more than there are ports.
     NoneOver,
     /// Four source addresses.
     MoreSources,
@@ -35,14 +36,14 @@ pub enum Remedy {
     WiderRange,
     /// net.ipv4.tcp_tw_reuse = 1, which needs TCP timestamps on both sides.
     TcpTwReuse,
-    /// The server closes first, so that TIME_WAIT stays there.
+    /// The server closes first (active close), so the TIME_WAIT socket is the server's.
     ServerClosesFirst,
     /// A hundred transactions per connection.
     KeepAlive,
 }
 
 impl Remedy {
-    /// All of them, the ailment first.
+    /// All remedies, the unchanged cases first.
     pub const ALL: [Remedy; 7] = [
         Remedy::NoneUnder,
         Remedy::NoneOver,
@@ -53,7 +54,7 @@ impl Remedy {
         Remedy::KeepAlive,
     ];
 
-    /// The name it has in records.
+    /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {
             Remedy::NoneUnder => "none-under",
@@ -66,7 +67,7 @@ impl Remedy {
         }
     }
 
-    /// The remedy of a name.
+    /// Returns the remedy with this name.
     pub fn named(name: &str) -> Option<Remedy> {
         Remedy::ALL.into_iter().find(|remedy| remedy.name() == name)
     }
@@ -85,14 +86,14 @@ impl Remedy {
 pub struct TimeWait {
     /// The namespace's ephemeral range.
     pub range: PortRange,
-    /// What to try, in this order.
+    /// Remedies to try, in this order.
     pub remedies: Vec<Remedy>,
-    /// Longest time to sit out a stall.
+    /// Longest time to wait in a stall.
     pub patience: Duration,
 }
 
 impl TimeWait {
-    /// Checks what can be checked without a kernel.
+    /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
         if self.range.low() < 1024 || self.range.len() < 64 || self.range.len() > 32_768 {
             return Err(LabError::setting(
@@ -104,7 +105,7 @@ impl TimeWait {
         Ok(())
     }
 
-    /// The settings as a record keeps them.
+    /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> TimeWaitSettings {
         TimeWaitSettings {
             low: self.range.low(),
@@ -118,7 +119,7 @@ impl TimeWait {
         u64::from(self.range.len())
     }
 
-    /// Beyond the ports by a few, so that the run has an end after the stall.
+    /// Returns the number of transactions: a few more than the ports, so that the run goes on after the stall.
     fn transactions(&self, remedy: Remedy) -> u64 {
         match remedy {
             Remedy::NoneUnder => self.ports() - 1,
@@ -126,7 +127,7 @@ impl TimeWait {
         }
     }
 
-    /// Ports that can be used up before one has to come back.
+    /// Returns the number of 4-tuples available before a port must leave TIME_WAIT.
     fn tuples(&self, remedy: Remedy) -> u64 {
         match remedy {
             Remedy::WiderRange => u64::from(wide().len()),
@@ -134,16 +135,16 @@ impl TimeWait {
         }
     }
 
-    /// The transaction that finds no port, if any will.
+    /// Returns the number of the first transaction that will find no free port, if any.
     fn predicted_stall_at(&self, remedy: Remedy) -> Option<u64> {
         let first = self.tuples(remedy) * remedy.per_connection() + 1;
         (remedy != Remedy::ServerClosesFirst && first <= self.transactions(remedy)).then_some(first)
     }
 
-    /// Runs one remedy after the other; a run that stalls goes on waiting while the next ones work.
+    /// Runs the remedies in order. A run that stalls keeps waiting while the next remedies run.
     pub fn run(&self, watch: &Watch<'_>) -> Result<(TimeWaitResults, Vec<Remark>), LabError> {
         self.check()?;
-        // One run works at a time, lest they take the processor from each other; who waits for ports gives way.
+        // Only one run works at a time, so that runs do not compete for the CPU; a run that waits for ports releases the lock.
         let turn = Mutex::new(());
         let (first_sender, first) = std::sync::mpsc::channel();
         let ended: Vec<Result<TimeWaitRun, LabError>> = thread::scope(|scope| {
@@ -152,20 +153,23 @@ impl TimeWait {
                 watch.progress.begin(remedy.name(), self.transactions(*remedy));
                 let begun = first_sender.clone();
                 let turn = &turn;
-                handles.push(scope.spawn(move || {
+                let started = start::thread(scope, move || {
                     let run = Namespace::run(|namespace| {
                         client::run(self, *remedy, namespace, watch, turn, &begun)
                     });
-                    // Also when it failed: the next one must not wait for ever.
+                    // Sent after a failure too: the next run waits for this message.
                     let _ = begun.send(());
                     run
-                }));
-                // The next begins when this one is done, or waits for ports.
-                let _ = first.recv();
+                });
+                // The next run begins when this run has ended or waits for ports.
+                if started.is_ok() {
+                    let _ = first.recv();
+                }
+                handles.push(started);
             }
             handles
                 .into_iter()
-                .map(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .map(|started| started?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect()
         });
         let mut remarks = Vec::new();
@@ -181,7 +185,7 @@ impl TimeWait {
                 }
             }
         }
-        // What was measured is worth keeping; where nothing was, the failure is the answer.
+        // Completed runs are kept; without any completed run the first error is returned.
         if let (Some(error), true) = (failed, runs.is_empty()) {
             return Err(error);
         }
@@ -200,7 +204,7 @@ impl TimeWait {
     }
 }
 
-/// The range of [`Remedy::WiderRange`]: all that need no privilege to bind.
+/// The range of [`Remedy::WiderRange`]: all ports that need no privilege to bind.
 fn wide() -> PortRange {
     PortRange::new(1024, u16::MAX).expect("not backwards")
 }

@@ -8,7 +8,7 @@ fn ratio(ratio: f64) -> Option<PlanesRatio> {
     Some(PlanesRatio { ratio, low: ratio, high: ratio })
 }
 
-/// A cell of which only what advice looks at says anything.
+/// A cell with values only in the fields that advice reads.
 fn cell(plane: &str, planes: u32, work_ns: u64) -> PlanesCell {
     PlanesCell {
         plane: plane.to_owned(),
@@ -42,7 +42,7 @@ fn cell(plane: &str, planes: u32, work_ns: u64) -> PlanesCell {
     }
 }
 
-/// One plane and two with this work, where two forward `gain` times as many.
+/// One plane and two with this work, where two forward `gain` times as many packets.
 fn both(plane: &str, work_ns: u64, gain: f64) -> [PlanesCell; 2] {
     let two = PlanesCell {
         pps_to_one_plane: ratio(gain),
@@ -59,7 +59,7 @@ fn results(cells: Vec<PlanesCell>) -> PlanesResults {
 
 #[test]
 fn planes_help_from_between_two_works_on() {
-    // A tenth more lies in the middle of 0.9 and 1.3.
+    // A gain of 1.1 lies halfway between 0.9 and 1.3.
     let cells = [both("batched", 6_000, 1.3), both("batched", 0, 0.9), both("batched", 20_000, 1.9)].concat();
     let results = results(cells);
     assert_eq!(results.planes_help_above_ns, Some(3_000));
@@ -86,7 +86,7 @@ fn planes_help_with_any_work_or_with_none_of_those_measured() {
 }
 
 #[test]
-fn what_does_not_last_or_may_be_chance_is_no_gain() {
+fn gains_that_fade_or_may_be_chance_do_not_count() {
     let fades = results(
         [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.0)].concat(),
     );
@@ -104,13 +104,13 @@ fn what_does_not_last_or_may_be_chance_is_no_gain() {
 }
 
 #[test]
-fn of_one_work_alone_nothing_is_said() {
+fn one_work_alone_gives_no_advice() {
     for gain in [0.9, 1.9] {
         let one = results(both("batched", 6_000, gain).to_vec());
         assert_eq!(one.planes_help_above_ns, None);
         assert!(advice(&one).is_empty(), "{:?}", advice(&one));
     }
-    // Neither of two works that are not of the same cells.
+    // Two works that belong to different cells give no threshold.
     let apart = results(vec![cell("batched", 1, 0), cell("batched", 2, 6_000)]);
     assert_eq!(apart.planes_help_above_ns, None);
     assert!(advice(&apart).is_empty());
@@ -118,7 +118,7 @@ fn of_one_work_alone_nothing_is_said() {
 }
 
 #[test]
-fn the_cells_with_most_works_speak_and_of_these_the_batched_ones() {
+fn advice_prefers_batched_cells_with_the_most_works() {
     let one_by_one = [both("one-by-one", 0, 1.5), both("one-by-one", 6_000, 1.9)].concat();
     let batched = [both("batched", 0, 0.9), both("batched", 6_000, 1.3)].concat();
     let results = results([one_by_one, batched].concat());
@@ -126,7 +126,7 @@ fn the_cells_with_most_works_speak_and_of_these_the_batched_ones() {
 }
 
 #[test]
-fn offload_speaks_where_there_is_one_by_one_to_compare() {
+fn offload_advice_needs_a_one_by_one_cell_to_compare() {
     let slow = PlanesCell { cpu_ns_per_packet: 3_000, ..cell("one-by-one", 1, 0) };
     let fast = PlanesCell { cpu_ns_per_packet: 300, cpu_to_one_by_one: ratio(0.1), ..cell("offload", 1, 0) };
     let lines = advice(&results(vec![slow, fast.clone()]));
@@ -135,7 +135,7 @@ fn offload_speaks_where_there_is_one_by_one_to_compare() {
 }
 
 #[test]
-fn who_is_busy_with_one_tuple_is_said() {
+fn busy_planes_with_one_tuple_are_named() {
     let by = |spread: &str, share: &[f64], reordered| PlanesCell {
         spread: spread.to_owned(),
         share: share.to_vec(),
@@ -146,7 +146,7 @@ fn who_is_busy_with_one_tuple_is_said() {
         by("hash", &[0.0, 0.0, 1.0, 0.0], 0),
         by("random", &[0.25; 4], 140),
         by("flow", &[0.25; 4], 0),
-        // Many 4-tuples are another question.
+        // A cell with many 4-tuples does not count.
         PlanesCell { flows: 64, ..by("cpu", &[0.5, 0.5, 0.0, 0.0], 7) },
     ];
     assert_eq!(
@@ -159,7 +159,7 @@ fn who_is_busy_with_one_tuple_is_said() {
 }
 
 #[test]
-fn who_set_the_pace_and_what_was_not_run_is_said() {
+fn generator_limits_and_skipped_planes_are_named() {
     let paced = PlanesCell { limited_by: "generator".to_owned(), ..cell("batched", 1, 0) };
     let mut results = results(vec![paced, cell("batched", 1, 6_000)]);
     results.skipped.push(PlanesSkipped { plane: "uring".to_owned(), why: "no io_uring".to_owned() });

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use fourtuple_forward::{Drop, PlaneCounts, PlaneKind};
 
-use super::super::generator::Sent;
-use super::super::sink::Seen;
 use super::*;
+use crate::planes::generator::Sent;
+use crate::planes::sink::Seen;
 
 fn spec(kind: PlaneKind, planes: u32, spread: SpreadBy) -> Spec {
     Spec { kind, planes, bytes: 64, spread, flows: 1, work: Duration::ZERO }
@@ -15,7 +15,7 @@ fn plane(received: u64, cpu_ns: u64, overflow: u64) -> PlaneCounts {
     PlaneCounts { received, cpu_ns, dropped, ..PlaneCounts::default() }
 }
 
-/// A thousand packets in a millisecond, of which the generator waited for half.
+/// A thousand packets in a millisecond; the generator waited for half of this time.
 fn measured(arrived: u64, sink_dropped: u64, planes: Vec<PlaneCounts>) -> Measured {
     Measured {
         sent: Sent {
@@ -42,9 +42,9 @@ fn cells(sums: &[Sums]) -> Vec<PlanesCell> {
 }
 
 #[test]
-fn what_is_lost_has_its_place() {
+fn lost_packets_are_attributed_to_a_place() {
     let mut sums = Sums::new(spec(PlaneKind::Batched, 2, SpreadBy::Random));
-    // 100 lost: 60 at the planes, 30 at the sink, 10 nobody has seen.
+    // 100 packets are lost: 60 at the planes, 30 at the sink, 10 at no counter.
     add(&mut sums, 0, measured(900, 30, vec![plane(500, 1, 40), plane(440, 1, 20)]), None);
     let [cell] = &cells(&[sums])[..] else { panic!("one cell") };
     let places: Vec<_> = cell.dropped.iter().map(|(place, number)| (place.as_str(), *number)).collect();
@@ -54,7 +54,7 @@ fn what_is_lost_has_its_place() {
 }
 
 #[test]
-fn only_what_the_planes_did_not_lose_is_a_doubt() {
+fn only_losses_outside_the_planes_raise_doubt() {
     let lossy = |sink| {
         let mut sums = Sums::new(spec(PlaneKind::Batched, 1, SpreadBy::Flow));
         add(&mut sums, 0, measured(960, sink, vec![plane(960, 1, 40 - sink)]), None);
@@ -81,7 +81,7 @@ fn rates_are_of_the_pass_that_they_are_about() {
 }
 
 #[test]
-fn nothing_received_is_no_division_by_nothing() {
+fn no_packets_received_gives_no_division_by_zero() {
     let mut sums = Sums::new(spec(PlaneKind::Batched, 2, SpreadBy::Random));
     let nothing = Measured { last_ns: 0, ..measured(0, 0, vec![plane(0, 0, 0), plane(0, 0, 0)]) };
     add(&mut sums, 0, nothing, None);
@@ -101,7 +101,7 @@ fn runs_are_compared_with_those_of_the_same_repeat() {
         }
         sums
     };
-    // The machine was slow in one repeat, for both alike.
+    // The machine was slow in one repeat, for both cells alike.
     let all = [
         run(PlaneKind::OneByOne, 1, [2_000_000, 8_000_000, 2_000_000]),
         run(PlaneKind::Batched, 1, [1_000_000, 4_000_000, 1_000_000]),
@@ -119,7 +119,7 @@ fn runs_are_compared_with_those_of_the_same_repeat() {
     assert!(cells[1].cpu_ns_low.is_some());
 }
 
-/// The hash is another one in every namespace, so that shares of runs do not add up.
+/// Each namespace has its own hash seed, so the shares of several runs cannot be summed.
 #[test]
 fn shares_of_the_hash_are_those_of_the_first_run() {
     for (spread, expected) in [(SpreadBy::Hash, [1.0, 0.0]), (SpreadBy::Random, [0.5, 0.5])] {

@@ -1,4 +1,4 @@
-//! What the runs of a cell come to.
+//! The results of a cell, summed over its runs.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use fastrand::Rng;
 use fourtuple_measure::median_interval;
 use fourtuple_record::{PlanesCell, PlanesRatio, Remark};
 
-use super::generator::inner_flows;
-use super::trial::{Measured, Passes};
-use super::{Spec, SpreadBy};
+use crate::planes::generator::inner_flows;
+use crate::planes::settings::{Spec, SpreadBy};
+use crate::planes::trial::{Measured, Passes};
 
-/// A generator that waits for less than this share of the time sets the pace.
+/// The generator limits a run if it waits for less than this share of the time.
 const HARDLY: f64 = 0.05;
-/// From so many runs on there is an interval.
+/// Smallest number of runs for a confidence interval.
 const FOR_INTERVALS: usize = 3;
 
 /// The numbers of one run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Runs of the same repeat are compared with each other.
+    /// Number of the repeat; runs of the same repeat are compared with each other.
     repeat: u32,
     cpu_ns: f64,
     pps: f64,
@@ -59,8 +59,8 @@ impl Sums {
 
     pub(super) fn add(&mut self, repeat: u32, passes: &Passes) {
         let Measured { sent, arrived, last_ns, planes, sink } = &passes.abreast;
-        // In every namespace the hash is another one: the plane of one run is not that of the next.
-        let is_anew = matches!(self.spec.spread, SpreadBy::Hash | SpreadBy::Cpu);
+        // Each namespace has its own hash seed, so a flow may go to a different plane in the next run.
+        let differs_per_run = matches!(self.spec.spread, SpreadBy::Hash | SpreadBy::Cpu);
         self.sent += sent.packets;
         self.arrived += arrived;
         self.reordered += sink.reordered;
@@ -70,7 +70,7 @@ impl Sums {
             *self.dropped.entry("sink".to_owned()).or_default() += sink.dropped;
         }
         for (sum, plane) in self.received.iter_mut().zip(planes) {
-            if self.runs.is_empty() || !is_anew {
+            if self.runs.is_empty() || !differs_per_run {
                 *sum += plane.received;
             }
             for (reason, number) in &plane.dropped {
@@ -111,14 +111,14 @@ impl Sums {
         }
     }
 
-    /// Ends of the interval of the median, where there are enough runs.
+    /// Returns the confidence interval of the median, if there are enough runs.
     fn ends(&self, random: &mut Rng, of: impl Fn(&Run) -> f64) -> Option<(f64, f64)> {
         let samples: Vec<f64> = self.runs.iter().map(of).collect();
         let enough = samples.len() >= FOR_INTERVALS;
         enough.then(|| median_interval(&samples, random)).flatten().map(|found| (found.low, found.high))
     }
 
-    /// Run by run over `base`.
+    /// Returns the median ratio to `base`, computed for each pair of runs of the same repeat.
     fn over(&self, base: &Sums, random: &mut Rng, of: impl Fn(&Run) -> f64) -> Option<PlanesRatio> {
         let pair = |run: &Run| {
             let other = base.runs.iter().find(|other| other.repeat == run.repeat).map(&of)?;
@@ -129,13 +129,13 @@ impl Sums {
         Some(PlanesRatio { ratio: found.value, low: found.low, high: found.high })
     }
 
-    /// Whether the planes had to wait for packets.
+    /// Returns whether the planes had to wait for packets.
     fn is_limited_by_generator(&self) -> bool {
         self.median(|run| run.waited) < HARDLY
     }
 }
 
-/// The cells that were run, as a record keeps them.
+/// Returns the cells that were run, as a record keeps them.
 pub(super) fn results(cells: &[Sums], random: &mut Rng) -> Vec<PlanesCell> {
     let run: Vec<&Sums> = cells.iter().filter(|cell| cell.runs() > 0).collect();
     let base = |spec: Spec, own: &Sums| {
@@ -183,7 +183,7 @@ pub(super) fn results(cells: &[Sums], random: &mut Rng) -> Vec<PlanesCell> {
     run.iter().map(cell).collect()
 }
 
-/// What is to be said against the cells.
+/// Returns the reasons to doubt a cell.
 pub(super) fn doubts(cells: &[Sums]) -> Vec<Remark> {
     let mut remarks = Vec::new();
     for cell in cells.iter().filter(|cell| cell.runs() > 0) {
@@ -201,7 +201,7 @@ pub(super) fn doubts(cells: &[Sums]) -> Vec<Remark> {
                 ),
             ));
         }
-        // Without work nobody expects a generator to keep up: the table says so, and CPU per packet holds.
+        // Without work the generator cannot keep up. The table shows this, and CPU per packet remains valid.
         if cell.is_limited_by_generator() && !cell.spec.work.is_zero() {
             remarks.push(Remark::new(
                 "generator-limited",

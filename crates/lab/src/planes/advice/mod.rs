@@ -1,9 +1,9 @@
 use fourtuple_record::{PlanesCell, PlanesResults};
 
-/// From this many times the packets of one plane on, two planes help.
+/// Two planes help if they forward at least this many times the packets of one plane.
 const HELPS: f64 = 1.1;
 
-/// What the cells say, in plain words.
+/// Returns advice from the results of all cells.
 pub fn advice(results: &PlanesResults) -> Vec<String> {
     let cells = &results.cells;
     let mut lines = Vec::new();
@@ -25,8 +25,8 @@ pub fn advice(results: &PlanesResults) -> Vec<String> {
     lines
 }
 
-/// One plane and two, all else the same, by the work for a packet, the least first. Batched where there is more than one kind:
-/// the way of one-by-one hides much of what planes cost, and that of offload most of what they could gain.
+/// Returns pairs of cells with one plane and with two, all other settings equal, sorted by the work per packet. Prefers the
+/// plane `batched`: `one-by-one` hides much of the cost of a second plane, and `offload` most of its possible gain.
 fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
     let like = |cell: &PlanesCell, other: &PlanesCell| {
         (&cell.plane, cell.flows, cell.packet_bytes, &cell.spread)
@@ -47,7 +47,7 @@ fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
     };
     let spread = |cell: &&PlanesCell| cell.planes == 2 && cell.spread != "hash";
     let found = cells.iter().filter(spread).map(pairs_like);
-    // Of those with the most works, the first batched one, else the first.
+    // Among the cells with the most different works: the first batched cell, else the first.
     found
         .reduce(|best, other| {
             let rank = |pairs: &Vec<(&PlanesCell, &PlanesCell)>| {
@@ -62,18 +62,18 @@ fn gain(two: &PlanesCell) -> f64 {
     two.pps_to_one_plane.map_or(0.0, |ratio| ratio.ratio)
 }
 
-/// Works that can be told apart; of one alone nothing is known but that.
+/// Returns whether the pairs cover at least two different works.
 fn are_compared(pairs: &[(&PlanesCell, &PlanesCell)]) -> bool {
     pairs.windows(2).any(|works| works[0].1.work_ns != works[1].1.work_ns)
 }
 
-/// Whether the gain is one that runs like these do not have by chance.
+/// Returns whether the gain is large enough, and unlikely to be chance.
 fn helps(two: &PlanesCell) -> bool {
     two.pps_to_one_plane.is_some_and(|ratio| ratio.ratio >= HELPS && ratio.low > 1.0)
 }
 
-/// Work per packet from which on two planes help, with every longer one as well, straight between the works that were measured;
-/// `None` when they do not, or when that was one.
+/// Returns the work per packet from which two planes help, at this work and at every longer work, interpolated between the
+/// measured works; `None` if two planes do not help, or if only one work was measured.
 pub(super) fn planes_help_above(cells: &[PlanesCell]) -> Option<u64> {
     let pairs = pairs(cells);
     if !are_compared(&pairs) {
@@ -145,7 +145,7 @@ fn offload(cells: &[PlanesCell]) -> Option<String> {
     })
 }
 
-/// What io_uring does to the way that is like it but for receiving.
+/// Compares `uring` with `offload`, which differs only in how packets are received.
 fn uring(cells: &[PlanesCell]) -> Option<String> {
     let of = |kind: &'static str| {
         cells.iter().filter(move |cell| cell.plane == kind && cell.work_ns == 0 && cell.planes == 1)
@@ -162,7 +162,7 @@ fn uring(cells: &[PlanesCell]) -> Option<String> {
     })
 }
 
-/// Who is busy when all packets have one 4-tuple.
+/// Names the planes that are busy when all packets have one 4-tuple.
 fn one_tuple(cells: &[PlanesCell]) -> Option<String> {
     let most =
         cells.iter().filter(|cell| cell.flows == 1 && cell.planes > 1).map(|cell| cell.planes).max()?;

@@ -1,22 +1,24 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
 use fourtuple_forward::ForwardError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
+use fourtuple_report::terminal::printable;
 use fourtuple_serve::ServeError;
 
-/// How a command ended.
+/// The exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what was asked.
+    /// The command did what was requested (0).
     Fine,
-    /// Bad usage.
+    /// The flags or arguments are wrong (2).
     Usage,
-    /// There is a result, and a reason not to believe it wholly.
+    /// The record has remarks on its validity (3).
     NotValid,
-    /// This environment cannot do it.
+    /// The environment does not support the command (4).
     Environment,
 }
 
@@ -31,7 +33,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A value that was understood and cannot be met.
+/// A well-formed value that the command cannot accept.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -43,7 +45,7 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// There is no result that may be believed.
+/// An error after which no result is valid.
 #[derive(Debug)]
 pub(crate) struct NotValid(pub(crate) String);
 
@@ -55,8 +57,8 @@ impl std::fmt::Display for NotValid {
 
 impl std::error::Error for NotValid {}
 
-/// The exit code of a command that failed: usage where other flags would have helped, not valid
-/// when it was interrupted or gave nothing to believe, else the environment.
+/// Returns the exit status for an error: usage if other flags would avoid it, not valid if the command was interrupted or
+/// has no valid result, else environment.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let usage = error.chain().any(|cause| {
         cause.is::<UsageError>()
@@ -64,6 +66,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
             || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
+            || matches!(cause.downcast_ref::<BuildError>(), Some(BuildError::Family { .. }))
     });
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
@@ -77,22 +80,23 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
     }
 }
 
-/// One line: what failed, then each cause that says more. A setting is called by its flag.
+/// Formats an error as one line: the error, then each cause whose text is not yet in the line. A setting has the name of its
+/// flag.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let text = setting(cause).unwrap_or_else(|| cause.to_string());
-        // Many errors quote their cause, so that they say all by themselves.
+        // Many errors already contain the text of their cause.
         if line.is_empty() {
             line = text;
         } else if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
     }
-    line.replace('\n', " ")
+    printable(&line)
 }
 
-/// A setting that cannot be met, called by its flag.
+/// Formats an error about a setting with the name of its flag; `None` for other errors.
 fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     let line = |setting: &str, value: &dyn std::fmt::Display, accepted: &str| {
         format!("invalid value '{value}' for '--{setting}': {accepted}")
@@ -103,7 +107,7 @@ fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(LabError::Listen(error @ ListenError::Impossible { policy, .. })) = cause.downcast_ref() {
         return Some(line("policy", policy, &error.to_string()));
     }
-    let free = "expected a path that is free, or a socket that nobody listens on";
+    let free = "expected a free path, or a socket without a listener";
     let at = |path: &Path| format!("unix:{}", path.display());
     match cause.downcast_ref()? {
         ServeError::Setting { setting, value, accepted } => Some(line(setting, value, accepted)),

@@ -1,10 +1,12 @@
-//! The `fourtuple` command: reads flags, calls a room, prints its record. One file per subcommand.
+//! The `fourtuple` command: parses flags, calls a crate of the workspace, prints its record. Each subcommand is a module of
+//! `commands`.
 #![forbid(unsafe_code)]
 
 mod commands;
 mod exit;
 mod output;
 mod progress;
+mod records;
 mod stop;
 mod units;
 
@@ -13,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use fourtuple_report::terminal::printable;
 
 use commands::{compare, forward, lab, load, plan, report, serve, trace};
 
@@ -62,14 +65,14 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             let exit = exit::of(&error);
-            // Nobody is left to read a message that cannot be written.
+            // An error while writing to stderr cannot be reported.
             let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
             exit.into()
         }
     }
 }
 
-/// Help and version as clap prints them; anything else as one line that names the flag, the value and what is accepted.
+/// Prints help and version like clap, and any other error as one line with the flag, the value and the accepted values.
 fn refuse(error: &clap::Error) -> ExitCode {
     if matches!(
         error.kind(),
@@ -84,7 +87,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
     exit::Exit::Usage.into()
 }
 
-/// What clap says about bad usage, on one line.
+/// Formats an error of clap as one line.
 pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let message: Vec<&str> = text
@@ -94,8 +97,8 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         .filter(|line| !line.is_empty())
         .collect();
     let message = message.join(" ").replace(" tip: ", "; ");
-    let message = message.strip_prefix("error: ").unwrap_or(&message);
-    // Where no value is wrong there is no list of what is right either.
+    let message = printable(message.strip_prefix("error: ").unwrap_or(&message));
+    // For these errors clap lists no accepted values.
     let more = match error.kind() {
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
         _ => "",

@@ -1,8 +1,10 @@
-//! What every command does with its record: table or JSON on stdout, a page if asked for, the exit code.
+//! Output of a record, which all commands share: table or JSON on stdout, an optional page, the exit code.
 
 use std::env;
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -16,7 +18,7 @@ use time::format_description::well_known::Rfc3339;
 use crate::exit::Exit;
 use crate::units;
 
-/// Flags that every command has.
+/// Flags of every command that makes a record.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Output {
     /// Print the record as JSON, and nothing else, on stdout
@@ -28,12 +30,12 @@ pub(crate) struct Output {
     /// Show no progress
     #[arg(long)]
     pub(crate) quiet: bool,
-    /// Seed of fourtuple's own random choices; the kernel's cannot be seeded
+    /// Seed of fourtuple's own random choices; the kernel's choices cannot be seeded
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_hyphen_values = true)]
     pub(crate) seed: u64,
 }
 
-/// The envelope around settings and results.
+/// Builds a record from settings and results.
 pub(crate) fn record<S, R>(
     command: &str,
     started: OffsetDateTime,
@@ -55,7 +57,8 @@ pub(crate) fn record<S, R>(
 }
 
 impl Output {
-    /// Prints the record, writes the page, and says how the command ends.
+    /// Prints the record, writes the page, and returns the exit status. If one of them fails, saves the record to a temporary
+    /// file, unless the JSON was printed.
     pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
         let printed = if self.json { print(&format!("{}\n", json(saved)?)) } else { print(&text(saved)) };
         let page = match &self.html {
@@ -68,8 +71,10 @@ impl Output {
             let _ = writeln!(io::stderr(), "wrote {}", path.display());
         }
         match (printed, page) {
-            (Ok(()), Ok(())) => Ok(if validity(saved).is_empty() { Exit::Fine } else { Exit::NotValid }),
-            // Whoever has the JSON has lost nothing.
+            (Ok(()), Ok(())) => {
+                Ok(if saved.common().validity.is_empty() { Exit::Fine } else { Exit::NotValid })
+            }
+            // The printed JSON is the complete record.
             (Ok(()), Err(error)) if self.json => Err(error),
             (Ok(()), Err(error)) | (Err(error), Ok(())) => Err(rescue(saved, &error)),
             (Err(error), Err(page)) => Err(rescue(saved, &anyhow::anyhow!("{error:#}; {page:#}"))),
@@ -77,97 +82,71 @@ impl Output {
     }
 }
 
-/// What cannot be written must not cost the measurement: the record then goes where temporary files go, else here.
+/// Saves a record whose output failed to the directory for temporary files, else to the working directory. Returns the error
+/// with the path of the file.
 fn rescue(saved: &Saved, error: &anyhow::Error) -> anyhow::Error {
     let text = match json(saved) {
         Ok(text) => text,
         Err(also) => return anyhow::anyhow!("{error:#}; {also:#}"),
     };
-    match [env::temp_dir(), PathBuf::from(".")].iter().find_map(|room| keep(room, &text)) {
+    match [env::temp_dir(), PathBuf::from(".")].iter().find_map(|directory| keep(directory, &text)) {
         Some(path) => {
             anyhow::anyhow!("{error:#}; the record is saved: fourtuple report --html FILE {}", path.display())
         }
-        None => anyhow::anyhow!("{error:#}; nor can the record be saved as a temporary file"),
+        None => anyhow::anyhow!("{error:#}; the record could not be saved as a temporary file either"),
     }
 }
 
-/// Writes a new file into `room`: never over what is there, nor through a link that somebody else has put there.
-fn keep(room: &Path, text: &str) -> Option<PathBuf> {
-    let names = (0..100).map(|number| room.join(format!("fourtuple-{}-{number}.json", process::id())));
-    let (path, mut file) =
-        names.into_iter().find_map(|path| Some((path.clone(), File::create_new(path).ok()?)))?;
+/// Writes a new file into `directory` with mode 0600. Never overwrites a file or follows a link, because other users may have
+/// created them.
+fn keep(directory: &Path, text: &str) -> Option<PathBuf> {
+    let names = (0..100).map(|number| directory.join(format!("fourtuple-{}-{number}.json", process::id())));
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let open = |path: PathBuf| options.open(&path).ok().map(|file| (path, file));
+    let (path, mut file) = names.into_iter().find_map(open)?;
     match file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
         Ok(()) => Some(path),
         Err(_) => {
-            // Half a record is none.
+            // An incomplete record is useless.
             let _ = fs::remove_file(&path);
             None
         }
     }
 }
 
-/// The record as JSON, without a line end.
+/// Returns the record as JSON, without a line end.
 pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
-    let text = match saved {
-        Saved::Lab(record) => serde_json::to_string(record),
-        Saved::Ports(record) => serde_json::to_string(record),
-        Saved::TimeWait(record) => serde_json::to_string(record),
-        Saved::LabAccept(record) | Saved::LabKeepalive(record) => serde_json::to_string(record),
-        Saved::LabLocks(record) => serde_json::to_string(record),
-        Saved::LabPlanes(record) => serde_json::to_string(record),
-        Saved::Plan(record) => serde_json::to_string(record),
-        Saved::Compare(record) => serde_json::to_string(record),
-        Saved::Load(record) => serde_json::to_string(record),
-        Saved::Serve(record) => serde_json::to_string(record),
-        Saved::Forward(record) => serde_json::to_string(record),
-        Saved::TraceConnect(record) => serde_json::to_string(record),
-        Saved::TraceAccept(record) => serde_json::to_string(record),
-        Saved::TraceLocks(record) => serde_json::to_string(record),
-    };
-    text.context("cannot write the record as JSON")
+    serde_json::to_string(saved).context("cannot write the record as JSON")
 }
 
-fn validity(saved: &Saved) -> Vec<Remark> {
-    match saved {
-        Saved::Lab(record) => record.validity.clone(),
-        Saved::Ports(record) => record.validity.clone(),
-        Saved::TimeWait(record) => record.validity.clone(),
-        Saved::LabAccept(record) | Saved::LabKeepalive(record) => record.validity.clone(),
-        Saved::LabLocks(record) => record.validity.clone(),
-        Saved::LabPlanes(record) => record.validity.clone(),
-        Saved::Plan(record) => record.validity.clone(),
-        Saved::Compare(record) => record.validity.clone(),
-        Saved::Load(record) => record.validity.clone(),
-        Saved::Serve(record) => record.validity.clone(),
-        Saved::Forward(record) => record.validity.clone(),
-        Saved::TraceConnect(record) => record.validity.clone(),
-        Saved::TraceAccept(record) => record.validity.clone(),
-        Saved::TraceLocks(record) => record.validity.clone(),
-    }
-}
-
-/// The record as a table for this terminal.
+/// Returns the record as tables for this terminal.
 pub(crate) fn text(saved: &Saved) -> String {
     terminal::render(saved, width(), has_colour(&io::stdout()))
 }
 
-/// Whether this stream is a terminal, and NO_COLOR allows.
+/// Returns whether the stream is a terminal with colours and NO_COLOR is not set.
 pub(crate) fn has_colour(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    stream.is_terminal() && allows_colour(env::var_os("TERM"), env::var_os("NO_COLOR"))
 }
 
-/// As many columns as a picture that moves may have: no more than the terminal has, whatever COLUMNS says.
+fn allows_colour(term: Option<OsString>, no_color: Option<OsString>) -> bool {
+    let is_dumb = term.is_some_and(|name| name.is_empty() || name == "dumb");
+    !is_dumb && no_color.is_none_or(|value| value.is_empty())
+}
+
+/// Returns the width for a live picture: at most the width of the terminal, even if COLUMNS is larger.
 pub(crate) fn terminal_width() -> usize {
     fourtuple_syscalls::resource::terminal_width().map_or(width(), |terminal| terminal.min(width()))
 }
 
-/// COLUMNS where it is set, else what the terminal says, else 100.
+/// Returns COLUMNS if it is set, else the width of the terminal, else 100.
 fn width() -> usize {
     let columns = env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }
 
-/// Prints on stdout; a reader that has gone away is no failure of ours.
+/// Prints on stdout. Ignores EPIPE: the reader has closed the pipe.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -178,10 +157,27 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The host as a record shows it, with what was found of the kernel.
+/// Returns the host for a record, with these sysctls and capabilities.
 pub(crate) fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
     let mut host = fourtuple_host::read(Path::new("/"), sysctls);
     host.capabilities =
         capabilities.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
     host
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dumb_terminal_gets_no_colours() {
+        let allows = |term: Option<&str>, no_color: Option<&str>| {
+            allows_colour(term.map(OsString::from), no_color.map(OsString::from))
+        };
+        assert!(allows(Some("xterm-256color"), None));
+        assert!(allows(None, Some("")), "an empty NO_COLOR allows colours");
+        for (term, no_color) in [(Some("dumb"), None), (Some(""), None), (Some("xterm"), Some("1"))] {
+            assert!(!allows(term, no_color), "{term:?} {no_color:?}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use fourtuple_lab::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar per part on stderr, if that is a terminal.
+/// A progress bar on stderr for each part of an experiment; hidden if stderr is no terminal.
 pub(crate) struct Bars {
     current: Mutex<Option<ProgressBar>>,
     shown: bool,
@@ -23,7 +23,7 @@ impl Progress for Bars {
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
         let style = ProgressStyle::with_template("{prefix:<22} {wide_bar} {pos:>6}/{len:<6} {elapsed:>3}");
-        bar.set_style(style.expect("the template names fields that there are"));
+        bar.set_style(style.expect("the template is valid"));
         bar.set_prefix(part.to_owned());
         let mut current = self.current.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(last) = current.replace(bar) {

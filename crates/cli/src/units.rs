@@ -1,8 +1,8 @@
-//! Values with units, as flags take them.
+//! Parsers for values of flags with units.
 
 use std::time::Duration;
 
-/// Reads `10s`, `50us`, `1.5ms`, `2m`.
+/// Parses a duration: `10s`, `50us`, `1.5ms`, `2m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let refuse =
         || format!("{text:?} is not a duration: expected a number and ns, us, ms, s, m or h, such as 10s");
@@ -21,14 +21,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * scale).map_err(|_| refuse())
 }
 
-/// Reads `2000/s`, `20k/s`, `1.5M/s`; the `/s` may be left out.
+/// Highest rate that is accepted, per second.
+const FASTEST: f64 = 1e12;
+
+/// Parses a rate: `2000/s`, `20k/s`, `1.5M/s`; the `/s` may be left out.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
-    number(text.strip_suffix("/s").unwrap_or(text)).ok_or_else(|| {
-        format!("{text:?} is not a rate: expected a number per second, such as 2000/s or 20k/s")
+    let rate = number(text.strip_suffix("/s").unwrap_or(text)).filter(|rate| *rate <= FASTEST);
+    rate.ok_or_else(|| {
+        format!("{text:?} is not a rate: expected a number per second, at most 1e12, such as 2000/s or 20k/s")
     })
 }
 
-/// Reads `1000000`, `1M`, `1e6`.
+/// Parses a count: `1000000`, `1M`, `1e6`.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     let refuse =
         || format!("{text:?} is not a count: expected a whole number from 1 to 1e12, such as 50000 or 1M");
@@ -46,7 +50,7 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads a share: above 0, up to 1.
+/// Parses a share: above 0, up to 1.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
@@ -54,7 +58,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads `2%`, `0.5%`; above 0 and up to 100, as a share.
+/// Parses a percentage: `2%`, `0.5%`; above 0 and up to 100, as a share.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
     match number {
@@ -65,7 +69,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a whole number from 0 to `MOST`.
+/// Parses a whole number from 0 to `MOST`.
 pub(crate) fn from_0_to<const MOST: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(number) if number <= MOST => Ok(number),
@@ -73,7 +77,7 @@ pub(crate) fn from_0_to<const MOST: u32>(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads a whole number from 1 to `MOST`.
+/// Parses a whole number from 1 to `MOST`.
 pub(crate) fn up_to<const MOST: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(number) if (1..=MOST).contains(&number) => Ok(number),
@@ -81,7 +85,7 @@ pub(crate) fn up_to<const MOST: u32>(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads a seed.
+/// Parses a seed.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not a seed: expected a whole number from 0 to {}", u64::MAX))
@@ -141,7 +145,7 @@ mod tests {
         assert_eq!(rate("0"), Ok(0.0));
         assert_eq!(count("1M"), Ok(1_000_000));
         assert_eq!(count("1e9"), Ok(1_000_000_000));
-        for text in ["", "k", "-1", "inf/s", "NaN"] {
+        for text in ["", "k", "-1", "inf/s", "NaN", "1e30", "1001G/s"] {
             assert!(rate(text).is_err(), "{text:?}");
         }
         for text in ["0", "1.5", "2e12", "99999999999999", "many"] {

@@ -1,4 +1,4 @@
-//! `fourtuple lab accept` and `fourtuple lab keepalive`: counts that must agree, the ladder, what is skipped, what is refused.
+//! `fourtuple lab accept` and `fourtuple lab keepalive`: consistent counts, the ladder, skipped combinations, refused arguments.
 
 mod program;
 
@@ -15,7 +15,7 @@ fn sum(cell: &Value, key: &str) -> u64 {
     cell[key].as_array().unwrap_or_else(|| panic!("no list {key}")).iter().map(|n| n.as_u64().unwrap()).sum()
 }
 
-/// The cell of these, which there must be once.
+/// Returns the only cell with these parameters.
 fn cell<'a>(record: &'a Value, policy: &str, family: &str, close_every: u64, load: &str) -> &'a Value {
     let is_it = |cell: &&Value| {
         (text(cell, "policy"), text(cell, "family"), text(cell, "load")) == (policy, family, load)
@@ -26,11 +26,11 @@ fn cell<'a>(record: &'a Value, policy: &str, family: &str, close_every: u64, loa
     found[0]
 }
 
-/// What holds of every cell.
+/// Checks the sums that hold in every cell.
 fn require_sums(cell: &Value, workers: usize) {
     let operations = number(cell, "operations");
     assert!(operations > 0, "{cell:#}");
-    assert_eq!(sum(cell, "requests"), operations, "what workers answered is what clients got: {cell:#}");
+    assert_eq!(sum(cell, "requests"), operations, "workers and clients count the same responses: {cell:#}");
     assert!(cell["errors"].as_object().unwrap().is_empty(), "{cell:#}");
     for key in ["accepts", "requests", "sockets", "busy_ns"] {
         assert_eq!(cell[key].as_array().unwrap().len(), workers, "{key}: {cell:#}");
@@ -43,12 +43,12 @@ fn require_sums(cell: &Value, workers: usize) {
     let wait = &cell["wait_ns"];
     let steps = ["p50", "p99", "p999", "max"].map(|key| number(wait, key));
     assert!(steps.is_sorted(), "{cell:#}");
-    // A wait of which no part is misplaced or more than all of it is wrong, whatever the machine.
+    // The misplaced part of a wait is at most the longest wait.
     assert!(number(cell, "misplaced_wait_ns") <= steps[3], "{cell:#}");
 }
 
 #[test]
-fn light_load_shows_the_ladder_and_what_takes_it_away() {
+fn light_load_is_uneven_under_exclusive_alone() {
     let command = "lab accept --policy exclusive,rotate,blocking --family unix,tcp4,tcp6 --load light --workers 4 \
                    --connections 40 --repeats 1";
     let Some(record) = record("accept::light_load", command) else { return };
@@ -64,9 +64,9 @@ fn light_load_shows_the_ladder_and_what_takes_it_away() {
             assert_eq!(sum(cell, "sockets"), if policy == "blocking" { 0 } else { 40 }, "{cell:#}");
             let jain = cell["jain"].as_f64().unwrap();
             if policy == "exclusive" {
-                assert!(jain < 0.75, "no ladder: {cell:#}");
+                assert!(jain < 0.75, "exclusive must be uneven: {cell:#}");
             } else {
-                assert!(jain >= 0.9, "not even: {cell:#}");
+                assert!(jain >= 0.9, "the distribution must be even: {cell:#}");
             }
         }
     }
@@ -117,7 +117,7 @@ fn kept_connections_are_few_and_closed_ones_are_many() {
             assert!(probe > 0 && probe < number(cell, "operations"), "{cell:#}");
         }
         assert_eq!(sum(closed, "accepts"), number(closed, "operations"));
-        // Six clients and the probe, three times; who never came to ask has no connection.
+        // Six clients and the probe in three runs; a client without a request has no connection.
         assert!((1..=21).contains(&sum(kept, "accepts")), "{kept:#}");
         assert!((1..=7).contains(&sum(kept, "sockets")), "{kept:#}");
         assert_eq!(sum(closed, "sockets"), 0, "{closed:#}");
@@ -130,7 +130,7 @@ fn kept_connections_are_few_and_closed_ones_are_many() {
     assert!(said.starts_with("Break-even of exclusive over unix: a fresh connection costs "), "{said}");
 }
 
-/// Where connections belong to nobody there is nothing to be gained by closing them.
+/// Under these policies no worker owns a connection, so closing connections gains nothing.
 #[test]
 fn without_pinned_connections_there_is_no_break_even() {
     let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 50ms \
@@ -145,7 +145,7 @@ fn without_pinned_connections_there_is_no_break_even() {
 }
 
 #[test]
-fn what_cannot_be_is_listed_with_the_reason() {
+fn impossible_default_cells_are_listed_as_skipped() {
     let one = "--workers 2 --clients 2 --for 50ms --repeats 1";
     let command = format!("lab keepalive --policy blocking --close-every 1,never {one}");
     let Some(record) = record("accept::what_cannot_be", &command) else { return };
@@ -164,7 +164,7 @@ fn what_cannot_be_is_listed_with_the_reason() {
 }
 
 #[test]
-fn what_was_named_and_cannot_be_is_an_error() {
+fn impossible_named_policies_are_bad_usage() {
     for (command, line) in [
         (
             "lab accept --policy reuseport --family unix,tcp4",
@@ -179,14 +179,14 @@ fn what_was_named_and_cannot_be_is_an_error() {
     }
 }
 
-/// A server that knows nothing of ?work= and tells nothing of its workers.
+/// The server ignores ?work= and does not name its workers in responses.
 #[test]
-fn somebody_elses_server() {
+fn an_external_server_is_measured_and_checked() {
     let room = Room::new();
     let path = room.join("socket");
     let mut server =
         Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 2 --json")));
-    assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "it ended by itself");
+    assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "the server ended early");
     let ask = |more: &str| {
         let clients = "--clients 3 --for 150ms --repeats 1 --pause 1ms --close-every 2,never";
         run(&mut fourtuple(&format!("lab keepalive --server unix:{path} {clients} {more} --json")))
@@ -203,39 +203,47 @@ fn somebody_elses_server() {
         assert!(number(cell, "operations") > 0 && cell["wakeups_per_accept"].is_null(), "{cell:#}");
         assert!(text(cell, "server").ends_with(&path), "{cell:#}");
     }
-    assert_eq!(ignored.code, 3, "it answers sooner than the work takes: {ignored:?}");
+    assert_eq!(ignored.code, 3, "responses come before the work can be done: {ignored:?}");
     let record = ignored.json();
     assert_eq!(text(&list(&record, "/validity")[0], "id"), "work-not-done");
-    let nobody = ask("--short 0ns --long-share 0%");
-    assert_eq!(nobody.code, 3, "{nobody:?}");
-    assert_eq!(text(&list(&nobody.json(), "/validity")[0], "id"), "no-answers");
+    let ended_server = ask("--short 0ns --long-share 0%");
+    assert_eq!(ended_server.code, 3, "{ended_server:?}");
+    assert_eq!(text(&list(&ended_server.json(), "/validity")[0], "id"), "no-answers");
 }
 
 #[test]
-fn an_interrupt_keeps_what_was_measured() {
-    let command = "lab keepalive --policy rotate,exclusive --close-every never --for 300s --workers 2 --json";
-    let mut running = Running::start(&mut fourtuple(command));
-    // Both ends of most clients' connections: they have asked.
-    let asked = running.until("connected", |id| {
-        fs::read_dir(format!("/proc/{id}/fd")).is_ok_and(|entries| entries.count() > 50)
-    });
-    if !asked {
+fn ctrl_c_keeps_the_interrupted_cell() {
+    for command in [
+        "lab keepalive --policy rotate,exclusive --close-every never --for 300s --workers 2 --json",
+        "lab accept --policy rotate,exclusive --family unix --load heavy --clients 64 --for 300s --workers 2 --json",
+    ] {
+        let mut running = Running::start(&mut fourtuple(command));
+        // Most clients are connected: the process holds both ends of their connections.
+        let connected = running.until("connected", |id| {
+            fs::read_dir(format!("/proc/{id}/fd")).is_ok_and(|entries| entries.count() > 50)
+        });
+        if !connected {
+            let ended = running.end();
+            assert!(ended.is_without_namespaces(), "{ended:?}");
+            return fourtuple_testing::skip(
+                "accept::ctrl_c_keeps_the_interrupted_cell",
+                "netns",
+                ended.line(),
+            );
+        }
+        child::interrupt(running.id()).unwrap();
         let ended = running.end();
-        assert!(ended.is_without_namespaces(), "{ended:?}");
-        return fourtuple_testing::skip("accept::an_interrupt", "netns", ended.line());
+        assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(text(&list(&record, "/validity")[0], "id"), "interrupted");
+        let [cell] = list(&record, "/results/cells") else { panic!("one cell had begun: {record:#}") };
+        require_sums(cell, 2);
     }
-    child::interrupt(running.id()).unwrap();
-    let ended = running.end();
-    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
-    assert_eq!(text(&list(&record, "/validity")[0], "id"), "interrupted");
-    let [cell] = list(&record, "/results/cells") else { panic!("one had begun: {record:#}") };
-    require_sums(cell, 2);
 }
 
 #[test]
-fn a_report_of_it_is_what_was_printed() {
+fn report_prints_the_saved_record_alike() {
     let room = Room::new();
     for command in [
         "lab accept --policy exclusive --family unix --load light --workers 2 --connections 4 --repeats 1",

@@ -1,10 +1,10 @@
-//! Bad input: one line that names the flag, the value and what is accepted; exit code 2; nothing on stdout.
+//! Bad input: one line with the flag, the value and the accepted values; exit code 2; nothing on stdout.
 
 mod program;
 
 use program::{Ended, Room, fourtuple, run};
 
-/// A flag, its value, and what the line must say besides.
+/// Asserts that a value is refused by a line that contains the flag, the value and `accepted`.
 fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
     let ended = run(&mut fourtuple(&format!("{command} {flag} {value}")));
     let line = usage(&ended);
@@ -15,7 +15,7 @@ fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
 
 fn usage(ended: &Ended) -> &str {
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(!ended.stderr.contains('\x1b'), "no colours for a pipe: {ended:?}");
+    assert!(!ended.stderr.contains('\x1b'), "colours on a pipe: {ended:?}");
     ended.line()
 }
 
@@ -78,9 +78,10 @@ fn numbers() {
             refused("plan", flag, value, "from 1 to 1e12");
         }
     }
-    for value in ["-1", "x", "nan", "inf/s", "20k/m"] {
+    for value in ["-1", "x", "nan", "inf/s", "20k/m", "1e30"] {
         refused("plan", "--rate", value, "such as 2000/s or 20k/s");
     }
+    refused("plan --rate 1e12 --kernel linear", "--hold", "9999999s", "at most 1e15");
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn durations_have_units() {
 fn names_out_of_a_list() {
     refused("lab ports", "--protocol", "sctp", "possible values: tcp, udp");
     refused("plan", "--kernel", "7", "possible values: this, parity, linear");
-    refused("plan", "--closer", "nobody", "possible values: us, them");
+    refused("plan", "--closer", "both", "possible values: us, them");
     refused("plan", "--costs", "free", "possible values: calibrated, reference");
 }
 
@@ -103,7 +104,7 @@ fn names_out_of_a_list() {
 fn reserved_ports() {
     refused("plan", "--reserved", "9-8", "the first port must not be above the last");
     refused("plan", "--reserved", "x", "expected LOW-HIGH");
-    // Whatever the kernel, so that nothing is measured first.
+    // With any kernel the check precedes the calibration.
     for kernel in ["this", "linear"] {
         let reserved = "20000-20003,20004-20007";
         let ended =
@@ -135,17 +136,21 @@ fn flags_and_commands() {
 }
 
 #[test]
-fn a_range_that_no_namespace_can_have_is_bad_usage_of_the_calibration() {
+fn the_calibration_refuses_an_impossible_range() {
     let ended = run(&mut fourtuple("plan --range 1-65535"));
     if ended.is_without_namespaces() {
-        return fourtuple_testing::skip("bad_input::calibration", "netns", ended.line());
+        return fourtuple_testing::skip(
+            "bad_input::the_calibration_refuses_an_impossible_range",
+            "netns",
+            ended.line(),
+        );
     }
     let line = usage(&ended);
     assert!(line.contains("--costs reference") && line.contains("'1-65535' for '--range'"), "{line}");
 }
 
 #[test]
-fn files_that_are_no_records() {
+fn files_without_records() {
     let room = Room::new();
     let cases = [
         ("empty.json", "", "not a fourtuple record"),
@@ -159,14 +164,14 @@ fn files_that_are_no_records() {
     for (name, content, says) in cases {
         let path = room.file(name, content);
         let ended = run(&mut fourtuple(&format!("report {path}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         let line = ended.line();
         assert!(line.contains(&path) && line.contains(says), "{line}");
-        assert_eq!(line.matches(says).count(), 1, "said twice: {line}");
+        assert_eq!(line.matches(says).count(), 1, "the message is repeated: {line}");
     }
     for path in [room.join("missing.json"), room.join("")] {
         let ended = run(&mut fourtuple(&format!("report {path}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         assert!(ended.line().contains(&format!("cannot read {path}")), "{ended:?}");
     }
 }
@@ -248,4 +253,33 @@ fn labs_of_accepting() {
     }
     let both = run(&mut fourtuple("lab keepalive --server unix:/x --policy rotate"));
     assert!(usage(&both).contains("cannot be used with"), "{both:?}");
+}
+
+/// A thread has its own id, which /proc/ID accepts although it is not a process.
+#[test]
+fn a_thread_id_is_not_a_process() {
+    let (sender, id) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let link = std::fs::read_link("/proc/thread-self").expect("procfs");
+        let id = link.file_name().expect("PROCESS/task/THREAD").to_str().expect("a number").to_owned();
+        sender.send(id).expect("the test receives it");
+        ended.recv().expect_err("the test drops its sender");
+    });
+    let id = id.recv().expect("the thread sends its id");
+    let accepted = format!("it is a thread of process {}", std::process::id());
+    for trace in ["trace connect", "trace accept", "trace locks"] {
+        refused(trace, "--pid", &id, &accepted);
+    }
+    drop(end);
+    thread.join().expect("no panic");
+}
+
+#[test]
+fn a_source_of_the_other_family() {
+    for (source, target) in
+        [("::1", "tcp://127.0.0.1:9"), ("127.0.0.1", "http://[::1]:9/"), ("::1", "udp://127.0.0.1:9")]
+    {
+        refused(&format!("load {target} --for 10ms"), "--source", source, "one is IPv4, the other IPv6");
+    }
 }

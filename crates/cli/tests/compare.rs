@@ -1,4 +1,4 @@
-//! `fourtuple compare`: two commands in turn, saved records, servers of trials, and what it refuses.
+//! `fourtuple compare`: trials in turn, saved records, servers of trials, refused command lines.
 
 mod program;
 
@@ -17,9 +17,10 @@ use program::{
 use serde_json::Value;
 
 const A: &str = "lab ports --range 20000-20127 --strategy full-range";
+const TIME_WAIT: &str = "lab time-wait --remedy none-under --range 20000-20127 --patience 1ms";
 const B: &str = "fourtuple lab ports --range '20000-20127' --strategy \"kernel-default\"";
 
-/// `compare` with two commands, of which each is one argument.
+/// Returns `compare` with two commands, each as one argument.
 fn compare(flags: &str, a: &str, b: &str) -> Command {
     let mut command = fourtuple(&format!("compare {flags} --"));
     command.args([a, b]);
@@ -41,8 +42,8 @@ fn samples<'a>(record: &'a Value, side: &str) -> &'a [Value] {
 }
 
 #[test]
-fn two_labs() {
-    let test = "compare::two_labs";
+fn two_labs_give_a_ratio_and_samples() {
+    let test = "compare::two_labs_give_a_ratio_and_samples";
     let mut command = compare("--trials 2 --warmup 0 --for 5m --json", A, B);
     let Some(ended) = measure_with(test, &mut command) else { return };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
@@ -66,7 +67,10 @@ fn two_labs() {
 #[test]
 fn eight_pairs_have_an_interval_around_the_ratio() {
     let mut command = compare("--metric cpu --trials 8 --narrow 0.001% --for 5m --json --quiet", A, A);
-    let Some(ended) = measure_with("compare::eight_pairs", &mut command) else { return };
+    let Some(ended) = measure_with("compare::eight_pairs_have_an_interval_around_the_ratio", &mut command)
+    else {
+        return;
+    };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let record = ended.json();
     require_valid(&record);
@@ -75,7 +79,7 @@ fn eight_pairs_have_an_interval_around_the_ratio() {
     assert_eq!(number(&record["results"], "pairs"), 8);
 }
 
-/// What `lab ports` printed, with another rate.
+/// Returns a line with the record of `lab ports`, with another rate.
 fn with_rate(record: &Value, rate: f64) -> String {
     let mut record = record.clone();
     record["results"]["strategies"][0]["rate_per_s"] = rate.into();
@@ -83,8 +87,8 @@ fn with_rate(record: &Value, rate: f64) -> String {
 }
 
 #[test]
-fn saved_records() {
-    let Some(record) = program::record("compare::saved_records", A) else { return };
+fn saved_records_are_compared_and_checked() {
+    let Some(record) = program::record("compare::saved_records_are_compared_and_checked", A) else { return };
     let room = Room::new();
     let saved = |flags: &str, a: &str, b: &str| -> Ended {
         let (a, b) = (room.file("a.json", a), room.file("b.json", b));
@@ -110,7 +114,7 @@ fn saved_records() {
     require_valid(&faster);
     assert!(text(&faster["results"], "verdict").starts_with("B is 5.8% faster, "), "{faster:#}");
     assert_eq!((number(&faster["results"], "trials"), number(&faster["results"], "pairs")), (40, 0));
-    // Lower is better there, and every record has the same.
+    // Every record has the same mean time.
     let ended = saved("--metric mean", &many(52_000.0), &many(55_016.0));
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.stdout.contains("no difference larger than 2%"), "{ended:?}");
@@ -123,13 +127,32 @@ fn saved_records() {
     require_valid(&dropped);
     assert_eq!(dropped["validity"][0]["id"], "dropped");
     assert_eq!(samples(&dropped, "b").len(), 20);
+    // Differences of host and workload become remarks.
+    let mut other = record.clone();
+    other["host"]["kernel"] = "4.19.0".into();
+    other["host"]["cpus"] = 4_096.into();
+    other["settings"]["fill"] = 0.125.into();
+    let unlike = saved("--json", &record.to_string(), &other.to_string());
+    assert_eq!(unlike.code, 3, "{unlike:?}");
+    let unlike = unlike.json();
+    require_valid(&unlike);
+    let ids: Vec<&str> = list(&unlike, "/validity").iter().map(|remark| text(remark, "id")).collect();
+    assert_eq!(ids, ["unlike-kernels", "unlike-hosts", "unlike-workloads"]);
+    // Rates of different commands measure different things.
+    let Some(time_wait) = program::record("compare::saved_records_are_compared_and_checked", TIME_WAIT)
+    else {
+        return;
+    };
+    let ended = saved("--json", &record.to_string(), &time_wait.to_string());
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.line().contains("lab time-wait") && ended.line().contains("lab ports"), "{ended:?}");
     let ended = saved("", &many(52_000.0), &cut.to_string());
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
     assert!(ended.line().contains("no record of B is valid"), "{ended:?}");
 }
 
 #[test]
-fn what_is_no_comparison() {
+fn invalid_command_lines_are_refused() {
     let mut one = fourtuple("compare --");
     refused(one.arg(A), &["two commands"]);
     refused(&mut fourtuple("compare"), &["two commands"]);
@@ -156,7 +179,7 @@ fn what_is_no_comparison() {
     refused(&mut compare("", "lab ports --strategy auto --range 9-8", B), &["--range", "9-8"]);
 }
 
-/// `compare` of two loads, with a server of each; `None`: that of A.
+/// Returns `compare` of two loads with their servers; without `server_b` both sides use `server`.
 fn compare_loads(flags: &str, server: &str, server_b: Option<&str>, a: &str, b: &str) -> Command {
     let mut command = fourtuple(&format!("compare {flags} --server"));
     command.arg(server);
@@ -171,7 +194,7 @@ const LOAD: &str = "load tcp://127.0.0.1:8080 --operations 300 --close rst";
 const SERVER: &str = "serve crr --listen 127.0.0.1:8080 --workers 1";
 
 #[test]
-fn what_is_no_comparison_of_loads() {
+fn invalid_loads_and_servers_are_refused() {
     let loads = |flags: &str, server: &str, load: &str| compare_loads(flags, server, None, load, LOAD);
     refused(&mut loads("", SERVER, "load"), &["A, 'load'", "<TARGET>"]);
     refused(&mut loads("", SERVER, "load tcp://127.0.0.1"), &["A, ", "the port is missing"]);
@@ -197,9 +220,11 @@ fn what_is_no_comparison_of_loads() {
 }
 
 #[test]
-fn a_server_that_does_not_exist() {
+fn a_missing_server_program_is_bad_usage() {
     let mut command = compare_loads("", "/nowhere/server --port 80", None, LOAD, LOAD);
-    let Some(ended) = measure_with("compare::a_server_that_does_not_exist", &mut command) else { return };
+    let Some(ended) = measure_with("compare::a_missing_server_program_is_bad_usage", &mut command) else {
+        return;
+    };
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(
         ended.line().contains("'/nowhere/server --port 80' for '--server': cannot start it"),
@@ -208,11 +233,11 @@ fn a_server_that_does_not_exist() {
 }
 
 #[test]
-fn two_loads_and_their_servers() {
+fn a_slower_server_lowers_the_ratio() {
     let slow = format!("fourtuple {SERVER} --service 1ms --spin");
     let flags = "--trials 2 --warmup 0 --for 5m --json";
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
-    let Some(ended) = measure_with("compare::two_loads_and_their_servers", &mut command) else { return };
+    let Some(ended) = measure_with("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let record = ended.json();
     require_valid(&record);
@@ -221,15 +246,18 @@ fn two_loads_and_their_servers() {
     assert_eq!((number(settings, "server_wait_ns"), &settings["pinned"]), (10_000_000_000, &false.into()));
     assert_eq!(settings["fresh_namespace"], true);
     assert_eq!((samples(&record, "a").len(), samples(&record, "b").len()), (2, 2));
-    assert!(results["ratio"].as_f64().unwrap() < 1.0, "a millisecond is not to be missed: {results:#}");
+    assert!(
+        results["ratio"].as_f64().unwrap() < 1.0,
+        "a service time of 1 ms must lower the rate: {results:#}"
+    );
     let room = Room::new();
     let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
     assert!(again.stdout.contains(&format!("server: {SERVER}")), "{again:?}");
 }
 
-/// Over a unix socket, over datagrams, and beside another program; one trial a side each.
+/// Runs one trial per side over a Unix socket, over UDP, and with a server started by its path.
 #[test]
-fn every_kind_of_server_is_waited_for() {
+fn unix_udp_and_foreign_servers_are_awaited() {
     let room = Room::new();
     let path = room.join("socket");
     let unix = format!("load unix:{path} --operations 100 --close-every 1");
@@ -241,7 +269,7 @@ fn every_kind_of_server_is_waited_for() {
         (program, LOAD),
     ] {
         let mut command = compare_loads("--trials 1 --warmup 0 --json", &server, None, load, load);
-        let test = "compare::every_kind_of_server_is_waited_for";
+        let test = "compare::unix_udp_and_foreign_servers_are_awaited";
         let Some(ended) = measure_with(test, &mut command) else { return };
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{server}: {ended:?}");
         assert_eq!(number(&ended.json()["results"], "pairs"), 1);
@@ -249,9 +277,9 @@ fn every_kind_of_server_is_waited_for() {
 }
 
 #[test]
-fn client_and_server_on_cpus_of_their_own() {
+fn pin_separates_client_and_server() {
     let mut command = compare_loads("--trials 1 --warmup 0 --pin --json", SERVER, None, LOAD, LOAD);
-    let test = "compare::client_and_server_on_cpus_of_their_own";
+    let test = "compare::pin_separates_client_and_server";
     let Some(ended) = measure_with(test, &mut command) else { return };
     if ended.stderr.contains("may use one CPU only") {
         return fourtuple_testing::skip(test, "cpus", ended.line());
@@ -261,17 +289,17 @@ fn client_and_server_on_cpus_of_their_own() {
 }
 
 #[test]
-fn a_server_that_is_not_there_when_it_is_needed() {
+fn a_server_that_fails_is_named_with_its_output() {
     let room = Room::new();
     let script = |name: &str, content: &str| format!("sh {}", room.file(name, content));
     let cases = [
-        // Ends before it listens, and says why.
+        // The server ends before it listens, and prints the reason.
         (
             script("early", "echo out of order >&2; exit 7"),
             "30s",
             "ended (exit status: 7) before it listened on 127.0.0.1:8080; it said: out of order",
         ),
-        // Listens elsewhere.
+        // The server listens on another port.
         (
             "serve crr --listen 127.0.0.1:8081 --workers 1".to_owned(),
             "300ms",
@@ -280,12 +308,12 @@ fn a_server_that_is_not_there_when_it_is_needed() {
     ];
     for (server, wait, says) in cases {
         let mut command = compare_loads(&format!("--server-wait {wait}"), &server, None, LOAD, LOAD);
-        let test = "compare::a_server_that_is_not_there_when_it_is_needed";
+        let test = "compare::a_server_that_fails_is_named_with_its_output";
         let Some(ended) = measure_with(test, &mut command) else { return };
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         assert!(ended.line().contains(says) && ended.line().contains("the server of A"), "{ended:?}");
     }
-    // Ends in the middle.
+    // The server ends during the load.
     let brief = format!("{SERVER} --for 300ms");
     let long = "load tcp://127.0.0.1:8080 --for 600ms --connections 1 --pause 10ms --close rst";
     let mut command = compare_loads("--warmup 0", &brief, None, long, long);
@@ -294,14 +322,14 @@ fn a_server_that_is_not_there_when_it_is_needed() {
     assert!(ended.line().contains("its server ended"), "{ended:?}");
 }
 
-/// What the preflight refuses is said once, and not tried again.
+/// The preflight of every further trial would refuse the load too.
 #[test]
-fn a_load_that_its_preflight_refuses() {
-    // More connections than there are descriptors.
+fn a_refused_load_is_not_repeated() {
+    // The load needs more descriptors than the limit allows.
     let load = "load tcp://127.0.0.1:8080 --operations 9000000 --connections 3000";
     let mut command = compare_loads("--json", SERVER, None, load, load);
     child::limit_descriptors(&mut command, 1000);
-    let test = "compare::a_load_that_its_preflight_refuses";
+    let test = "compare::a_refused_load_is_not_repeated";
     let Some(ended) = measure_with(test, &mut command) else { return };
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
     assert!(ended.line().starts_with("A was not started, and no more trials were made: "), "{ended:?}");
@@ -309,7 +337,7 @@ fn a_load_that_its_preflight_refuses() {
 }
 
 #[test]
-fn loads_without_a_server_of_compare_run_where_it_does() {
+fn loads_without_server_share_the_namespace() {
     let room = Room::new();
     let path = room.join("socket");
     let mut server = Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
@@ -322,7 +350,7 @@ fn loads_without_a_server_of_compare_run_where_it_does() {
     assert_eq!(record["settings"]["fresh_namespace"], false);
     assert_eq!(record["settings"]["server_a"], Value::Null);
 
-    // The same, saved; a busy client is no objection, another remark is.
+    // Saved records of the same load: a saturated client does not make a record invalid.
     let saved = run(&mut fourtuple(&format!("{load} --json --quiet"))).stdout;
     let mut record: Value = serde_json::from_str(&saved).unwrap();
     record["validity"] = serde_json::json!([{ "id": "client-saturated", "message": "busy" }]);
@@ -332,7 +360,7 @@ fn loads_without_a_server_of_compare_run_where_it_does() {
     assert!(number(&ended.json()["results"], "client_saturated") >= 1, "{ended:?}");
 }
 
-/// Processes with `word` among their arguments.
+/// Returns the processes that have `word` as an argument.
 fn processes_with(word: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("procfs");
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -343,10 +371,10 @@ fn processes_with(word: &str) -> Vec<u32> {
     ids.filter(has).collect()
 }
 
-/// A server that does not listen to SIGINT, and has started another that listens in its place: neither is there after the
-/// trials, nor after Ctrl-C.
+/// The server ignores SIGINT and has a child process that listens. Ctrl-C must end both; SIGKILL of compare must end its
+/// direct children.
 #[test]
-fn nothing_is_left_running() {
+fn no_server_outlives_compare() {
     let room = Room::new();
     let program = env!("CARGO_BIN_EXE_fourtuple");
     let path = room.join("socket");
@@ -361,17 +389,17 @@ fn nothing_is_left_running() {
     let begun = running.until("loaded", |_| processes_with(&listening).len() >= 2);
     if !begun {
         let ended = running.end();
-        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
-        return fourtuple_testing::skip("compare::nothing_is_left_running", "netns", ended.line());
+        assert!(ended.is_without_namespaces(), "compare ended before the signal: {ended:?}");
+        return fourtuple_testing::skip("compare::no_server_outlives_compare", "netns", ended.line());
     }
     child::interrupt(running.id()).unwrap();
     let ended = running.end();
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
     assert!(ended.line().contains("interrupted"), "{ended:?}");
     let left = [processes_with(&listening), processes_with(&room.join("stubborn"))].concat();
-    assert!(left.is_empty(), "{left:?} are still there");
+    assert!(left.is_empty(), "processes {left:?} still run");
 
-    // And when it has no time for anything.
+    // SIGKILL leaves compare no time to clean up; the kernel ends the server and the load.
     let ours = format!("serve http --listen unix:{path} --workers 1");
     let mut running = Running::start(&mut compare_loads("--for 5m --quiet", &ours, None, &load, &load));
     assert!(running.until("loaded", |_| processes_with(&listening).len() >= 2));
@@ -384,9 +412,9 @@ fn nothing_is_left_running() {
     }
 }
 
-/// What only the command itself finds is said in its own words, with its own code.
+/// An error that only the trial detects has the same line and exit code as without compare.
 #[test]
-fn what_a_child_refuses() {
+fn errors_of_a_trial_keep_text_and_code() {
     let ended = run(&mut compare("", "lab ports --strategy auto --range 20000-20003", B));
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     let alone = run(&mut fourtuple("lab ports --strategy auto --range 20000-20003"));
@@ -394,7 +422,7 @@ fn what_a_child_refuses() {
 }
 
 #[test]
-fn an_environment_that_cannot_do_it() {
+fn a_refused_namespace_ends_with_code_4() {
     let mut command = compare("", A, B);
     child::refuse(&mut command, Facility::Namespaces);
     let ended = run(&mut command);
@@ -403,8 +431,8 @@ fn an_environment_that_cannot_do_it() {
 }
 
 #[test]
-fn a_trial_that_is_not_valid_is_made_again() {
-    let test = "compare::a_trial_that_is_not_valid_is_made_again";
+fn an_interrupted_trial_is_repeated() {
+    let test = "compare::an_interrupted_trial_is_repeated";
     let long = "lab ports --range 9024-65535 --strategy full-range";
     let mut running = Running::start(&mut compare("--for 5m --warmup 0 --trials 1 --json", long, A));
     let mut trial = None;
@@ -415,10 +443,10 @@ fn a_trial_that_is_not_valid_is_made_again() {
     });
     if !begun {
         let ended = running.end();
-        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        assert!(ended.is_without_namespaces(), "compare ended before the signal: {ended:?}");
         return fourtuple_testing::skip(test, "netns", ended.line());
     }
-    child::interrupt(trial.expect("it was found")).unwrap();
+    child::interrupt(trial.expect("`until` found it")).unwrap();
     let ended = running.end();
     assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
     let record = ended.json();
@@ -429,21 +457,23 @@ fn a_trial_that_is_not_valid_is_made_again() {
 }
 
 #[test]
-fn files_that_cannot_be_compared() {
+fn files_without_comparable_records_are_refused() {
     let room = Room::new();
     let prose = room.file("prose.json", "hello");
     let ended = run(&mut fourtuple(&format!("compare {prose} {prose}")));
-    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("not a fourtuple record"), "{ended:?}");
+    let missing = room.join("missing.json");
+    refused(&mut fourtuple(&format!("compare {missing} {missing}")), &["cannot read", "missing.json"]);
     let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
     let plan = room.file("plan.json", &plan.stdout);
     refused(&mut fourtuple(&format!("compare {plan} {plan}")), &["no others"]);
 }
 
 #[test]
-fn ctrl_c_keeps_the_trials_made() {
+fn ctrl_c_keeps_complete_pairs() {
     let mut running = Running::start(&mut compare("--for 5m --narrow 0.001% --json --quiet", A, A));
-    // The first trial of four warms up; each is a process of its own.
+    // Each trial is a process. After two trials of warm-up and a pair, the fifth process belongs to the second pair.
     let mut seen = Vec::new();
     let begun = running.until("ran five trials", |id| {
         seen.extend(children(id));
@@ -453,8 +483,8 @@ fn ctrl_c_keeps_the_trials_made() {
     });
     if !begun {
         let ended = running.end();
-        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
-        return fourtuple_testing::skip("compare::ctrl_c_keeps_the_trials_made", "netns", ended.line());
+        assert!(ended.is_without_namespaces(), "compare ended before the signal: {ended:?}");
+        return fourtuple_testing::skip("compare::ctrl_c_keeps_complete_pairs", "netns", ended.line());
     }
     child::interrupt(running.id()).unwrap();
     let ended = running.end();

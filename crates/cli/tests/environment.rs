@@ -1,4 +1,4 @@
-//! An environment that cannot do it: one line, exit code 4, and no measurement lost.
+//! Errors of the environment: one line, exit code 4, and no measurement is lost.
 
 mod program;
 
@@ -12,7 +12,7 @@ use fourtuple_syscalls::seccomp::Facility;
 use program::{Ended, Room, fourtuple, is_root, list, measure_with, number, require_valid, run};
 
 #[test]
-fn without_the_right_to_make_a_namespace() {
+fn without_permission_for_namespaces() {
     for command in ["lab", "lab ports", "lab time-wait", "plan"] {
         let room = Room::new();
         let mut command = fourtuple(command);
@@ -24,12 +24,12 @@ fn without_the_right_to_make_a_namespace() {
         {
             assert_eq!(line.matches(part).count(), 1, "{part:?} in {line:?}");
         }
-        assert!(room.names().is_empty(), "nothing measured, nothing written");
+        assert!(room.names().is_empty(), "no file is written");
     }
     let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json");
     child::refuse(&mut command, Facility::Namespaces);
     let ended = run(&mut command);
-    assert_eq!(ended.code, 0, "a plan on paper needs no namespace: {ended:?}");
+    assert_eq!(ended.code, 0, "a plan without calibration needs no namespace: {ended:?}");
     assert_eq!(ended.json()["results"]["capacity"], 128);
 }
 
@@ -45,16 +45,17 @@ fn with_too_few_descriptors() {
     }
 }
 
-/// More sockets than the limit has descriptors: held by rings, and where those are switched off by other processes.
+/// More sockets than RLIMIT_NOFILE: io_uring instances hold them, or child processes where io_uring is refused.
 #[test]
-fn with_just_enough_descriptors() {
+fn with_fewer_descriptors_than_sockets() {
     for rings in [true, false] {
         let mut command = fourtuple("lab ports --range 20000-21999 --strategy full-range --json");
         child::limit_descriptors(&mut command, 512);
         if !rings {
             child::refuse(&mut command, Facility::IoUring);
         }
-        let Some(ended) = measure_with("environment::with_just_enough_descriptors", &mut command) else {
+        let Some(ended) = measure_with("environment::with_fewer_descriptors_than_sockets", &mut command)
+        else {
             return;
         };
         assert_eq!(ended.code, 0, "{ended:?}");
@@ -64,21 +65,22 @@ fn with_just_enough_descriptors() {
 
 const SMALL: &str = "lab ports --range 20000-20127";
 
-/// The record that a run has saved because its page or its output could not be written.
+/// Reads the record that a command saved because its page or its output could not be written.
 fn saved(ended: &Ended) -> Saved {
     assert_eq!(ended.code, 4, "{ended:?}");
-    let (_, path) = ended.line().rsplit_once("fourtuple report --html FILE ").expect("where it is saved");
+    let (_, path) =
+        ended.line().rsplit_once("fourtuple report --html FILE ").expect("the path of the record");
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let redrawn = run(&mut fourtuple(&format!("report {path}")));
     assert_eq!((redrawn.code, redrawn.stderr.as_str()), (0, ""), "{redrawn:?}");
     if !ended.stdout.is_empty() {
-        assert_eq!(redrawn.stdout, ended.stdout, "the table that was printed is that of the saved record");
+        assert_eq!(redrawn.stdout, ended.stdout, "the printed table equals the table of the saved record");
     }
     Saved::parse(&text).unwrap()
 }
 
 fn connections(saved: &Saved) -> u64 {
-    let Saved::Ports(record) = saved else { panic!("not of lab ports") };
+    let Saved::Ports(record) = saved else { panic!("the record is not of lab ports") };
     record.results.strategies.iter().map(|run| run.connections).sum()
 }
 
@@ -95,7 +97,7 @@ fn a_page_that_cannot_be_written() {
         assert!(ended.stdout.contains("kernel-default") && ended.stdout.contains("full-range"), "{ended:?}");
         assert!(connections(&saved(&ended)) >= 128);
     }
-    assert_eq!(room.names().len(), 2, "the two records and nothing else: {:?}", room.names());
+    assert_eq!(room.names().len(), 2, "two records and no other file: {:?}", room.names());
 }
 
 #[test]
@@ -106,11 +108,11 @@ fn a_page_that_cannot_be_written_beside_the_json() {
     assert_eq!(ended.code, 4);
     assert!(ended.line().contains("/dev/full"), "{ended:?}");
     assert_eq!(ended.json()["results"]["capacity"], 128);
-    assert!(room.names().is_empty(), "whoever has the JSON has the record");
+    assert!(room.names().is_empty(), "the printed JSON is the record");
 }
 
 #[test]
-fn a_report_prints_what_it_can() {
+fn a_report_prints_despite_a_failed_page() {
     let room = Room::new();
     let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
     let path = room.file("plan.json", &plan.stdout);
@@ -141,14 +143,15 @@ fn output_that_cannot_be_written() {
     }
 }
 
-/// A real disk, full within the page.
+/// A file system that fills up while the page is written.
 #[test]
 fn a_disk_that_fills_up() {
     let test = "environment::a_disk_that_fills_up";
     if !is_root() {
         return fourtuple_testing::skip(test, "root", "mounting a small disk takes root");
     }
-    // The page's disk is full; then that for temporary files as well, and the record goes to the working directory.
+    // First only the file system of the page is full; then also the directory for temporary files, and the record goes to the
+    // working directory.
     for temporary in ["elsewhere", "disk"] {
         let room = Room::new();
         for directory in ["disk", "elsewhere", "work"] {
@@ -181,13 +184,13 @@ fn a_disk_that_fills_up() {
     }
 }
 
-/// Another policy in silence would be a result of nothing.
+/// A requested policy is never replaced by another.
 #[test]
-fn a_policy_that_is_named_and_refused() {
-    let test = "environment::a_policy_that_is_named_and_refused";
+fn a_requested_policy_that_is_refused() {
+    let test = "environment::a_requested_policy_that_is_refused";
     let room = Room::new();
     let few = "--load light --workers 2 --connections 2 --repeats 1";
-    for (policy, facility, said) in [
+    for (policy, facility, reason) in [
         ("uring-oneshot", Facility::IoUring, "(os error 1)); it takes the sysctl kernel.io_uring_disabled"),
         ("reuseport-least-busy", Facility::Bpf, "(os error 1)); BPF needs CAP_BPF"),
     ] {
@@ -204,31 +207,31 @@ fn a_policy_that_is_named_and_refused() {
             assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
             let line = ended.line();
             assert!(line.starts_with(&format!("{policy} is not permitted here: ")), "{start}: {line}");
-            assert!(line.contains(said), "{start}: {said:?} in {line}");
+            assert!(line.contains(reason), "{start}: {reason:?} in {line}");
         }
     }
-    assert!(room.names().is_empty(), "nothing measured, nothing written");
+    assert!(room.names().is_empty(), "no file is written");
 }
 
 #[test]
-fn a_policy_that_is_not_named_and_refused_is_listed() {
+fn a_refused_policy_is_listed_as_skipped() {
     let mut command =
         fourtuple("lab accept --family unix --load light --workers 2 --connections 2 --repeats 1 --json");
     child::refuse(&mut command, Facility::IoUring);
-    let test = "environment::a_policy_that_is_not_named_and_refused_is_listed";
+    let test = "environment::a_refused_policy_is_listed_as_skipped";
     let Some(ended) = measure_with(test, &mut command) else { return };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let record = ended.json();
     require_valid(&record);
     let skipped = list(&record, "/results/skipped");
-    let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("it is listed");
+    let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("the skipped policy");
     assert!(found["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{found:#}");
     assert!(!list(&record, "/results/cells").iter().any(|cell| cell["policy"] == "uring-oneshot"));
 }
 
 #[test]
-fn planes_of_io_uring_where_it_is_refused() {
-    let test = "environment::planes_of_io_uring_where_it_is_refused";
+fn planes_of_io_uring_need_permission() {
+    let test = "environment::planes_of_io_uring_need_permission";
     for start in [
         "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --planes 1 --plane uring --for 1ms",
         "lab planes --plane uring --planes 1 --packets 1000 --repeats 1",
@@ -247,7 +250,7 @@ fn planes_of_io_uring_where_it_is_refused() {
     assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
     let record = ended.json();
     require_valid(&record);
-    let [skipped] = list(&record, "/results/skipped") else { panic!("uring alone is skipped: {record:#}") };
+    let [skipped] = list(&record, "/results/skipped") else { panic!("only uring is skipped: {record:#}") };
     assert_eq!(skipped["plane"], "uring");
     assert!(skipped["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{skipped:#}");
     let planes: Vec<_> = list(&record, "/results/cells").iter().map(|cell| &cell["plane"]).collect();
@@ -255,8 +258,8 @@ fn planes_of_io_uring_where_it_is_refused() {
 }
 
 #[test]
-fn a_kernel_without_the_option_is_measured_with_what_it_has() {
-    let test = "a_kernel_without_the_option_is_measured_with_what_it_has";
+fn lab_ports_without_ip_local_port_range() {
+    let test = "lab_ports_without_ip_local_port_range";
     let mut command = fourtuple("lab ports --range 20000-20127 --json");
     child::refuse(&mut command, Facility::LocalPortRange);
     let Some(ended) = measure_with(test, &mut command) else { return };
@@ -269,7 +272,7 @@ fn a_kernel_without_the_option_is_measured_with_what_it_has() {
     assert_eq!(names, ["kernel-default", "select-test-repeat", "auto"]);
     assert_eq!(
         strategies[2]["chosen"],
-        "kernel-default up to half of the ports, then select-test-repeat steered by its own book"
+        "kernel-default up to half of the ports, then select-test-repeat steered by its port ledger"
     );
     assert_eq!(strategies[2]["connections"], 128);
 

@@ -1,4 +1,4 @@
-//! `fourtuple forward`: what it says, what it sends on, how it reloads and ends, and what it refuses.
+//! `fourtuple forward`: messages, forwarded packets, reload on SIGHUP, shutdown, and refused arguments.
 
 mod program;
 
@@ -7,11 +7,12 @@ use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
 use program::forwarder::Forwarder;
 use program::{Room, fourtuple, list, number, require_valid, run};
 
-/// Nothing is decided by it but that a test has failed.
+/// The deadline of a wait: it only decides that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn socket() -> UdpSocket {
@@ -60,9 +61,9 @@ fn what_it_forwards_is_in_its_record() {
     });
 }
 
-/// Every packet of one 4-tuple arrives, whichever program says to which plane it goes.
+/// Every packet of one 4-tuple arrives under each BPF program that selects a plane.
 #[test]
-fn programs_of_bpf_choose_the_plane() {
+fn bpf_programs_select_the_plane() {
     in_namespace(|| {
         for spread in ["map:random", "map:flow:0:1", "xdp:64", "cpumap:1"] {
             let (client, target) = (socket(), socket());
@@ -72,7 +73,7 @@ fn programs_of_bpf_choose_the_plane() {
             );
             let tried = run(&mut fourtuple(&arguments));
             if tried.code == 4 && tried.stderr.contains("CAP_BPF") {
-                return fourtuple_testing::skip("programs_of_bpf_choose_the_plane", "bpf", &tried.stderr);
+                return fourtuple_testing::skip("bpf_programs_select_the_plane", "bpf", &tried.stderr);
             }
             let arguments = arguments.replace(" --for 1ms", "");
             let forwarder = Forwarder::start(&mut fourtuple(&arguments));
@@ -124,6 +125,123 @@ fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
 }
 
 #[test]
+fn a_reload_names_every_setting_that_stays() {
+    in_namespace(|| {
+        let target = socket();
+        let room = Room::new();
+        let file = |whole: &str, link: &str| {
+            format!(
+                "{whole}[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{}\"\nreturn = true\n{link}",
+                port(&target)
+            )
+        };
+        let path = room.file("links.toml", &file("planes = 1\n", ""));
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path}")));
+        let whole = "planes = 2\nplane = \"batched\"\npin = true\nclients-total = 9\nshare = true\n";
+        let link = "spread = \"random\"\nidle = \"1s\"\nclients = 7\nbfd = \"127.0.0.2\"\n";
+        room.file("links.toml", &file(whole, link));
+        child::hang_up(forwarder.child.id()).unwrap();
+        assert_eq!(
+            forwarder.line(),
+            "SIGHUP: planes, plane, pin, clients-total, share not taken over: needs a new start\n"
+        );
+        assert_eq!(
+            forwarder.line(),
+            "SIGHUP: link 1: only its routes are taken over; spread, idle, clients, bfd needs a new start\n"
+        );
+        assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
+        room.file("links.toml", &(file("planes = 0\n", "")));
+        child::hang_up(forwarder.child.id()).unwrap();
+        let line = forwarder.line();
+        assert!(line.contains("'planes'") && line.contains("nothing is changed"), "{line}");
+        // A flag overrides the file.
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --planes 1")));
+        room.file("links.toml", &file("planes = 5\n", ""));
+        child::hang_up(forwarder.child.id()).unwrap();
+        assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
+    });
+}
+
+#[test]
+fn a_second_forwarder_at_one_address_is_refused() {
+    in_namespace(|| {
+        let arguments = "forward --listen 127.0.0.1:4000 --to 127.0.0.1:1 --planes 2";
+        let first = Forwarder::start(&mut fourtuple(arguments));
+        let second = run(&mut fourtuple(arguments));
+        assert_eq!(second.code, 4, "{second:?}");
+        assert_eq!(second.stderr.lines().count(), 1, "{second:?}");
+        for expected in ["127.0.0.1:4000", "EADDRINUSE", "--takeover", "--share"] {
+            assert!(second.stderr.contains(expected), "{second:?}");
+        }
+        let shared = run(&mut fourtuple(&format!("{arguments} --share --for 1ms")));
+        assert_eq!(shared.code, 0, "{shared:?}");
+        drop(first);
+    });
+}
+
+#[test]
+fn clients_without_room_make_a_remark() {
+    in_namespace(|| {
+        let target = socket();
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{} --planes 1 --return --clients-total 1 --json",
+            port(&target)
+        );
+        let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        for _ in 0..2 {
+            socket().send_to(b"x", &forwarder.address).unwrap();
+            assert_eq!(target.recv(&mut [0; 10]).unwrap(), 1);
+        }
+        child::interrupt(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 3, "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(record["validity"][0]["id"], "clients");
+        assert_eq!(record["results"]["client_limit"], 1);
+        assert_eq!(number(&list(&record, "/results/planes")[0], "evicted"), 1);
+        let refused = run(&mut fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --clients-total 5"));
+        assert_eq!(refused.code, 2, "{refused:?}");
+        let many = arguments.replace("--clients-total 1 ", "--clients-total 70000 ");
+        let refused = run(&mut fourtuple(&many));
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.stderr.contains("net.ipv4.ip_local_port_range"), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_kernel_without_udp_gro_is_in_the_record() {
+    in_namespace(|| {
+        for (plane, is_wanted) in [("offload", true), ("batched", false)] {
+            let mut command = fourtuple(&format!(
+                "forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --planes 1 --plane {plane} --for 1ms --json"
+            ));
+            child::refuse(&mut command, Facility::UdpGro);
+            let ended = run(&mut command);
+            assert_eq!(ended.code, 0, "{ended:?}");
+            let record = ended.json();
+            let advice = list(&record, "/results/advice");
+            let is_told = advice.iter().any(|line| line.to_string().contains("no UDP_GRO"));
+            assert_eq!(is_told, is_wanted, "{plane}: {advice:?}");
+        }
+    });
+}
+
+#[test]
+fn a_refused_receive_call_ends_it_with_one_line() {
+    in_namespace(|| {
+        let mut command = fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --planes 1");
+        child::refuse(&mut command, Facility::ReceiveMany);
+        let forwarder = Forwarder::start(&mut command);
+        socket().send_to(b"x", &forwarder.address).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+        assert!(ended.stderr.contains("recvmmsg(): EPERM"), "{ended:?}");
+    });
+}
+
+#[test]
 fn prometheus_gets_its_counters() {
     in_namespace(|| {
         let (client, target) = (socket(), socket());
@@ -154,7 +272,7 @@ fn prometheus_gets_its_counters() {
     });
 }
 
-/// Waits until `answers` says that something holds.
+/// Waits until `holds` returns true; `what` names the condition in the error.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -164,21 +282,27 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn two_forwarders_watch_each_other_and_one_that_ends_says_so() {
+fn bfd_reports_up_and_a_terminated_peer_reports_down() {
     in_namespace(|| {
-        watch_each_other(0, |here, there| format!("--bfd {there}@{here}"), str::to_owned, "port");
+        let flags = |here: &str, there: &str| {
+            format!(
+                "--bfd {there}%lo@{here} --bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20"
+            )
+        };
+        watch_each_other(0, flags, |peer| format!("{peer}%lo"), "port");
     });
 }
 
 #[test]
-fn they_do_so_among_their_data_too() {
+fn in_band_bfd_reports_up_and_a_peer_down() {
     in_namespace(|| {
         let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000");
         watch_each_other(4000, flag, |peer| format!("{peer}:4000"), "filter");
     });
 }
 
-/// `flag` asks for the session from an address to another one, `named` is what a record calls the peer.
+/// Runs two forwarders with a BFD session. `flag` returns the flags for a local and a peer address, `named` the peer's name in a
+/// record.
 fn watch_each_other(
     listen: u16,
     flag: impl Fn(&str, &str) -> String,
@@ -211,6 +335,8 @@ fn watch_each_other(
         (Some(named("127.0.0.1").as_str()), Some("up"))
     );
     assert_eq!(session["reception"], reception);
+    // The end of the process itself is no failure of the session.
+    assert_eq!(session["diagnostic"] == "none", number(session, "downs") == 0, "{session}");
     assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
     until("down", || get(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} 0\n")));
     child::terminate(one.child.id()).unwrap();
@@ -221,7 +347,7 @@ fn watch_each_other(
     assert!(number(session, "downs") >= 1, "{session}");
 }
 
-/// The metrics.
+/// Returns the response with the metrics.
 fn page(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();

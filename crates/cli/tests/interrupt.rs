@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle keeps what was measured; a kill leaves nobody behind.
+//! SIGINT during a run keeps the measurements made so far; SIGKILL leaves no child process behind.
 
 mod program;
 
@@ -15,7 +15,8 @@ use program::{
 
 const LONG: &str = "lab ports --range 9024-65535 --strategy kernel-default,full-range --json";
 
-/// Starts it and waits until hundreds of connections are held; `None`, and a skip, where no namespace is to be had.
+/// Starts a long run and waits until it holds hundreds of connections. Returns `None`, and reports a skipped test, where the
+/// host refuses a network namespace.
 fn in_the_middle(test: &str, command: &mut std::process::Command) -> Option<Running> {
     let mut running = Running::start(command);
     let begun = running.until("dialed", |id| tcp_sockets(id, "inuse").iter().any(|(_, inuse)| *inuse > 600));
@@ -28,7 +29,7 @@ fn in_the_middle(test: &str, command: &mut std::process::Command) -> Option<Runn
     None
 }
 
-/// Exit code, validity, and that there is a record.
+/// Requires the exit code and the validity of an interrupted run, and returns its record.
 fn interrupted(ended: &Ended) -> serde_json::Value {
     assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
     let record = ended.json();
@@ -53,7 +54,8 @@ fn ports_keep_what_was_dialed() {
     assert!(list(run, "/by_fill").len() < 16);
 }
 
-/// As a terminal does it: everybody in the foreground gets the signal, also the processes that hold sockets.
+/// Sends SIGINT as a terminal does: every process of the foreground process group gets it, including the processes that hold
+/// sockets.
 #[test]
 fn the_processes_that_hold_sockets_go_on_holding() {
     let mut command = fourtuple(LONG);
@@ -93,7 +95,7 @@ fn a_kill_leaves_no_process_behind() {
     assert_gone(&holders);
 }
 
-/// Gone, or dead and not yet buried by whoever inherits the orphans here.
+/// Requires that each process has ended: it does not exist any more, or it is a zombie that its new parent has not yet reaped.
 fn assert_gone(processes: &[u32]) {
     let begun = Instant::now();
     for process in processes {
@@ -104,7 +106,7 @@ fn assert_gone(processes: &[u32]) {
     }
 }
 
-/// Calls that slept, of a thread.
+/// Returns the number of voluntary context switches of a thread.
 fn sleeps(process: u32, thread: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
@@ -116,7 +118,7 @@ fn time_wait_keeps_the_stall() {
     let mut running = Running::start(&mut fourtuple(
         "lab time-wait --range 20000-20063 --remedy none-over,keep-alive --patience 59s --json",
     ));
-    // All ports are in TIME_WAIT, and the thread has slept since, as it does between two tries.
+    // All ports are in TIME_WAIT, and the thread has slept since then, as it does between two attempts.
     let mut at_first: BTreeMap<u32, u64> = BTreeMap::new();
     let stalled = running.until("stalled", |id| {
         tcp_sockets(id, "tw").into_iter().filter(|(_, waiting)| *waiting == 64).any(|(thread, _)| {
@@ -172,7 +174,7 @@ fn a_plan_ends_without_a_result() {
     };
     child::interrupt(running.id()).unwrap();
     let ended = running.end();
-    // Calibrating takes a moment; whoever is quicker than the signal has a plan.
+    // Calibration takes a moment. A run that ends before the signal arrives prints its plan.
     if ended.code == 0 {
         assert!(ended.stdout.contains("fourtuple plan"), "{ended:?}");
     } else {

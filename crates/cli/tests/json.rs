@@ -1,4 +1,4 @@
-//! The JSON that others rely on, and the records that `report` draws again.
+//! The JSON interface for other programs, and saved records that `report` renders.
 
 mod program;
 
@@ -110,9 +110,9 @@ fn plan() {
     );
     assert_eq!(number(results, "capacity"), 128);
     assert_eq!(results["cliff_connections"], Value::Null, "a linear search has no cliff");
-    // 128 ports at 20,000 per second, of which none comes back in time.
+    // 128 ports at 20,000 connections per second; no port can be reused in this time.
     assert_eq!(number(results, "exhausted_after_ns"), 6_400_000);
-    // 20,000/s x 61 s of tuples, 128 a source.
+    // The run needs 20,000/s x 61 s tuples, and each source has 128.
     assert_eq!(number(results, "sources_needed"), (20_000_u64 * 61).div_ceil(128));
     assert_eq!(list(&record, "/results/by_fill").len(), 16);
 }
@@ -137,7 +137,7 @@ fn plan_for_this_kernel_is_calibrated() {
     assert!(list(&record, "/results/by_fill").iter().all(|point| number(point, "mean_ns") > 0));
 }
 
-/// The record that a page carries.
+/// Returns the record that is embedded in a page.
 fn embedded(page: &str) -> &str {
     let (_, rest) =
         page.split_once("<script type=\"application/json\" id=\"data-0\">").expect("data in the page");

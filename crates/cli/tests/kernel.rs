@@ -1,4 +1,4 @@
-//! What the experiments say of the kernel they run on, with ranges of a hundred ports.
+//! The experiments `lab ports` and `lab time-wait` on the running kernel, with ranges of about a hundred ports.
 
 mod program;
 
@@ -10,7 +10,7 @@ fn runs(test: &str, flags: &str) -> Option<Vec<Value>> {
     Some(list(&record, "/results/strategies").to_vec())
 }
 
-/// Everything filled, every sixteenth of it measured.
+/// Requires that the run filled the range and measured each sixteenth of it.
 fn require_full(run: &Value, connections: u64) {
     assert_eq!((number(run, "connections"), number(run, "dials")), (connections, connections), "{run:#}");
     assert_eq!(run["errors"], Value::Object(Default::default()));
@@ -22,7 +22,8 @@ fn require_measured(run: &Value) {
     assert!(number(run, "floor_ns") > 0, "{run:#}");
 }
 
-/// A hundred tries may all meet a taken port: few dials fail, with the errno of the last call.
+/// Requires a nearly full range. A dial makes a hundred attempts, which may all meet a port in use: few dials fail, with the
+/// errno of the last call.
 fn require_nearly_full(run: &Value, dials: u64, errno: &str) {
     let connections = number(run, "connections");
     let failed = run["errors"][errno].as_u64().unwrap_or(0);

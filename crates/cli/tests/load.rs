@@ -1,4 +1,4 @@
-//! `fourtuple load`: its record, its exit codes, what it refuses, and how it ends.
+//! `fourtuple load`: its record, exit codes, refused arguments, and the end of a run.
 
 mod program;
 
@@ -19,8 +19,8 @@ use program::{
 };
 use serde_json::Value;
 
-/// `nobody` on every Linux.
-const NOBODY: u32 = 65_534;
+/// The user id of an unprivileged user on every Linux.
+const UNPRIVILEGED: u32 = 65_534;
 
 const CRR: Protocol = Protocol::Crr { request: 1, response: 1 };
 
@@ -148,6 +148,10 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         ("127.0.0.1:80".to_owned(), ["127.0.0.1:80", "expected http://"]),
         ("http://a:0".to_owned(), ["http://a:0", "a port is 1 to 65535"]),
         ("tcp://127.0.0.1".to_owned(), ["tcp://127.0.0.1", "the port is missing"]),
+        ("http://[::1/".to_owned(), ["http://[::1/", "an IPv6 address stands in brackets"]),
+        ("http://user:pw@127.0.0.1/".to_owned(), ["user:pw@", "credentials are not supported"]),
+        (format!("{tcp} --for 0s"), ["'--for", "a time above 0"]),
+        (format!("{tcp} --timeout 0s"), ["'--timeout", "a time above 0"]),
         (format!("{tcp} --workload dance"), ["'--workload", "connect, crr, http, udp, hold"]),
         (format!("{tcp} --workload http"), ["http", "needs http://"]),
         (format!("{tcp} --workload hold"), ["'--hold'", "the connections to keep"]),
@@ -158,7 +162,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (format!("{tcp} --arrival even"), ["required", "--rate"]),
         (format!("{tcp} --rate 5/s --pause 1s"), ["--rate", "--pause"]),
         (format!("{tcp} --close-every 0"), ["'--close-every", "from 1, or never"]),
-        (format!("{tcp} --close nobody"), ["'--close", "client, rst, server"]),
+        (format!("{tcp} --close neither"), ["'--close", "client, rst, server"]),
         (format!("{http} --close server"), ["--close", "--close-every"]),
         (format!("{tcp} --workload connect --close server"), ["connect", "no server knows when to close"]),
         ("unix:/nowhere/x --workload crr --close rst".to_owned(), ["no RST", "--close client or server"]),
@@ -252,7 +256,7 @@ fn failures_are_named_and_end_with_3() {
             assert_eq!(record["results"]["errors"], serde_json::json!({ name: 10 }), "{line}");
             assert_eq!(text(&list(&record, "/validity")[0], "id"), "errors");
         }
-        // Not TLS at all.
+        // The server does not speak TLS.
         let running = serve(Protocol::Http { body: 1 });
         let ended = run(&mut fourtuple("load https://127.0.0.1:4000 --insecure --operations 5 --json"));
         assert_eq!((ended.code, &ended.json()["results"]["errors"]), (3, &serde_json::json!({ "tls": 5 })));
@@ -288,13 +292,20 @@ fn ctrl_c_keeps_what_was_measured() {
             require_valid(&record);
             assert_eq!(record["validity"][0]["id"], "interrupted");
             let done: u64 = running.counts().iter().map(|worker| worker.requests).sum::<u64>() - before;
-            assert_eq!(number(&record["results"], "operations"), done, "to the request");
+            let results = &record["results"];
+            // A stopping server waits only briefly: on a machine under load, the last responses may come after the stop.
+            let unanswered = results["errors"].get("unanswered").map_or(0, |count| count.as_u64().unwrap());
+            let operations = number(results, "operations");
+            assert!(
+                (operations..=operations + unanswered).contains(&done),
+                "to the request: {done} {record:#}"
+            );
         }
         running.stop();
     });
 }
 
-/// Also while it waits for connections that do not come.
+/// SIGINT ends the run also while it waits for connections that are never established.
 #[test]
 fn ctrl_c_ends_a_ramp() {
     in_namespace(|| {
@@ -341,22 +352,42 @@ fn headers_method_and_body_arrive() {
     });
 }
 
+/// A copy of the program that every user may execute.
+fn program_for_all(room: &Room) -> std::path::PathBuf {
+    let program = room.join("fourtuple");
+    fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
+    for path in [Path::new(&program), room.path()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    program.into()
+}
+
 #[test]
-fn anybody_may_generate() {
+fn no_threads_are_one_line() {
+    if !is_root() {
+        return fourtuple_testing::skip("load::no_threads", "root", "the limit counts what this user runs");
+    }
+    let room = Room::new();
+    let mut command = std::process::Command::new("bash");
+    command
+        .args(["-c", "ulimit -u 1; exec \"$0\" load tcp://127.0.0.1:4000 --operations 1 --anyway --quiet"]);
+    let ended = run(command.arg(program_for_all(&room)).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot create a thread"), "{ended:?}");
+}
+
+#[test]
+fn an_unprivileged_user_can_generate() {
     in_namespace(|| {
         let running = serve(CRR);
         let room = Room::new();
-        let program = room.join("fourtuple");
-        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
-        for path in [Path::new(&program), room.path()] {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        let program = program_for_all(&room);
         let mut command = fourtuple_at(
             Path::new(&program),
             "load tcp://127.0.0.1:4000 --operations 300 --threads 2 --json",
         );
         if is_root() {
-            command.uid(NOBODY).gid(NOBODY);
+            command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
         }
         let ended = run(command.current_dir("/"));
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");

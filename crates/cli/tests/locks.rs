@@ -1,11 +1,11 @@
-//! `fourtuple lab locks`: figures that must agree, what is skipped, what `compare` says to it.
+//! `fourtuple lab locks`: consistent figures, missing lock waits, refusal by `compare`.
 
 mod program;
 
 use program::{Room, fourtuple, list, number, record, require_valid, run, text};
 
 #[test]
-fn before_and_after_of_each_change() {
+fn each_change_has_a_before_and_an_after() {
     let command =
         "lab locks --change sources,reuseport --queries 400 --repeats 2 --workers 2 --clients 3 --sources 5";
     let Some(record) = record("locks::before_and_after", command) else { return };
@@ -22,7 +22,7 @@ fn before_and_after_of_each_change() {
                 let at = |end: &str| side[&format!("{figure}{end}")].as_f64().unwrap();
                 assert!(0.0 < at("_low") && at("_low") <= at("") && at("") <= at("_high"), "{side:#}");
             }
-            // Where nothing can be traced, it is said, and the rest is as good.
+            // Without tracing the record gives the reason, and has all other figures.
             let counted = !side["waits_per_query"].is_null();
             assert_ne!(counted, !record["results"]["untraced"].is_null(), "{record:#}");
         }
@@ -36,7 +36,7 @@ fn before_and_after_of_each_change() {
 }
 
 #[test]
-fn compare_refuses_it_in_a_line() {
+fn compare_refuses_lab_locks() {
     let ended = run(fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]));
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("lab locks compares by itself"), "{ended:?}");

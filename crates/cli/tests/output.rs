@@ -1,4 +1,4 @@
-//! What the output is to those who read it: a pipe that closes, a narrow terminal, a log without colours.
+//! The output on a pipe that closes, on a narrow terminal, and in a log without colours.
 
 mod program;
 
@@ -11,7 +11,7 @@ fn a_reader_that_goes_away_is_no_error() {
     for json in ["", "--json"] {
         let mut command = fourtuple(&format!("plan --kernel linear --range 20000-20127 {json}"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Nobody reads, not even the first line.
+        // The pipe closes before the first line is read.
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));

@@ -1,11 +1,11 @@
-//! `fourtuple lab planes`: who gets packets, in which order they come out, what is refused.
+//! `fourtuple lab planes`: distribution over planes, order of packets, refused flags.
 
 mod program;
 
 use program::{Running, fourtuple, list, measure, number, require_valid, run, text};
 use serde_json::Value;
 
-/// A record, whether or not the machine was too busy for it to be believed.
+/// Returns the record of a run, also if the machine was too busy for a valid result.
 fn planes(test: &str, flags: &str) -> Option<Value> {
     let ended = measure(test, &format!("lab planes {flags} --packets 2000 --repeats 1 --json"))?;
     assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
@@ -18,7 +18,7 @@ fn shares(cell: &Value) -> Vec<f64> {
     list(cell, "/share").iter().map(|share| share.as_f64().unwrap()).collect()
 }
 
-/// What holds of every cell, however busy the machine is.
+/// Checks the sums that hold in every cell, also on a busy machine.
 fn require_sums(cell: &Value) {
     let planes = number(cell, "planes") as usize;
     assert_eq!(number(cell, "packets"), 2000, "{cell:#}");
@@ -27,16 +27,19 @@ fn require_sums(cell: &Value) {
     assert!(number(cell, "cpu_ns_per_packet") > 0 && cell["pps"].as_f64().unwrap() > 0.0, "{cell:#}");
     let dropped: u64 =
         cell["dropped"].as_object().unwrap().values().map(|number| number.as_u64().unwrap()).sum();
-    assert!(dropped >= number(cell, "lost"), "what is lost has its place: {cell:#}");
+    assert!(dropped >= number(cell, "lost"), "every lost packet has a reason: {cell:#}");
 }
 
 #[test]
-fn one_tuple_is_spread_by_flow_and_by_chance_but_not_by_hash() {
+fn one_tuple_is_spread_by_flow_and_random_not_by_hash() {
     let flags = "--plane batched,offload --planes 1,4 --bytes 64 --spread hash,random,flow --flows 1";
     let Some(record) = planes("planes::one_tuple", flags) else { return };
     let cells = list(&record, "/results/cells");
     assert_eq!(cells.len(), 2 * 2 * 3);
-    assert!(record["results"]["planes_help_above_ns"].is_null(), "of one work nothing is compared");
+    assert!(
+        record["results"]["planes_help_above_ns"].is_null(),
+        "the record compares works, and has one only"
+    );
     for cell in cells {
         require_sums(cell);
         let (shares, lost) = (shares(cell), number(cell, "lost"));
@@ -46,7 +49,7 @@ fn one_tuple_is_spread_by_flow_and_by_chance_but_not_by_hash() {
         }
         match text(cell, "spread") {
             "hash" => assert!(shares.contains(&1.0), "{cell:#}"),
-            // 12 standard deviations.
+            // The bounds are 12 standard deviations from a quarter.
             "random" => assert!(shares.iter().all(|share| (0.13..0.37).contains(share)), "{cell:#}"),
             _ if lost == 0 => assert_eq!(shares, [0.25; 4], "{cell:#}"),
             _ => {}
@@ -58,7 +61,7 @@ fn one_tuple_is_spread_by_flow_and_by_chance_but_not_by_hash() {
 }
 
 #[test]
-fn many_tuples_long_packets_and_work_go_over_both() {
+fn veth_and_loopback_carry_many_tuples_and_long_packets() {
     for over in ["veth", "loopback"] {
         let flags =
             format!("--over {over} --plane one-by-one --planes 2 --bytes 16,2972 --flows 64 --work 0us,6us");
@@ -70,7 +73,7 @@ fn many_tuples_long_packets_and_work_go_over_both() {
             assert_eq!(number(cell, "inner_flows"), 128);
             let mtu = if number(cell, "packet_bytes") == 16 { 1500 } else { 3000 };
             assert_eq!(number(cell, "mtu"), mtu);
-            // The work is done in the plane's own time, but for what others took away from it meanwhile.
+            // The plane spends its own CPU time on the work; the bound of half the work allows for preemption.
             assert!(number(cell, "work_ns") == 0 || number(cell, "cpu_ns_per_packet") > 3_000, "{cell:#}");
         }
     }
@@ -84,11 +87,11 @@ fn ten_planes_are_all_busy() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_was_measured() {
+fn ctrl_c_keeps_complete_runs() {
     let command =
         "lab planes --plane batched --planes 1 --bytes 64 --packets 1000 --repeats 100 --work 100us --json";
     let mut running = Running::start(&mut fourtuple(command));
-    // The threads of a run have names; when they have come and gone a few times, some runs are over.
+    // Each run starts threads named plane-*: after the fifth start, four runs are complete.
     let mut seen = (false, 0);
     let begun = running.until("measured", |id| {
         let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
@@ -99,7 +102,7 @@ fn ctrl_c_keeps_what_was_measured() {
     });
     if !begun {
         let ended = running.end();
-        assert!(ended.is_without_namespaces(), "it ended by itself: {ended:?}");
+        assert!(ended.is_without_namespaces(), "the lab ended before the signal: {ended:?}");
         return fourtuple_testing::skip("planes::ctrl_c", "netns", ended.line());
     }
     fourtuple_syscalls::child::interrupt(running.id()).unwrap();

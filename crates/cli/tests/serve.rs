@@ -1,29 +1,31 @@
-//! `fourtuple serve`: where it says it listens, what it answers, how it ends, and what it refuses.
+//! `fourtuple serve`: the reported address, the responses, the end of a run, and refused arguments.
 
 mod program;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::num::NonZeroU32;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
 use program::{Ended, Room, fourtuple, list, number, require_valid, run, text};
 use serde_json::Value;
 
-/// Nothing is decided by it but that a test has failed.
+/// The deadline of a run: it only decides that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A server that has said that it is ready; killed when the test ends before it.
+/// A server that has reported that it is ready; killed on drop if it still runs.
 struct Server {
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
-    /// What stands between `listening on ` and the comma.
+    /// The text between `listening on ` and the comma.
     address: String,
-    /// What stands behind it.
+    /// The text after the comma.
     workers: String,
 }
 
@@ -46,7 +48,7 @@ impl Server {
         stream
     }
 
-    /// Ctrl-C, and what came of it.
+    /// Sends SIGINT and returns the exit code and the output.
     fn interrupt(self) -> Ended {
         child::interrupt(self.child.id()).unwrap();
         self.end()
@@ -63,7 +65,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended, and that is well.
+        // The process may have ended already: an error is expected then.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -111,7 +113,7 @@ fn http_until_ctrl_c() {
         let jain = results["jain"].as_f64().unwrap();
         assert!((0.5..=1.0).contains(&jain), "{jain}");
         assert!(list(&record, "/validity").is_empty());
-        // A saved record is drawn again.
+        // `report` renders the saved record.
         let room = Room::new();
         let saved = room.file("serve.json", &record.to_string());
         let drawn = run(&mut fourtuple(&format!("report {saved}")));
@@ -120,34 +122,24 @@ fn http_until_ctrl_c() {
     });
 }
 
-/// The server under each policy against our own client: what one says that it answered the other says that it got.
+/// Runs the server under each policy against `fourtuple load`: the server's count of responses equals the client's.
 #[test]
 fn both_sides_count_the_same_under_every_policy() {
     in_namespace(|| {
         let mut served = 0;
-        for policy in [
-            "exclusive",
-            "plain",
-            "blocking",
-            "rotate",
-            "rotate:16",
-            "shared-oneshot",
-            "uring-oneshot",
-            "reuseport",
-            "reuseport-least-busy",
-            "dispatcher",
-            "auto",
-        ] {
+        let every = NonZeroU32::new(16).unwrap();
+        let others = [AcceptPolicy::Rotate { every }, AcceptPolicy::Auto];
+        for accept in AcceptPolicy::ALL.into_iter().chain(others) {
+            let policy = accept.to_string();
             let line = format!("serve http --listen 127.0.0.1:0 --workers 4 --policy {policy} --json");
             let mut command = fourtuple(&line);
-            // It ends at once where it may not; whether it may is for the tests of the library to demand.
-            if ["uring-oneshot", "reuseport-least-busy"].contains(&policy) {
+            // The server ends at once where it lacks a right; the tests of the library check which rights it needs.
+            if let Some(facility) = accept.facility() {
                 let refused = run(fourtuple(&line).args(["--for", "1ms"]));
                 if refused.code == 4 {
-                    let need = if policy == "uring-oneshot" { "io_uring" } else { "bpf" };
                     fourtuple_testing::skip(
                         "both_sides_count_the_same_under_every_policy",
-                        need,
+                        facility,
                         refused.line(),
                     );
                     continue;
@@ -155,7 +147,7 @@ fn both_sides_count_the_same_under_every_policy() {
             }
             let server = Server::start(&mut command);
             let (mut requests, mut connections) = (0, 0);
-            // A blocking worker is one connection's: not more of them than workers.
+            // A blocking worker serves one connection at a time: the run opens no more connections than workers.
             for close in ["--close-every 1", "--close-every 7", ""] {
                 let load = format!(
                     "load http://{}/ --connections 4 --threads 1 --operations 200 {close} --json --anyway",
@@ -213,7 +205,8 @@ fn udp_is_an_echo() {
         socket.connect(&server.address).unwrap();
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut room = [0; 16];
-        // The short one is before the other in the same queue: when that is answered, it was seen.
+        // The short datagram precedes the second one in the same queue: a response to the second proves that the server
+        // has read the short one.
         socket.send(b"ab").unwrap();
         for message in [&b"abc"[..], b"hello"] {
             socket.send(message).unwrap();
@@ -255,7 +248,7 @@ fn a_unix_path_is_taken_used_and_given_back() {
     let room = Room::new();
     let path = room.join("socket");
     let line = format!("serve http --listen unix:{path} --workers 2");
-    // Left behind by somebody who was killed.
+    // A killed server leaves its socket file behind.
     drop(UnixListener::bind(&path).unwrap());
     let server = Server::start(&mut fourtuple(&format!("{line} --json")));
     assert_eq!(
@@ -282,27 +275,54 @@ fn a_unix_path_is_taken_used_and_given_back() {
 #[test]
 fn too_few_descriptors_are_counted_and_survived() {
     in_namespace(|| {
-        let mut command = fourtuple("serve crr --listen 127.0.0.1:0 --workers 1 --json");
-        child::limit_descriptors(&mut command, 24);
-        let server = Server::start(&mut command);
-        let mut streams: Vec<TcpStream> = (0..40).map(|_| server.connect()).collect();
-        for stream in &mut streams {
-            stream.write_all(b"a").unwrap();
+        for (policy, error) in [
+            ("", "accept: EMFILE"),
+            ("--policy exclusive", "accept: EMFILE"),
+            ("--policy shared-oneshot", "accept: EMFILE"),
+            ("--policy dispatcher", "dispatcher accept: EMFILE"),
+        ] {
+            let mut command =
+                fourtuple(&format!("serve crr --listen 127.0.0.1:0 --workers 1 --json {policy}"));
+            child::limit_descriptors(&mut command, 24);
+            let server = Server::start(&mut command);
+            let mut streams: Vec<TcpStream> = (0..40).map(|_| server.connect()).collect();
+            for stream in &mut streams {
+                stream.write_all(b"a").unwrap();
+            }
+            // A client that was served closes and frees a descriptor, so that finally all clients are served.
+            for mut stream in streams {
+                let mut answer = [0];
+                stream.read_exact(&mut answer).unwrap();
+            }
+            let ended = server.interrupt();
+            assert_eq!(ended.code, 3, "{policy}: {ended:?}");
+            let record = ended.json();
+            require_valid(&record);
+            assert_eq!(sum(&record, "requests"), 40, "{policy}");
+            assert!(
+                number(&list(&record, "/results/workers")[0]["errors"], error) > 0,
+                "{policy}: {record:#}"
+            );
+            let [remark] = list(&record, "/validity") else { panic!("said once: {record:#}") };
+            assert_eq!(text(remark, "id"), "accept-failed");
+            assert!(text(remark, "message").contains("ulimit -n"));
         }
-        // Those who are served make room for those who wait, so that in the end all are.
-        for mut stream in streams {
-            let mut answer = [0];
-            stream.read_exact(&mut answer).unwrap();
+    });
+}
+
+#[test]
+fn a_backlog_that_the_kernel_cuts_is_remarked() {
+    in_namespace(|| {
+        fs::write("/proc/sys/net/core/somaxconn", "10").unwrap();
+        for (policy, backlog, code) in [("", 11, 3), ("--policy rotate", 11, 3), ("", 10, 0)] {
+            let flags =
+                format!("serve crr --listen 127.0.0.1:0 --for 10ms --json --backlog {backlog} {policy}");
+            let ended = run(&mut fourtuple(&flags));
+            assert_eq!(ended.code, code, "{flags}: {ended:?}");
+            let ids: Vec<_> =
+                list(&ended.json(), "/validity").iter().map(|remark| text(remark, "id").to_owned()).collect();
+            assert_eq!(ids, if code == 3 { vec!["backlog-cut"] } else { Vec::new() }, "{flags}");
         }
-        let ended = server.interrupt();
-        assert_eq!(ended.code, 3, "{ended:?}");
-        let record = ended.json();
-        require_valid(&record);
-        assert_eq!(sum(&record, "requests"), 40);
-        assert!(number(&list(&record, "/results/workers")[0]["errors"], "accept: EMFILE") > 0);
-        let [remark] = list(&record, "/validity") else { panic!("said once: {record:#}") };
-        assert_eq!(text(remark, "id"), "accept-failed");
-        assert!(text(remark, "message").contains("ulimit -n"));
     });
 }
 
@@ -314,7 +334,8 @@ fn an_address_that_cannot_be_had() {
         let server = Server::start(&mut fourtuple("serve crr --listen 127.0.0.1:0"));
         for (listen, errno) in [
             (address.to_string(), "Address already in use"),
-            // It could be shared, as both of us set SO_REUSEPORT: half of the connections would be the other's.
+            // Both servers set SO_REUSEPORT: without a check the bind would succeed, and each server would get half of the
+            // connections.
             (server.address.clone(), "Address already in use"),
             ("192.0.2.1:80".to_owned(), "Cannot assign requested address"),
         ] {
@@ -342,7 +363,7 @@ fn wrong_flags() {
         (format!("crr {tcp} --body 5"), ["'--body'", "accepted with http"]),
         (format!("crr {tcp} --request 0"), ["'--request", "from 1 to 67108864"]),
         (format!("udp {tcp} --request 65508"), ["'--request'", "65507"]),
-        (format!("crr {tcp} --close nobody"), ["'--close", "client, server, rst"]),
+        (format!("crr {tcp} --close neither"), ["'--close", "client, server, rst"]),
         (format!("crr {tcp} --close-every 5"), ["'--close-every'", "with --close server"]),
         (format!("sink {tcp} --close server"), ["'--close'", "expected client"]),
         ("crr --listen unix:/nowhere/x --close rst".to_owned(), ["'--close'", "has no RST"]),
@@ -350,6 +371,8 @@ fn wrong_flags() {
         (format!("http {tcp} --service pareto:1ms:1"), ["'--service", "above 1"]),
         (format!("http {tcp} --service 60%:1s,60%:2s"), ["'--service", "more than 100%"]),
         (format!("http {tcp} --spin"), ["'--spin'", "'--service'"]),
+        (format!("http {tcp} --idle 0s"), ["'--idle'", "more than 0"]),
+        (format!("udp {tcp} --idle 5s"), ["'--idle'", "no connections"]),
         (format!("http {tcp} --stall 2s"), ["'--stall", "such as 2s:200ms"]),
         (format!("http {tcp} --backlog 0"), ["'--backlog", "from 1 to 1000000"]),
         (format!("http {tcp} --policy nonsense"), ["'--policy", "shared-oneshot"]),

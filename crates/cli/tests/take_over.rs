@@ -1,4 +1,4 @@
-//! `fourtuple forward --takeover`: one process after the other, while packets flow.
+//! `fourtuple forward --takeover`: each process takes the sockets over from its predecessor while packets flow.
 
 mod program;
 
@@ -20,7 +20,8 @@ fn restarts() -> usize {
     number.map_or(5, |number| number.parse().expect("FOURTUPLE_RESTARTS is a number"))
 }
 
-/// The next one, which has taken over when this gives it, and how many packets the one before had received.
+/// Starts the next forwarder and waits until it has taken over. Returns it, and the number of packets that its predecessor
+/// received.
 fn next(arguments: &str, before: Forwarder) -> (Forwarder, u64) {
     let process = before.child.id();
     let mut next = Forwarder::start(&mut fourtuple(arguments));
@@ -29,7 +30,7 @@ fn next(arguments: &str, before: Forwarder) -> (Forwarder, u64) {
     (next, received(before))
 }
 
-/// How many packets it had received, all of which it sent on. It ends by itself.
+/// Waits until the forwarder ends by itself, requires that it forwarded every packet that it received, and returns the count.
 fn received(forwarder: Forwarder) -> u64 {
     let ended = forwarder.end();
     assert_eq!(ended.code, 0, "{ended:?}");
@@ -89,9 +90,9 @@ fn no_packet_is_lost_with_replies() {
     });
 }
 
-/// What chooses the plane stays where it is: with the sockets, or at the device.
+/// The BPF program that selects the plane stays attached to the sockets or to the device.
 #[test]
-fn programs_of_bpf_stay() {
+fn bpf_programs_stay_attached() {
     in_namespace(|| {
         for spread in ["map:random", "map:flow:0:4", "xdp:64", "cpumap:1"] {
             let tried = format!(
@@ -99,7 +100,7 @@ fn programs_of_bpf_stay() {
             );
             let tried = run(&mut fourtuple(&tried));
             if tried.code == 4 && tried.stderr.contains("CAP_BPF") {
-                return fourtuple_testing::skip("programs_of_bpf_stay", "bpf", &tried.stderr);
+                return fourtuple_testing::skip("bpf_programs_stay_attached", "bpf", &tried.stderr);
             }
             replace(&format!("--planes 2 --spread {spread}"), false);
         }
@@ -122,14 +123,14 @@ fn two_links_go_over_together() {
         let mut bytes = [0; 10];
         client.send_to(b"x", &addresses[1]).unwrap();
         let (_, from) = other.recv_from(&mut bytes).unwrap();
-        // In another order, and with other routes: each is found by its address.
+        // The links come in another order and with other routes: the successor finds each link by its address.
         room.file("links.toml", &format!("planes = 1\n{second}{}", first(&addresses[0])));
         let mut next = Forwarder::start(&mut fourtuple(&arguments));
         assert_eq!(next.address, addresses[1]);
         assert!(next.line().starts_with(&format!("forwarding {} on 1 plane ", addresses[0])));
         assert!(next.line().starts_with("taken over from process "));
         assert_eq!(received(forwarder), 1);
-        // The client is known: what comes for it from the next hop arrives, and what it sends has the same source.
+        // The successor knows the client: replies from the next hop reach it, and its packets leave from the same source.
         other.send_to(b"back", from).unwrap();
         assert_eq!(client.recv(&mut bytes).unwrap(), 4);
         client.send_to(b"y", &addresses[1]).unwrap();
@@ -141,7 +142,7 @@ fn two_links_go_over_together() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
+fn a_mismatch_is_refused_and_the_predecessor_continues() {
     in_namespace(|| {
         let room = Room::new();
         let (target, client) = (socket(), socket());
@@ -168,7 +169,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
 }
 
 #[test]
-fn a_path_is_made_for_its_owner_used_anew_and_removed() {
+fn a_takeover_path_has_mode_0600_is_reused_and_removed() {
     in_namespace(|| {
         let room = Room::new();
         let (door, to) = (room.join("door"), socket().local_addr().unwrap());
@@ -181,22 +182,22 @@ fn a_path_is_made_for_its_owner_used_anew_and_removed() {
         let forwarder = Forwarder::start(&mut fourtuple(&arguments));
         assert_eq!(terminate(forwarder), 0);
         assert!(!Path::new(&door).exists());
-        let file = room.file("file", "of somebody");
+        let file = room.file("file", "of another program");
         let ended = run(&mut fourtuple(&arguments.replace(&door, &file)));
         assert_eq!(ended.code, 4, "{ended:?}");
         assert!(ended.line().contains("EADDRINUSE"), "{ended:?}");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "of somebody");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "of another program");
     });
 }
 
-/// The metrics at this address, once they are there and say this.
+/// Polls the metrics at this address until they contain this text.
 fn metrics(address: &str, what: &str) {
     let begun = Instant::now();
     loop {
         let mut answer = String::new();
         if let Ok(mut stream) = TcpStream::connect(address) {
             write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-            // A server that goes away in the middle has given what it has.
+            // A server that ends in the middle of its response has sent part of it: this part is kept.
             let _ = stream.read_to_string(&mut answer);
         }
         if answer.contains(what) {
@@ -219,13 +220,13 @@ fn bfd_among_the_data_stays_up() {
     });
 }
 
-/// With a session of two forwarders at 127.0.0.1 and 127.0.0.2, whose flags for it are these.
+/// Runs two forwarders at 127.0.0.1 and 127.0.0.2 with a BFD session between them; the arguments are their BFD flags.
 fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
     in_namespace(move || {
         let room = Room::new();
         let to = socket().local_addr().unwrap().port();
         let door = room.join("door");
-        // A port that was free: nobody else is in this namespace.
+        // The port was free, and no other process in this namespace can have bound it since.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |here: &str, there: &str, more: &str| {
             format!("forward {} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
@@ -248,7 +249,7 @@ fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
             list(&record, "/results/bfd")[0].clone()
         };
         // The peer first: its session is up until it ends it itself. A machine that is too busy to run either of them for 900 ms
-        // takes it down; a session that began anew would do so each time.
+        // takes it down; a restarted session would do so each time.
         let peer = sessions(peer);
         assert!(number(&peer, "downs") < restarts() as u64, "{peer}");
         let own = sessions(forwarder);

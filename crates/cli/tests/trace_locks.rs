@@ -1,4 +1,4 @@
-//! `fourtuple trace locks`: what it refuses, what it says, and the record of one that was interrupted.
+//! `fourtuple trace locks`: refused values, messages, and the record of an interrupted trace.
 
 mod program;
 
@@ -10,7 +10,7 @@ use fourtuple_syscalls::seccomp::Facility;
 use program::{Ended, fourtuple, require_valid, run};
 
 #[test]
-fn without_permission_there_is_one_line() {
+fn without_permission_the_error_is_one_line() {
     let mut command = fourtuple("trace locks --for 1s");
     child::refuse(&mut command, Facility::Bpf);
     let ended = run(&mut command);
@@ -22,6 +22,7 @@ fn without_permission_there_is_one_line() {
 fn bad_values_are_named_with_their_flag() {
     for (flags, words) in [
         ("--pid 0", "--pid"),
+        ("--pid 2147483647", "there is no such process"),
         ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
         ("--cgroup /proc", "--cgroup"),
         ("--for soon", "--for"),
@@ -51,7 +52,11 @@ fn an_interrupted_trace_has_its_record() {
     stderr.read_to_string(&mut rest).unwrap();
     let code = child.wait().unwrap().code().unwrap();
     let ended = Ended { code, stdout, stderr: rest };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "without --for that is how it ends: {ended:?}");
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (0, ""),
+        "a trace without --for ends by a signal: {ended:?}"
+    );
     let record = ended.json();
     require_valid(&record);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! However a trace ends, the kernel has none of its programs, links and maps afterwards: not attached, not pinned.
+//! When a trace ends, also by SIGKILL, the kernel frees all of its BPF programs, links and maps.
 
 mod program;
 
@@ -11,15 +11,19 @@ use fourtuple_bpf::Objects;
 use fourtuple_syscalls::child;
 use program::fourtuple;
 
-/// Every trace with what it says when it is attached. A new one is a line here.
-const TRACES: &[(&str, &str)] =
-    &[("trace connect", "tracing connect()"), ("trace connect --protocol udp", "tracing connect()")];
+/// Every trace with its ready line.
+const TRACES: &[(&str, &str)] = &[
+    ("trace connect", "tracing connect()"),
+    ("trace connect --protocol udp", "tracing connect()"),
+    ("trace accept", "tracing accept()"),
+    ("trace locks", "tracing locks"),
+];
 
-/// Long enough for any machine: the kernel frees what nobody holds after a grace period.
+/// Time after which a test fails. The kernel frees unreferenced objects after a grace period.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A trace that is attached; `None`, aloud, where it cannot be.
-fn start(test: &str, arguments: &str, says: &str) -> Option<Child> {
+/// Starts a trace and waits for its ready line. Returns `None` and reports a skipped test where it cannot be attached.
+fn start(test: &str, arguments: &str, ready: &str) -> Option<Child> {
     let mut child = fourtuple(arguments)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -28,7 +32,7 @@ fn start(test: &str, arguments: &str, says: &str) -> Option<Child> {
     let mut line = String::new();
     let mut stderr = BufReader::new(child.stderr.as_mut().expect("a pipe"));
     stderr.read_line(&mut line).expect("UTF-8");
-    if line.trim_end() == says {
+    if line.trim_end() == ready {
         return Some(child);
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{arguments}: {line:?}");
@@ -37,12 +41,12 @@ fn start(test: &str, arguments: &str, says: &str) -> Option<Child> {
     None
 }
 
-/// Ends each trace this way; what it had is told apart by numbers, for other tests trace at the same time.
+/// Ends each trace with `end`. Its objects are compared by id, because other tests trace at the same time.
 fn leaves_nothing(test: &str, end: fn(u32) -> io::Result<()>) {
-    for (arguments, says) in TRACES {
-        let Some(mut child) = start(test, arguments, says) else { continue };
+    for (arguments, ready) in TRACES {
+        let Some(mut child) = start(test, arguments, ready) else { continue };
         let held = Objects::of_process(child.id());
-        let there = held.as_ref().ok().map(Objects::remaining);
+        let existing = held.as_ref().ok().map(Objects::remaining);
         end(child.id()).unwrap();
         child.wait().unwrap();
         let held = held.unwrap();
@@ -50,8 +54,8 @@ fn leaves_nothing(test: &str, end: fn(u32) -> io::Result<()>) {
             !held.programs.is_empty() && !held.links.is_empty() && !held.maps.is_empty(),
             "{arguments}: {held:?}"
         );
-        match there.expect("asked for what it held") {
-            Ok(there) => assert_eq!(there, held, "{arguments}: while it runs all are there"),
+        match existing.expect("the objects of the trace were read") {
+            Ok(existing) => assert_eq!(existing, held, "{arguments}: all objects exist while it runs"),
             Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
         }
         let deadline = Instant::now() + DEADLINE;

@@ -1,4 +1,4 @@
-//! Without root: a user namespace of its own is enough.
+//! Runs without root: a user namespace made by the program is enough.
 
 mod program;
 
@@ -9,10 +9,10 @@ use std::path::Path;
 
 use program::{Ended, Room, fourtuple_at, is_root, list, number, require_valid, run};
 
-/// `nobody` on every Linux.
-const NOBODY: u32 = 65_534;
+/// The user id of an unprivileged user on every Linux.
+const UNPRIVILEGED: u32 = 65_534;
 
-/// A copy of the program that anybody may start.
+/// Makes a copy of the program that every user may execute.
 fn program(room: &Room) -> String {
     let program = room.join("fourtuple");
     fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
@@ -22,27 +22,27 @@ fn program(room: &Room) -> String {
     program
 }
 
-/// Runs it as somebody who is not root.
-fn run_as_nobody(program: &str, arguments: &str) -> Ended {
+/// Runs the program as an unprivileged user.
+fn run_unprivileged(program: &str, arguments: &str) -> Ended {
     let mut command = fourtuple_at(Path::new(program), arguments);
     if is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     run(command.current_dir("/"))
 }
 
-/// A user namespace gives no right to load a program, whatever capabilities it gives.
+/// A user namespace gives no right to load a BPF program, even with all capabilities.
 #[test]
-fn nobody_without_bpf_gets_another_policy_in_silence() {
+fn a_policy_without_bpf_rights_is_refused_not_replaced() {
     let room = Room::new();
     let program = program(&room);
     for start in [
         "lab accept --policy reuseport-least-busy --load light --workers 2 --connections 2 --repeats 1",
         "serve http --policy reuseport-least-busy --listen 127.0.0.1:0 --workers 2 --for 1ms",
     ] {
-        let ended = run_as_nobody(&program, start);
+        let ended = run_unprivileged(&program, start);
         if ended.is_without_namespaces() {
-            let test = "unprivileged::nobody_without_bpf";
+            let test = "unprivileged::a_policy_without_bpf_rights_is_refused_not_replaced";
             return fourtuple_testing::skip(test, "userns", ended.line());
         }
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
@@ -53,15 +53,15 @@ fn nobody_without_bpf_gets_another_policy_in_silence() {
 }
 
 #[test]
-fn anybody_can_measure_planes() {
+fn lab_planes_runs_without_root() {
     let room = Room::new();
     let program = program(&room);
     for over in ["veth", "loopback"] {
         let flags = "--plane offload --planes 2 --bytes 64 --packets 1000 --repeats 1 --json";
-        let ended = run_as_nobody(&program, &format!("lab planes --over {over} {flags}"));
+        let ended = run_unprivileged(&program, &format!("lab planes --over {over} {flags}"));
         if ended.is_without_namespaces() {
             return fourtuple_testing::skip(
-                "unprivileged::anybody_can_measure_planes",
+                "unprivileged::lab_planes_runs_without_root",
                 "userns",
                 ended.line(),
             );
@@ -75,13 +75,17 @@ fn anybody_can_measure_planes() {
 }
 
 #[test]
-fn anybody_can_measure() {
+fn lab_ports_and_time_wait_run_without_root() {
     let room = Room::new();
     let program = program(&room);
     for experiment in ["ports", "time-wait --patience 1ms"] {
-        let ended = run_as_nobody(&program, &format!("lab {experiment} --range 20000-20063 --json"));
+        let ended = run_unprivileged(&program, &format!("lab {experiment} --range 20000-20063 --json"));
         if ended.is_without_namespaces() {
-            return fourtuple_testing::skip("unprivileged::anybody_can_measure", "userns", ended.line());
+            return fourtuple_testing::skip(
+                "unprivileged::lab_ports_and_time_wait_run_without_root",
+                "userns",
+                ended.line(),
+            );
         }
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
         let record = ended.json();

@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
-use fourtuple::ports::words::in_words;
 use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
 use fourtuple_load::{
     Arrival, Close, EngineChoice, HttpRequest, Load, News, Scheme, Target, Trust, Workload,
 };
+use fourtuple_measure::words::in_words;
 use fourtuple_record::{Remark, Saved};
 use fourtuple_syscalls::{Endpoint, resource};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -19,97 +19,98 @@ use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
 use crate::{exit, stop, units};
 
-/// Longest request, response and body.
+/// The maximum length of a request, a response and a body.
 const MOST_BYTES: u32 = 16 << 20;
 
-/// Generate connections and tell the truth about them: what they cost, what failed, and whether the ports were enough
+/// Generate connections and measure their cost, their failures, and whether the source ports sufficed
 ///
-/// Before the first packet it reckons whether this host has what the run needs (ports, descriptors, queues), and refuses
-/// a run that would measure a lack of them (exit code 3) unless it is wanted --anyway. Afterwards it says the same in
-/// hindsight.
+/// Before the first packet, a preflight checks that this host has the resources for the run (ports, descriptors, queues). It
+/// refuses a run that would measure a lack of them (exit code 3), except with --anyway. Remarks on the result name limits
+/// that the run reached.
 #[derive(Debug, Args)]
 pub(crate) struct LoadFlags {
     /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
     target: Target,
-    /// What is done on a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
-    /// (keep --hold connections, open and close others on top) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
+    /// Operations of a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
+    /// (keep --hold connections, open and close further connections) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
     #[arg(long, value_enum)]
     workload: Option<Spoken>,
     /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     connections: Option<u32>,
-    /// Open loop: begin so many operations per second, whether or not earlier ones are over
+    /// Open loop: begin this many operations per second, even if earlier operations are in progress
     #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
     rate: Option<f64>,
-    /// How operations of an open loop are spread over time [default: poisson]
+    /// Arrival process of an open loop [default: poisson]
     #[arg(long, value_enum, requires = "rate")]
-    arrival: Option<Spread>,
-    /// Closed loop: rest of a connection between two operations
+    arrival: Option<ArrivalProcess>,
+    /// Closed loop: pause of a connection between two operations
     #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
     pause: Option<Duration>,
     /// Requests after which a connection is closed: 1 and up, or never [default: 1; for http and udp never]
     #[arg(long, value_name = "N", value_parser = close_every, allow_hyphen_values = true)]
     close_every: Option<u64>,
-    /// Who closes: the client (FIN, TIME_WAIT here), the client with rst (as no application does), the server (TIME_WAIT
-    /// there)
-    #[arg(long, value_enum, default_value_t = Who::Client)]
-    close: Who,
-    /// Open so many connections first and keep them
+    /// Side that closes first: the client (FIN, TIME_WAIT here), the client with rst (unlike ordinary applications), the
+    /// server (TIME_WAIT there)
+    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
+    close: ClosedBy,
+    /// Open this many connections first and keep them open
     #[arg(long, value_name = "N", value_parser = units::up_to::<4_000_000>, allow_hyphen_values = true)]
     hold: Option<u32>,
-    /// End after so many operations
+    /// End after this many operations
     #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
     operations: Option<u64>,
-    /// End after this time [default: 10s, unless --operations is given]
-    #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    /// Begin operations for this time; an operation in progress then has until its --timeout, at most 2s from its start
+    /// [default: 10s, unless --operations is given]
+    #[arg(long = "for", value_name = "TIME", value_parser = limit, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// An operation that takes longer has failed
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration, allow_hyphen_values = true)]
+    /// Time after which an operation fails
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = limit, allow_hyphen_values = true)]
     timeout: Duration,
-    /// List operations that take longer
+    /// List operations that take longer than this time
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     threshold: Option<Duration>,
-    /// How bytes get to the kernel: uring (chains on direct descriptors), epoll, or auto: uring where it passes its test
-    #[arg(long, value_enum, default_value_t = Mover::Auto)]
-    engine: Mover,
-    /// Threads that generate
+    /// Engine: uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll
+    #[arg(long, value_enum, default_value_t = EngineName::Auto)]
+    engine: EngineName,
+    /// Number of generating threads
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     threads: u32,
-    /// Thread i stays on CPU i, of those that this process may use
+    /// Pin thread i to the i-th CPU that this process may use
     #[arg(long)]
     pin: bool,
-    /// How a source port is chosen: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
+    /// Port strategy: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
     /// [default: auto]
     #[arg(long, value_name = "NAME")]
     strategy: Option<Strategy>,
     /// Source addresses: one, several with commas, or a network such as 127.0.0.0/28 [default: the kernel's choice]
     #[arg(long, value_name = "ADDR,...")]
     source: Option<String>,
-    /// Bytes of a request, of crr and udp [default: 1]
+    /// Bytes of a request, for crr and udp [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
-    /// Bytes of a response, of crr [default: 1]
+    /// Bytes of a response, for crr [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
-    /// Method of http [default: GET, with --body POST]
+    /// Method, for http [default: GET, with --body POST]
     #[arg(long, value_name = "NAME", value_parser = token)]
     method: Option<String>,
-    /// A header of http; may be given several times
+    /// Header, for http; repeatable
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(String, String)>,
-    /// Body of http, as text, or @FILE
+    /// Body, for http, as text or @FILE
     #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
     body: Option<String>,
-    /// Certificates to trust (PEM), besides the system's authorities: of an authority, or the server's own
+    /// Certificates to trust (PEM) in addition to the system's authorities: of an authority, or the server's own
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Take any certificate of https
+    /// Accept every certificate, for https
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
-    /// Send the last ACK of the handshake by itself; else it goes with the request (TCP_QUICKACK off)
+    /// Send the last ACK of the handshake alone; otherwise the request carries it (TCP_QUICKACK off)
     #[arg(long)]
     separate_ack: bool,
-    /// Run in spite of what the preflight says; the result is marked
+    /// Run even if the preflight refuses; the result then has a remark
     #[arg(long)]
     anyway: bool,
     /// Write the histograms of all seconds as an HdrHistogram log
@@ -129,20 +130,20 @@ enum Spoken {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Spread {
+enum ArrivalProcess {
     Even,
     Poisson,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Who {
+enum ClosedBy {
     Client,
     Rst,
     Server,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Mover {
+enum EngineName {
     Auto,
     Uring,
     Epoll,
@@ -157,6 +158,14 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Parses a time limit, which must be greater than 0.
+fn limit(text: &str) -> Result<Duration, String> {
+    match units::duration(text)? {
+        Duration::ZERO => Err(format!("{text:?} is not accepted: expected a time above 0, such as 10s")),
+        time => Ok(time),
+    }
+}
+
 fn close_every(text: &str) -> Result<u64, String> {
     if text == "never" {
         return Ok(0);
@@ -165,7 +174,7 @@ fn close_every(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("{text:?} is not accepted: expected a whole number from 1, or never"))
 }
 
-/// A token of HTTP (RFC 9110, 5.6.2).
+/// Parses an HTTP token (RFC 9110, section 5.6.2).
 fn token(text: &str) -> Result<String, String> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if !text.is_empty() && text.bytes().all(is_token) {
@@ -194,6 +203,15 @@ impl LoadFlags {
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
         let endpoint = load.resolve()?;
+        if let (Some(text), Some(address)) = (&self.source, endpoint.inet())
+            && let Some(source) =
+                load.sources.addresses().iter().find(|source| source.is_ipv4() != address.is_ipv4())
+        {
+            let message = format!(
+                "invalid value '{text}' for '--source': {source} cannot reach {address}: one is IPv4, the other IPv6"
+            );
+            return Err(UsageError(message).into());
+        }
         load.check_here()?;
         let need = load.need(&endpoint);
         let preflight = judge(&snapshot(&load, &endpoint)?, &need);
@@ -202,7 +220,7 @@ impl LoadFlags {
         let mut outcome = load.run(&endpoint, &preflight, &stop, |news| line.tell(news))?;
         line.finish();
         let log = outcome.log.take();
-        // What is in TIME_WAIT now is what the run has left there; nothing depends on it, so that not knowing is no failure.
+        // The TIME_WAIT sockets now come from this run. The number is informational, so a failure to read it is ignored.
         let time_wait = snapshot(&load, &endpoint).ok().map(|snapshot| snapshot.taken.time_wait);
         let (mut results, mut remarks) = outcome.results(&load, &need, &preflight, time_wait);
         for finding in &preflight.findings {
@@ -224,14 +242,14 @@ impl LoadFlags {
         let settings = load.settings(&endpoint, self.source.as_deref(), self.anyway);
         let record = output::record("load", started, host, settings, remarks, results);
         let exit = self.output.finish(&Saved::Load(record))?;
-        // Last: what cannot be written must not cost the measurement.
+        // The log is written last, so that a write error does not lose the measurement.
         if let (Some(path), Some(log)) = (&self.hdr, log) {
             fourtuple_report::save(path, &log)?;
         }
         Ok(exit)
     }
 
-    /// The run that `compare` is to repeat; else what is wrong with it.
+    /// Returns the run that `compare` repeats, or the message of the error.
     pub(crate) fn comparable(&self) -> Result<Load, String> {
         let checked = || {
             let load = self.load()?;
@@ -241,7 +259,7 @@ impl LoadFlags {
         checked().map_err(|error: anyhow::Error| exit::message(&error))
     }
 
-    /// Says what stands in the way, and refuses unless the run is wanted anyway.
+    /// Prints the findings of the preflight, and returns an error if it refuses the run without `--anyway`.
     fn warn(&self, preflight: &Preflight) -> anyhow::Result<()> {
         if preflight.refuses() && !self.anyway {
             let refusing = preflight.findings.iter().filter(|finding| finding.severity == Severity::Refuse);
@@ -250,7 +268,7 @@ impl LoadFlags {
         }
         if !self.output.quiet {
             for finding in &preflight.findings {
-                // Nobody may be there to read it.
+                // The write fails if the reader is gone.
                 let _ = writeln!(io::stderr(), "fourtuple: {finding}");
             }
         }
@@ -280,13 +298,13 @@ impl LoadFlags {
         };
         let arrival = match (self.rate, self.arrival) {
             (None, _) => Arrival::Closed,
-            (Some(rate), Some(Spread::Even)) => Arrival::Even(rate),
+            (Some(rate), Some(ArrivalProcess::Even)) => Arrival::Even(rate),
             (Some(rate), _) => Arrival::Poisson(rate),
         };
         let connections = self.connections.unwrap_or(match (self.rate, self.hold) {
             (Some(_), _) => 1024,
             (None, Some(_)) => 0,
-            // Tuned: deeper gains nothing more, and 32 leaves a tenth unused.
+            // Measured: more connections gain nothing, and 32 connections lose a tenth of the rate.
             (None, None) => 64,
         });
         let keeps = matches!(spoken, Spoken::Http | Spoken::Udp);
@@ -304,9 +322,9 @@ impl LoadFlags {
             pause: self.pause.unwrap_or_default(),
             close_every: self.close_every.unwrap_or(if keeps { 0 } else { 1 }),
             close: match self.close {
-                Who::Client => Close::Client,
-                Who::Rst => Close::Reset,
-                Who::Server => Close::Server,
+                ClosedBy::Client => Close::Client,
+                ClosedBy::Rst => Close::Reset,
+                ClosedBy::Server => Close::Server,
             },
             hold: self.hold.unwrap_or(0),
             operations: self.operations,
@@ -314,16 +332,16 @@ impl LoadFlags {
             timeout: self.timeout,
             threshold: self.threshold,
             engine: match self.engine {
-                Mover::Auto => EngineChoice::Auto,
-                Mover::Uring => EngineChoice::Uring,
-                Mover::Epoll => EngineChoice::Epoll,
+                EngineName::Auto => EngineChoice::Auto,
+                EngineName::Uring => EngineChoice::Uring,
+                EngineName::Epoll => EngineChoice::Epoll,
             },
             threads: self.threads as usize,
             pinned: self.pin,
             strategy: self.strategy.unwrap_or(Strategy::Auto),
             sources,
             trust: match &self.ca {
-                _ if self.insecure => Trust::Anybody,
+                _ if self.insecure => Trust::AnyCertificate,
                 Some(path) => Trust::Also(path.clone()),
                 None => Trust::System,
             },
@@ -348,11 +366,11 @@ impl LoadFlags {
             authority: self.target.authority(),
             headers: self.header.clone(),
             body,
-            asks_to_close: self.close == Who::Server,
+            asks_to_close: self.close == ClosedBy::Server,
         })
     }
 
-    /// A flag that would change nothing was meant to change something.
+    /// Refuses flags that have no effect with the other flags.
     fn refuse_strangers(&self, spoken: Spoken) -> Result<(), UsageError> {
         let stray = |flag: &str, accepted: &str| {
             Err(UsageError(format!("'--{flag}' changes nothing here: it is accepted with {accepted}")))
@@ -395,7 +413,7 @@ fn snapshot(load: &Load, endpoint: &Endpoint) -> anyhow::Result<Snapshot> {
     })
 }
 
-/// One line on stderr that says how it goes, if that is a terminal.
+/// The progress line on stderr, if stderr is a terminal.
 struct Line(Option<ProgressBar>);
 
 impl Line {

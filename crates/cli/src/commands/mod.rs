@@ -1,4 +1,4 @@
-//! One file per subcommand.
+//! The subcommands, a module each.
 
 pub(crate) mod compare;
 pub(crate) mod forward;

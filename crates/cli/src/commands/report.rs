@@ -1,21 +1,18 @@
-use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
-use fourtuple_record::Saved;
 use fourtuple_report::html;
 
 use crate::exit::Exit;
-use crate::output;
+use crate::{output, records};
 
-/// Draw saved records again: tables on stdout, or one HTML page of all of them
+/// Render saved records: tables on stdout, or one HTML page
 #[derive(Debug, Args)]
 pub(crate) struct Report {
-    /// Records that --json printed
+    /// Files of records printed by --json: one record, or one on each line
     #[arg(required = true, value_name = "RECORD")]
     records: Vec<PathBuf>,
-    /// Print the records as JSON as they are understood, one a line
+    /// Print the parsed records as JSON, one on each line
     #[arg(long)]
     json: bool,
     /// Write all records as one self-contained HTML page
@@ -27,8 +24,7 @@ impl Report {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let mut all = Vec::new();
         for path in &self.records {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            all.push(Saved::parse(&text).with_context(|| path.display().to_string())?);
+            all.extend(records::read(path)?);
         }
         for saved in &all {
             if self.json {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use fourtuple::listen::{Policy, PolicyError};
+use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
 use fourtuple_record::{Saved, ServeSettings};
 use fourtuple_serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
 use fourtuple_syscalls::{Endpoint, resource};
@@ -17,59 +17,60 @@ use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
 
-/// How long a signal, or the end of --for, may go unnoticed.
+/// The interval at which the command checks for a signal and for the end of --for.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Longest request, response and body: they are kept in memory, ready to be sent.
+/// The maximum length of a request, a response and a body, which are kept in memory ready to send.
 const MOST_BYTES: u32 = 64 << 20;
 
-/// A small server for tests and measurements, which says at the end what each of its workers did
+/// A small server for tests and measurements that prints the counts of each worker at its end
 ///
-/// It ends with Ctrl-C, SIGTERM or --for. When it is ready it says on stderr where it listens, so that port 0 can be asked
-/// for.
+/// Ends with Ctrl-C, SIGTERM or --for. When the server is ready, a line on stderr reports its address, with the real port for
+/// port 0.
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// What is spoken: crr (so many bytes in, so many out), http (1.1 and 1.0), udp (echo), sink (reads, never answers)
+    /// Protocol: crr (fixed sizes of request and response), http (1.1 and 1.0), udp (echo), sink (reads, never responds)
     #[arg(value_enum)]
     protocol: Spoken,
-    /// Where: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 is any free one
+    /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
     #[arg(long, value_name = "ADDR", value_parser = listen, allow_hyphen_values = true)]
     listen: Endpoint,
     /// Threads that serve, each one request at a time [default: number of CPUs]
     #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// How workers wait: exclusive, plain, blocking, rotate, rotate:N, shared-oneshot, uring-oneshot, reuseport,
-    /// reuseport-least-busy, dispatcher or auto [default: an event loop per worker, reuseport over TCP, exclusive over unix]
-    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
-    policy: Option<Policy>,
-    /// Bytes that make a request, of crr and udp [default: 1]
+    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true, help = policy_help())]
+    policy: Option<AcceptPolicy>,
+    /// Bytes of a request, for crr and udp [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
-    /// Bytes of a response, of crr [default: 1]
+    /// Bytes of a response, for crr [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
-    /// Bytes of a response's body, of http [default: 2]
+    /// Bytes of a response's body, for http [default: 2]
     #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MOST_BYTES>, allow_hyphen_values = true)]
     body: Option<u32>,
-    /// Who closes connections: the client; the server (FIN); the server with RST, as applications do not
-    #[arg(long, value_enum, default_value_t = Who::Client)]
-    close: Who,
+    /// Side that closes connections: the client; the server (FIN); the server with RST, unlike ordinary applications
+    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
+    close: ClosedBy,
     /// Responses after which the server closes [default: 1]
     #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
     close_every: Option<u64>,
-    /// Service time of a request: 50us, exp:1ms (mean), pareto:1ms:1.5 (mean, shape), 10%:100ms, or such parts with commas
+    /// Close a connection on which nothing was received or sent for this long, for crr, http and sink [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    idle: Option<Duration>,
+    /// Service time of a request: 50us, exp:1ms (mean), pareto:1ms:1.5 (mean, shape), 10%:100ms, or several parts with commas
     #[arg(long, value_name = "DISTRIBUTION", default_value = "0s", value_parser = service, allow_hyphen_values = true)]
     service: Service,
     /// Spend the service time computing instead of sleeping
     #[arg(long)]
     spin: bool,
-    /// Once, so long after the start, no worker serves for so long: 2s:200ms
+    /// Stall all workers once, AT after the start, for LENGTH: 2s:200ms
     #[arg(long, value_name = "AT:LENGTH", value_parser = stall, allow_hyphen_values = true)]
     stall: Option<Stall>,
     /// Length of each accept queue; the kernel cuts it to net.core.somaxconn
     #[arg(long, value_name = "N", default_value = "4096", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     backlog: u32,
-    /// Worker i stays on CPU i, from the first again when there are more workers
+    /// Pin worker i to the i-th CPU, modulo the number of CPUs
     #[arg(long)]
     pin: bool,
     /// End after this time
@@ -88,7 +89,7 @@ enum Spoken {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Who {
+enum ClosedBy {
     Client,
     Server,
     Rst,
@@ -101,7 +102,7 @@ fn listen(text: &str) -> Result<Endpoint, String> {
         )
     };
     match text.strip_prefix("unix:") {
-        // The kernel keeps 108 bytes, of which the last is 0.
+        // A socket path has at most 108 bytes, including its final 0 byte.
         Some(path) if (1..=107).contains(&path.len()) && !path.contains('\0') => {
             Ok(Endpoint::Unix(PathBuf::from(path)))
         }
@@ -110,8 +111,13 @@ fn listen(text: &str) -> Result<Endpoint, String> {
     }
 }
 
-fn policy(text: &str) -> Result<Policy, String> {
-    text.parse().map_err(|error: PolicyError| error.to_string())
+fn policy_help() -> String {
+    let default = "an event loop per worker, reuseport over TCP, exclusive over unix";
+    format!("Accept policy of the workers: {} [default: {default}]", AcceptPolicy::names())
+}
+
+fn policy(text: &str) -> Result<AcceptPolicy, String> {
+    text.parse().map_err(|error: AcceptPolicyError| error.to_string())
 }
 
 fn service(text: &str) -> Result<Service, String> {
@@ -131,27 +137,29 @@ impl ServeFlags {
         let serve = self.serve()?;
         serve.check()?;
         let stop = stop::flag()?;
-        // A connection is a descriptor; what the hard limit allows is enough for whoever set it.
+        // Each connection needs a descriptor; the hard limit is the choice of the administrator.
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
         let running = serve.start()?;
         if !self.output.quiet {
-            // Not for a terminal alone: whoever starts it from a script waits for this line. Nobody may be there to read it.
+            // Written even if stderr is no terminal: a script waits for this line. The write fails if the reader is gone.
             let _ = writeln!(io::stderr(), "{}", ready_line(&running, serve.workers));
         }
         wait(&running, &stop, self.time);
+        let backlog_remark = running.backlog_remark();
         let results = running.stop();
         let host = output::host(
             &["net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog", "net.ipv4.tcp_abort_on_overflow"],
             &[],
         );
-        let validity = validity(&results);
+        let mut validity = validity(&results);
+        validity.extend(backlog_remark);
         let record = output::record("serve", started, host, self.settings(&serve), validity, results);
         self.output.finish(&Saved::Serve(record))
     }
 
-    /// What `run` would refuse before it starts anything.
+    /// Checks the flags without starting anything.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         Ok(self.serve()?.check()?)
     }
@@ -174,10 +182,11 @@ impl ServeFlags {
         }
         let every = self.close_every.unwrap_or(1);
         serve.close = match self.close {
-            Who::Client => Close::Client,
-            Who::Server => Close::Server { every },
-            Who::Rst => Close::Reset { every },
+            ClosedBy::Client => Close::Client,
+            ClosedBy::Server => Close::Server { every },
+            ClosedBy::Rst => Close::Reset { every },
         };
+        serve.idle = self.idle.unwrap_or(serve.idle);
         serve.policy = self.policy;
         serve.service = self.service.clone();
         serve.spin = self.spin;
@@ -188,7 +197,7 @@ impl ServeFlags {
         Ok(serve)
     }
 
-    /// A flag that would change nothing was meant to change something.
+    /// Refuses flags that have no effect with the other flags.
     fn refuse_strangers(&self) -> Result<(), UsageError> {
         let refuse = |flag: &str, value: String, accepted: &str| {
             Err(UsageError(format!("invalid value '{value}' for '--{flag}': {accepted}")))
@@ -207,8 +216,11 @@ impl ServeFlags {
             (Some(bytes), ..) if among(&[Spoken::Udp]) && bytes > 65_507 => {
                 refuse("request", bytes.to_string(), "a datagram has 65507 bytes at most")
             }
+            _ if self.idle.is_some() && among(&[Spoken::Udp]) => {
+                Err(UsageError("'--idle' is not accepted with udp, which has no connections".to_owned()))
+            }
             _ => match (self.close, self.close_every) {
-                (Who::Client, Some(every)) => {
+                (ClosedBy::Client, Some(every)) => {
                     refuse("close-every", every.to_string(), "accepted with --close server or --close rst")
                 }
                 _ if self.spin && self.service.is_none() => Err(UsageError(
@@ -252,13 +264,13 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// `listening on 127.0.0.1:8080, 2 workers (SO_REUSEPORT)`
+/// Returns the ready line: `listening on 127.0.0.1:8080, 2 workers (SO_REUSEPORT)`.
 fn ready_line(running: &Running, workers: usize) -> String {
     let plural = if workers == 1 { "" } else { "s" };
     format!("listening on {}, {workers} worker{plural} ({})", running.listen(), running.policy().mechanism())
 }
 
-/// Until it is told to stop, the time is up, or a worker has given up.
+/// Waits until `stop` is set, the time is over, or a worker has failed.
 fn wait(running: &Running, stop: &AtomicBool, time: Option<Duration>) {
     let begun = Instant::now();
     while !stop.load(Ordering::Relaxed) && !running.has_failed() {

@@ -1,15 +1,15 @@
-//! `fourtuple forward` at work.
+//! A running `fourtuple forward`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 use super::Ended;
 
-/// A forwarder that has said that it is ready; killed when the test ends before it.
+/// A forwarder that has reported that it is ready; killed on drop if it still runs.
 pub(crate) struct Forwarder {
     pub(crate) child: Child,
     stderr: BufReader<std::process::ChildStderr>,
-    /// What stands between `forwarding ` and ` on `.
+    /// The text between `forwarding ` and ` on ` in the ready line.
     pub(crate) address: String,
 }
 
@@ -42,7 +42,7 @@ impl Forwarder {
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        // It may have ended, and that is well.
+        // The process may have ended already: an error is expected then.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

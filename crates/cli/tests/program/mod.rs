@@ -1,4 +1,4 @@
-//! The program under test: how it is started, and what came of it.
+//! The program under test: starts it and collects its exit code and output.
 #![allow(dead_code, reason = "every theme uses its part of it")]
 
 pub(crate) mod forwarder;
@@ -17,15 +17,15 @@ use boon::{Compiler, Schemas};
 use fourtuple_record::SCHEMA_JSON;
 use serde_json::Value;
 
-/// Long enough for a machine that builds something else; nothing is decided by it but that a test has failed.
+/// The deadline of a run: long enough for a machine under load. It only decides that a test has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The program with its arguments, in an environment that says nothing about terminals.
+/// Returns the command with its arguments, in an environment without variables that describe a terminal.
 pub(crate) fn fourtuple(arguments: &str) -> Command {
     fourtuple_at(Path::new(env!("CARGO_BIN_EXE_fourtuple")), arguments)
 }
 
-/// A copy of the program.
+/// Returns the command for the program at `path`.
 pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
     let mut command = Command::new(program);
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
@@ -35,10 +35,10 @@ pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
     command
 }
 
-/// What came of a run.
+/// The exit code and the output of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// The exit code; a signal is its number above 128.
+    /// The exit code; after a signal, 128 plus the number of the signal.
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -50,24 +50,24 @@ impl Ended {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The only line on stderr, without the program's name.
+    /// Returns the only line on stderr, without the program's name.
     pub(crate) fn line(&self) -> &str {
         let line = self.stderr.strip_suffix('\n').unwrap_or_else(|| panic!("no whole line: {self:?}"));
         assert!(!line.contains('\n'), "more than one line: {self:?}");
         line.strip_prefix("fourtuple: ").unwrap_or_else(|| panic!("whose line is it? {self:?}"))
     }
 
-    /// Whether this host lets nobody like us make a network namespace.
+    /// Returns whether the run failed because this host refuses a network namespace to the user of the test.
     pub(crate) fn is_without_namespaces(&self) -> bool {
         self.code == 4 && self.stderr.contains("cannot make a network namespace")
     }
 }
 
-/// Runs to the end.
+/// Runs the command to its end.
 pub(crate) fn run(command: &mut Command) -> Ended {
     loop {
         match command.output() {
-            // A copy of the program, which a process that another test has just forked still has open for writing.
+            // ETXTBSY: a process that another test has just forked still has the copy of the program open for writing.
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -88,7 +88,7 @@ fn ended(output: Output) -> Ended {
     }
 }
 
-/// Runs an experiment to the end; where no namespace is to be had the test is skipped, aloud.
+/// Runs an experiment to its end. Where the host refuses a network namespace, reports a skipped test.
 pub(crate) fn measure(test: &str, arguments: &str) -> Option<Ended> {
     measure_with(test, &mut fourtuple(arguments))
 }
@@ -102,14 +102,14 @@ pub(crate) fn measure_with(test: &str, command: &mut Command) -> Option<Ended> {
     Some(ended)
 }
 
-/// Runs an experiment that must succeed, with --json, and gives its record.
+/// Runs an experiment with `--json`, requires that it succeeds, and returns its record.
 pub(crate) fn record(test: &str, arguments: &str) -> Option<Value> {
     let ended = measure(test, &format!("{arguments} --json"))?;
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     Some(ended.json())
 }
 
-/// Fails unless the record is what the schema in the tree says.
+/// Requires that the record conforms to the schema in the source tree.
 pub(crate) fn require_valid(record: &Value) {
     let schema: Value = serde_json::from_str(SCHEMA_JSON).expect("the schema is JSON");
     let mut compiler = Compiler::new();
@@ -121,23 +121,23 @@ pub(crate) fn require_valid(record: &Value) {
     }
 }
 
-/// The list at `pointer`.
+/// Returns the list at `pointer`.
 pub(crate) fn list<'a>(record: &'a Value, pointer: &str) -> &'a [Value] {
     let found = record.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {record:#}"));
     found.as_array().unwrap_or_else(|| panic!("{pointer} is no list"))
 }
 
-/// The number at `key`.
+/// Returns the number at `key`.
 pub(crate) fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no number {key} in {value:#}"))
 }
 
-/// The text at `key`.
+/// Returns the text at `key`.
 pub(crate) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no text {key} in {value:#}"))
 }
 
-/// A run that has not ended; it is killed when the test ends before it.
+/// A running program; killed on drop if it still runs.
 pub(crate) struct Running(Option<Child>);
 
 impl Running {
@@ -154,7 +154,7 @@ impl Running {
         self.child().id()
     }
 
-    /// Waits until `happened`; false when the program ended before.
+    /// Waits until `happened` returns true. Returns false if the program ends first.
     pub(crate) fn until(&mut self, what: &str, mut happened: impl FnMut(u32) -> bool) -> bool {
         let begun = Instant::now();
         let id = self.id();
@@ -172,14 +172,14 @@ impl Running {
         self.child().kill().expect("it is our child");
     }
 
-    /// Waits for the end, no longer than the deadline.
+    /// Waits until the program ends, at most until the deadline.
     pub(crate) fn end(mut self) -> Ended {
         let child = self.0.take().expect("it is waited for once");
         let id = child.id();
         let (sender, receiver) = std::sync::mpsc::channel();
         let watcher = thread::spawn(move || {
             if receiver.recv_timeout(DEADLINE).is_err() {
-                // SIGINT twice is the hard way out.
+                // A second SIGINT ends the program at once.
                 let _ = fourtuple_syscalls::child::interrupt(id);
                 let _ = fourtuple_syscalls::child::interrupt(id);
                 return false;
@@ -202,7 +202,7 @@ impl Drop for Running {
     }
 }
 
-/// Numbers that the TCP line of sockstat gives for `word`, for the namespace of each thread of a process.
+/// Returns the number after `word` in the TCP line of sockstat, for the network namespace of each thread of a process.
 pub(crate) fn tcp_sockets(process: u32, word: &str) -> Vec<(u32, u64)> {
     let count = |thread: u32| {
         let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/net/sockstat")).ok()?;
@@ -212,21 +212,21 @@ pub(crate) fn tcp_sockets(process: u32, word: &str) -> Vec<(u32, u64)> {
     };
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    // The first thread stays in the namespace of the host, where others have sockets.
+    // The first thread stays in the namespace of the host, where other processes have sockets.
     threads.filter(|thread| *thread != process).filter_map(|thread| Some((thread, count(thread)?))).collect()
 }
 
-/// Processes whose parent is `parent`.
+/// Returns the processes whose parent is `parent`.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").expect("procfs");
     let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     ids.filter(|id| stat(*id).is_some_and(|(_, found)| found == parent)).collect()
 }
 
-/// State and parent of a process; `None`: it is gone.
+/// Returns the state and the parent of a process; `None` if it does not exist.
 pub(crate) fn stat(process: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The process name is in parentheses and may contain spaces and parentheses.
     let (_, rest) = text.rsplit_once(") ")?;
     let mut words = rest.split_whitespace();
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
@@ -236,7 +236,7 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").expect("procfs").uid() == 0
 }
 
-/// A directory of its own for a test, removed at its end.
+/// A directory for one test; removed on drop.
 pub(crate) struct Room(PathBuf);
 
 impl Room {
@@ -256,7 +256,7 @@ impl Room {
         self.0.join(name).to_str().expect("a path in UTF-8").to_owned()
     }
 
-    /// Writes a file and gives its path.
+    /// Writes a file and returns its path.
     pub(crate) fn file(&self, name: &str, content: &str) -> String {
         let path = self.join(name);
         fs::write(&path, content).expect("a file in our own directory");

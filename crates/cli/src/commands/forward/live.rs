@@ -4,10 +4,10 @@ use std::time::Duration;
 use fourtuple_record::{ForwardBfd, ForwardPlane};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Planes that have a line; of more the sum says enough on a terminal.
+/// The most planes with a line of their own. With more planes, the table shows the sum.
 const LINES: usize = 16;
 
-/// A table on stderr that changes, if that is a terminal.
+/// A live table on stderr, if stderr is a terminal.
 pub(super) struct Table {
     bar: Option<ProgressBar>,
     last: (Duration, Vec<ForwardPlane>),
@@ -41,7 +41,7 @@ impl Table {
     }
 }
 
-/// Rates since the last time, drops since the start.
+/// Prints rates since the last update, and drops since the start.
 fn text(
     elapsed: Duration,
     since: Duration,

@@ -1,150 +1,192 @@
-//! Counters for Prometheus: one page, the same for whoever asks.
+//! Metrics of the forwarder: a snapshot of its counters, which `fourtuple_exposition` serves.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::fmt;
+use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use anyhow::Context;
+use fourtuple_exposition::{
+    Collector, DescriptorEncoder, Endpoint, Kind, Limits, Number, Registry, Sample, write_family,
+};
+use fourtuple_forward::ClientLimit;
 use fourtuple_record::{ForwardBfd, ForwardPlane};
 
-/// Whoever asks more slowly is not answered.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// What the names of all metrics begin with.
-const PREFIX: &str = "fourtuple_forward_";
-/// No request for metrics is longer.
-const LONGEST_REQUEST: u64 = 8 * 1024;
+/// The prefix of all metric names.
+const PREFIX: &str = "fourtuple_forward";
 
-/// Where counters are to be had.
+/// The metrics endpoint and the snapshot that it serves.
 pub(super) struct Metrics {
     address: SocketAddr,
-    page: Arc<Mutex<String>>,
+    snapshot: Arc<Snapshot>,
+    /// The running endpoint; `None` where the address could not be bound.
+    _endpoint: Option<Endpoint>,
 }
 
-/// Begins to answer; until the process ends.
-pub(super) fn serve(address: SocketAddr) -> anyhow::Result<Metrics> {
-    let listener =
-        TcpListener::bind(address).with_context(|| format!("cannot listen at {address} for --metrics"))?;
-    let address =
-        listener.local_addr().with_context(|| format!("cannot listen at {address} for --metrics"))?;
-    let page = Arc::new(Mutex::new(page(&[], &[])));
-    let shown = Arc::clone(&page);
-    thread::Builder::new()
-        .name("metrics".to_owned())
-        .spawn(move || {
-            // One after the other: whoever scrapes has time.
-            for connection in listener.incoming().flatten() {
-                // One who goes away does not want an answer.
-                let _ = answer(&connection, &shown);
-            }
-        })
-        .context("cannot start a thread")?;
-    Ok(Metrics { address, page })
+/// The client limit, and the counters as of the last [`Metrics::update`].
+#[derive(Debug, Default)]
+struct Snapshot {
+    /// The most clients of all planes; `None` without `--return`.
+    client_limit: Option<u64>,
+    counters: Mutex<(Vec<ForwardPlane>, Vec<ForwardBfd>)>,
+}
+
+/// Starts an endpoint that serves until the returned value is dropped.
+pub(super) fn serve(address: SocketAddr, limit: Option<ClientLimit>) -> anyhow::Result<Metrics> {
+    let client_limit = limit.map(|limit| limit.clients as u64);
+    let snapshot = Arc::new(Snapshot { client_limit, ..Snapshot::default() });
+    let mut registry = Registry::with_prefix(PREFIX);
+    registry.register_collector(Box::new(Arc::clone(&snapshot)));
+    let endpoint = Endpoint::start(address, Limits::default(), registry).context("--metrics")?;
+    Ok(Metrics { address: endpoint.address(), snapshot, _endpoint: Some(endpoint) })
 }
 
 impl Metrics {
-    /// That nobody can ask for.
+    /// Returns metrics without an endpoint.
     pub(super) fn nowhere(address: SocketAddr) -> Metrics {
-        Metrics { address, page: Arc::default() }
+        Metrics { address, snapshot: Arc::default(), _endpoint: None }
     }
 
-    /// Says on stderr where they are.
+    /// Prints the URL on stderr.
     pub(super) fn tell(&self) {
         let _ = writeln!(io::stderr(), "metrics at http://{}/metrics", self.address);
     }
 
     pub(super) fn update(&self, planes: &[ForwardPlane], bfd: &[ForwardBfd]) {
-        *self.page.lock().unwrap_or_else(PoisonError::into_inner) = page(planes, bfd);
+        let mut counters = self.snapshot.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        *counters = (planes.to_vec(), bfd.to_vec());
     }
 }
 
-fn answer(mut connection: &TcpStream, page: &Mutex<String>) -> std::io::Result<()> {
-    connection.set_read_timeout(Some(PATIENCE))?;
-    connection.set_write_timeout(Some(PATIENCE))?;
-    let mut request = BufReader::new(connection.take(LONGEST_REQUEST));
-    let mut first = String::new();
-    request.read_line(&mut first)?;
-    let mut line = String::new();
-    // To its end: closing with unread bytes would take the answer away (RST).
-    while request.read_line(&mut line)? > 2 {
-        line.clear();
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (planes, bfd) = self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        write_planes(&mut encoder, &planes)?;
+        if let Some(limit) = self.client_limit {
+            let sample = [Sample::new([] as [(&str, &str); 0], limit)];
+            write_family(&mut encoder, Kind::Gauge, "client_limit", "Most clients of all planes", sample)?;
+        }
+        if bfd.is_empty() { Ok(()) } else { write_sessions(&mut encoder, &bfd) }
     }
-    let (status, body) = match first.split(' ').take(2).collect::<Vec<_>>()[..] {
-        ["GET", "/metrics" | "/"] => ("200 OK", page.lock().unwrap_or_else(PoisonError::into_inner).clone()),
-        _ => ("404 Not Found", "see /metrics\n".to_owned()),
-    };
-    write!(
-        connection,
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    )
 }
 
-/// The text format: names end in their unit, counters in `_total`.
-fn page(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> String {
-    type OfPlane = fn(&ForwardPlane) -> f64;
-    let counters: [(&str, &str, OfPlane); 7] = [
-        ("received_packets_total", "Packets that came to be sent on", |plane| plane.received as f64),
-        ("received_bytes_total", "Bytes of their payloads", |plane| plane.received_bytes as f64),
-        ("sent_packets_total", "Packets sent on", |plane| plane.sent as f64),
-        ("sent_bytes_total", "Bytes of their payloads", |plane| plane.sent_bytes as f64),
-        ("returned_packets_total", "Packets sent back to clients", |plane| plane.returned as f64),
-        ("unsegmented_messages_total", "Messages that UDP_SEGMENT would not take", |plane| {
-            plane.unsegmented as f64
+fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) -> fmt::Result {
+    type OfPlane = fn(&ForwardPlane) -> Number;
+    let metrics: [(Kind, &str, &str, OfPlane); 10] = [
+        (Kind::Counter, "received_packets", "Packets received from clients", |plane| plane.received.into()),
+        (Kind::Counter, "received_bytes", "Bytes of their payloads", |plane| plane.received_bytes.into()),
+        (Kind::Counter, "sent_packets", "Packets sent to next hops", |plane| plane.sent.into()),
+        (Kind::Counter, "sent_bytes", "Bytes of their payloads", |plane| plane.sent_bytes.into()),
+        (Kind::Counter, "returned_packets", "Replies returned to clients", |plane| plane.returned.into()),
+        (Kind::Counter, "unsegmented_messages", "Messages that the kernel refused to segment", |plane| {
+            plane.unsegmented.into()
         }),
-        ("cpu_seconds_total", "Processor time of the plane's thread", |plane| plane.cpu_ns as f64 / 1e9),
+        (Kind::Counter, "cpu_seconds", "CPU time of the plane's thread", |plane| {
+            (plane.cpu_ns as f64 / 1e9).into()
+        }),
+        (Kind::Gauge, "clients", "Clients that have a socket", |plane| plane.clients.into()),
+        (Kind::Counter, "evicted_clients", "Clients closed to make room for new clients", |plane| {
+            plane.evicted.into()
+        }),
+        (Kind::Counter, "unanswered_clients", "Clients closed after one packet and no reply", |plane| {
+            plane.unanswered.into()
+        }),
     ];
-    let mut text = String::new();
-    let numbered = || planes.iter().enumerate();
-    for (name, help, get) in counters {
-        let samples = numbered().map(|(number, plane)| (format!("plane=\"{number}\""), get(plane)));
-        metric(&mut text, name, "counter", help, samples);
+    for (kind, name, help, get) in metrics {
+        let sample = |(number, plane): (usize, &ForwardPlane)| {
+            Sample::new([("plane", number.to_string())], get(plane))
+        };
+        write_family(encoder, kind, name, help, planes.iter().enumerate().map(sample))?;
     }
-    let dropped = numbered().flat_map(|(number, plane)| {
+    let dropped = planes.iter().enumerate().flat_map(|(number, plane)| {
         let sample = move |(reason, packets): (&String, &u64)| {
-            (format!("plane=\"{number}\",reason=\"{reason}\""), *packets as f64)
+            Sample::new([("plane", &number.to_string()), ("reason", reason)], *packets)
         };
         plane.dropped.iter().map(sample)
     });
-    metric(
-        &mut text,
-        "dropped_packets_total",
-        "counter",
-        "Packets that were not sent on, by reason",
+    write_family(
+        encoder,
+        Kind::Counter,
+        "dropped_packets",
+        "Packets that were not forwarded, by reason",
         dropped,
-    );
-    let clients = numbered().map(|(number, plane)| (format!("plane=\"{number}\""), plane.clients as f64));
-    metric(&mut text, "clients", "gauge", "Clients that have a socket", clients);
-    if bfd.is_empty() {
-        return text;
-    }
-    type OfSession = fn(&ForwardBfd) -> f64;
-    let sessions: [(&str, &str, &str, OfSession); 5] = [
-        ("bfd_up", "gauge", "Whether the BFD session is up", |session| f64::from(session.state == "up")),
-        ("bfd_ups_total", "counter", "How often the BFD session went up", |session| session.ups as f64),
-        ("bfd_downs_total", "counter", "How often it went down from up", |session| session.downs as f64),
-        ("bfd_sent_packets_total", "counter", "Control packets sent", |session| session.sent as f64),
-        ("bfd_received_packets_total", "counter", "Control packets taken", |session| session.received as f64),
-    ];
-    for (name, kind, help, get) in sessions {
-        // Two links may have a session with one peer each, in-band.
-        let label = |number, peer| format!("session=\"{number}\",peer=\"{peer}\"");
-        let samples = bfd.iter().enumerate();
-        let samples = samples.map(|(number, session)| (label(number, &session.peer), get(session)));
-        metric(&mut text, name, kind, help, samples);
-    }
-    text
+    )
 }
 
-/// One metric with its samples: their labels and values.
-fn metric(
-    text: &mut String,
-    name: &str,
-    kind: &str,
-    help: &str,
-    samples: impl Iterator<Item = (String, f64)>,
-) {
-    text.push_str(&format!("# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n"));
-    text.extend(samples.map(|(labels, value)| format!("{PREFIX}{name}{{{labels}}} {value}\n")));
+fn write_sessions(encoder: &mut DescriptorEncoder<'_>, sessions: &[ForwardBfd]) -> fmt::Result {
+    type OfSession = fn(&ForwardBfd) -> Number;
+    let metrics: [(Kind, &str, &str, OfSession); 5] = [
+        (Kind::Gauge, "bfd_up", "Whether the BFD session is up", |session| {
+            u64::from(session.state == "up").into()
+        }),
+        (Kind::Counter, "bfd_ups", "Transitions of the BFD session to Up", |session| session.ups.into()),
+        (Kind::Counter, "bfd_downs", "Transitions of the BFD session from Up to Down", |session| {
+            session.downs.into()
+        }),
+        (Kind::Counter, "bfd_sent_packets", "Control packets sent", |session| session.sent.into()),
+        (Kind::Counter, "bfd_received_packets", "Control packets accepted", |session| {
+            session.received.into()
+        }),
+    ];
+    // Two links may have in-band sessions with the same peer: the number distinguishes them.
+    let labels = |number: usize, session: &ForwardBfd| {
+        [("session", number.to_string()), ("peer", session.peer.clone())]
+    };
+    for (kind, name, help, get) in metrics {
+        let sample =
+            |(number, session): (usize, &ForwardBfd)| Sample::new(labels(number, session), get(session));
+        write_family(encoder, kind, name, help, sessions.iter().enumerate().map(sample))?;
+    }
+    let discarded = sessions.iter().enumerate().flat_map(|(number, session)| {
+        let sample = move |(reason, packets): (&String, &u64)| {
+            let reason = [("reason", reason.clone())];
+            Sample::new(labels(number, session).into_iter().chain(reason), *packets)
+        };
+        session.discarded.iter().map(sample)
+    });
+    let help = "Control packets discarded, dropped or not sent, by reason";
+    write_family(encoder, Kind::Counter, "bfd_discarded_packets", help, discarded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_the_snapshot() {
+        let snapshot = Snapshot { client_limit: Some(12), ..Snapshot::default() };
+        let plane = ForwardPlane {
+            dropped: [("overflow".to_owned(), 7)].into(),
+            evicted: 3,
+            unanswered: 4,
+            ..ForwardPlane::default()
+        };
+        let bfd = ForwardBfd {
+            peer: "fe80::1%near".to_owned(),
+            reception: "port".to_owned(),
+            state: "up".to_owned(),
+            diagnostic: "none".to_owned(),
+            ups: 1,
+            downs: 0,
+            sent: 9,
+            received: 8,
+            discarded: [("at-socket".to_owned(), 6)].into(),
+        };
+        *snapshot.counters.lock().unwrap() = (vec![plane], vec![bfd]);
+        let mut registry = Registry::with_prefix(PREFIX);
+        registry.register_collector(Box::new(snapshot));
+        let text = fourtuple_exposition::text(&registry).unwrap();
+        for line in [
+            "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"overflow\"} 7\n",
+            "fourtuple_forward_cpu_seconds_total{plane=\"0\"} 0.0\n",
+            "fourtuple_forward_clients{plane=\"0\"} 0\n",
+            "fourtuple_forward_evicted_clients_total{plane=\"0\"} 3\n",
+            "fourtuple_forward_unanswered_clients_total{plane=\"0\"} 4\n",
+            "fourtuple_forward_client_limit{} 12\n",
+            "fourtuple_forward_bfd_up{session=\"0\",peer=\"fe80::1%near\"} 1\n",
+            "fourtuple_forward_bfd_discarded_packets_total{session=\"0\",peer=\"fe80::1%near\",reason=\"at-socket\"} 6\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+    }
 }

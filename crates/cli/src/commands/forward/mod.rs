@@ -1,6 +1,8 @@
+mod advice;
 mod config;
 mod live;
 mod metrics;
+mod reload;
 mod takeover;
 
 use std::collections::BTreeMap;
@@ -14,9 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_forward::{Forward, PlaneCounts, PlaneKind, Reception, Running, Watched};
+use fourtuple_forward::{
+    ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, Watched,
+};
 use fourtuple_measure::balance;
-use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Saved};
+use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved};
 use fourtuple_syscalls::{resource, schedule};
 use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
@@ -24,72 +28,88 @@ use time::OffsetDateTime;
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
-use config::{File, LinkText, Understood};
+use config::{File, LinkText, ParsedLink};
 use metrics::Metrics;
 
-/// How long a signal, or the end of --for, may go unnoticed.
+/// The interval at which the main thread checks for signals and the end of `--for`.
 const LOOK: Duration = Duration::from_millis(20);
-/// How often the table on the terminal changes.
+/// The interval at which the live table and the metrics are updated.
 const TELL: Duration = Duration::from_millis(500);
 
-/// Forward UDP on all cores, also when every packet has the same 4-tuple
+/// Forward UDP on all CPUs, even if every packet has the same 4-tuple
 ///
-/// Data planes share nothing: each has a socket of a SO_REUSEPORT group, and --spread says which of them gets a packet. It
-/// ends with Ctrl-C, SIGTERM or --for when nothing waits any more; SIGHUP reads the routes of --config anew. When it is ready
-/// it says on stderr where it listens, so that port 0 can be asked for.
+/// Data planes share nothing: each has its own socket of a SO_REUSEPORT group, and --spread chooses the plane of each packet.
+/// Ctrl-C, SIGTERM and the end of --for forward the packets in the receive queues, then end the process. SIGHUP reloads the routes
+/// of --config. When the sockets are open, a line on stderr reports the address, with the real port for port 0.
 #[derive(Debug, Args)]
 pub(crate) struct ForwardFlags {
-    /// Where packets come to: 0.0.0.0:4000 or [::]:4000
+    /// Address to listen on: 0.0.0.0:4000 or [::]:4000
     #[arg(long, value_name = "ADDR", required_unless_present = "config", allow_hyphen_values = true)]
     listen: Option<String>,
-    /// Where they go, but for those that a --route is for
+    /// Default next hop, for packets that no --route matches
     #[arg(long, value_name = "ADDR", conflicts_with = "config", allow_hyphen_values = true)]
     to: Option<String>,
-    /// Where packets to these addresses go, or those with this inner key: 10.0.0.0/8=192.0.2.1:4000, 7=192.0.2.1:4000; may be
-    /// given again
+    /// Next hop for a destination prefix or an inner key: 10.0.0.0/8=192.0.2.1:4000, 7=192.0.2.1:4000; may be repeated
     #[arg(long = "route", value_name = "WHAT=ADDR", conflicts_with = "config", allow_hyphen_values = true)]
     routes: Vec<String>,
-    /// Where the inner key of routes is in the payload [default: that of --spread flow]
+    /// Position of the inner key of routes in the payload [default: the position of --spread flow]
     #[arg(long, value_name = "OFFSET:WIDTH", conflicts_with = "config", allow_hyphen_values = true)]
     key: Option<String>,
-    /// Which plane gets a packet: hash (of the 4-tuple), random, flow:OFFSET:WIDTH (a number in the payload), cpu; with BPF
+    /// Choose the plane of a packet by hash (of the 4-tuple), random, flow:OFFSET:WIDTH (a number in the payload), cpu; with BPF
     /// map:RULE, xdp:PORTS@DEVICE, cpumap:CPUS@DEVICE [default: hash]
     #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true)]
     spread: Option<String>,
-    /// What next hops answer goes back to whom it is for, by a socket for each client
+    /// Return replies from next hops to the client that sent the packet; uses one socket per client
     #[arg(long = "return", conflicts_with = "config")]
     replies: bool,
-    /// With --return: after how long without a packet a client is forgotten [default: 60s]
+    /// With --return: close the socket of a client after this time without a packet [default: 60s]
     #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
     idle: Option<String>,
-    /// With --return: the most clients of a plane [default: 4096]
+    /// With --return: most clients of a plane [default: 4096]
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
-    /// Watch the link to this address with BFD (RFC 5880, 5881), from an address of this host if one is named
-    #[arg(long, value_name = "PEER[@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
+    /// With --return: most clients of all planes; each takes an ephemeral UDP port of the host [default: 3/4 of these ports or of
+    /// RLIMIT_NOFILE, the smaller of both]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, allow_hyphen_values = true)]
+    clients_total: Option<u32>,
+    /// Monitor the link to this peer with BFD (RFC 5880, 5881), bound to a device (required for link-local addresses) and to a
+    /// local address if given
+    #[arg(long, value_name = "PEER[%DEV][@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
     bfd: Option<String>,
-    /// The same among the data: control packets go from --listen to the port of the peer's data, and come to --listen. A filter
-    /// gives them a socket of their own, with every --spread but hash of more planes than one
+    /// Like --bfd, with control packets on the port of the data: from --listen to this address. A socket filter separates them from
+    /// data, except for --spread hash with more than one plane
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["config", "bfd"], allow_hyphen_values = true)]
     bfd_in_band: Option<String>,
-    /// A TOML file with [[link]]s, instead of the flags above
+    /// BFD: interval between control packets (Desired Min TX), and default of --bfd-receive-interval [default: 300ms]
+    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_interval: Option<String>,
+    /// BFD: least interval between packets of the peer (Required Min RX) [default: --bfd-interval]
+    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_receive_interval: Option<String>,
+    /// BFD: detection multiplier: the peer declares the session down after this many missing packets, 1 to 255 [default: 3]
+    #[arg(long, value_name = "N", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_multiplier: Option<u32>,
+    /// TOML file with [[link]] tables, instead of the flags above
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     config: Option<PathBuf>,
-    /// How many planes: a number, or auto for one per CPU [default: auto]
+    /// Number of planes, or auto for one per CPU [default: auto]
     #[arg(long, value_name = "N", value_parser = planes, allow_hyphen_values = true)]
     planes: Option<Planes>,
-    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
-    /// [default: offload]
+    /// System calls that move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (offload, with receive by
+    /// io_uring) [default: offload]
     #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true)]
     plane: Option<PlaneKind>,
-    /// Plane i stays on CPU i, from the first again when there are more planes
+    /// Pin plane i to the i-th allowed CPU, and start again at the first if there are more planes than CPUs
     #[arg(long)]
     pin: bool,
-    /// Give counters to Prometheus, by HTTP at this address
+    /// Listen even if another process has sockets at the address: the kernel then distributes packets over both
+    #[arg(long)]
+    share: bool,
+    /// Serve counters for Prometheus by HTTP at this address
     #[arg(long, value_name = "ADDR", allow_hyphen_values = true)]
     metrics: Option<SocketAddr>,
-    /// Take over from the process that was started with the same path, without the loss of a packet, and let another one take
-    /// over from this one: a unix socket that is made there, for this user and root alone
+    /// Take over without packet loss from the process that was started with the same path, and allow a later process to take over
+    /// from this process. PATH becomes a unix socket, only for this user and root
     #[arg(long, value_name = "PATH")]
     takeover: Option<PathBuf>,
     /// End after this time
@@ -124,17 +144,19 @@ impl ForwardFlags {
         let stop = stop::flag()?;
         let reload = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("cannot handle signals")?;
-        // A client is a descriptor; what the hard limit allows is enough for whoever set it.
+        // Each client takes a descriptor, so that the soft limit is raised to the hard limit.
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let (mut running, mut takeover) = takeover::start(&forward, self.takeover.as_deref())?;
+        let (mut running, mut takeover) =
+            takeover::start(&forward, self.takeover.as_deref()).map_err(with_remedy)?;
         let begun = Instant::now();
-        // The one before may have the address until it has ended.
+        // After a takeover, the predecessor holds the address until it has ended.
         let metrics = self.metrics.filter(|_| takeover.from().is_none());
-        let mut metrics = metrics.map(metrics::serve).transpose()?;
+        let mut metrics =
+            metrics.map(|address| metrics::serve(address, running.client_limit())).transpose()?;
         if !self.output.quiet {
-            // Not for a terminal alone: whoever starts it from a script waits for this line.
+            // Printed without a terminal too: scripts wait for this line.
             for line in ready_lines(&running, &forward) {
                 let _ = writeln!(io::stderr(), "{line}");
             }
@@ -159,10 +181,10 @@ impl ForwardFlags {
                 break;
             }
             if let (None, Some(address), true) = (&metrics, self.metrics, takeover.is_alone()) {
-                metrics = Some(self.late_metrics(address));
+                metrics = Some(self.late_metrics(address, running.client_limit()));
             }
             if reload.swap(false, Ordering::Relaxed) {
-                self.reload(&running, &links);
+                self.reload(&running, &forward, &links);
             }
             if told.elapsed() >= TELL {
                 told = Instant::now();
@@ -181,8 +203,20 @@ impl ForwardFlags {
             (0..links.len()).filter_map(|link| running.address(link)).map(|address| address.to_string());
         let listen = listen.collect();
         let bfd = sessions(handed.unwrap_or_else(|| running.end_bfd()));
+        let (limit, lacks_gro) = (running.client_limit(), running.lacks_gro());
         let planes = sum(&running.drain()?);
-        let results = results(elapsed, listen, &planes, bfd);
+        let validity: Vec<Remark> =
+            limit.and_then(|limit| advice::crowded(&planes, limit)).into_iter().collect();
+        let received: Vec<u64> = planes.iter().map(|plane| plane.received).collect();
+        let results = ForwardResults {
+            elapsed_ns: elapsed.as_nanos() as u64,
+            listen,
+            jain: balance::jain(&received),
+            client_limit: limit.map(|limit| limit.clients as u64),
+            advice: advice::lines(&planes, &bfd, &forward, lacks_gro),
+            planes,
+            bfd,
+        };
         let host =
             output::host(&["net.core.rmem_max", "net.core.rmem_default", "net.core.wmem_default"], &[]);
         let settings = ForwardSettings {
@@ -192,13 +226,14 @@ impl ForwardFlags {
             pin: forward.pin,
             for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         };
-        let record = output::record("forward", started, host, settings, Vec::new(), results);
+        let record = output::record("forward", started, host, settings, validity, results);
         self.output.finish(&Saved::Forward(record))
     }
 
-    /// Those of a process that has taken over. It is at work, and an address that somebody else has by now is no reason to end.
-    fn late_metrics(&self, address: SocketAddr) -> Metrics {
-        let metrics = metrics::serve(address);
+    /// Starts the metrics of a process that has taken over. It already forwards packets, so that an address in use is reported but does
+    /// not end it.
+    fn late_metrics(&self, address: SocketAddr, limit: Option<ClientLimit>) -> Metrics {
+        let metrics = metrics::serve(address, limit);
         if let (Ok(metrics), false) = (&metrics, self.output.quiet) {
             metrics.tell();
         }
@@ -208,12 +243,12 @@ impl ForwardFlags {
         })
     }
 
-    fn links(&self, file: &File) -> Result<Vec<Understood>, UsageError> {
+    fn links(&self, file: &File) -> Result<Vec<ParsedLink>, UsageError> {
         let Some(listen) = &self.listen else {
             let links = file.links.iter().enumerate();
             return links
                 .map(|(number, link)| {
-                    config::understand(link, &|field| format!("{field} of link {}", number + 1))
+                    config::parse_link(link, &|field| format!("{field} of link {}", number + 1))
                 })
                 .collect();
         };
@@ -228,15 +263,22 @@ impl ForwardFlags {
             clients: self.clients,
             bfd: self.bfd.clone(),
             bfd_in_band: self.bfd_in_band.clone(),
+            bfd_interval: self.bfd_interval.clone(),
+            bfd_receive_interval: self.bfd_receive_interval.clone(),
+            bfd_multiplier: self.bfd_multiplier,
         };
-        if !link.replies && (link.idle.is_some() || link.clients.is_some()) {
-            let flag = if link.idle.is_some() { "--idle" } else { "--clients" };
-            return Err(UsageError(format!("'{flag}' is about clients, whom only '--return' knows")));
+        let of_clients = [
+            ("--idle", link.idle.is_some()),
+            ("--clients", link.clients.is_some()),
+            ("--clients-total", self.clients_total.is_some()),
+        ];
+        if let (false, Some((flag, _))) = (link.replies, of_clients.iter().find(|(_, is_given)| *is_given)) {
+            return Err(UsageError(format!("'{flag}' needs '--return': only then clients have sockets")));
         }
-        Ok(vec![config::understand(&link, &|field| format!("--{field}"))?])
+        Ok(vec![config::parse_link(&link, &|field| format!("--{field}"))?])
     }
 
-    fn forward(&self, file: &File, links: &[Understood]) -> anyhow::Result<Forward> {
+    fn forward(&self, file: &File, links: &[ParsedLink]) -> anyhow::Result<Forward> {
         let kind = match (self.plane, &file.plane) {
             (Some(kind), _) => kind,
             (None, Some(text)) => kind(text).map_err(|why| {
@@ -252,62 +294,81 @@ impl ForwardFlags {
             let message = format!("invalid value '{planes}' for 'planes' of --config: expected 1 to 1024");
             return Err(UsageError(message).into());
         }
+        let clients = self.clients_total.or(file.clients_total);
+        if clients.is_some_and(|clients| !(1..=config::MOST_CLIENTS).contains(&clients)) {
+            let clients = clients.unwrap_or_default();
+            let message = format!(
+                "invalid value '{clients}' for 'clients-total' of --config: expected 1 to {}",
+                config::MOST_CLIENTS
+            );
+            return Err(UsageError(message).into());
+        }
         Ok(Forward {
             links: links.iter().map(|link| link.link.clone()).collect(),
             planes,
             kind,
             pin: self.pin || file.pin.unwrap_or_default(),
             work: Duration::ZERO,
+            clients: clients.map(|clients| clients as usize),
+            share: self.share || file.share.unwrap_or_default(),
             receive_buffer: None,
         })
     }
 
-    /// Takes over the routes of the file; whatever else has changed there needs a new start, and is named. A file that is
-    /// wrong changes nothing.
-    fn reload(&self, running: &Running, links: &[Understood]) {
+    /// Reads `--config` again and replaces the routes of all links. Names each other changed setting, which takes effect only after a
+    /// restart. An error in the file changes nothing.
+    fn reload(&self, running: &Running, forward: &Forward, links: &[ParsedLink]) {
         let tell = |line: String| {
             if !self.output.quiet {
-                let _ = writeln!(io::stderr(), "{line}");
+                let _ = writeln!(io::stderr(), "SIGHUP: {line}");
             }
         };
-        let Some(path) = &self.config else { return tell("SIGHUP: no --config to read".to_owned()) };
-        let read = config::read(path).and_then(|file| self.links(&file));
-        let new = match read {
-            Ok(new) if new.len() == links.len() => new,
-            Ok(_) => return tell("SIGHUP: another number of links needs a new start".to_owned()),
-            Err(UsageError(message)) => return tell(format!("SIGHUP: {message}; nothing is changed")),
+        let Some(path) = &self.config else { return tell("no --config to read".to_owned()) };
+        let read = config::read(path).map_err(anyhow::Error::from).and_then(|file| {
+            let new = self.links(&file)?;
+            let forward = self.forward(&file, &new)?;
+            Ok((new, forward))
+        });
+        let (new, new_forward) = match read {
+            Ok((new, _)) if new.len() != links.len() => {
+                return tell("another number of links needs a new start; nothing is changed".to_owned());
+            }
+            Ok(new) => new,
+            Err(error) => return tell(format!("{error}; nothing is changed")),
         };
         let routes = new.iter().map(|new| new.link.routes.clone()).collect();
         if let Err(error) = running.set_all_routes(routes) {
-            return tell(format!("SIGHUP: {error}; nothing is changed"));
+            return tell(format!("{error}; nothing is changed"));
+        }
+        let changed = reload::of_all(forward, &new_forward);
+        if !changed.is_empty() {
+            tell(format!("{} not taken over: needs a new start", changed.join(", ")));
         }
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
-            let (is, was) = (&new.record, &old.record);
-            let changed: Vec<&str> = [
-                ("listen", is.listen != was.listen),
-                ("spread", is.spread != was.spread),
-                ("return", is.replies != was.replies),
-                ("idle", is.idle_ns != was.idle_ns),
-                ("clients", is.clients != was.clients),
-                ("bfd", is.bfd != was.bfd),
-                ("bfd-in-band", is.bfd_in_band != was.bfd_in_band),
-            ]
-            .into_iter()
-            .filter_map(|(name, has_changed)| has_changed.then_some(name))
-            .collect();
+            let changed = reload::of_link(&old.record, &new.record);
             if !changed.is_empty() {
                 tell(format!(
-                    "SIGHUP: link {}: only its routes are taken over; {} needs a new start",
+                    "link {}: only its routes are taken over; {} needs a new start",
                     number + 1,
                     changed.join(", ")
                 ));
             }
-            tell(format!("SIGHUP: link {}: routes taken over", number + 1));
+            tell(format!("link {}: routes taken over", number + 1));
         }
     }
 }
 
-/// `forwarding 127.0.0.1:4000 on 2 planes (offload, spread hash)`
+/// Adds the remedy to the error for an address in use.
+fn with_remedy(error: ForwardError) -> anyhow::Error {
+    match error {
+        ForwardError::Taken { .. } => anyhow::anyhow!(
+            "{error}; '--takeover PATH' takes over from a forwarder that was started with it, '--share' shares the address"
+        ),
+        error => error.into(),
+    }
+}
+
+/// Returns a line for each link: `forwarding 127.0.0.1:4000 on 2 planes (offload, spread hash)`.
 fn ready_lines(running: &Running, forward: &Forward) -> Vec<String> {
     let plural = if forward.planes == 1 { "" } else { "s" };
     let line = |(number, link): (usize, &fourtuple_forward::Link)| {
@@ -325,7 +386,7 @@ fn planes_of(running: &Running, links: usize) -> Vec<ForwardPlane> {
     sum(&by_link)
 }
 
-/// Each plane over all links.
+/// Returns the counters of each plane, summed over all links.
 fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
     let number = by_link.first().map_or(0, Vec::len);
     let mut planes = vec![ForwardPlane::default(); number];
@@ -337,8 +398,10 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
             plane.sent_bytes += counts.sent_bytes;
             plane.returned += counts.returned;
             plane.clients += counts.clients;
+            plane.evicted += counts.evicted;
+            plane.unanswered += counts.unanswered;
             plane.unsegmented += counts.unsegmented;
-            // The thread's, whichever link it was for.
+            // Each link reports the CPU time of the same thread.
             plane.cpu_ns = plane.cpu_ns.max(counts.cpu_ns);
             for (reason, number) in &counts.dropped {
                 *plane.dropped.entry(reason.name().to_owned()).or_default() += number;
@@ -352,21 +415,25 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
     planes
 }
 
-/// Sessions as records have them.
+/// Converts sessions to the fields of a record.
 fn sessions(watched: Vec<Watched>) -> Vec<ForwardBfd> {
     let session = |watched: Watched| {
-        let Watched { peer, port, report, reception, discarded_by_port } = watched;
+        let Watched { peer, device, port, report, reception, discarded_by_port, overflowed_at_port } =
+            watched;
         let mut discarded: BTreeMap<String, u64> = BTreeMap::new();
         let reasons = report.discards.iter().chain(discarded_by_port.iter());
         let reasons = reasons.map(|(why, number)| (why.name(), number));
-        let no_room = report.handed_dropped + report.overflowed;
-        let full = [("unsent", report.unsent), ("no-room", no_room)];
-        for (why, number) in reasons.chain(full).filter(|(_, number)| *number > 0) {
+        let others = [
+            ("unsent", report.unsent),
+            ("no-room", report.handed_dropped),
+            ("at-socket", report.overflowed + overflowed_at_port),
+        ];
+        for (why, number) in reasons.chain(others).filter(|(_, number)| *number > 0) {
             *discarded.entry(why.to_owned()).or_default() += number;
         }
         ForwardBfd {
             peer: match reception {
-                Reception::Port => peer.to_string(),
+                Reception::Port => device.map_or(peer.to_string(), |device| format!("{peer}%{device}")),
                 Reception::Filter | Reception::Planes => SocketAddr::new(peer, port).to_string(),
             },
             reception: reception.name().to_owned(),
@@ -380,65 +447,4 @@ fn sessions(watched: Vec<Watched>) -> Vec<ForwardBfd> {
         }
     };
     watched.into_iter().map(session).collect()
-}
-
-fn results(
-    elapsed: Duration,
-    listen: Vec<String>,
-    planes: &[ForwardPlane],
-    bfd: Vec<ForwardBfd>,
-) -> ForwardResults {
-    let received: Vec<u64> = planes.iter().map(|plane| plane.received).collect();
-    ForwardResults {
-        elapsed_ns: elapsed.as_nanos() as u64,
-        listen,
-        planes: planes.to_vec(),
-        jain: balance::jain(&received),
-        advice: advice(planes, &bfd),
-        bfd,
-    }
-}
-
-/// What the counts say to do.
-fn advice(planes: &[ForwardPlane], bfd: &[ForwardBfd]) -> Vec<String> {
-    let mut lines = Vec::new();
-    let received: u64 = planes.iter().map(|plane| plane.received).sum();
-    let busy = planes.iter().filter(|plane| plane.received > 0).count();
-    if received > 0 && busy < planes.len() {
-        lines.push(format!(
-            "{busy} of {} planes got packets: the 4-tuples are too few for the hash. Where packets have a flow of their own \
-             in the payload, --spread flow:OFFSET:WIDTH uses all planes and keeps flows in order; --spread random does not \
-             keep them.",
-            planes.len(),
-        ));
-    }
-    let overflow: u64 = planes.iter().filter_map(|plane| plane.dropped.get("overflow")).sum();
-    if overflow > 0 {
-        lines.push(format!(
-            "{overflow} packets met a full receive queue: planes are too slow or too few, or bursts are longer than \
-             net.core.rmem_default."
-        ));
-    }
-    let uncut: u64 = planes.iter().map(|plane| plane.unsegmented).sum();
-    if uncut > 0 {
-        lines.push(format!(
-            "{uncut} messages could not be cut by the kernel (UDP_SEGMENT) and went one by one: packets longer than the \
-             path's MTU, or a device without checksums."
-        ));
-    }
-    for session in bfd.iter().filter(|session| session.reception == Reception::Planes.name()) {
-        lines.push(format!(
-            "Control packets of BFD with {} wait behind data, and are lost with them: no filter goes with --spread hash on more \
-             planes than one. --spread map:hash is the same hash with one; flow:OFFSET:WIDTH and random have one too.",
-            session.peer,
-        ));
-    }
-    for session in bfd.iter().filter(|session| session.ups == 0) {
-        lines.push(format!(
-            "BFD with {} never came up: {}.",
-            session.peer,
-            if session.received == 0 { "nothing was heard of it" } else { "it does not hear what is sent" },
-        ));
-    }
-    lines
 }

@@ -1,4 +1,4 @@
-//! `--takeover`: this process follows the one that is at work, and another one can follow it.
+//! `--takeover`: this process takes over from the running process, and a later process can take over from this process.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,19 +8,19 @@ use fourtuple_forward::{
     Door, Forward, ForwardError, Handed, HandoverError, Predecessor, Running, TakenOver, Watched,
 };
 
-/// The door of this process, and whom it has followed.
+/// The takeover socket of this process, and its predecessor.
 pub(super) struct Takeover {
     door: Option<Door>,
     process: Option<u32>,
 }
 
-/// Starts in the place of whoever answers at the path, or anew when nobody does.
+/// Takes over from the process that listens at the path, or opens new sockets if there is none.
 pub(super) fn start(forward: &Forward, path: Option<&Path>) -> Result<(Running, Takeover), ForwardError> {
     let Some(path) = path else {
         return Ok((forward.start()?, Takeover { door: None, process: None }));
     };
     match follow(forward, path) {
-        // It has ended meanwhile: then there is none.
+        // The predecessor has ended in between, so that there is none.
         Err(ForwardError::Handover(HandoverError::Gone { .. })) => follow(forward, path),
         result => result,
     }
@@ -31,23 +31,23 @@ fn follow(forward: &Forward, path: &Path) -> Result<(Running, Takeover), Forward
         let TakenOver { running, door, process } = forward.take_over(predecessor)?;
         return Ok((running, Takeover { door: Some(door), process: Some(process) }));
     }
-    // First: a path that cannot be is found out before anything listens.
+    // The path is bound first, so that an invalid path is reported before any socket is open.
     let door = Door::open(path)?;
     Ok((forward.start()?, Takeover { door: Some(door), process: None }))
 }
 
 impl Takeover {
-    /// The process that this one has taken over from.
+    /// Returns the PID of the predecessor.
     pub(super) fn from(&self) -> Option<u32> {
         self.process
     }
 
-    /// Whether what only one process can have may be there by now.
+    /// Returns whether the predecessor has ended, so that this process can bind addresses that only one process can have.
     pub(super) fn is_alone(&self) -> bool {
         self.door.as_ref().is_none_or(|door| door.predecessor_has_ended(Duration::ZERO))
     }
 
-    /// Lets another process take over if one is there: then the BFD sessions as they were.
+    /// Checks for a process that requests the takeover. Returns the BFD sessions before the takeover if it is done.
     pub(super) fn look(
         &mut self,
         running: &mut Running,
@@ -68,7 +68,7 @@ impl Takeover {
             Handed::Done { process, bfd, pause } => {
                 let pause = pause.as_secs_f64() * 1e3;
                 tell(format!("handed over to process {process}, for which packets waited {pause:.1} ms"));
-                // The successor waits for the end of this process to open what only one can have: the kernel tells it then.
+                // The successor waits for the end of this process, which closes the connection, before it binds exclusive addresses.
                 if let Some(door) = self.door.take() {
                     Box::leak(Box::new(door));
                 }

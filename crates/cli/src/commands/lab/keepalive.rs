@@ -1,67 +1,67 @@
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple::listen::{Family, Policy};
+use fourtuple::listen::{AcceptPolicy, Family};
 use fourtuple_lab::Watch;
 use fourtuple_lab::keepalive::Keepalive;
 use fourtuple_lab::pool::Mix;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use super::accept::{POLICIES, PoolFlags, once, selection};
-use super::with_watch;
+use crate::commands::lab::list::without_duplicates;
+use crate::commands::lab::pool_flags::{PoolFlags, policies, selection};
+use crate::commands::lab::run::with_watch;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// What a kept connection costs the request that waits behind a busy worker, and what helps
+/// Head-of-line blocking: latency of requests on kept connections to a busy worker, and what reduces it
 ///
-/// Published: "Keepalives considered harmful" (Cloudflare), whose set-up it repeats in small: clients that keep connections
-/// to a pool of workers, some requests that take long, and a probe. The default takes about a minute; everything,
-/// --policy exclusive,plain,rotate,shared-oneshot,uring-oneshot,dispatcher --close-every 1,2,5,100,never --for 10s, takes a
-/// quarter of an hour.
+/// Repeats the setup of "Keepalives considered harmful" (Cloudflare) on a small scale: clients keep connections to a pool of
+/// workers, some requests take long, and a probe measures the latency of short ones. The default takes about a minute. The
+/// whole matrix, --policy exclusive,plain,rotate,shared-oneshot,uring-oneshot,dispatcher --close-every 1,2,5,100,never
+/// --for 10s, takes a quarter of an hour.
 #[derive(Debug, Args)]
-pub(crate) struct KeepaliveFlags {
+pub(super) struct KeepaliveFlags {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
-        help = format!("{POLICIES} [default: exclusive, rotate, shared-oneshot]"))]
-    policy: Vec<Policy>,
+        help = format!("{} [default: exclusive, rotate, shared-oneshot]", policies()))]
+    policy: Vec<AcceptPolicy>,
     /// Families, in this order: unix, tcp4, tcp6 [default: unix]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
-    /// After how many requests clients close a connection, or never; in this order
+    /// Requests after which clients close a connection, or never; in this order
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,5,never", value_parser = close_every,
         allow_hyphen_values = true)]
     close_every: Vec<u64>,
-    /// Service time of most requests, and of all of the probe's
+    /// Service time of short requests, and of every request of the probe
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = units::duration, allow_hyphen_values = true)]
     short: Duration,
-    /// Service time of the others
+    /// Service time of long requests
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = units::duration, allow_hyphen_values = true)]
     long: Duration,
-    /// How many requests are long
+    /// Share of long requests
     #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = long_share, allow_hyphen_values = true)]
     long_share: f64,
-    /// Mean pause of a client between an answer and its next request, exponential; the probe pauses for 5ms
+    /// Mean pause of a client from a response to its next request, exponential; the probe pauses for 5ms
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
     pause: Duration,
     /// Length of one run
     #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
-    /// Clients that each have one request under way, up to 1024
+    /// Clients, up to 1024, each with at most one request in progress
     #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     clients: u32,
     #[command(flatten)]
     pool: PoolFlags,
-    /// Send the clients to a server that somebody else runs, at http://HOST:PORT/PATH or unix:/PATH; --workers then says
-    /// how many it has
+    /// Measure an external server at http://HOST:PORT/PATH or unix:/PATH; --workers then gives the number of its workers
     #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "family", "service"])]
     server: Option<String>,
     #[command(flatten)]
     output: Output,
 }
 
-/// Reads `5`, `never`; 0 is never.
+/// Parses `5` or `never`, which gives 0.
 fn close_every(text: &str) -> Result<u64, String> {
     let refuse = || format!("{text:?} is not accepted: expected a whole number from 1 to 1000000, or never");
     match text {
@@ -70,7 +70,7 @@ fn close_every(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads `5%`, `0%`.
+/// Parses `5%` or `0%`.
 fn long_share(text: &str) -> Result<f64, String> {
     if text == "0%" {
         return Ok(0.0);
@@ -85,7 +85,7 @@ impl KeepaliveFlags {
         settings.check()?;
         let started = OffsetDateTime::now_utc();
         let (result, host) = if settings.server.is_some() {
-            // The server is in our own namespace, whatever that is.
+            // The external server is reachable in the namespace of this process.
             let stop = stop::flag()?;
             let bars = Bars::new(self.output.quiet);
             let result = settings.run(&Watch { stop: &stop, progress: &bars })?;
@@ -100,12 +100,12 @@ impl KeepaliveFlags {
     }
 
     fn settings(&self) -> Keepalive {
-        let policies = [Policy::Exclusive, Policy::ROTATE, Policy::SharedOneshot];
+        let policies = [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE, AcceptPolicy::SharedOneshot];
         Keepalive {
             selection: selection((&self.policy, &policies), (&self.family, &[Family::Unix])),
-            workers: if self.server.is_some() { self.pool.workers_there() } else { self.pool.workers() },
+            workers: if self.server.is_some() { self.pool.external_workers() } else { self.pool.workers() },
             clients: self.clients,
-            close_every: once(&self.close_every),
+            close_every: without_duplicates(&self.close_every),
             spend: self.pool.service.spend(),
             mix: Mix { short: self.short, long: self.long, long_share: self.long_share },
             pause: self.pause,

@@ -6,32 +6,32 @@ use fourtuple_lab::locks::{Change, Locks};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use super::accept::once;
-use super::with_watch;
+use crate::commands::lab::list::without_duplicates;
+use crate::commands::lab::run::with_watch;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
 
-/// What short-lived connections gain where fewer of them meet at a lock: queries per second, CPU time, lock waits
+/// Short-lived connections with less lock contention: queries per second, CPU time and lock waits, before and after
 ///
-/// Published: "TCP stack lock contention with short-lived connections" (freebsd-net, 2013), whose before and after it repeats
-/// with what Linux has: a listener for each worker, several source addresses, a search of the full port range. The default
-/// takes about a minute. Lock waits need root and BPF, and are counted in trials of their own; without, the rest is measured.
+/// Repeats the before and after of "TCP stack lock contention with short-lived connections" (freebsd-net, 2013) with the means
+/// of Linux: a listener for each worker, several source addresses, a search of the full port range. The default takes about a
+/// minute. Lock waits need root and BPF, and are counted in separate trials; without them only rate and CPU time are measured.
 #[derive(Debug, Args)]
-pub(crate) struct LocksFlags {
-    /// What to change, in this order: reuseport, sources, full-range [default: all of them]
+pub(super) struct LocksFlags {
+    /// Changes to measure, in this order: reuseport, sources, full-range [default: all of them]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = change)]
     change: Vec<Change>,
-    /// Threads that accept and answer, 2 to 256 [default: half of the processors, at least 2]
+    /// Threads that accept and respond, 2 to 256 [default: half of the CPUs, at least 2]
     #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// Threads that connect, 2 to 256 [default: as many as processors, at least 4]
+    /// Threads that connect, 2 to 256 [default: as many as CPUs, at least 4]
     #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     clients: Option<u32>,
-    /// Queries of one trial, 100 to 30000: connect, a byte there, a byte back, close
+    /// Queries of one trial, 100 to 30000: connect, send a byte, receive a byte, close
     #[arg(long, value_name = "N", default_value = "10000", value_parser = units::up_to::<30_000>, allow_hyphen_values = true)]
     queries: u32,
-    /// Source addresses where there are several, 2 to 1024 [default: as many as clients]
+    /// Source addresses of trials that use several, 2 to 1024 [default: as many as clients]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     sources: Option<u32>,
     /// Pairs of trials, interleaved A B B A; from 8 on there is an interval
@@ -64,14 +64,15 @@ impl LocksFlags {
 
     fn settings(&self) -> Locks {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let changes = if self.change.is_empty() { Change::ALL.to_vec() } else { once(&self.change) };
+        let changes =
+            if self.change.is_empty() { Change::ALL.to_vec() } else { without_duplicates(&self.change) };
         let usual = Locks::on(u32::try_from(cpus).unwrap_or(u32::MAX), changes, self.output.seed);
         let clients = self.clients.unwrap_or(usual.clients);
         Locks {
             workers: self.workers.unwrap_or(usual.workers),
             clients,
             queries: self.queries,
-            // One source is what `sources` compares with.
+            // At least two: `sources` compares several addresses with one.
             sources: self.sources.unwrap_or(clients.max(2)),
             repeats: self.repeats,
             trace: !self.no_trace,

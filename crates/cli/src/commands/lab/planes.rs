@@ -6,36 +6,36 @@ use fourtuple_lab::planes::{Over, Planes, SpreadBy};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use super::with_watch;
+use crate::commands::lab::run::with_watch;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
 
-/// What more data planes give, and what it costs to move a packet, also when all packets have one 4-tuple
+/// Throughput of UDP data planes by their number, and the CPU time per packet, also when all packets have one 4-tuple
 ///
-/// Published: "Performance Optimisation using SO_REUSEPORT" (2022), whose figure it repeats on this kernel: throughput against
-/// the number of planes, for two MTUs. A generator, a router with the planes of `fourtuple forward`, and a sink, each in a
-/// network namespace of its own. The default takes about half a minute. With any of --plane, --planes, --bytes, --spread, --flows
-/// and --work every combination of these is run.
+/// Repeats the figure of "Performance Optimisation using SO_REUSEPORT" (2022) on this kernel: throughput by the number of
+/// planes, for two MTUs. A generator, a router with the planes of `fourtuple forward`, and a sink each have a network namespace.
+/// The default takes about half a minute. With any of --plane, --planes, --bytes, --spread, --flows and --work, the lab runs
+/// every combination of their values.
 #[derive(Debug, Args)]
-pub(crate) struct PlanesFlags {
+pub(super) struct PlanesFlags {
     /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
-    /// [default: all that this host has]
+    /// [default: all that this host supports]
     #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind)]
     plane: Vec<PlaneKind>,
-    /// How many planes, 1 to 64, each pinned to a processor [default: 1,2,4]
+    /// Numbers of planes, 1 to 64, each plane pinned to a CPU [default: 1,2,4]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<64>, allow_hyphen_values = true)]
     planes: Vec<u32>,
-    /// Payloads of packets, 16 to 9000 [default: 64]
+    /// Payload sizes in bytes, 16 to 9000 [default: 64]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<9000>, allow_hyphen_values = true)]
     bytes: Vec<u32>,
-    /// Which plane gets a packet: hash (of the 4-tuple), random, flow (within the 4-tuple), cpu [default: flow]
+    /// Rule that selects the plane of a packet: hash (of the 4-tuple), random, flow (within the 4-tuple), cpu [default: flow]
     #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = spread)]
     spread: Vec<SpreadBy>,
-    /// How many 4-tuples the packets have, 1 to 256 [default: 1]
+    /// Numbers of 4-tuples among the packets, 1 to 256 [default: 1]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     flows: Vec<u32>,
-    /// What a packet costs a plane beyond being moved, up to 1ms [default: 0us]
+    /// Extra work of a plane per packet, up to 1ms [default: 0us]
     #[arg(long, value_name = "TIME,...", value_delimiter = ',', value_parser = units::duration, allow_hyphen_values = true)]
     work: Vec<Duration>,
     /// Packets of one run, 1000 to 100M
@@ -44,7 +44,7 @@ pub(crate) struct PlanesFlags {
     /// Runs of every cell, interleaved A B B A; from 3 on there are intervals
     #[arg(long, value_name = "N", default_value = "3", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
-    /// What is between generator, planes and sink: veth, or loopback where veth is not to be had
+    /// Links between generator, planes and sink: veth, or loopback for kernels without veth
     #[arg(long, value_name = "HOW", default_value = "veth", value_parser = over)]
     over: Over,
     #[command(flatten)]

@@ -1,43 +1,43 @@
-use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use fourtuple_record::{Saved, TraceAcceptSettings};
-use fourtuple_trace::{Accept, AcceptNews};
+use fourtuple_report::duration;
+use fourtuple_trace::{Accept, AcceptProgress};
 use indicatif::HumanCount;
-use time::OffsetDateTime;
 
-use super::filter::{address, cgroup_id, name};
-use super::line::Line;
+use crate::commands::trace::filter::{address, cgroup_id, name, process};
+use crate::commands::trace::line::Line;
+use crate::commands::trace::runner::{self, Description, nanoseconds};
 use crate::exit::Exit;
-use crate::output::{self, Output};
-use crate::{stop, units};
+use crate::output::Output;
+use crate::units;
 
-/// How long TCP connections wait until accept() has them, and with which worker they are then
+/// Trace accept(): how long TCP connections wait in the accept queue, and which worker accepts them
 ///
-/// By listener and by thread: the wait in the queue and its depth, threads woken for nothing, overflows, who has how many
-/// connections, who closes first. Seen through stable tracepoints (tier tp_btf), which needs CAP_BPF, CAP_PERFMON, a kernel
-/// with BTF and Linux 6.3. It ends with Ctrl-C, SIGTERM or --for, and nothing stays attached.
+/// Reports, by listener and by thread, the wait in the accept queue, the depth of the queue, spurious wakeups, overflows,
+/// open connections and active closes. Uses stable tracepoints (tier tp_btf); needs CAP_BPF, CAP_PERFMON, a kernel with BTF
+/// and Linux 6.3. Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct AcceptFlags {
-    /// Accepts of this process only, as numbered where fourtuple runs
+    /// Trace accepts of this process only, as numbered where fourtuple runs
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Of threads of this name only (comm): 15 bytes at most
+    /// Trace accepts of threads with this name only (comm, at most 15 bytes)
     #[arg(long, value_name = "NAME", value_parser = name)]
     comm: Option<String>,
-    /// Of listeners at this port only
+    /// Trace listeners on this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
     port: Option<u32>,
-    /// Of listeners at this address only: 192.0.2.1, 0.0.0.0 or ::
+    /// Trace listeners on this address only: 192.0.2.1, 0.0.0.0 or ::
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     listen: Option<IpAddr>,
-    /// Of processes in this cgroup (version 2) and those below it: /sys/fs/cgroup/system.slice
+    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
-    /// End after this time
+    /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
     #[command(flatten)]
@@ -47,30 +47,24 @@ pub(super) struct AcceptFlags {
 impl AcceptFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
         let accept = Accept {
-            process: self.pid,
+            process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             address: self.listen,
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
             time: self.time,
         };
-        let stop = stop::flag()?;
-        let started = OffsetDateTime::now_utc();
-        let line = Line::new(self.output.quiet);
-        let attached = || {
-            if !self.output.quiet {
-                // Not for a terminal alone: whoever starts it from a script waits for this line.
-                let _ = writeln!(io::stderr(), "tracing accept()");
-            }
+        let description = Description {
+            command: "trace accept",
+            target: "accept()",
+            sysctls: &[
+                "net.core.somaxconn",
+                "net.ipv4.tcp_max_syn_backlog",
+                "net.ipv4.tcp_abort_on_overflow",
+            ],
         };
-        let outcome = accept.run(&stop, attached, |news| line.tell(&words(news)))?;
-        line.finish();
-        let host = output::host(
-            &["net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog", "net.ipv4.tcp_abort_on_overflow"],
-            &[],
-        );
-        let record =
-            output::record("trace accept", started, host, self.settings(), outcome.validity, outcome.results);
+        let show = |line: &Line, progress: &AcceptProgress| line.set(&words(progress));
+        let (record, _) = runner::run(&description, &accept, self.settings(), &self.output, show)?;
         self.output.finish(&Saved::TraceAccept(record))
     }
 
@@ -81,26 +75,25 @@ impl AcceptFlags {
             listen: self.listen.map(|address| address.to_string()),
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
-            for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            for_ns: self.time.map(nanoseconds),
         }
     }
 }
 
-/// How it goes, for the line.
-fn words(news: &AcceptNews) -> Vec<String> {
-    let time = |ns: u64| format!("{:.1} us", ns as f64 / 1000.0);
+/// Returns the parts of the live line.
+fn words(progress: &AcceptProgress) -> Vec<String> {
     let mut words = vec![
-        format!("{:.1} s", news.elapsed.as_secs_f64()),
-        format!("{:.0} accepts/s", news.accepts_per_s),
-        format!("wait p50 {} p99 {}", time(news.p50_ns), time(news.p99_ns)),
-        format!("depth {}", HumanCount(news.depth_max.into())),
-        format!("{} accepts", HumanCount(news.accepts)),
+        duration(nanoseconds(progress.elapsed)),
+        format!("{:.0} accepts/s", progress.accepts_per_s),
+        format!("wait p50 {} p99 {}", duration(progress.p50_ns), duration(progress.p99_ns)),
+        format!("depth {}", HumanCount(progress.depth_max.into())),
+        format!("{} accepts", HumanCount(progress.accepts)),
     ];
-    for (number, what) in
-        [(news.woken, "woken for nothing"), (news.overflows, "overflows"), (news.lost, "lost")]
+    for (number, meaning) in
+        [(progress.woken, "spurious wakeups"), (progress.overflows, "overflows"), (progress.lost, "lost")]
     {
         if number > 0 {
-            words.push(format!("{} {what}", HumanCount(number)));
+            words.push(format!("{} {meaning}", HumanCount(number)));
         }
     }
     words

@@ -1,55 +1,55 @@
-use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
+use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
-use fourtuple_trace::{Connect, News, Protocol, Tier};
+use fourtuple_trace::{Connect, ConnectProgress, Protocol, Tier};
 use indicatif::HumanCount;
-use time::OffsetDateTime;
 
-use super::filter::{AskedTier, address, cgroup_id, name, protocol, tier};
-use super::flame;
-use super::line::Line;
-use super::live::Live;
+use crate::commands::trace::filter::{TierChoice, address, cgroup_id, name, process, protocol, tier};
+use crate::commands::trace::flame;
+use crate::commands::trace::line::Line;
+use crate::commands::trace::live::LiveHeat;
+use crate::commands::trace::runner::{self, Description, nanoseconds};
 use crate::exit::{Exit, UsageError};
-use crate::output::{self, Output};
-use crate::{stop, units};
+use crate::output::Output;
+use crate::units;
 
-/// How long connect() of TCP or UDP looks for a source port, apart from the handshake
+/// Trace connect(): how long TCP or UDP searches for a source port, apart from the handshake
 ///
-/// By process and destination and by the parity of the port, with the connects that failed and their errno. Seen through
-/// stable tracepoints (tier tp_btf) or the function itself (tier fexit), which needs CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or
-/// --for, and nothing stays attached.
+/// Reports searches by process and destination and by parity of the port, and failed connects with their errno. Uses stable
+/// tracepoints (tier tp_btf) or the kernel's search function (tier fexit); needs CAP_BPF, CAP_PERFMON and a kernel with BTF.
+/// Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct ConnectFlags {
-    /// Of this protocol: tcp, or udp, whose searches are seen from the root of the cgroups (cgroup2 must be mounted)
+    /// Protocol: tcp, or udp, which needs CAP_NET_ADMIN and a mounted cgroup2 file system
     #[arg(long, value_name = "PROTOCOL", value_parser = protocol, default_value = "tcp")]
     protocol: Protocol,
-    /// Of this process only, as numbered where fourtuple runs
+    /// Trace this process only, as numbered where fourtuple runs
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Of threads of this name only (comm): 15 bytes at most
+    /// Trace threads with this name only (comm, at most 15 bytes)
     #[arg(long, value_name = "NAME", value_parser = name)]
     comm: Option<String>,
-    /// To this address only: 192.0.2.1 or 2001:db8::1
+    /// Trace connects to this address only: 192.0.2.1 or 2001:db8::1
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     dst: Option<IpAddr>,
-    /// To this port only
+    /// Trace connects to this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
     port: Option<u32>,
-    /// Of processes in this cgroup (version 2) and those below it: /sys/fs/cgroup/system.slice
+    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
-    /// End after this time
+    /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Instrument: auto, tp_btf (stable tracepoints) or fexit (the kernel's function itself, not on every kernel)
+    /// Tier: tp_btf (stable tracepoints), fexit (the kernel's search function), or auto, the first that attaches
     #[arg(long, value_name = "TIER", value_parser = tier, default_value = "auto")]
-    tier: AskedTier,
-    /// Sample what these programs do with the processors, and draw it as a flame graph (SVG)
+    tier: TierChoice,
+    /// Sample the stacks of the traced programs, and write a flame graph (SVG)
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
     #[command(flatten)]
@@ -60,14 +60,14 @@ impl ConnectFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
         if let (Protocol::Udp, Some(tier)) = (self.protocol, self.tier.0) {
             return Err(UsageError(format!(
-                "invalid value '{}' for '--tier': with --protocol udp expected auto, for it has but one",
+                "invalid value '{}' for '--tier': --protocol udp has one tier; expected auto",
                 tier.name()
             ))
             .into());
         }
         let connect = Connect {
             protocol: self.protocol,
-            process: self.pid,
+            process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             address: self.dst,
             port: self.port.map(|port| port as u16),
@@ -77,38 +77,23 @@ impl ConnectFlags {
             tier: self.tier.0,
             flame: self.flame.is_some(),
         };
-        let stop = stop::flag()?;
-        let started = OffsetDateTime::now_utc();
-        let line = Line::new(self.output.quiet);
-        let attached = || {
-            if !self.output.quiet {
-                // Not for a terminal alone: whoever starts it from a script waits for this line.
-                let _ = writeln!(io::stderr(), "tracing connect()");
-            }
+        let description = Description {
+            command: "trace connect",
+            target: "connect()",
+            sysctls: &["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"],
         };
-        let mut live = Live::default();
-        let outcome = connect.run(&stop, attached, |news| {
-            if line.is_seen() {
-                line.show(&live.next(&news.steps));
-                line.tell(&words(news));
-            }
-        })?;
-        line.finish();
-        let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
-        let record = output::record(
-            "trace connect",
-            started,
-            host,
-            self.settings(),
-            outcome.validity,
-            outcome.results,
-        );
+        let mut live = LiveHeat::default();
+        let show = |line: &Line, progress: &ConnectProgress| {
+            line.set_picture(&live.next(&progress.steps));
+            line.set(&words(progress));
+        };
+        let (record, folded) = runner::run(&description, &connect, self.settings(), &self.output, show)?;
         let caption =
             record.results.flame.map(|flame| (title(&flame), subtitle(&record.host.kernel, &flame)));
         let exit = self.output.finish(&Saved::TraceConnect(record))?;
         if let (Some(path), Some((title, subtitle))) = (&self.flame, &caption) {
             let caption = Caption { title, subtitle, unit: "samples" };
-            flame::write(path, &outcome.folded, &caption, &self.output)?;
+            flame::write(path, &folded, &caption, &self.output)?;
         }
         Ok(exit)
     }
@@ -121,19 +106,20 @@ impl ConnectFlags {
             destination: self.dst.map(|address| address.to_string()),
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
-            for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            for_ns: self.time.map(nanoseconds),
             seed: self.output.seed,
             tier: self.tier.0.map_or("auto", Tier::name).to_owned(),
         }
     }
 }
 
-/// Where and how the stacks of a flame graph were seen.
+/// Returns the subtitle of the flame graph: kernel, number of samples and colours.
 fn subtitle(kernel: &str, flame: &TraceFlame) -> String {
     let TraceFlame { samples, samples_per_s: _, in_connect: _, in_search: _, lost } = flame;
     format!("kernel {kernel} · {} samples, {} lost · {COLOURS}", HumanCount(*samples), HumanCount(*lost))
 }
 
+/// Returns the title of the flame graph.
 fn title(flame: &TraceFlame) -> String {
     let percent = |share: f64| format!("{:.1}%", share * 100.0);
     format!(
@@ -143,18 +129,17 @@ fn title(flame: &TraceFlame) -> String {
     )
 }
 
-/// How it goes, for the line.
-fn words(news: &News) -> Vec<String> {
-    let time = |ns: u64| format!("{:.1} us", ns as f64 / 1000.0);
+/// Returns the parts of the live line.
+fn words(progress: &ConnectProgress) -> Vec<String> {
     let mut words = vec![
-        format!("{:.1} s", news.elapsed.as_secs_f64()),
-        format!("{:.0} searches/s", news.searches_per_s),
-        format!("p50 {} p99 {}", time(news.p50_ns), time(news.p99_ns)),
-        format!("{} searches", HumanCount(news.searches)),
-        format!("{} failed", HumanCount(news.failed)),
+        duration(nanoseconds(progress.elapsed)),
+        format!("{:.0} searches/s", progress.searches_per_s),
+        format!("p50 {} p99 {}", duration(progress.p50_ns), duration(progress.p99_ns)),
+        format!("{} searches", HumanCount(progress.searches)),
+        format!("{} failed", HumanCount(progress.failed)),
     ];
-    if news.lost > 0 {
-        words.push(format!("{} lost", HumanCount(news.lost)));
+    if progress.lost > 0 {
+        words.push(format!("{} lost", HumanCount(progress.lost)));
     }
     words
 }

@@ -1,4 +1,4 @@
-//! Values of the flags by which all of `trace` narrows what it looks at, and with which instrument.
+//! Values of the filter flags and of `--tier`, which the trace commands share.
 
 use std::fs;
 use std::net::IpAddr;
@@ -9,6 +9,7 @@ use fourtuple_trace::{Protocol, Tier};
 
 use crate::exit::UsageError;
 
+/// Parses `--comm`.
 pub(super) fn name(text: &str) -> Result<String, String> {
     match text.len() {
         1..=15 => Ok(text.to_owned()),
@@ -18,11 +19,13 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses an IP address.
 pub(super) fn address(text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an address: expected one such as 192.0.2.1 or 2001:db8::1"))
 }
 
+/// Parses `--protocol`.
 pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
     [Protocol::Tcp, Protocol::Udp]
         .into_iter()
@@ -30,21 +33,41 @@ pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
         .ok_or_else(|| format!("{text:?} is not a protocol: expected tcp or udp"))
 }
 
-/// Absent: the first that this kernel can do.
+/// A value of `--tier`; `None` is `auto`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AskedTier(pub(super) Option<Tier>);
+pub(super) struct TierChoice(pub(super) Option<Tier>);
 
-pub(super) fn tier(text: &str) -> Result<AskedTier, String> {
+/// Parses `--tier`.
+pub(super) fn tier(text: &str) -> Result<TierChoice, String> {
     if text == "auto" {
-        return Ok(AskedTier(None));
+        return Ok(TierChoice(None));
     }
     let known = Tier::ALL.into_iter().find(|tier| tier.name() == text);
-    known.map(|tier| AskedTier(Some(tier))).ok_or_else(|| {
+    known.map(|tier| TierChoice(Some(tier))).ok_or_else(|| {
         format!("{text:?} is not a tier: expected auto, {}", Tier::ALL.map(Tier::name).join(", "))
     })
 }
 
-/// The id of a cgroup is the inode of its directory.
+/// Checks that the process of `--pid` exists and is not a thread.
+pub(super) fn process(number: u32) -> anyhow::Result<u32> {
+    let refuse = |why: &str| UsageError(format!("invalid value '{number}' for '--pid': {why}"));
+    let Ok(status) = fs::read_to_string(format!("/proc/{number}/status")) else {
+        // Without procfs the process cannot be checked.
+        let is_known = Path::new("/proc/self/status").exists();
+        return if is_known { Err(refuse("there is no such process").into()) } else { Ok(number) };
+    };
+    // /proc/TID exists for a thread as well, although a listing of /proc omits it.
+    let mut lines = status.lines();
+    let process: Option<u32> = lines.find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    match process {
+        Some(process) if process != number => {
+            Err(refuse(&format!("it is a thread of process {process}")).into())
+        }
+        _ => Ok(number),
+    }
+}
+
+/// Returns the id of a cgroup: the inode of its directory.
 pub(super) fn cgroup_id(path: &Path) -> Result<u64, UsageError> {
     let refuse = |why: &str| {
         UsageError(format!(
@@ -54,9 +77,9 @@ pub(super) fn cgroup_id(path: &Path) -> Result<u64, UsageError> {
         ))
     };
     let directory = fs::metadata(path).map_err(|error| refuse(&error.to_string()))?;
-    // Version 1 has none of these.
+    // A directory of cgroup version 1 does not have this file.
     if !path.join("cgroup.controllers").exists() {
-        return Err(refuse("no cgroup of version 2"));
+        return Err(refuse("it is not in a cgroup2 file system"));
     }
     Ok(directory.ino())
 }

@@ -1,4 +1,4 @@
-//! `--flame FILE`: what all of `trace` does with stacks.
+//! `--flame FILE`, which the trace commands share.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -7,7 +7,7 @@ use fourtuple_report::flame::{self, Caption};
 
 use crate::output::Output;
 
-/// Draws the stacks into a file. Without any there is nothing to draw, and one line says so.
+/// Writes the flame graph of the stacks to a file. Without stacks it writes no file but one line on stderr.
 pub(super) fn write(
     path: &Path,
     folded: &[(String, u64)],
@@ -15,7 +15,7 @@ pub(super) fn write(
     output: &Output,
 ) -> anyhow::Result<()> {
     let Some(svg) = flame::graph(folded, caption) else {
-        let _ = writeln!(io::stderr(), "nothing for a flame graph: {} was not written", path.display());
+        let _ = writeln!(io::stderr(), "no stacks for a flame graph: {} was not written", path.display());
         return Ok(());
     };
     fourtuple_report::save(path, &svg)?;

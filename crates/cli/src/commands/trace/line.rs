@@ -2,41 +2,43 @@ use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// One line on stderr that says how it goes, with a picture below it if there is one, if that is a terminal.
+/// A live line on stderr with an optional picture below; hidden if stderr is no terminal.
 pub(super) struct Line(Option<ProgressBar>);
 
 impl Line {
+    /// Creates the line; `quiet` hides it.
     pub(super) fn new(quiet: bool) -> Self {
         if quiet || !io::stderr().is_terminal() {
             return Line(None);
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
         bar.set_style(
-            ProgressStyle::with_template("{spinner} {wide_msg}{prefix}")
-                .expect("the template names fields that there are"),
+            ProgressStyle::with_template("{spinner} {wide_msg}{prefix}").expect("the template is valid"),
         );
         Line(Some(bar))
     }
 
-    pub(super) fn tell(&self, words: &[String]) {
+    /// Replaces the text of the line.
+    pub(super) fn set(&self, words: &[String]) {
         if let Some(bar) = &self.0 {
             bar.set_message(words.join("  "));
             bar.tick();
         }
     }
 
-    /// Lines below the one that tells.
-    pub(super) fn show(&self, picture: &str) {
+    /// Replaces the picture below the line.
+    pub(super) fn set_picture(&self, picture: &str) {
         if let Some(bar) = &self.0 {
             bar.set_prefix(format!("\n{}", picture.trim_end()));
         }
     }
 
-    /// Whether anybody sees it.
-    pub(super) fn is_seen(&self) -> bool {
+    /// Returns whether the line is on a terminal.
+    pub(super) fn is_visible(&self) -> bool {
         self.0.is_some()
     }
 
+    /// Removes the line from the terminal.
     pub(super) fn finish(self) {
         if let Some(bar) = self.0 {
             bar.finish_and_clear();

@@ -5,19 +5,20 @@ use fourtuple_report::terminal;
 
 use crate::output;
 
-/// Columns that are kept: 200 ms each.
+/// Number of columns of 200 ms each.
 const COLUMNS: usize = 120;
 const COLUMN_NS: u64 = 200_000_000;
 
-/// The heat map of the last seconds, below the line that moves.
+/// A heat map of the last 24 seconds, for the live display.
 #[derive(Default)]
-pub(super) struct Live {
+pub(super) struct LiveHeat {
     seen: BTreeMap<u64, u64>,
     columns: VecDeque<BTreeMap<u64, u64>>,
 }
 
-impl Live {
-    /// Takes the searches so far by length, and gives the map with what has come since the last time as its last column.
+impl LiveHeat {
+    /// Appends a column with the searches since the previous call, and renders the map. `steps` is the histogram since the
+    /// start.
     pub(super) fn next(&mut self, steps: &[(u64, u64)]) -> String {
         let column = steps.iter().map(|&(from_ns, number)| {
             let seen = self.seen.insert(from_ns, number).unwrap_or(0);
@@ -31,7 +32,7 @@ impl Live {
         terminal::moving_heat(&self.heat(), output::terminal_width(), output::has_colour(&std::io::stderr()))
     }
 
-    /// With every length that ever was: rows stay where they are.
+    /// Builds a map with a row for each step that ever had a search, so that rows stay in place.
     fn heat(&self) -> TraceHeat {
         let from_ns: Vec<u64> = self.seen.keys().copied().collect();
         let column = |column: &BTreeMap<u64, u64>| {
@@ -46,8 +47,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_is_what_has_come_since_the_last_and_rows_stay() {
-        let mut live = Live::default();
+    fn a_column_has_new_searches_and_rows_stay() {
+        let mut live = LiveHeat::default();
         live.next(&[(1_000, 5)]);
         live.next(&[(1_000, 7), (100_000, 1)]);
         live.next(&[(1_000, 7), (100_000, 4)]);
@@ -57,6 +58,6 @@ mod tests {
         (0..COLUMNS).for_each(|_| drop(live.next(&[(1_000, 7), (100_000, 4)])));
         let heat = live.heat();
         assert_eq!((heat.columns.len(), heat.columns.iter().flatten().sum::<u64>()), (COLUMNS, 0));
-        assert_eq!(heat.from_ns.len(), 2, "what ever was keeps its row");
+        assert_eq!(heat.from_ns.len(), 2, "a step keeps its row");
     }
 }

@@ -1,41 +1,41 @@
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use fourtuple_record::{Saved, TraceLocksSettings};
+use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
-use fourtuple_trace::{LockNews, Locks};
+use fourtuple_trace::{Locks, LocksProgress};
 use indicatif::HumanCount;
-use time::OffsetDateTime;
 
-use super::filter::{cgroup_id, name};
-use super::flame;
-use super::line::Line;
+use crate::commands::trace::filter::{cgroup_id, name, process};
+use crate::commands::trace::flame;
+use crate::commands::trace::line::Line;
+use crate::commands::trace::runner::{self, Description, nanoseconds};
 use crate::exit::Exit;
-use crate::output::{self, Output};
-use crate::{stop, units};
+use crate::output::Output;
+use crate::units;
 
-/// Which locks connections wait for: by class, by path through the kernel, by port, and what removes it
+/// Trace waits for TCP's locks: by class, by kernel path and by port, with advice
 ///
-/// Spinlocks of TCP that somebody had to wait for, and tasks that slept until a socket had no owner, with the number and the
-/// time of waits for each connection. Seen through stable tracepoints (tier tp_btf; Linux 5.19 and later), which needs
-/// CAP_BPF, CAP_PERFMON and a kernel with BTF. It ends with Ctrl-C, SIGTERM or --for, and nothing stays attached.
+/// Reports waits for spinlocks of TCP and sleeps until a socket has no owner, with number and time per connection. Uses stable
+/// tracepoints (tier tp_btf; Linux 5.19 and later); needs CAP_BPF, CAP_PERFMON and a kernel with BTF. Ends with Ctrl-C,
+/// SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct LocksFlags {
-    /// Waits of this process only, as numbered where fourtuple runs
+    /// Trace waits of this process only, as numbered where fourtuple runs
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Waits of threads of this name only (comm): 15 bytes at most
+    /// Trace waits of threads with this name only (comm, at most 15 bytes)
     #[arg(long, value_name = "NAME", value_parser = name)]
     comm: Option<String>,
-    /// Waits of processes in this cgroup (version 2) and those below it: /sys/fs/cgroup/system.slice
+    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
-    /// End after this time
+    /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Draw where in the kernel the time of waiting went, as a flame graph (SVG)
+    /// Write a flame graph (SVG) of the time of waiting by kernel path
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
     #[command(flatten)]
@@ -45,32 +45,25 @@ pub(super) struct LocksFlags {
 impl LocksFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
         let locks = Locks {
-            process: self.pid,
+            process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
             time: self.time,
         };
-        let stop = stop::flag()?;
-        let started = OffsetDateTime::now_utc();
-        let line = Line::new(self.output.quiet);
-        let attached = || {
-            if !self.output.quiet {
-                // Not for a terminal alone: whoever starts it from a script waits for this line.
-                let _ = writeln!(io::stderr(), "tracing locks");
-            }
+        let description = Description {
+            command: "trace locks",
+            target: "locks",
+            sysctls: &["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"],
         };
-        let outcome = locks.run(&stop, attached, |news| line.tell(&words(news)))?;
-        line.finish();
-        let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
-        let record =
-            output::record("trace locks", started, host, self.settings(), outcome.validity, outcome.results);
+        let show = |line: &Line, progress: &LocksProgress| line.set(&words(progress));
+        let (record, folded) = runner::run(&description, &locks, self.settings(), &self.output, show)?;
         let kernel = record.host.kernel.clone();
         let exit = self.output.finish(&Saved::TraceLocks(record))?;
         if let Some(path) = &self.flame {
             let subtitle = format!("kernel {kernel} · nanoseconds of waiting by path · {COLOURS}");
             let title = "fourtuple trace locks: time spent waiting";
             let caption = Caption { title, subtitle: &subtitle, unit: "ns" };
-            flame::write(path, &outcome.folded, &caption, &self.output)?;
+            flame::write(path, &folded, &caption, &self.output)?;
         }
         Ok(exit)
     }
@@ -80,22 +73,22 @@ impl LocksFlags {
             process: self.pid,
             name: self.comm.clone(),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
-            for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            for_ns: self.time.map(nanoseconds),
         }
     }
 }
 
-/// How it goes, for the line.
-fn words(news: &LockNews) -> Vec<String> {
+/// Returns the parts of the live line.
+fn words(progress: &LocksProgress) -> Vec<String> {
     let mut words = vec![
-        format!("{:.1} s", news.elapsed.as_secs_f64()),
-        format!("{} connections", HumanCount(news.connections)),
-        format!("{} waits", HumanCount(news.waits)),
-        format!("{:.1} ms", news.wait_ns as f64 / 1e6),
+        duration(nanoseconds(progress.elapsed)),
+        format!("{} connections", HumanCount(progress.connections)),
+        format!("{} waits", HumanCount(progress.waits)),
+        format!("waited {}", duration(progress.wait_ns)),
     ];
-    words.extend(news.worst.map(|class| format!("most for {class}")));
-    if news.lost > 0 {
-        words.push(format!("{} lost", HumanCount(news.lost)));
+    words.extend(progress.worst.map(|class| format!("most for {class}")));
+    if progress.lost > 0 {
+        words.push(format!("{} lost", HumanCount(progress.lost)));
     }
     words
 }

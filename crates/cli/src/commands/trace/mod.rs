@@ -5,20 +5,21 @@ mod flame;
 mod line;
 mod live;
 mod locks;
+mod runner;
 
 use clap::{Args, Subcommand};
 
 use crate::exit::Exit;
 
-/// Where the programs of this host spend their time in the kernel, without a change to them
+/// Trace where programs of this host spend time in the kernel, without changing the programs
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
     #[command(subcommand)]
-    what: What,
+    target: Target,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Target {
     Accept(accept::AcceptFlags),
     Connect(connect::ConnectFlags),
     Locks(locks::LocksFlags),
@@ -26,10 +27,10 @@ enum What {
 
 impl Trace {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
-        match self.what {
-            What::Accept(flags) => flags.run(),
-            What::Connect(flags) => flags.run(),
-            What::Locks(flags) => flags.run(),
+        match self.target {
+            Target::Accept(flags) => flags.run(),
+            Target::Connect(flags) => flags.run(),
+            Target::Locks(flags) => flags.run(),
         }
     }
 }

@@ -1,8 +1,8 @@
-/// Splits a command as a shell does: at blanks, with '...', "..." and \ (in "..." before " \ $ ` alone). Nothing else of
-/// a shell is done: no variables, no patterns, no pipes.
+/// Splits a command line as a shell does: at blanks outside of quotes. Supports '...', "..." and \; inside of "..." a \
+/// escapes " \ $ and `. Does not expand variables or patterns.
 ///
 /// # Errors
-/// What is open at the end, in words.
+/// A text for the user if a quote is not closed, or if the text ends with a \.
 pub(super) fn split(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -47,7 +47,7 @@ mod tests {
     use super::split;
 
     #[test]
-    fn words_are_those_of_a_shell() {
+    fn quotes_and_escapes_follow_the_shell() {
         for (text, words) in [
             ("", &[][..]),
             ("  lab   ports\t--range 1-2\n", &["lab", "ports", "--range", "1-2"]),

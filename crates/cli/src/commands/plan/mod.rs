@@ -1,3 +1,5 @@
+mod advice;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -5,7 +7,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{self, Closer, Costs, CostsByFill, Outcome, PlanError, PortRange, PortSet, Search};
+use fourtuple::ports::{
+    self, Closer, Costs, CostsByFill, PlanError, PlanOutcome, PortRange, PortSet, WindowSearch,
+};
 use fourtuple_lab::Watch;
 use fourtuple_record::{PlanPoint, PlanResults, PlanSettings, Saved};
 use time::OffsetDateTime;
@@ -15,11 +19,10 @@ use crate::output::{self, Output};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// How many connections fit, where connect() gets slow, when the ports run out, and how many source addresses would do
+/// Plan capacity: how many connections fit, when connect() gets slow, when ports run out, how many sources are needed
 ///
-/// What is not said is taken from this host: its range, its reserved ports, how its kernel searches, and what that costs,
-/// which is measured in a network namespace of its own within a few seconds. With --kernel parity or linear nothing of
-/// this host is measured.
+/// Defaults come from this host: the ephemeral range, the reserved ports, the search of its kernel, and the cost of a probe,
+/// which is measured in a new network namespace within a few seconds. With --kernel parity or linear nothing is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     /// Ephemeral range [default: this host's]
@@ -37,22 +40,22 @@ pub(crate) struct Plan {
     /// New connections per second over all destinations, such as 2000/s or 20k/s
     #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     rate: Option<f64>,
-    /// How long a connection is open
+    /// Lifetime of a connection
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
     hold: Duration,
-    /// Who closes first: us leaves the port in TIME_WAIT for 60 s
-    #[arg(long, value_enum, default_value_t = Who::Us)]
-    closer: Who,
-    /// How the kernel searches: this one; parity (before 6.8, and without the option ever since); linear (6.8 and later)
+    /// Side that closes first (active close): with us, the port is in TIME_WAIT for 60 s
+    #[arg(long, value_enum, default_value_t = ClosingSide::Us)]
+    closer: ClosingSide,
+    /// Search of the kernel: this host's, parity (before 6.8; later without IP_LOCAL_PORT_RANGE), or linear (6.8 and later)
     #[arg(long, value_enum, default_value_t = Kernel::This)]
     kernel: Kernel,
     /// Port strategy: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     strategy: Strategy,
-    /// Random windows as they were published: one try each and no way out
+    /// Random windows with a single attempt each and no fallback
     #[arg(long)]
     windows: bool,
-    /// Cost of a probe: measured on this host, or figures of the machine that fourtuple was made on
+    /// Cost of a probe: measured on this host, or the reference figures of fourtuple
     /// [default: calibrated with --kernel this, else reference]
     #[arg(long, value_enum)]
     costs: Option<CostSource>,
@@ -61,25 +64,25 @@ pub(crate) struct Plan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Who {
+enum ClosingSide {
     Us,
     Them,
 }
 
-impl Who {
+impl ClosingSide {
     fn name(self) -> &'static str {
         match self {
-            Who::Us => "us",
-            Who::Them => "them",
+            ClosingSide::Us => "us",
+            ClosingSide::Them => "them",
         }
     }
 }
 
-impl From<Who> for Closer {
-    fn from(who: Who) -> Closer {
-        match who {
-            Who::Us => Closer::Us,
-            Who::Them => Closer::Them,
+impl From<ClosingSide> for Closer {
+    fn from(side: ClosingSide) -> Closer {
+        match side {
+            ClosingSide::Us => Closer::Us,
+            ClosingSide::Them => Closer::Them,
         }
     }
 }
@@ -118,8 +121,8 @@ impl Plan {
             _ => Some(capabilities::probe()?.local_port_range),
         };
         let search = match (self.kernel, found) {
-            (Kernel::Linear, _) | (Kernel::This, Some(LocalPortRange::Linear)) => Search::Linear,
-            _ => Search::Parity,
+            (Kernel::Linear, _) | (Kernel::This, Some(LocalPortRange::Linear)) => WindowSearch::Linear,
+            _ => WindowSearch::Parity,
         };
         let strategy =
             self.strategy(search, self.kernel == Kernel::This && found == Some(LocalPortRange::Absent));
@@ -139,24 +142,26 @@ impl Plan {
             seed: self.output.seed,
             ..ports::Plan::new(strategy)
         };
-        let outcome = plan.outcome().map_err(|error: PlanError| UsageError(error.to_string()))?;
+        let refuse = |error: PlanError| UsageError(error.to_string());
+        let outcome = plan.outcome().map_err(refuse)?;
+        let advice = advice::lines(&plan, &plan.budget().map_err(refuse)?, &outcome);
         let capabilities: Vec<_> = found.iter().map(|found| ("ip_local_port_range", found.name())).collect();
         let sysctls = ["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"];
         let host = output::host(&sysctls, &capabilities);
         let settings = self.settings(&plan, costs);
-        let record = output::record("plan", started, host, settings, Vec::new(), results(outcome));
+        let record = output::record("plan", started, host, settings, Vec::new(), results(outcome, advice));
         self.output.finish(&Saved::Plan(record))
     }
 
-    /// The strategy to plan with. `auto` stands for what it chooses on such a kernel, without its book of ports: a plan is
-    /// for everybody who dials there, and not for one process.
-    fn strategy(&self, search: Search, absent: bool) -> Strategy {
+    /// Returns the strategy to plan with. Replaces `auto` by the strategy that it chooses on such a kernel, without its port
+    /// ledger: a plan covers all processes of a host.
+    fn strategy(&self, search: WindowSearch, absent: bool) -> Strategy {
         match self.strategy {
             Strategy::RandomWindow { width, .. } if self.windows => fourtuple_lab::ports::as_published(width),
             Strategy::Auto if absent => Strategy::KernelDefault,
             Strategy::Auto => match search {
-                Search::Linear => Strategy::FullRange,
-                Search::Parity => Strategy::RANDOM_WINDOW,
+                WindowSearch::Linear => Strategy::FullRange,
+                WindowSearch::Parity => Strategy::RANDOM_WINDOW,
             },
             strategy => strategy,
         }
@@ -173,8 +178,8 @@ impl Plan {
             hold_ns: nanoseconds(self.hold),
             closer: self.closer.name().to_owned(),
             kernel: match plan.search {
-                Search::Parity => "parity",
-                Search::Linear => "linear",
+                WindowSearch::Parity => "parity",
+                WindowSearch::Linear => "linear",
             }
             .to_owned(),
             strategy: plan.strategy.to_string(),
@@ -187,7 +192,8 @@ impl Plan {
         }
     }
 
-    /// The range and the reserved ports: as given, else this host's. Reserved ports of this host go with its range only.
+    /// Returns the range and the reserved ports from the flags, else from this host. The reserved ports of this host apply only
+    /// with the range of this host.
     fn ports(&self) -> anyhow::Result<(PortRange, PortSet)> {
         match (self.range, &self.reserved) {
             (Some(range), given) => Ok((range, given.clone().unwrap_or_default())),
@@ -199,17 +205,25 @@ impl Plan {
         }
     }
 
-    /// What can be refused before anything is measured.
+    /// Checks the flags before anything is measured.
     fn check(&self, range: PortRange, reserved: &PortSet) -> Result<(), UsageError> {
         if range.low() == 0 {
             return Err(UsageError(format!(
-                "invalid value '{range}' for '--range': 0 is no port; accepted are ranges from port 1 on"
+                "invalid value '{range}' for '--range': 0 is no port; expected a range from port 1 on"
+            )));
+        }
+        let open = self.rate.unwrap_or(0.0) * (self.hold.as_secs_f64() + TIME_WAIT_S);
+        if open > MOST_OPEN {
+            return Err(UsageError(format!(
+                "invalid value '{}s' for '--hold': with this '--rate' {open:.0} connections would be open at a time; \
+                 expected at most {MOST_OPEN:e}",
+                self.hold.as_secs_f64()
             )));
         }
         if reserved.count_in(range) == range.len() {
             let flag = if self.reserved.is_some() { "--reserved" } else { "--range" };
             return Err(UsageError(format!(
-                "invalid value for '{flag}': all {} ports of {range} are reserved; accepted is what leaves one",
+                "invalid value for '{flag}': all {} ports of {range} are reserved; expected at least one free port",
                 range.len()
             )));
         }
@@ -227,16 +241,21 @@ impl Plan {
         let watch = Watch { stop: &stop, progress: &bars };
         let has_option = found != Some(LocalPortRange::Absent);
         let costs = fourtuple_lab::calibrate(range, strategy, has_option, &watch).context(CALIBRATION)?;
-        // Nothing of what follows can be kept: from here on the first Ctrl-C ends the process, as the second one did.
+        // From here on there is no partial result to keep, so the next SIGINT ends the process at once.
         stop.store(true, Ordering::Relaxed);
         Ok(costs)
     }
 }
 
-/// What failed, and how to do without.
-const CALIBRATION: &str = "cannot calibrate (--costs reference plans without)";
+/// Duration of TIME_WAIT in seconds.
+const TIME_WAIT_S: f64 = 60.0;
+/// Greatest number of connections at a time that is accepted.
+const MOST_OPEN: f64 = 1e15;
 
-fn results(outcome: Outcome) -> PlanResults {
+/// Context of an error in the calibration.
+const CALIBRATION: &str = "cannot calibrate (--costs reference needs no calibration)";
+
+fn results(outcome: PlanOutcome, advice: Vec<String>) -> PlanResults {
     PlanResults {
         capacity: outcome.capacity,
         cliff_connections: outcome.cliff_connections,
@@ -251,7 +270,7 @@ fn results(outcome: Outcome) -> PlanResults {
             .map(|point| PlanPoint { fill: point.fill, probes: point.probes, mean_ns: point.mean_ns })
             .collect(),
         simulated: outcome.simulated,
-        advice: outcome.advice,
+        advice,
     }
 }
 

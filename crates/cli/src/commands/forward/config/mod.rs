@@ -1,33 +1,36 @@
-//! Links, of the flags or of a file.
+//! The links from the flags or from a file.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use fourtuple::spread::{Key, Rule as SpreadRule, Spread, SpreadTextError};
+use fourtuple::spread::{DeviceName, DeviceNameError, FlowKey, Selector, SelectorParseError, SlotRule};
+use fourtuple_forward::bfd::{Timers, TimersError};
 use fourtuple_forward::{Link, Peer, Prefix, Routes, Rule};
-use fourtuple_record::ForwardLink;
+use fourtuple_record::{ForwardBfdTimers, ForwardLink};
 use serde::Deserialize;
 
 use crate::exit::UsageError;
 use crate::units;
 
-/// The most clients of a plane that may be asked for.
+/// The largest accepted limit of clients, of one plane or of all planes.
 pub(super) const MOST_CLIENTS: u32 = 1_000_000;
 
-/// What a file may say. What the command line says as well counts more there.
+/// The contents of a configuration file. Flags override the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct File {
     pub(super) planes: Option<u32>,
     pub(super) plane: Option<String>,
     pub(super) pin: Option<bool>,
+    pub(super) clients_total: Option<u32>,
+    pub(super) share: Option<bool>,
     #[serde(default, rename = "link")]
     pub(super) links: Vec<LinkText>,
 }
 
-/// One link in words, as in a file; the flags of the command line make one as well.
+/// The settings of one link as text, from a file or from the flags.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct LinkText {
@@ -43,11 +46,14 @@ pub(super) struct LinkText {
     pub(super) clients: Option<u32>,
     pub(super) bfd: Option<String>,
     pub(super) bfd_in_band: Option<String>,
+    pub(super) bfd_interval: Option<String>,
+    pub(super) bfd_receive_interval: Option<String>,
+    pub(super) bfd_multiplier: Option<u32>,
 }
 
-/// A link as it was understood.
+/// A parsed link.
 #[derive(Clone, Debug)]
-pub(super) struct Understood {
+pub(super) struct ParsedLink {
     pub(super) link: Link,
     pub(super) record: ForwardLink,
 }
@@ -59,7 +65,7 @@ pub(super) fn read(path: &Path) -> Result<File, UsageError> {
     parse(&text).map_err(refuse)
 }
 
-fn parse(text: &str) -> Result<File, String> {
+pub(super) fn parse(text: &str) -> Result<File, String> {
     let file: File = toml::from_str(text).map_err(|error| in_one_line(text, &error))?;
     if file.links.is_empty() {
         return Err("no [[link]]".to_owned());
@@ -67,17 +73,17 @@ fn parse(text: &str) -> Result<File, String> {
     Ok(file)
 }
 
-/// Where and what, without the picture of the place.
+/// Returns the message of a TOML error with its line, without the excerpt of the file.
 fn in_one_line(text: &str, error: &toml::de::Error) -> String {
     let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
     let message = error.message().replace('\n', " ");
     line.map_or(message.clone(), |line| format!("line {line}: {message}"))
 }
 
-/// `name` says where the value stands: `--to`, or `to of link 2`.
-pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Result<Understood, UsageError> {
+/// Parses the settings of one link. `name` returns the name of a setting for errors: `--to`, or `to of link 2`.
+pub(super) fn parse_link(text: &LinkText, name: &dyn Fn(&str) -> String) -> Result<ParsedLink, UsageError> {
     let refuse = |field: &str, value: &str, why: &str| {
-        // Strings of a file may have more than one line, what is said of them has not.
+        // Strings of a file may contain line breaks, error messages must not.
         let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         UsageError(format!("invalid value '{value}' for '{}': {why}", name(field)))
     };
@@ -89,13 +95,13 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     let listen = address("listen", &text.listen)?;
     let default = text.to.as_deref().map(|to| address("to", to)).transpose()?;
     let spread = match &text.spread {
-        None => Spread::Hash,
-        Some(spread) => {
-            spread.parse().map_err(|error: SpreadTextError| refuse("spread", spread, &error.to_string()))?
-        }
+        None => Selector::Hash,
+        Some(spread) => spread
+            .parse()
+            .map_err(|error: SelectorParseError| refuse("spread", spread, &error.to_string()))?,
     };
-    if let (true, Spread::XdpSourcePort { .. }) = (text.replies, spread) {
-        let why = "it gives packets source ports that nobody has, so that what goes back to them does not arrive: take another \
+    if let (true, Selector::XdpSourcePort { .. }) = (text.replies, spread) {
+        let why = "it rewrites source ports, so that replies do not reach the sender: take another \
                    one, or do without return";
         return Err(refuse("spread", &spread.to_string(), why));
     }
@@ -103,7 +109,7 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         (Some(key), _) => Some(key_of(key).ok_or_else(|| {
             refuse("key", key, "expected OFFSET:WIDTH or OFFSET:WIDTH:MASK, WIDTH 1, 2 or 4 bytes")
         })?),
-        (None, Spread::Key(key) | Spread::Map(SpreadRule::Key(key))) => Some(key),
+        (None, Selector::Key(key) | Selector::Map(SlotRule::Key(key))) => Some(key),
         (None, _) => None,
     };
     let rules = text
@@ -142,38 +148,82 @@ pub(super) fn understand(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         let message = format!("'{}' and '{}': a link has one session", name("bfd"), name("bfd-in-band"));
         return Err(UsageError(message));
     }
-    let link = Link {
-        listen,
-        routes,
-        spread,
-        replies: text.replies,
-        idle,
-        clients: clients as usize,
-        bfd: bfd.or(in_band),
+    let timers = timers(text, &refuse)?;
+    let bfd = match bfd.or(in_band) {
+        None if text.bfd_interval.is_some()
+            || text.bfd_receive_interval.is_some()
+            || text.bfd_multiplier.is_some() =>
+        {
+            let message =
+                format!("timers of BFD need a session: give '{}' or '{}'", name("bfd"), name("bfd-in-band"));
+            return Err(UsageError(message));
+        }
+        peer => peer.map(|peer| Peer { timers, ..peer }),
     };
+    let link = Link { listen, routes, spread, replies: text.replies, idle, clients: clients as usize, bfd };
     let record = ForwardLink {
         listen: listen.to_string(),
         to: default.map(|to| to.to_string()),
         routes: text.routes.clone(),
-        key: key.map(|key| Spread::Key(key).to_string().replacen("flow:", "", 1)),
+        key: key.map(|key| Selector::Key(key).to_string().replacen("flow:", "", 1)),
         spread: spread.to_string(),
         replies: text.replies,
-        idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX),
+        idle_ns: nanos(idle),
         clients,
         bfd: text.bfd.clone(),
         bfd_in_band: text.bfd_in_band.clone(),
+        bfd_timers: bfd.map(|_| ForwardBfdTimers {
+            interval_ns: nanos(timers.desired_min_tx()),
+            receive_interval_ns: nanos(timers.required_min_rx()),
+            multiplier: timers.detect_mult(),
+        }),
     };
-    Ok(Understood { link, record })
+    Ok(ParsedLink { link, record })
 }
 
-/// `192.0.2.1`, or `192.0.2.1@192.0.2.2` from an address of this host
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the timers of the BFD session, with the values of [`Timers::default`] for settings that are absent.
+fn timers(text: &LinkText, refuse: &dyn Fn(&str, &str, &str) -> UsageError) -> Result<Timers, UsageError> {
+    let default = Timers::default();
+    let interval = |field: &str, value: &Option<String>, default: Duration| match value {
+        None => Ok(default),
+        Some(value) => units::duration(value).map_err(|why| refuse(field, value, &why)),
+    };
+    let send = interval("bfd-interval", &text.bfd_interval, default.desired_min_tx())?;
+    let receive = interval("bfd-receive-interval", &text.bfd_receive_interval, send)?;
+    let multiplier = text.bfd_multiplier.unwrap_or(default.detect_mult().into());
+    let multiplier = u8::try_from(multiplier)
+        .map_err(|_| refuse("bfd-multiplier", &multiplier.to_string(), "expected 1 to 255"))?;
+    Timers::new(send, receive, multiplier).map_err(|error| {
+        let (field, value) = match error {
+            TimersError::DesiredMinTx(time) => ("bfd-interval", format!("{time:?}")),
+            TimersError::RequiredMinRx(time) => ("bfd-receive-interval", format!("{time:?}")),
+            TimersError::DetectMult => ("bfd-multiplier", multiplier.to_string()),
+        };
+        refuse(field, &value, &error.to_string())
+    })
+}
+
+/// Parses `192.0.2.1`, `192.0.2.1@192.0.2.2` with a local address, or `fe80::1%eth0` with a device.
 fn peer(text: &str) -> Result<Peer, String> {
     let expected = || {
-        "expected the address of the peer, such as 192.0.2.1, or PEER@LOCAL with the address here".to_owned()
+        "expected the address of the peer, such as 192.0.2.1 or fe80::1%eth0 (on that device), or PEER@LOCAL with the address \
+         here"
+            .to_owned()
     };
     let (peer, local) = match text.split_once('@') {
         Some((peer, local)) => (peer, Some(local)),
         None => (text, None),
+    };
+    let (peer, device) = match peer.split_once('%') {
+        Some((peer, name)) => {
+            let device: DeviceName = name.parse().map_err(|error: DeviceNameError| error.to_string())?;
+            (peer, Some(device))
+        }
+        None => (peer, None),
     };
     let address: IpAddr = peer.parse().map_err(|_| expected())?;
     let local: Option<IpAddr> = local.map(str::parse).transpose().map_err(|_| expected())?;
@@ -183,10 +233,14 @@ fn peer(text: &str) -> Result<Peer, String> {
     if local.is_some_and(|local| local.is_ipv4() != address.is_ipv4()) {
         return Err("one end is IPv4, the other IPv6".to_owned());
     }
-    Ok(Peer { local, ..Peer::new(address) })
+    let is_link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    if device.is_none() && (is_link_local(address) || local.is_some_and(is_link_local)) {
+        return Err("a link-local address needs its device, such as fe80::1%eth0".to_owned());
+    }
+    Ok(Peer { local, device, ..Peer::new(address) })
 }
 
-/// `192.0.2.1:4000`
+/// Parses `192.0.2.1:4000`.
 fn in_band_peer(text: &str, listen: SocketAddr) -> Result<Peer, String> {
     let peer: SocketAddr = text.parse().map_err(|_| {
         "expected the peer's address and the port of its data, such as 192.0.2.1:4000".to_owned()
@@ -203,14 +257,14 @@ fn in_band_peer(text: &str, listen: SocketAddr) -> Result<Peer, String> {
     Ok(Peer::in_band(peer))
 }
 
-fn key_of(text: &str) -> Option<Key> {
+fn key_of(text: &str) -> Option<FlowKey> {
     match format!("flow:{text}").parse() {
-        Ok(Spread::Key(key)) => Some(key),
+        Ok(Selector::Key(key)) => Some(key),
         _ => None,
     }
 }
 
-/// `10.0.0.0/8=192.0.2.1:4000` or `7=192.0.2.1:4000`
+/// Parses `10.0.0.0/8=192.0.2.1:4000` or `7=192.0.2.1:4000`.
 fn rule(text: &str) -> Result<Rule, String> {
     let expected = || {
         "expected PREFIX=ADDRESS:PORT, such as 10.0.0.0/8=192.0.2.1:4000, or KEY=ADDRESS:PORT, such as 7=192.0.2.1:4000".to_owned()
@@ -228,116 +282,4 @@ fn rule(text: &str) -> Result<Rule, String> {
 }
 
 #[cfg(test)]
-mod noise;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn named(field: &str) -> String {
-        format!("--{field}")
-    }
-
-    fn text(listen: &str, to: &str) -> LinkText {
-        LinkText {
-            listen: listen.to_owned(),
-            to: Some(to.to_owned()),
-            routes: Vec::new(),
-            key: None,
-            spread: None,
-            replies: false,
-            idle: None,
-            clients: None,
-            bfd: None,
-            bfd_in_band: None,
-        }
-    }
-
-    #[test]
-    fn a_session_is_among_the_data_or_apart_from_them() {
-        let whole =
-            "[[link]]\nlisten = \"127.0.0.1:1\"\nto = \"127.0.0.1:2\"\nbfd-in-band = \"127.0.0.2:1\"\n";
-        let file: File = toml::from_str(whole).unwrap();
-        let link = understand(&file.links[0], &named).unwrap();
-        assert_eq!(link.link.bfd, Some(Peer::in_band(([127, 0, 0, 2], 1).into())));
-        assert_eq!(link.record.bfd_in_band.as_deref(), Some("127.0.0.2:1"));
-        let apart = LinkText { bfd: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") };
-        assert_eq!(understand(&apart, &named).unwrap().link.bfd.unwrap().in_band, None);
-    }
-
-    #[test]
-    fn a_file_is_read_and_its_mistakes_are_found() {
-        let whole = "planes = 2\nplane = \"batched\"\npin = true\n[[link]]\nlisten = \"0.0.0.0:1\"\nto = \"127.0.0.1:2\"\nreturn = true\nroutes = [\"7=127.0.0.1:3\"]\nspread = \"flow:4:4\"\nidle = \"5s\"\n";
-        let file: File = toml::from_str(whole).unwrap();
-        let link = understand(&file.links[0], &named).unwrap();
-        assert!(link.link.replies && link.link.routes.are_by_key());
-        assert_eq!(link.record.key.as_deref(), Some("4:4"));
-        assert_eq!(link.record.idle_ns, 5_000_000_000);
-        for (wrong, line) in [("planes = 2\nplan = 3\n", 2), ("[[link]]\nlisten = 3\n", 2), ("x", 1)] {
-            let error = toml::from_str::<File>(wrong).unwrap_err();
-            assert!(in_one_line(wrong, &error).starts_with(&format!("line {line}: ")), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_with_its_value() {
-        let mistakes = [
-            (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),
-            (text("127.0.0.1:1", "there"), "'there' for '--to'"),
-            (text("127.0.0.1:1", "127.0.0.1:0"), "'127.0.0.1:0' for '--to'"),
-            (
-                LinkText {
-                    routes: vec!["1.0.0.0/8=127.0.0.1:0".into()],
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
-                "'127.0.0.1:0' for '--route'",
-            ),
-            (LinkText { clients: Some(0), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'0' for '--clients'"),
-            (text("a\nb", "127.0.0.1:1"), "'a b' for '--listen'"),
-            (
-                LinkText { spread: Some("even".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'even' for '--spread'",
-            ),
-            (LinkText { key: Some("4".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'4' for '--key'"),
-            (
-                LinkText { routes: vec!["7".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'7' for '--route'",
-            ),
-            (
-                LinkText { routes: vec!["7=127.0.0.1:3".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "where it is",
-            ),
-            (LinkText { idle: Some("5".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'5' for '--idle'"),
-            (LinkText { bfd: Some("x".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'x' for '--bfd'"),
-            (
-                LinkText { bfd: Some("::1@127.0.0.1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "one end is IPv4",
-            ),
-            (
-                LinkText { bfd_in_band: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'127.0.0.2' for '--bfd-in-band'",
-            ),
-            (
-                LinkText { bfd_in_band: Some("127.0.0.1:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "the same address",
-            ),
-            (
-                LinkText { bfd_in_band: Some("[::1]:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "one end is IPv4",
-            ),
-            (
-                LinkText {
-                    bfd: Some("127.0.0.2".into()),
-                    bfd_in_band: Some("127.0.0.2:1".into()),
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
-                "one session",
-            ),
-            (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
-        ];
-        for (link, expected) in mistakes {
-            let UsageError(message) = understand(&link, &named).unwrap_err();
-            assert!(message.contains(expected), "{message}");
-        }
-    }
-}
+mod tests;

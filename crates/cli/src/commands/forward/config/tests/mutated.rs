@@ -1,8 +1,8 @@
-//! Whatever is written: it is understood, or one line says which field it is about.
+//! Mutated configuration files: the parser accepts each file or refuses it with one line that names the field.
 
 use fastrand::Rng;
 
-use super::*;
+use super::super::*;
 
 const WHOLE: &str = r#"planes = 4
 plane = "offload"
@@ -23,7 +23,7 @@ routes = ["10.0.0.0/8=192.0.2.2:1", "2001:db8::/32=[::1]:2"]
 key = "4:4"
 "#;
 
-/// What values are made of, and what they are not.
+/// Fragments of valid and of invalid field values.
 const PIECES: [&str; 44] = [
     "",
     "0",
@@ -72,7 +72,7 @@ const PIECES: [&str; 44] = [
 ];
 
 fn text(random: &mut Rng, sample: &str) -> String {
-    // Something that is right, with pieces put in, taken out, or nothing of it.
+    // A valid value with fragments inserted or removed, or a value made of fragments only.
     let mut characters: Vec<char> = if random.u8(..4) == 0 { Vec::new() } else { sample.chars().collect() };
     for _ in 0..random.usize(1..5) {
         let at = random.usize(..=characters.len());
@@ -91,9 +91,9 @@ fn valid() -> LinkText {
     link
 }
 
-/// One field has something in it, and all else is right: it is the one that is named, where any is.
+/// One field holds a mutated value and all other fields are valid: each error names the mutated field.
 #[test]
-fn the_field_that_is_wrong_is_named() {
+fn an_error_names_the_mutated_field() {
     type Put = fn(&mut LinkText, String);
     let fields: [(&str, &str, Put); 7] = [
         ("listen", "0.0.0.0:4000", |link, text| link.listen = text),
@@ -112,7 +112,7 @@ fn the_field_that_is_wrong_is_named() {
             link.key = Some("4:4".to_owned());
             let value = text(&mut random, sample);
             put(&mut link, value.clone());
-            match understand(&link, &|field| format!("{field} of link 1")) {
+            match parse_link(&link, &|field| format!("{field} of link 1")) {
                 Ok(_) => understood += 1,
                 Err(UsageError(message)) => {
                     refused += 1;
@@ -125,24 +125,24 @@ fn the_field_that_is_wrong_is_named() {
     }
 }
 
-/// What was read is written as it can be read again.
+/// The text that a parsed `--spread` value prints as parses to the same value.
 #[test]
-fn a_spread_that_was_understood_says_itself() {
+fn a_parsed_spread_prints_as_valid_text() {
     let mut random = Rng::with_seed(64);
     let samples = ["flow:4:4", "map:flow:0:2:0xff", "xdp:64@lo", "cpumap:2:random@lo", "random"];
     let mut understood = 0;
     for round in 0..50_000 {
         let text = text(&mut random, samples[round % samples.len()]);
-        let Ok(spread) = text.parse::<Spread>() else { continue };
+        let Ok(spread) = text.parse::<Selector>() else { continue };
         understood += 1;
         assert_eq!(spread.to_string().parse(), Ok(spread), "{text:?}");
     }
     assert!(understood > 1_000, "{understood}");
 }
 
-/// Files with characters and lines that are missing, too many or somewhere else.
+/// Mutated files: bytes and lines removed, duplicated or moved.
 #[test]
-fn a_file_is_understood_or_refused_in_one_line() {
+fn a_mutated_file_parses_or_fails_with_one_line() {
     let mut random = Rng::with_seed(42);
     let (mut understood, mut refused) = (0, 0);
     for round in 0..20_000 {
@@ -162,7 +162,7 @@ fn a_file_is_understood_or_refused_in_one_line() {
         let read = parse(&content).and_then(|file| {
             let links = file.links.iter().enumerate();
             let name = |number: usize| move |field: &str| format!("{field} of link {}", number + 1);
-            let links = links.map(|(number, link)| understand(link, &name(number)).map_err(|error| error.0));
+            let links = links.map(|(number, link)| parse_link(link, &name(number)).map_err(|error| error.0));
             links.collect::<Result<Vec<_>, _>>()
         });
         match read {

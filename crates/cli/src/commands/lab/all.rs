@@ -1,0 +1,92 @@
+use std::time::Duration;
+
+use fourtuple::listen::{self, AcceptPolicy};
+use fourtuple::ports::PortRange;
+use fourtuple_lab::accept::{Accept, Load};
+use fourtuple_lab::pool::{Selection, Spend};
+use fourtuple_lab::ports::Ports;
+use fourtuple_lab::time_wait::{Remedy, TimeWait};
+use fourtuple_lab::{Family, LabError, Watch};
+use fourtuple_record::{AcceptResults, LabResults, LabSettings, Remark, Saved};
+use fourtuple_syscalls::socket::Transport;
+use time::OffsetDateTime;
+
+use crate::commands::lab::ports::all_strategies;
+use crate::commands::lab::run::with_watch;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+
+/// Runs `ports`, `time-wait` and `accept` in a short form. `time-wait` shows the begin of the stall and does not wait for its
+/// end, 60 s later.
+pub(super) fn run(mut output: Output) -> anyhow::Result<Exit> {
+    let time_wait = TimeWait {
+        range: PortRange::new(49152, 65535).expect("low is below high"),
+        remedies: Remedy::ALL.to_vec(),
+        patience: Duration::from_millis(1500),
+    };
+    let started = OffsetDateTime::now_utc();
+    let (result, host) = with_watch(&output, |watch, found| {
+        let ports = Ports {
+            range: PortRange::KERNEL_DEFAULT,
+            strategies: all_strategies(found),
+            windows: false,
+            fill: 1.0,
+            transport: Transport::Tcp,
+            family: Family::V4,
+            sources: 1,
+            repeats: 1,
+            seed: output.seed,
+        };
+        let accept = short_accept(output.seed);
+        let settings = LabSettings {
+            ports: ports.settings(),
+            time_wait: time_wait.settings(),
+            accept: Some(accept.settings()),
+        };
+        let (ports, mut remarks) = ports.run(watch)?;
+        let (time_wait, more) = time_wait.run(watch)?;
+        remarks.extend(more);
+        let (accept, more) = run_accept(&accept, watch);
+        remarks.extend(more);
+        // One Ctrl-C ends all three labs, each of which remarks on it.
+        remarks.dedup_by(|later, first| later.id == "interrupted" && first.id == later.id);
+        Ok((settings, LabResults { ports, time_wait, accept }, remarks))
+    })?;
+    let (settings, results, validity) = result;
+    let record = output::record("lab", started, host, settings, validity, results);
+    output.html.get_or_insert_with(|| "report.html".into());
+    output.finish(&Saved::Lab(record))
+}
+
+/// Returns settings that show the uneven distribution of EPOLLEXCLUSIVE and the even one of the rotating policy.
+fn short_accept(seed: u64) -> Accept {
+    Accept {
+        selection: Selection {
+            policies: vec![AcceptPolicy::Exclusive, AcceptPolicy::ROTATE],
+            policies_named: true,
+            families: vec![listen::Family::Unix],
+            families_named: true,
+        },
+        loads: vec![Load::Light],
+        workers: 8,
+        connections: 48,
+        clients: 1,
+        work: Duration::from_micros(50),
+        spend: Spend::Sleep,
+        slow: Duration::from_millis(5),
+        length: Duration::from_millis(100),
+        repeats: 1,
+        seed,
+    }
+}
+
+/// Runs the last lab. An error becomes a remark, so that the results of the labs before it are kept.
+fn run_accept(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<Remark>) {
+    match accept.run(watch) {
+        Ok((results, remarks)) => (Some(results), remarks),
+        Err(LabError::Interrupted) => {
+            (None, vec![Remark::new("interrupted", "interrupted before lab accept: it is missing")])
+        }
+        Err(error) => (None, vec![Remark::new("failed", format!("lab accept failed: {error}"))]),
+    }
+}

@@ -1,0 +1,145 @@
+use std::num::NonZeroU16;
+
+use clap::{Args, ValueEnum};
+use fourtuple::capabilities::LocalPortRange;
+use fourtuple::dial::Strategy;
+use fourtuple::ports::PortRange;
+use fourtuple_compare::needs_one_name;
+use fourtuple_lab::Family;
+use fourtuple_lab::ports::{self, Ports};
+use fourtuple_record::Saved;
+use fourtuple_syscalls::socket::Transport;
+use time::OffsetDateTime;
+
+use crate::commands::lab::run::with_watch;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::units;
+
+/// Cost of connect() under each port strategy, from an empty table to a full one
+///
+/// Repeats the figures and the table of "connect() - why are you so slow?" (Cloudflare, 2024) on this kernel.
+#[derive(Debug, Args)]
+pub(super) struct PortsFlags {
+    /// Ephemeral range of the lab's namespace, at least 8 ports from 1024 on [default: 32768-49151, with --windows 9024-65535]
+    #[arg(long, value_name = "LOW-HIGH", allow_hyphen_values = true)]
+    range: Option<PortRange>,
+    /// Strategies to compare, in this order: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
+    /// [default: all of them, windows of 500]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    strategy: Vec<Strategy>,
+    /// Table of that article: windows of 500, 1000, 5000 and 10000 ports, one attempt each, no fallback
+    #[arg(long)]
+    windows: bool,
+    /// Share of the tuples to dial
+    #[arg(long, value_name = "0..1", default_value = "1", value_parser = units::share, allow_hyphen_values = true)]
+    fill: f64,
+    /// Transport
+    #[arg(long, value_enum, default_value_t = Protocol::Tcp)]
+    protocol: Protocol,
+    /// IPv4 or IPv6
+    #[arg(long, value_name = "4|6", default_value = "4", value_parser = family, allow_hyphen_values = true)]
+    family: Family,
+    /// Number of source addresses
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    sources: u32,
+    /// Runs of every strategy, interleaved A B B A
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
+    repeats: u32,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Protocol {
+    Tcp,
+    Udp,
+}
+
+fn family(text: &str) -> Result<Family, String> {
+    match text {
+        "4" => Ok(Family::V4),
+        "6" => Ok(Family::V6),
+        _ => Err(format!("{text:?} is not a family: expected 4 or 6")),
+    }
+}
+
+/// Returns the default range: small enough for the kernel's own search to fill it within seconds.
+fn short_range() -> PortRange {
+    PortRange::new(32768, 49151).expect("low is below high")
+}
+
+/// Returns the range of "connect() - why are you so slow?".
+fn article_range() -> PortRange {
+    PortRange::new(9024, 65535).expect("low is below high")
+}
+
+/// Returns every strategy that this kernel supports.
+pub(super) fn all_strategies(found: LocalPortRange) -> Vec<Strategy> {
+    let mut all = vec![Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT];
+    if found != LocalPortRange::Absent {
+        all.extend([Strategy::RANDOM_WINDOW, Strategy::FullRange]);
+    }
+    all.push(Strategy::Auto);
+    all
+}
+
+impl PortsFlags {
+    /// Checks that a run gives one number for `compare`.
+    pub(super) fn comparable(&self) -> Result<(), String> {
+        if self.windows {
+            let message = "'--windows' measures several strategies; give '--strategy' with one name instead";
+            Err(message.to_owned())
+        } else if self.strategy.len() != 1 {
+            Err(needs_one_name("lab ports", "--strategy"))
+        } else if self.repeats != 1 {
+            Err("'--repeats' is what compare does: leave it out, and say --trials".to_owned())
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+        // Refuses bad settings before the kernel is probed.
+        self.settings(LocalPortRange::Unproven).check()?;
+        let started = OffsetDateTime::now_utc();
+        let (result, host) = with_watch(&self.output, |watch, found| {
+            let settings = self.settings(found);
+            Ok((settings.run(watch)?, settings.settings()))
+        })?;
+        let ((results, validity), settings) = result;
+        let record = output::record("lab ports", started, host, settings, validity, results);
+        self.output.finish(&Saved::Ports(record))
+    }
+
+    fn settings(&self, found: LocalPortRange) -> Ports {
+        let mut strategies = self.strategy.clone();
+        if self.windows {
+            for strategy in &mut strategies {
+                if let Strategy::RandomWindow { width, .. } = *strategy {
+                    *strategy = ports::as_published(width);
+                }
+            }
+            let given = strategies.clone();
+            let published = ports::PUBLISHED_WIDTHS
+                .map(|width| ports::as_published(NonZeroU16::new(width).expect("a width is above zero")));
+            strategies.extend(published.iter().filter(|window| !given.contains(window)));
+        } else if strategies.is_empty() {
+            strategies = all_strategies(found);
+        }
+        Ports {
+            range: self.range.unwrap_or_else(if self.windows { article_range } else { short_range }),
+            strategies,
+            windows: self.windows,
+            fill: self.fill,
+            transport: match self.protocol {
+                Protocol::Tcp => Transport::Tcp,
+                Protocol::Udp => Transport::Udp,
+            },
+            family: self.family,
+            sources: self.sources,
+            repeats: self.repeats,
+            seed: self.output.seed,
+        }
+    }
+}

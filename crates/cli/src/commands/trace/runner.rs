@@ -1,0 +1,58 @@
+//! Runs an instrument: signals, the ready line, the live line and the record.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use fourtuple_record::Record;
+use fourtuple_trace::{Folded, Instrument, Progress, Results};
+use time::OffsetDateTime;
+
+use crate::commands::trace::line::Line;
+use crate::output::{self, Output};
+use crate::stop;
+
+/// Texts and sysctls that differ between traces.
+pub(super) struct Description<'a> {
+    /// The command of the record: `trace connect`.
+    pub(super) command: &'a str,
+    /// The object of the ready line: `connect()`.
+    pub(super) target: &'a str,
+    /// Sysctls of the host that the record contains.
+    pub(super) sysctls: &'a [&'a str],
+}
+
+/// Traces until the end of `--for` or a signal, and shows progress on the live line with `show`. Returns the record and
+/// the stacks for a flame graph.
+///
+/// The ready line goes to stderr also when stderr is no terminal, because scripts wait for it.
+pub(super) fn run<I: Instrument, S>(
+    description: &Description<'_>,
+    instrument: &I,
+    settings: S,
+    output: &Output,
+    mut show: impl FnMut(&Line, &Progress<I>),
+) -> anyhow::Result<(Record<S, Results<I>>, Folded)> {
+    let stop = stop::flag()?;
+    let started = OffsetDateTime::now_utc();
+    let line = Line::new(output.quiet);
+    let attached = || {
+        if !output.quiet {
+            let _ = writeln!(io::stderr(), "tracing {}", description.target);
+        }
+    };
+    let outcome = instrument.run(&stop, attached, |progress| {
+        if line.is_visible() {
+            show(&line, progress);
+        }
+    })?;
+    line.finish();
+    let host = output::host(description.sysctls, &[]);
+    let record =
+        output::record(description.command, started, host, settings, outcome.validity, outcome.results);
+    Ok((record, outcome.folded))
+}
+
+/// Converts the value of `--for` for the record; saturates after 584 years.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

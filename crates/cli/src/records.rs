@@ -1,0 +1,45 @@
+//! Files of saved records.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use fourtuple_record::Saved;
+
+use crate::exit::UsageError;
+
+/// The longest file that is read: a record has at most a few megabytes.
+const LONGEST: u64 = 256 << 20;
+
+/// The records of a file, at least one: one record on any number of lines, or several, one on each line.
+///
+/// # Errors
+/// What is wrong with the file, or with which of its records.
+pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
+    let place = path.display();
+    let text = text(path).map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
+    let whole = match Saved::parse(&text) {
+        Ok(record) => return Ok(vec![record]),
+        Err(error) => error,
+    };
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    // One record may be on several lines: then the first of them is no record, nor any other JSON.
+    let is_json = |line: &&&str| serde_json::from_str::<serde::de::IgnoredAny>(line).is_ok();
+    if lines.len() < 2 || lines.first().filter(is_json).is_none() {
+        return Err(UsageError(format!("{place}: {whole}")));
+    }
+    let record = |(at, line): (usize, &&str)| {
+        Saved::parse(line).map_err(|error| UsageError(format!("{place}, record {}: {error}", at + 1)))
+    };
+    lines.iter().enumerate().map(record).collect()
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        let message = format!("it is longer than {} MiB, which no file of records is", LONGEST >> 20);
+        return Err(io::Error::other(message));
+    }
+    Ok(text)
+}

@@ -1,7 +1,7 @@
-//! `cargo xtask bpf`: builds the objects of `crates/bpf` from their C sources, or with `--check` compares.
+//! `cargo xtask bpf`: builds the objects of `crates/bpf` from their C sources; `--check` compares them with the tree.
 //!
-//! The objects are in the tree, so whoever builds fourtuple needs no clang. They are the same bytes wherever they are
-//! built with the same compiler, which is why its version is looked at.
+//! The objects are in the tree, so that a build of fourtuple needs no clang. The same compiler builds the same bytes on
+//! every machine, so the version of the compiler is checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,24 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::Workspace;
 
-/// Debian 12's. Another version generates other instructions, and every verifier would have to be asked again.
+/// The version of Debian 12. Another version generates different instructions, which every verifier would have to check
+/// again.
 const MAJOR: u32 = 14;
 
-/// Where sources and objects lie, below the root of the workspace.
+/// The directories of sources and objects, below the root of the workspace.
 const DIRECTORY: &str = "crates/bpf/src";
 const SOURCE_ENDING: &str = ".bpf.c";
 
-/// What becomes of an object that was built.
+/// The use of a built object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// It replaces the one in the tree.
+    /// Replaces the object in the tree.
     Rebuild,
-    /// It is held against the one in the tree.
+    /// Compares the object with the one in the tree.
     Check,
 }
 
-/// Builds every program; false when one of the tree's objects is not what its source gives.
+/// Builds every program; returns false if an object of the tree differs from the result of its source.
 pub(crate) fn run(purpose: Purpose) -> Result<bool> {
     let workspace = Workspace::read()?;
     let directory = workspace.root.join(DIRECTORY);
@@ -61,7 +62,7 @@ pub(crate) fn run(purpose: Purpose) -> Result<bool> {
     Ok(differ == 0)
 }
 
-/// Names of the programs, sorted: `least_busy` of `least_busy.bpf.c`.
+/// Returns the names of the programs, sorted: `least_busy` for `least_busy.bpf.c`.
 fn sources(directory: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
@@ -75,7 +76,8 @@ fn sources(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// No path of this machine may get into the object: it is compiled where it lies, and called `.` in there.
+/// Compiles in the directory of the source, and maps this directory to `.`, so that no path of this machine gets into the
+/// object.
 fn build(compiler: &Path, strip: &Path, directory: &Path, name: &str, object: &Path) -> Result<()> {
     let mut prefix = std::ffi::OsString::from("-ffile-prefix-map=");
     prefix.push(directory);
@@ -85,7 +87,7 @@ fn build(compiler: &Path, strip: &Path, directory: &Path, name: &str, object: &P
         .current_dir(directory)
         // clang may tell the directory from the variable.
         .env("PWD", directory)
-        // Atomics that give the old value are of v3 (Linux 5.12).
+        // Atomics that return the old value need -mcpu=v3 (Linux 5.12).
         .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
         .args(["-Wno-unused-parameter", "-fdebug-compilation-dir=."])
         .arg(prefix)
@@ -94,7 +96,7 @@ fn build(compiler: &Path, strip: &Path, directory: &Path, name: &str, object: &P
         .arg("-o")
         .arg(object);
     run_tool(&mut compile)?;
-    // Debug information goes, BTF stays.
+    // Strips debug information and keeps BTF.
     run_tool(Command::new(strip).arg("-g").arg(object))
 }
 
@@ -104,7 +106,7 @@ fn run_tool(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The tool by the name that has its version, else by its plain name if it is of that version.
+/// Returns the tool whose name has the version, or the tool with the plain name if its version matches.
 fn tool(name: &str) -> Result<PathBuf> {
     let mut found = Vec::new();
     for candidate in [format!("{name}-{MAJOR}"), name.to_owned()] {
@@ -122,7 +124,7 @@ fn tool(name: &str) -> Result<PathBuf> {
     bail!("need {name} {MAJOR} (Debian: apt-get install clang-{MAJOR} llvm-{MAJOR}); {found}")
 }
 
-/// The first number behind the word "version".
+/// Returns the first number after the word "version".
 fn major(text: &str) -> Option<u32> {
     let rest = text.split_once("version ")?.1;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();

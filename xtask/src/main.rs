@@ -1,7 +1,8 @@
-//! What CI does that cargo does not: `cargo xtask tidy`, `cargo xtask bpf` and `cargo xtask kernels`.
+//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny` and `kernels`.
 #![forbid(unsafe_code)]
 
 mod bpf;
+mod deny;
 mod kernels;
 mod tidy;
 mod workspace;
@@ -10,6 +11,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask bpf [--check]
+       cargo xtask deny
        cargo xtask kernels [--kernel 6.1|6.12|all] [--release]";
 
 fn main() -> ExitCode {
@@ -19,6 +21,7 @@ fn main() -> ExitCode {
         Some((&"tidy", [])) => tidy::run(),
         Some((&"bpf", [])) => bpf::run(bpf::Purpose::Rebuild),
         Some((&"bpf", ["--check"])) => bpf::run(bpf::Purpose::Check),
+        Some((&"deny", [])) => deny::run(),
         Some((&"kernels", rest)) => match kernels::Options::parse(rest) {
             Ok(options) => kernels::run(&options),
             Err(message) => return misused(&message),

@@ -1,4 +1,4 @@
-//! The workspace as cargo sees it.
+//! The workspace, as `cargo metadata` describes it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Which table of the manifest a dependency stands in.
+/// The table of the manifest that lists a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DependencyKind {
     Normal,
@@ -14,7 +14,7 @@ pub(crate) enum DependencyKind {
     Build,
 }
 
-/// One line of a manifest's dependencies.
+/// A dependency of a manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct Dependency {
     pub(crate) name: String,

@@ -1,7 +1,7 @@
-//! `cargo xtask kernels`: the library's tests and a small lab on other kernels than this machine's.
+//! `cargo xtask kernels`: runs the library's tests and a small lab on kernels other than this machine's.
 //!
-//! Debian's packaged kernels are booted under qemu in software emulation, with an initramfs that holds nothing but
-//! `crates/guest` as PID 1, a few modules, the test programs and the command. KERNELS.md is the page about it.
+//! Boots Debian's packaged kernels under qemu in software emulation, with an initramfs that holds only `crates/guest` as
+//! PID 1, a few modules, the test programs and the command. KERNELS.md documents the command.
 
 mod modules;
 mod newc;
@@ -29,16 +29,24 @@ use crate::workspace::Workspace;
 /// The kernels that are tested, by series.
 const SERIES: &[&str] = &["6.1", "6.12"];
 
-/// What the library must find of IP_LOCAL_PORT_RANGE on a kernel: both have the option, and only what came
-/// with 6.8 tells them apart. It is the probe that is tested here, not the release.
+/// Returns the probe result for IP_LOCAL_PORT_RANGE that the library must report on a kernel. Both kernels have the option;
+/// they differ by the linear search of Linux 6.8. This checks the probe, which does not read the release.
 fn port_range_of(release: &str) -> &'static str {
     if release.starts_with("6.1.") { "parity" } else { "linear" }
 }
 
-/// A machine that has not powered off by then is killed.
+/// The programs and files that a kernel is booted with.
+struct Machine {
+    /// Suffix of the machine's file names, after the kernel's name.
+    suffix: &'static str,
+    modules: &'static [&'static str],
+    entries: Vec<Entry>,
+}
+
+/// Time limit of a machine; it is killed if it has not powered off by then.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What the command line asked for.
+/// The arguments of the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     series: Vec<&'static str>,
@@ -46,7 +54,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the words after `cargo xtask kernels`.
+    /// Parses the arguments after `cargo xtask kernels`.
     pub(crate) fn parse(words: &[&str]) -> Result<Options, String> {
         let mut options = Options { series: SERIES.to_vec(), release: false };
         let mut words = words.iter();
@@ -71,7 +79,7 @@ impl Options {
     }
 }
 
-/// Runs the kernels; true when everything that ran passed and nothing that is required was skipped.
+/// Runs the kernels; returns true if every run passed and no required run was skipped.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     let required = std::env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
     let required = required.split(',').any(|word| word.trim() == "kernels");
@@ -95,24 +103,35 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         }
     }
 
-    let mut passed = 0;
+    let (mut passed, mut booted_in_all) = (0, 0);
     if !kernels.is_empty() {
         println!("building for the guest");
         let programs = &programs::build(&workspace, plan::TEST_PACKAGES, options.release)?;
-        let entries = &plan::entries(&programs.tests);
-        // Each keeps one processor busy.
-        for some in kernels.chunks(thread::available_parallelism().map_or(1, usize::from)) {
+        let whole = Machine { suffix: "", modules: modules::WANTED, entries: plan::entries(&programs.tests) };
+        let without_diag = Machine {
+            suffix: "-without-diag",
+            modules: modules::WANTED_WITHOUT_DIAG,
+            entries: plan::entries_without_diag(),
+        };
+        let machines: Vec<(&Kernel, &Machine)> = [&whole, &without_diag]
+            .into_iter()
+            .flat_map(|machine| kernels.iter().map(move |kernel| (kernel, machine)))
+            .collect();
+        booted_in_all = machines.len();
+        // Each machine keeps one processor busy.
+        for some in machines.chunks(thread::available_parallelism().map_or(1, usize::from)) {
             let booted: Vec<Result<Booted>> = thread::scope(|scope| {
-                let start = |kernel| scope.spawn(move || boot(kernel, programs, entries, directory));
+                let start =
+                    |&(kernel, machine)| scope.spawn(move || boot(kernel, machine, programs, directory));
                 let booting: Vec<_> = some.iter().map(start).collect();
                 booting.into_iter().map(|thread| thread.join().expect("a thread that boots")).collect()
             });
-            for (kernel, booted) in some.iter().zip(booted) {
-                match booted.and_then(|booted| judge(kernel, entries, &booted, directory)) {
+            for ((kernel, machine), booted) in some.iter().zip(booted) {
+                match booted.and_then(|booted| judge(kernel, machine, &booted, directory)) {
                     Ok(true) => passed += 1,
                     Ok(false) => {}
-                    // One kernel that cannot be packed or started is no reason to leave the others out.
-                    Err(error) => println!("FAILED {}: {error:#}", kernel.release),
+                    // If one kernel cannot be packed or started, the remaining kernels still run.
+                    Err(error) => println!("FAILED {}{}: {error:#}", kernel.release, machine.suffix),
                 }
             }
         }
@@ -120,51 +139,52 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     for reason in &skipped {
         println!("skipped {reason}");
     }
-    println!("kernels: {passed} passed, {} failed, {} skipped", kernels.len() - passed, skipped.len());
+    println!("kernels: {passed} passed, {} failed, {} skipped", booted_in_all - passed, skipped.len());
     if required && !skipped.is_empty() {
         println!("a skipped kernel is a failure: FOURTUPLE_REQUIRE names kernels");
     }
-    Ok(passed == kernels.len() && (skipped.is_empty() || !required))
+    Ok(passed == booted_in_all && (skipped.is_empty() || !required))
 }
 
-/// A file of one kernel's run.
-fn file(directory: &Path, kernel: &Kernel, ending: &str) -> PathBuf {
-    directory.join(format!("{}{ending}", kernel.release))
+/// Returns the path of a file of one kernel's run.
+fn file(directory: &Path, kernel: &Kernel, machine: &Machine, ending: &str) -> PathBuf {
+    directory.join(format!("{}{}{ending}", kernel.release, machine.suffix))
 }
 
-/// Boots one kernel and lets it do everything.
-fn boot(kernel: &Kernel, programs: &Programs, entries: &[Entry], directory: &Path) -> Result<Booted> {
-    println!("booting {}", kernel.release);
-    let initramfs = file(directory, kernel, ".initramfs");
-    fs::write(&initramfs, pack(kernel, programs, entries)?)
+/// Boots one kernel and runs the whole plan.
+fn boot(kernel: &Kernel, machine: &Machine, programs: &Programs, directory: &Path) -> Result<Booted> {
+    println!("booting {}{}", kernel.release, machine.suffix);
+    let initramfs = file(directory, kernel, machine, ".initramfs");
+    fs::write(&initramfs, pack(kernel, machine, programs)?)
         .with_context(|| format!("write {}", initramfs.display()))?;
-    let booted = qemu::boot(&kernel.image(), &initramfs, &file(directory, kernel, ".log"), LIMIT)?;
-    // It is tens of megabytes, and nothing can be learned from it.
+    let booted = qemu::boot(&kernel.image(), &initramfs, &file(directory, kernel, machine, ".log"), LIMIT)?;
+    // The initramfs has tens of megabytes and is not needed after the run.
     fs::remove_file(&initramfs).with_context(|| format!("remove {}", initramfs.display()))?;
     Ok(booted)
 }
 
-/// Says how it went; true when everything passed.
-fn judge(kernel: &Kernel, entries: &[Entry], booted: &Booted, directory: &Path) -> Result<bool> {
+/// Prints the result; returns true if everything passed.
+fn judge(kernel: &Kernel, machine: &Machine, booted: &Booted, directory: &Path) -> Result<bool> {
+    let entries = &machine.entries;
     let session = Session::parse(&booted.log);
     let mut faults = verdict::faults(kernel, entries, &session);
     if booted.timed_out {
         faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
     }
-    let path = |name: &str| file(directory, kernel, &format!("-{name}"));
+    let path = |name: &str| file(directory, kernel, machine, &format!("-{name}"));
     faults.extend(save(entries, &session, port_range_of(&kernel.release), path)?);
     println!();
-    verdict::print(&session, &faults, booted, &file(directory, kernel, ".log"));
+    verdict::print(&session, &faults, booted, &file(directory, kernel, machine, ".log"));
     Ok(faults.is_empty())
 }
 
-/// Everything the guest has, as an initramfs.
-fn pack(kernel: &Kernel, programs: &Programs, entries: &[Entry]) -> Result<Vec<u8>> {
+/// Returns the initramfs with all files of the guest.
+fn pack(kernel: &Kernel, machine: &Machine, programs: &Programs) -> Result<Vec<u8>> {
     let mut archive = newc::Archive::default();
     for path in ["bin", "dev", "modules", "proc", "run", "sys", "tests", "tmp"] {
         archive.directory(path);
     }
-    // The kernel gives PID 1 its console before anybody could mount devtmpfs.
+    // The kernel opens the console of PID 1 before devtmpfs is mounted.
     archive.character_device("dev/console", 5, 1);
     archive.file("init", 0o755, &programs.init.content()?);
     for program in &programs.binaries {
@@ -173,14 +193,14 @@ fn pack(kernel: &Kernel, programs: &Programs, entries: &[Entry]) -> Result<Vec<u
     for test in &programs.tests {
         archive.file(plan::guest_test_path(&test.name).trim_start_matches('/'), 0o755, &test.content()?);
     }
-    for (index, module) in modules::collect(&kernel.modules(), modules::WANTED)?.iter().enumerate() {
+    for (index, module) in modules::collect(&kernel.modules(), machine.modules)?.iter().enumerate() {
         archive.file(&format!("modules/{index:02}-{}.ko", module.name), 0o644, &module.content);
     }
-    archive.file("plan", 0o644, plan::file(entries).as_bytes());
+    archive.file("plan", 0o644, plan::file(&machine.entries).as_bytes());
     Ok(archive.finish())
 }
 
-/// Keeps the records that programs wrote; returns those that are not what they should be.
+/// Stores the records that programs wrote. Returns the invalid ones.
 fn save(
     entries: &[Entry],
     session: &Session,
@@ -191,11 +211,11 @@ fn save(
     for entry in entries {
         let Some(name) = entry.save else { continue };
         let path = path(name);
-        // The record of an earlier run must not pass for this one's.
+        // The record of an earlier run is removed first, so that it is not mistaken for this run's record.
         if path.exists() {
             fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
         }
-        // One that failed has its fault already, and may have written half a record.
+        // A failed program already has its fault, and may have written an incomplete record.
         let passed = |ran: &&Ran| ran.name == entry.name && ran.exit.as_deref() == Some("0");
         let Some(ran) = session.ran.iter().find(passed) else { continue };
         let text = ran.output.join("\n");

@@ -1,7 +1,7 @@
 //! The modules that tests need, in the order in which they can be loaded.
 //!
-//! `modules.dep` is written by depmod when a package is installed, and these never are; so what depends on what is read
-//! from the modules themselves.
+//! depmod writes `modules.dep` when a package is installed. These packages are never installed, so the dependencies are
+//! read from the modules.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +10,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// What the tests need of a kernel that may have it as a module.
+/// Features that the tests need and that a kernel may have as modules.
 pub(crate) const WANTED: &[&str] = &["inet_diag", "tcp_diag", "udp_diag", "veth", "dummy", "vrf"];
+
+/// The modules of [`WANTED`] without tcp_diag and udp_diag. With inet_diag, sock_diag ends a dump with an errno instead of
+/// refusing the request.
+pub(crate) const WANTED_WITHOUT_DIAG: &[&str] = &["inet_diag", "veth", "dummy", "vrf"];
 
 /// A module ready to be loaded.
 pub(crate) struct Module {
@@ -36,7 +40,7 @@ pub(crate) fn collect(directory: &Path, wanted: &[&str]) -> Result<Vec<Module>> 
     )
 }
 
-/// Depth first from each wanted module, so that a module follows everything it depends on.
+/// Visits depth first from each wanted module, so that a module follows all its dependencies.
 fn order(
     wanted: &[&str],
     is_builtin: impl Fn(&str) -> bool,
@@ -65,7 +69,8 @@ fn order(
     Ok(done)
 }
 
-/// What the `depends=` string of a module's `.modinfo` section names. Its strings end in NUL, so no ELF reader is needed.
+/// Returns the modules in the `depends=` string of the `.modinfo` section. The section's strings end in NUL, so no ELF reader is
+/// needed.
 fn dependencies(content: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = content.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -92,7 +97,7 @@ fn module_name(path: &Path) -> Option<String> {
     name.strip_suffix(".ko").map(canonical)
 }
 
-/// File names have dashes where the kernel has underscores.
+/// Returns the module name of a file: file names have dashes where the kernel has underscores.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }

@@ -1,14 +1,14 @@
-//! An initramfs: the "new ASCII" cpio format, as Documentation/driver-api/early-userspace/buffer-format.rst has it.
+//! Writes an initramfs: the "new ASCII" cpio format of Documentation/driver-api/early-userspace/buffer-format.rst.
 
 /// File type bits of a mode.
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// The name that ends an archive.
+/// The name of the last entry of an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// An archive being written. Parents must be added before what lies in them: the kernel does not make them.
+/// An archive being written. A directory must be added before its files: the kernel does not create parents.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -16,7 +16,7 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory that its owner, root, may write and everybody may read.
+    /// Adds a directory with mode 0755, owned by root.
     pub(crate) fn directory(&mut self, path: &str) {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
     }
@@ -67,7 +67,7 @@ impl Archive {
         self.pad();
     }
 
-    /// Names and contents each end on a multiple of four bytes, counted from the start of the archive.
+    /// Pads to a multiple of four bytes, counted from the start of the archive; each name and each content ends so.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
@@ -80,7 +80,7 @@ mod tests {
     /// Name, mode, device, content.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
-    /// Reads an archive back.
+    /// Parses an archive.
     fn read(bytes: &[u8]) -> Vec<Entry> {
         let mut entries = Vec::new();
         let mut at = 0;
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn an_archive_survives_writing_and_reading() {
         let mut archive = Archive::default();
         archive.directory("bin");
         archive.character_device("dev/console", 5, 1);

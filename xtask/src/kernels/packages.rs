@@ -1,4 +1,4 @@
-//! Debian's kernels, downloaded and unpacked but never installed: their install scripts are of no use here.
+//! Debian's kernels, downloaded and unpacked but never installed, since their install scripts are not needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,29 +6,29 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Names that apt knows but has nothing to download for are passed over; after this many there is something wrong.
+/// Number of packages to try: apt knows names for which it has no download; after this many failures the download gives up.
 const TRIES: usize = 6;
 
 /// A kernel package, unpacked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// As `uname -r` says it: `6.1.0-56-cloud-amd64`.
+    /// The release in the form of `uname -r`: `6.1.0-56-cloud-amd64`.
     pub(crate) release: String,
     directory: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel of a package unpacked in a directory.
+    /// Finds the kernel of a package unpacked in a directory.
     pub(crate) fn unpacked_at(release: &str, directory: &Path) -> Kernel {
         Kernel { release: release.to_owned(), directory: directory.to_owned() }
     }
 
-    /// The compressed kernel that a boot loader wants.
+    /// Returns the path of the compressed kernel.
     pub(crate) fn image(&self) -> PathBuf {
         self.directory.join(format!("boot/vmlinuz-{}", self.release))
     }
 
-    /// Where its modules lie; packages that have merged `/usr` have them one level further down.
+    /// Returns the directory of the modules; packages with a merged `/usr` have it one level further down.
     pub(crate) fn modules(&self) -> PathBuf {
         let below = |prefix: &str| self.directory.join(prefix).join(&self.release);
         let merged = below("usr/lib/modules");
@@ -36,7 +36,8 @@ impl Kernel {
     }
 }
 
-/// Unpacks the newest kernel of a series such as `6.12` under `cache`, unless it is there; `None` when apt offers none.
+/// Unpacks the newest kernel of a series such as `6.12` under `cache`, unless it is there; returns `None` if apt offers
+/// none.
 pub(crate) fn newest(series: &str, cache: &Path) -> Result<Option<Kernel>> {
     fs::create_dir_all(cache).with_context(|| format!("make {}", cache.display()))?;
     let mut names = offered()?;
@@ -54,7 +55,7 @@ pub(crate) fn newest(series: &str, cache: &Path) -> Result<Option<Kernel>> {
     }
 }
 
-/// The packages of a series, newest first. Debug symbols and unsigned twins end in something else than the flavour.
+/// Returns the packages of a series, newest first. Debug symbols and unsigned variants do not end in the flavour.
 fn pick<'a>(names: &'a [String], series: &str) -> Vec<&'a str> {
     let mut found: Vec<(Vec<u32>, &str)> = names
         .iter()
@@ -68,7 +69,7 @@ fn pick<'a>(names: &'a [String], series: &str) -> Vec<&'a str> {
     found.into_iter().rev().map(|(_, name)| name).collect()
 }
 
-/// The numbers in a version, so that 6.12.101 comes after 6.12.99.
+/// Returns the numbers in a version, so that 6.12.101 sorts after 6.12.99.
 fn numbers(version: &str) -> Vec<u32> {
     version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
@@ -97,13 +98,13 @@ fn unpacked(name: &str, cache: &Path) -> Result<Kernel> {
     if directory.is_dir() {
         return Ok(kernel);
     }
-    // Another name until it is whole, so that an interrupted run leaves nothing that looks finished.
+    // The directory has a temporary name until it is complete, so an interrupted run leaves nothing that looks finished.
     let partial = cache.join(format!("partial-{name}"));
     if partial.exists() {
         fs::remove_dir_all(&partial).with_context(|| format!("remove {}", partial.display()))?;
     }
     fs::create_dir_all(&partial).with_context(|| format!("make {}", partial.display()))?;
-    // Root's apt wants to download as a user who may not write below the target directory.
+    // apt run by root downloads as the user _apt, which may not write below the target directory.
     let sandbox = ["-o", "APT::Sandbox::User=root"];
     command(
         Command::new("apt-get").args(["-q"]).args(sandbox).args(["download", name]).current_dir(&partial),

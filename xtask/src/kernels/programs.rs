@@ -9,27 +9,28 @@ use serde_json::Value;
 
 use crate::workspace::{Workspace, cargo};
 
-/// With `--target`, flags that would break build scripts and procedural macros stay away from those.
+/// With `--target`, cargo does not apply these flags to build scripts and procedural macros, which the flags would break.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Static, and without the debug information that would make the initramfs ten times larger; symbols stay for backtraces.
+/// Flags for a static program without debug information, which would make the initramfs ten times larger. Symbols stay for
+/// backtraces.
 const FLAGS: &str = "-C target-feature=+crt-static -C strip=debuginfo";
 
 /// A program of the host's target directory.
 pub(crate) struct Program {
-    /// What it is called in the guest: `fourtuple`, or `fourtuple-unit` and `ports` for tests.
+    /// The name in the guest: `fourtuple`, or `fourtuple-unit` and `ports` for tests.
     pub(crate) name: String,
     path: PathBuf,
 }
 
 impl Program {
-    /// The program itself.
+    /// The path of the program.
     pub(crate) fn content(&self) -> Result<Vec<u8>> {
         fs::read(&self.path).with_context(|| format!("read {}", self.path.display()))
     }
 }
 
-/// Everything the guest runs.
+/// All programs that the guest runs.
 pub(crate) struct Programs {
     pub(crate) init: Program,
     pub(crate) binaries: Vec<Program>,
@@ -42,13 +43,13 @@ pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool
         cargo_json(workspace, &["build", "-p", "fourtuple-guest", "-p", "fourtuple-cli", "--bins"], release)?;
     let init = binaries.iter().position(|program| program.name == "guest-init");
     let init = binaries.remove(init.context("cargo built no guest-init")?);
-    // Policies that need BPF or tokio are asked of these kernels, too.
+    // The policies that need BPF or tokio are tested on these kernels too.
     let mut arguments = vec!["test", "--no-run", "--all-features"];
     for package in test_packages {
         arguments.extend(["-p", package]);
     }
     let mut tests = cargo_json(workspace, &arguments, release)?;
-    // cargo names them as it finishes them; a table that people compare has one order.
+    // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
     Ok(Programs { init, binaries, tests })
@@ -61,7 +62,7 @@ fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Resul
         .args(["--quiet", "--target", TARGET, "--message-format=json-render-diagnostics", "--target-dir"])
         .arg(workspace.target.join("guest"))
         .current_dir(&workspace.root)
-        // It would win over RUSTFLAGS.
+        // CARGO_ENCODED_RUSTFLAGS would override RUSTFLAGS.
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", FLAGS)
         .stderr(Stdio::inherit());
@@ -73,7 +74,7 @@ fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Resul
     executables(&String::from_utf8_lossy(&output.stdout), arguments.first() == Some(&"test"))
 }
 
-/// The executables among cargo's messages, one JSON object a line: the test programs or the others.
+/// Returns the executables in cargo's messages (one JSON object per line): the test programs, or all programs but tests.
 fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
     let mut programs: Vec<Program> = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
@@ -84,7 +85,7 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
         };
         let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
         let is_test = message["profile"]["test"].as_bool().unwrap_or(false);
-        // For its tests cargo also builds the binaries and examples of a package; nobody runs those here.
+        // `cargo test` also builds the package's binaries and examples, which are not run here.
         if is_test != tests {
             continue;
         }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_a_name_are_refused() {
+    fn duplicate_program_names_are_refused() {
         let messages =
             [message("dial", "test", true, Some("/a")), message("dial", "test", true, Some("/b"))].join("\n");
         assert!(executables(&messages, true).err().unwrap().to_string().contains("dial"));

@@ -1,4 +1,4 @@
-//! Boots a kernel under qemu, in software, and listens to its serial console.
+//! Boots a kernel under qemu in software emulation, and reads its serial console.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,46 +12,47 @@ use anyhow::{Context, Result};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// What the guest's memory must hold: the initramfs twice, and tens of thousands of sockets.
+/// Memory of the guest in MiB: room for the initramfs twice and for tens of thousands of sockets.
 const MEGABYTES: &str = "1024";
 
-/// The first word that PID 1 says.
+/// The first words that PID 1 of the guest writes to the console.
 const FIRST_WORD: &[u8] = b"FOURTUPLE-GUEST kernel";
 
-/// What came of a machine.
+/// The result of a boot.
 pub(crate) struct Booted {
     /// The serial log.
     pub(crate) log: String,
-    /// From the start of qemu until PID 1 had brought the machine up; `None` when it never did.
+    /// Time from the start of qemu until PID 1 had brought the machine up; `None` if the machine did not come up.
     pub(crate) up_after: Option<Duration>,
-    /// From the start of qemu to its end.
+    /// Time from the start of qemu to its end.
     pub(crate) elapsed: Duration,
-    /// Whether it had to be killed because its time was up.
+    /// Whether qemu was killed at the time limit.
     pub(crate) timed_out: bool,
 }
 
-/// Whether there is a qemu.
+/// Returns whether qemu is installed.
 pub(crate) fn is_installed() -> bool {
     Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Runs a machine until it powers off or its time is up. The log is written as it comes, so that a run which is
-/// interrupted leaves what it had.
+/// Runs a machine until it powers off or reaches the time limit. The log is written continuously, so that an interrupted
+/// run leaves its log so far.
 pub(crate) fn boot(image: &Path, initramfs: &Path, log: &Path, limit: Duration) -> Result<Booted> {
     let mut file = File::create(log).with_context(|| format!("create {}", log.display()))?;
     let started = Instant::now();
     let child = Command::new(PROGRAM)
-        // The default machine type: microvm hangs with these kernels. One thread for both processors, which take turns: with one
-        // each, a processor of qemu 7.2 now and then runs an INT3 that the other has already patched back (attaching a
-        // tracepoint does that), and the kernel panics: 6.12 did in 1 of 6 runs of the tests of `trace accept`.
+        // The default machine type is used, since microvm hangs with these kernels. Both processors run on one thread and
+        // take turns: with one thread each, a processor of qemu 7.2 sometimes executes an INT3 that the second processor
+        // has already patched back (attaching a tracepoint patches code), and the kernel panics: 6.12 did in 1 of 6 runs of
+        // the tests of `trace accept`.
         .args(["-accel", "tcg,thread=single", "-smp", "2", "-m", MEGABYTES, "-no-reboot", "-nodefaults"])
         .args(["-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(image)
         .arg("-initrd")
         .arg(initramfs)
-        // panic=-1 restarts at once on a panic, and -no-reboot turns that into the end of qemu. On a busy machine the kernel
-        // may see too few ticks in the 40 ms in which it tries its timer, and panic ("IO-APIC + timer doesn't work!").
+        // panic=-1 restarts at once after a panic, and -no-reboot makes qemu exit instead. On a busy machine the kernel may
+        // see too few ticks in the 40 ms of its timer check, and panic ("IO-APIC + timer doesn't work!").
         .args(["-append", "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check rdinit=/init"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -85,7 +86,7 @@ pub(crate) fn boot(image: &Path, initramfs: &Path, log: &Path, limit: Duration) 
     Ok(Booted { log, up_after, elapsed: started.elapsed(), timed_out })
 }
 
-/// Both pipes in one queue: what qemu itself complains about belongs in the log.
+/// Reads both pipes into one queue, since errors of qemu belong in the log too.
 fn listen(child: &mut Child) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     if let Some(pipe) = child.stdout.take() {
@@ -107,12 +108,12 @@ fn forward(mut pipe: impl Read, sender: &mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// A running qemu, which must not outlive us.
+/// A running qemu, which is killed on drop.
 struct Machine(Child);
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It has usually ended by itself, and then there is nothing to kill.
+        // qemu has usually ended by itself; kill() then fails, and the error is ignored.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

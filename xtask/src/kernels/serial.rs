@@ -1,4 +1,4 @@
-//! What the guest said on its serial console, read back. `crates/guest` documents the other end.
+//! Parses the serial console of the guest. `crates/guest` documents the other end.
 
 const MARK: &str = "FOURTUPLE-GUEST ";
 
@@ -6,16 +6,16 @@ const MARK: &str = "FOURTUPLE-GUEST ";
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Ran {
     pub(crate) name: String,
-    /// `0`, another exit code, `signal-9`, `timeout`; `None` when the machine ended first.
+    /// The end of the program: `0`, another exit code, `signal-9` or `timeout`; `None` if the machine ended first.
     pub(crate) exit: Option<String>,
     pub(crate) seconds: Option<f64>,
-    /// What it wrote to stdout.
+    /// The output of the program on stdout.
     pub(crate) output: Vec<String>,
-    /// What it wrote to stdout and to stderr, as it came.
+    /// The output of the program on stdout and stderr, in order.
     pub(crate) everything: Vec<String>,
 }
 
-/// How many tests a program ran, summed over its `test result:` lines.
+/// The numbers of tests that a program ran, summed over its `test result:` lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub(crate) passed: u64,
@@ -23,20 +23,20 @@ pub(crate) struct Tests {
     pub(crate) ignored: u64,
 }
 
-/// A whole session, from boot to power-off or as far as it came.
+/// A session, from boot to power-off, or to the last line if the machine ended early.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Session {
-    /// What the guest's `uname -r` says.
+    /// The output of `uname -r` in the guest.
     pub(crate) kernel: Option<String>,
-    /// What went wrong outside of the programs.
+    /// Errors outside of the programs.
     pub(crate) troubles: Vec<String>,
     pub(crate) ran: Vec<Ran>,
-    /// The guest's own count of failures; `None` when it did not get to the end.
+    /// The guest's own count of failures; `None` if the guest did not finish.
     pub(crate) failed: Option<u64>,
 }
 
 impl Session {
-    /// Reads a serial log. Whatever is not the guest's (firmware, kernel) is passed over, save a panic.
+    /// Parses a serial log. Lines of the firmware and the kernel are skipped, except a panic.
     pub(crate) fn parse(log: &str) -> Session {
         let mut session = Session::default();
         for line in log.lines() {
@@ -85,12 +85,12 @@ impl Ran {
         }
     }
 
-    /// The tests that said that they did not run: `crates/testing` writes such a line past the test runner's capture.
+    /// Returns the tests that were skipped: for each, `crates/testing` writes a line past the test runner's capture.
     pub(crate) fn skipped(&self) -> Vec<&str> {
         self.everything.iter().map(String::as_str).filter(|line| line.starts_with("SKIPPED ")).collect()
     }
 
-    /// The sum of its `test result:` lines, or `None` when it printed none.
+    /// Returns the sum of the `test result:` lines, or `None` if the program printed none.
     pub(crate) fn tests(&self) -> Option<Tests> {
         let mut sum = None;
         for line in &self.output {
@@ -159,7 +159,7 @@ FOURTUPLE-GUEST done failed=1\r
     }
 
     #[test]
-    fn a_program_cannot_speak_for_another() {
+    fn output_of_a_different_program_is_ignored() {
         let session = Session::parse("FOURTUPLE-GUEST a begin\nb| hello\na| yes\n");
         assert_eq!(session.ran[0].output, ["yes"]);
     }

@@ -1,19 +1,19 @@
-//! What a session is worth: its faults, and the table that people read.
+//! The verdict on a session: its faults, and the table of results.
 
 use std::path::Path;
 
-use super::packages::Kernel;
-use super::plan::Entry;
-use super::qemu::Booted;
-use super::serial::{Ran, Session};
+use crate::kernels::packages::Kernel;
+use crate::kernels::plan::Entry;
+use crate::kernels::qemu::Booted;
+use crate::kernels::serial::{Ran, Session};
 
-/// How much of a failed program's output is shown; the log has all of it.
+/// Number of lines shown of a failed program's output; the log has the full output.
 const TAIL: usize = 60;
 
-/// And of the console of a kernel that did not get to the end: an oops and the panic after it are about 80 lines.
+/// Number of console lines shown of a kernel that did not finish: an oops and the panic after it are about 80 lines.
 const CONSOLE_TAIL: usize = 120;
 
-/// Everything that keeps a session from having passed, one line each.
+/// Returns the reasons why a session has not passed, one line each.
 pub(crate) fn faults(kernel: &Kernel, entries: &[Entry], session: &Session) -> Vec<String> {
     let mut faults = session.troubles.clone();
     match &session.kernel {
@@ -35,14 +35,14 @@ pub(crate) fn faults(kernel: &Kernel, entries: &[Entry], session: &Session) -> V
     }
     match session.failed {
         None => faults.push("the guest did not get to the end".to_owned()),
-        // Every failure of the guest's should be among the lines above; if none is, this reader is wrong.
+        // Every failure that the guest counted should be among the lines above; if none is, this parser is wrong.
         Some(count) if count > 0 && faults.is_empty() => faults.push(format!("the guest counts {count}")),
         Some(_) => {}
     }
     faults
 }
 
-/// Prints a table of what ran, the output of what failed, and the faults.
+/// Prints a table of the programs, the output of failed programs, and the faults.
 pub(crate) fn print(session: &Session, faults: &[String], booted: &Booted, log: &Path) {
     println!("{:<28} {:>10} {:>8}  tests", "program", "exit", "seconds");
     for ran in &session.ran {
@@ -124,7 +124,7 @@ FOURTUPLE-GUEST done failed=0";
     }
 
     #[test]
-    fn silence_is_a_fault() {
+    fn an_empty_log_is_a_fault() {
         let faults = judge("");
         assert_eq!(
             faults,

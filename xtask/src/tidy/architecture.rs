@@ -1,8 +1,8 @@
-//! ARCHITECTURE.md names every crate, and every path it names is there.
+//! Checks that ARCHITECTURE.md names every crate, and that every path in it exists.
 
 use std::path::Path;
 
-use super::{Fault, Tree};
+use crate::tidy::tree::{Fault, Tree};
 
 const PAGE: &str = "ARCHITECTURE.md";
 
@@ -24,7 +24,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     faults
 }
 
-/// Whether a page names a directory: in full, or by a line of a tree that starts with its last part and a slash.
+/// Returns whether a page names a directory: in full, or by a line of a tree that starts with its last part and a slash.
 fn names(page: &str, directory: &str) -> bool {
     let last = directory.rsplit('/').next().unwrap_or(directory);
     let in_full = page.match_indices(directory).any(|(at, _)| {
@@ -39,7 +39,7 @@ fn names(page: &str, directory: &str) -> bool {
         })
 }
 
-/// What the page has between single backticks that looks like a path of the tree, with its line.
+/// Returns each path-like text between single backticks on the page, with its line number.
 fn paths(page: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -54,8 +54,8 @@ fn paths(page: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// A relative path of plain characters. `/proc` is not ours, `target` is made by building, `127.0.0.0/28` is a network
-/// and `fourtuple/1` a version.
+/// Returns whether the text is a relative path of plain characters. `/proc` is not in the tree, `target` is created by a
+/// build, `127.0.0.0/28` is a network and `fourtuple/1` a version.
 fn is_path(span: &str) -> bool {
     let is_plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c));
     let ends_in_number = span
@@ -73,19 +73,19 @@ fn is_path(span: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, package, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, package, tree};
 
     fn faults(page: &str) -> Vec<String> {
         let mut tree = tree(vec![package("fourtuple-lab", &[])], &[]);
-        // This crate's own directory stands in for a tree.
+        // The directory of this crate stands in for a tree.
         tree.workspace.root = Path::new(env!("CARGO_MANIFEST_DIR")).to_owned();
         tree.architecture = Some(page.to_owned());
         lines(check(&tree))
     }
 
     #[test]
-    fn a_page_that_is_true_passes() {
+    fn a_page_with_existing_paths_passes() {
         let page = "See `crates/lab`".replace("`crates/lab`", "crates/lab")
             + ", `src/tidy/`, `src/main.rs`, `/proc/sys/net`, `a | b/c`, `127.0.0.0/28`, `fourtuple/1`, `target/x`.
 ```

@@ -1,13 +1,15 @@
-//! Which crate may depend on which. A crate that is not in the table is a fault, so that a new one gets a thought.
+//! Checks the dependencies between crates against a table. A crate that is not in the table is a fault, so that its place
+//! is decided.
 
-use super::{Fault, Tree};
+use crate::tidy::tree::{Fault, Tree};
 use crate::workspace::{Dependency, DependencyKind, Package};
 
-/// A crate and what it may depend on; names are those of the directories below `crates`.
+/// A crate and its permitted dependencies, by the names of their directories below `crates`.
 const ARROWS: &[(&str, &[&str])] = &[
     ("syscalls", &[]),
     ("measure", &[]),
     ("record", &[]),
+    ("exposition", &[]),
     ("bpf", &["syscalls"]),
     ("fourtuple", &["syscalls", "bpf"]),
     ("host", &["syscalls", "record"]),
@@ -17,6 +19,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("serve", &["fourtuple", "syscalls", "measure", "record"]),
     ("trace", &["bpf", "measure", "record", "syscalls"]),
     ("forward", &["fourtuple", "syscalls", "bpf", "record"]),
+    ("compare", &["syscalls", "measure", "record", "load"]),
     (
         "lab",
         &[
@@ -48,21 +51,24 @@ const ARROWS: &[(&str, &[&str])] = &[
             "serve",
             "trace",
             "forward",
+            "exposition",
+            "compare",
             "lab",
         ],
     ),
+    ("fuzz", &["syscalls", "record", "fourtuple", "report", "load", "serve", "forward"]),
     ("testing", &["syscalls"]),
     ("guest", &["syscalls"]),
     ("xtask", &[]),
 ];
 
-/// Arrows that only a feature may draw.
+/// Dependencies that only a feature may add.
 const OPTIONAL: &[(&str, &str)] = &[("fourtuple", "bpf")];
 
-/// Arrows that only tests and benchmarks may draw.
+/// Dependencies that only tests and benchmarks may have.
 const MEASURING: &[(&str, &str)] = &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple")];
 
-/// What every crate may use for its tests and nothing else.
+/// Crates that every crate may use as a dev-dependency only.
 const TESTING: &str = "testing";
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
@@ -87,7 +93,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     faults
 }
 
-/// What is wrong with an arrow, if anything.
+/// Returns the fault of a dependency, if it has one.
 fn wrong(name: &str, allowed: &[&str], dependency: &Dependency) -> Option<String> {
     let to = room(&dependency.name);
     if to == TESTING {
@@ -114,15 +120,15 @@ fn is_member(packages: &[Package], name: &str) -> bool {
     packages.iter().any(|package| package.name == name)
 }
 
-/// `fourtuple-lab` lives in the room `lab`, `fourtuple` in `fourtuple`.
+/// Returns the directory of a package: `lab` for `fourtuple-lab`, `fourtuple` for `fourtuple`.
 fn room(package: &str) -> &str {
     package.strip_prefix("fourtuple-").unwrap_or(package)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, package, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, package, tree};
     use DependencyKind::{Build, Dev, Normal};
 
     fn faults(packages: Vec<Package>) -> Vec<String> {
@@ -188,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_table_has_no_circles() {
-        // Each crate stands after everything it may depend on.
+        // Each crate stands after all its permitted dependencies.
         for (index, (name, allowed)) in ARROWS.iter().enumerate() {
             for to in *allowed {
                 assert!(ARROWS[..index].iter().any(|(before, _)| before == to), "{name} -> {to}");

@@ -1,8 +1,8 @@
-//! Files that have grown long. A sign, not a fault.
+//! Reports long files. A long file is a hint, not a fault.
 
-use super::{Fault, Tree};
+use crate::tidy::tree::{Fault, Tree};
 
-/// Above this a file is usually two.
+/// Number of lines above which a file usually covers two subjects.
 const LINES: usize = 500;
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
@@ -18,8 +18,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, tree};
 
     #[test]
     fn only_long_files_are_listed() {

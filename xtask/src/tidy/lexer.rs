@@ -1,6 +1,6 @@
-//! As much of Rust's lexical structure as it takes to tell code from comments and strings.
+//! A lexer for the part of Rust's syntax that tells code from comments and strings.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An identifier or keyword; a raw identifier without its `r#`.
@@ -24,13 +24,13 @@ pub(super) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Whether it is this character of punctuation.
+    /// Returns whether the token is this character of punctuation.
     pub(super) fn is(&self, character: char) -> bool {
         self.kind == Kind::Punctuation && self.text.starts_with(character)
     }
 }
 
-/// Splits a file. What does not end (a string, a comment) goes on to the end of the file: rustc will complain, not we.
+/// Splits a file into tokens. An unterminated string or comment extends to the end of the file; rustc reports it.
 pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
     let mut tokens = Vec::new();
     let mut rest = text;
@@ -48,7 +48,7 @@ pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// The kind (none for white space) and the length in bytes of the token at the start.
+/// Returns the kind (`None` for white space) and the length in bytes of the first token.
 fn token(rest: &str, first: char) -> (Option<Kind>, usize) {
     if first.is_whitespace() {
         return (None, first.len_utf8());
@@ -79,12 +79,12 @@ fn is_word(character: char) -> bool {
     character == '_' || character.is_alphanumeric()
 }
 
-/// How many bytes at the start consist of such characters.
+/// Returns the number of leading bytes whose characters match.
 fn span(text: &str, belongs: impl Fn(char) -> bool) -> usize {
     text.find(|character| !belongs(character)).unwrap_or(text.len())
 }
 
-/// Block comments nest.
+/// Returns the length of a block comment; block comments nest.
 fn block_comment(rest: &str) -> usize {
     let mut depth = 0;
     let mut at = 0;
@@ -106,7 +106,7 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of a string at the start, in any of its forms: `""`, `r#""#`, `b""`, `br""`, `c""`, `cr""`.
+/// Returns the length of a string at the start, in any of its forms: `""`, `r#""#`, `b""`, `br""`, `c""`, `cr""`.
 fn string(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "r", "b", "c", ""].into_iter().find(|prefix| {
         let after = rest.strip_prefix(prefix).unwrap_or_default();
@@ -123,7 +123,7 @@ fn string(rest: &str) -> Option<usize> {
     Some(prefix.len() + escaped(after, b'"'))
 }
 
-/// The length of a literal that a quote opens and the next quote without a backslash closes.
+/// Returns the length of a literal from its opening quote to the next quote without a backslash.
 fn escaped(text: &str, quote: u8) -> usize {
     let mut bytes = text.bytes().enumerate().skip(1);
     while let Some((index, byte)) = bytes.next() {
@@ -136,7 +136,7 @@ fn escaped(text: &str, quote: u8) -> usize {
     text.len()
 }
 
-/// After a single quote: a character when another quote follows it, a lifetime otherwise.
+/// Lexes after a single quote: a character if another quote follows the character, otherwise a lifetime.
 fn quote(rest: &str) -> (Option<Kind>, usize) {
     let mut characters = rest[1..].chars();
     let (second, third) = (characters.next(), characters.next());
@@ -146,7 +146,7 @@ fn quote(rest: &str) -> (Option<Kind>, usize) {
     (Some(Kind::Lifetime), 1 + span(&rest[1..], is_word))
 }
 
-/// Digits with their suffix and fraction; in `1..2` the dots are a range.
+/// Returns the length of a number with its suffix and fraction; in `1..2` the dots are a range.
 fn number(rest: &str) -> usize {
     let whole = span(rest, is_word);
     let fraction =
@@ -179,7 +179,7 @@ mod tests {
     fn lifetimes_are_not_characters() {
         let text = r"fn f<'a>(x: &'a str, y: &'static u8) { '\'' ; 'x'; b'\\'; 'é'; 'outer: loop {} }";
         assert_eq!(of(Kind::Lifetime, text), ["'a", "'a", "'static", "'outer"]);
-        // The b of a byte stands alone; nobody here minds.
+        // The prefix b of a byte literal becomes a token of its own; no check depends on it.
         assert_eq!(of(Kind::Literal, text), [r"'\''", "'x'", r"'\\'", "'é'"]);
     }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_ends_with_the_file() {
+    fn unterminated_tokens_end_with_the_file() {
         for text in ["\"a", "/* a", "r#\"a", "'\\", "'"] {
             assert_eq!(tokens(text).len(), 1, "{text}");
         }

@@ -1,64 +1,35 @@
-//! `cargo xtask tidy`: the rules of the house that a machine can check, one file per check, one line per fault.
+//! `cargo xtask tidy`: the project's rules that a program can check, one file per check, one line per fault.
 //!
-//! To add a check, add a file beside the others and a line to [`CHECKS`].
+//! To add a check, add a file in this directory and a line to [`CHECKS`].
 
 mod architecture;
 mod arrows;
+mod circles;
+mod language;
+mod layout;
 mod length;
 mod lexer;
 mod names;
 mod purity;
 mod source;
+mod tree;
 mod unsafe_code;
-
-use std::fmt;
-use std::path::Path;
 
 use anyhow::Result;
 
-use self::source::Source;
+use crate::tidy::tree::{Fault, Tree};
 use crate::workspace::Workspace;
 
-/// What the checks look at.
-struct Tree {
-    workspace: Workspace,
-    sources: Vec<Source>,
-    /// ARCHITECTURE.md, once there is one.
-    architecture: Option<String>,
-}
-
-/// Something that breaks a rule, or for a notice bends it.
-#[derive(Debug, PartialEq, Eq)]
-struct Fault {
-    /// A file, with a line where there is one.
-    place: String,
-    message: String,
-}
-
-impl Fault {
-    fn in_file(path: &Path, message: impl Into<String>) -> Fault {
-        Fault { place: path.display().to_string(), message: message.into() }
-    }
-
-    fn at(path: &Path, line: usize, message: impl Into<String>) -> Fault {
-        Fault { place: format!("{}:{line}", path.display()), message: message.into() }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.message)
-    }
-}
-
-/// Whether what a check finds fails the run.
+/// The effect of a check's findings on the run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Severity {
+    /// Each finding fails the run.
     Fault,
+    /// Findings are printed and fail nothing.
     Notice,
 }
 
-/// A name for people, what its findings count as, and the check.
+/// A check: its name, the effect of its findings, and its function.
 type Check = (&'static str, Severity, fn(&Tree) -> Vec<Fault>);
 
 const CHECKS: &[Check] = &[
@@ -68,28 +39,22 @@ const CHECKS: &[Check] = &[
     ("length", Severity::Notice, length::check),
     ("purity", Severity::Fault, purity::check),
     ("architecture", Severity::Fault, architecture::check),
+    ("circles", Severity::Fault, circles::check),
+    ("layout", Severity::Fault, layout::check),
+    ("language", Severity::Fault, language::check),
 ];
 
-/// Runs every check; true when none found a fault.
+/// Runs every check; returns true if none found a fault.
 pub(crate) fn run() -> Result<bool> {
     let workspace = Workspace::read()?;
-    let sources = source::read(&workspace.root)?;
+    let (sources, pages) = source::read(&workspace.root)?;
     let architecture = std::fs::read_to_string(workspace.root.join("ARCHITECTURE.md")).ok();
-    let tree = Tree { workspace, sources, architecture };
+    let tree = Tree { workspace, sources, pages, architecture };
     let (mut faults, mut notices) = (0, 0);
     for (name, severity, check) in CHECKS {
-        for fault in check(&tree) {
-            match severity {
-                Severity::Fault => {
-                    faults += 1;
-                    println!("{name}: {fault}");
-                }
-                Severity::Notice => {
-                    notices += 1;
-                    println!("{name}: notice: {fault}");
-                }
-            }
-        }
+        let findings = check(&tree);
+        findings.iter().for_each(|finding| println!("{name}: {finding}"));
+        *(if *severity == Severity::Fault { &mut faults } else { &mut notices }) += findings.len();
     }
     let files = tree.sources.len();
     let packages = tree.workspace.packages.len();
@@ -102,7 +67,8 @@ pub(crate) fn run() -> Result<bool> {
 mod fixture {
     use std::path::{Path, PathBuf};
 
-    use super::{Fault, Source, Tree};
+    use crate::tidy::source::Source;
+    use crate::tidy::tree::{Fault, Tree};
     use crate::workspace::{Dependency, DependencyKind, Package, Workspace};
 
     /// A package in `crates/<name>` with a library and some dependencies.
@@ -126,7 +92,7 @@ mod fixture {
             .map(|&(path, text)| Source { path: PathBuf::from(path), text: text.to_owned() })
             .collect();
         let workspace = Workspace { target: root.join("target"), root, packages };
-        Tree { workspace, sources, architecture: None }
+        Tree { workspace, sources, pages: Vec::new(), architecture: None }
     }
 
     pub(super) fn lines(faults: Vec<Fault>) -> Vec<String> {

@@ -1,9 +1,9 @@
-//! Names that say nothing about what is inside.
+//! Finds names that do not describe their content.
 
 use std::path::Path;
 
-use super::lexer::Kind;
-use super::{Fault, Tree};
+use crate::tidy::lexer::Kind;
+use crate::tidy::tree::{Fault, Tree};
 
 const EMPTY_NAMES: &[&str] = &["util", "utils", "helper", "helpers", "common", "misc"];
 
@@ -15,7 +15,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
         }
     }
     for source in &tree.sources {
-        // The packages have been named above.
+        // Package names were checked above.
         let package =
             tree.workspace.packages.iter().find(|package| source.path.starts_with(&package.directory));
         let inside = package.map_or(source.path.as_path(), |package| {
@@ -24,7 +24,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
         if let Some(name) = empty_part(inside) {
             faults.push(Fault::in_file(&source.path, says_nothing(name)));
         }
-        // A module in braces has no file of its own to be caught by.
+        // A module in braces has no file name to check.
         let tokens: Vec<_> =
             source.tokens().into_iter().filter(|token| token.kind != Kind::Comment).collect();
         for window in tokens.windows(3) {
@@ -55,8 +55,8 @@ fn says_nothing(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, package, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, package, tree};
 
     #[test]
     fn names_with_a_meaning_pass() {

@@ -1,11 +1,12 @@
-//! Places where the clock, randomness and the kernel are passed in, so that tests need no socket and no sleep.
+//! Checks modules to which the clock, randomness and the kernel are passed as arguments, so that tests need no socket and
+//! no sleep.
 
 use std::path::Path;
 
-use super::lexer::{Kind, Token};
-use super::{Fault, Tree};
+use crate::tidy::lexer::{Kind, Token};
+use crate::tidy::tree::{Fault, Tree};
 
-/// Directories, or the file of the same name.
+/// Directories, or files of the same name.
 const PURE: &[&str] = &[
     "crates/forward/src/bfd/demultiplexer",
     "crates/forward/src/bfd/discard",
@@ -27,10 +28,10 @@ const PURE: &[&str] = &[
     "crates/doctor",
 ];
 
-/// Modules of the standard library that ask the world.
+/// Modules of the standard library that make system calls.
 const MODULES: &[&str] = &["env", "fs", "process"];
 
-/// Types of the standard library that ask the world, in modules that are harmless otherwise.
+/// Types of the standard library that make system calls, in modules that otherwise make none.
 const TYPES: &[&str] = &[
     "net::TcpListener",
     "net::TcpStream",
@@ -58,7 +59,7 @@ fn is_pure(path: &Path) -> bool {
     PURE.iter().any(|place| path.starts_with(place) || path.to_str() == Some(&format!("{place}.rs")))
 }
 
-/// Why a path has no business in a pure place.
+/// Returns the reason why a path is not permitted in a pure module.
 fn impure(path: &str) -> Option<&'static str> {
     let (is_std, rest) = match path.strip_prefix("std::") {
         Some(rest) => (true, rest),
@@ -74,15 +75,15 @@ fn impure(path: &str) -> Option<&'static str> {
     if TYPES.iter().any(|item| within(item)) {
         return Some("pass in what it would give");
     }
-    // Both take their seed from the clock and the thread; so do the functions that are not of a generator.
+    // Both take their seed from the clock and the thread; so do the free functions of the crate.
     let seeds_itself = path.ends_with("Rng::new") || path.ends_with("Rng::default");
     let is_global =
         path.strip_prefix("fastrand::").is_some_and(|item| item.starts_with(|c: char| c.is_lowercase()));
     (seeds_itself || is_global).then_some("pass the generator in")
 }
 
-/// Every path in the code with its line, the braces of `use` taken apart.
-fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
+/// Returns every path in the code with its line; braces of `use` are expanded.
+pub(super) fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
@@ -91,7 +92,7 @@ fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
     found
 }
 
-/// Reads one path, or the tree of paths of a `use`, behind a prefix; returns where it ends.
+/// Reads one path, or the tree of paths of a `use`, after a prefix; returns the position of its end.
 fn path(tokens: &[Token<'_>], mut at: usize, prefix: &str, found: &mut Vec<(usize, String)>) -> usize {
     let mut so_far = prefix.to_owned();
     while let Some(token) = tokens.get(at) {
@@ -136,8 +137,8 @@ fn is_separator(tokens: &[Token<'_>], at: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, tree};
 
     fn faults(path: &str, text: &str) -> Vec<String> {
         lines(check(&tree(Vec::new(), &[(path, text)])))
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_the_world_is_caught_in_every_spelling() {
+    fn impure_paths_are_caught_in_every_spelling() {
         let text = "use std::{fs::{self, File}, time::{Duration, Instant as Clock}};
             use std::time;
             fn a() { time::SystemTime::now(); ::std::env::var(\"A\"); }
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn other_places_and_tests_may_ask() {
+    fn impure_code_is_allowed_elsewhere_and_in_tests() {
         let text = "use std::time::Instant;";
         assert!(faults("crates/fourtuple/src/dial/mod.rs", text).is_empty());
         assert!(faults("crates/measure/tests/speed.rs", text).is_empty());

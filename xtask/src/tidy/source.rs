@@ -1,15 +1,15 @@
-//! The Rust files of the tree.
+//! The files of the tree: Rust files and prose.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::lexer::{self, Kind, Token};
+use crate::tidy::lexer::{self, Kind, Token};
 
 /// One Rust file.
 pub(super) struct Source {
-    /// Relative to the root of the workspace.
+    /// Path relative to the root of the workspace.
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
@@ -56,15 +56,23 @@ impl Source {
     }
 }
 
-/// Every `.rs` file below the root, sorted, without what is built or hidden.
-pub(super) fn read(root: &Path) -> Result<Vec<Source>> {
-    let mut sources = Vec::new();
-    walk(root, root, &mut sources)?;
-    sources.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(sources)
+/// A file with prose that is not Rust: Markdown or C.
+pub(super) struct Page {
+    /// Relative to the root of the workspace.
+    pub(super) path: PathBuf,
+    pub(super) text: String,
 }
 
-fn walk(root: &Path, directory: &Path, sources: &mut Vec<Source>) -> Result<()> {
+/// The files below the root in the order of their paths, without build output and hidden directories.
+pub(super) fn read(root: &Path) -> Result<(Vec<Source>, Vec<Page>)> {
+    let (mut sources, mut pages) = (Vec::new(), Vec::new());
+    walk(root, root, &mut sources, &mut pages)?;
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    pages.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((sources, pages))
+}
+
+fn walk(root: &Path, directory: &Path, sources: &mut Vec<Source>, pages: &mut Vec<Page>) -> Result<()> {
     for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
         let entry = entry?;
         let path = entry.path();
@@ -72,11 +80,16 @@ fn walk(root: &Path, directory: &Path, sources: &mut Vec<Source>) -> Result<()> 
         let name = name.to_string_lossy();
         if entry.file_type()?.is_dir() {
             if name != "target" && !name.starts_with('.') {
-                walk(root, &path, sources)?;
+                walk(root, &path, sources, pages)?;
             }
-        } else if name.ends_with(".rs") {
-            let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-            sources.push(Source { path: path.strip_prefix(root).unwrap_or(&path).to_owned(), text });
+            continue;
+        }
+        let read = || fs::read_to_string(&path).with_context(|| format!("read {}", path.display()));
+        let inside = path.strip_prefix(root).unwrap_or(&path).to_owned();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("rs") => sources.push(Source { text: read()?, path: inside }),
+            Some("md" | "c" | "h") => pages.push(Page { text: read()?, path: inside }),
+            _ => {}
         }
     }
     Ok(())
@@ -146,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_for_tests_is_left_out() {
+    fn code_for_tests_only_is_left_out() {
         let text = "use a; #[cfg(test)] #[allow(b)] mod tests { fn c() { d(); } } struct E;
             #[cfg(all(test, unix))] use f; fn g() {}";
         assert_eq!(words("src/lib.rs", text), ["use", "a", "struct", "E", "fn", "g"]);
     }
 
     #[test]
-    fn what_is_not_for_tests_is_kept() {
+    fn code_outside_tests_is_kept() {
         let text = "#[cfg(not(test))] fn a() {} #[cfg(unix)] fn b() {}";
         let words = words("src/lib.rs", text);
         assert!(words.contains(&"a".to_owned()) && words.contains(&"b".to_owned()));

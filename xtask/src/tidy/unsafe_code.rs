@@ -1,11 +1,11 @@
-//! `unsafe` lives in two crates, and each use of it there says why it is sound.
+//! Checks that `unsafe` occurs in two crates only, and that each use states why it is sound.
 
 use std::path::Path;
 
-use super::lexer::{Kind, Token};
-use super::{Fault, Tree};
+use crate::tidy::lexer::{Kind, Token};
+use crate::tidy::tree::{Fault, Tree};
 
-/// The only directories with `unsafe` in them.
+/// The only directories that may contain `unsafe`.
 const ALLOWED: &[&str] = &["crates/syscalls", "crates/bpf"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
@@ -46,7 +46,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     faults
 }
 
-/// Whether the tokens have `#![forbid(unsafe_code)]`, alone or among other lints.
+/// Returns whether the tokens have `#![forbid(unsafe_code)]`, alone or among other lints.
 fn forbids_unsafe(tokens: &[Token<'_>]) -> bool {
     let code: Vec<&Token<'_>> = tokens.iter().filter(|token| token.kind != Kind::Comment).collect();
     code.windows(5).enumerate().any(|(index, window)| {
@@ -60,7 +60,7 @@ fn forbids_unsafe(tokens: &[Token<'_>]) -> bool {
     })
 }
 
-/// The comment that the `unsafe` at an index should have above it and has not.
+/// Returns the comment that the `unsafe` at an index needs above it and lacks.
 fn missing(tokens: &[Token<'_>], index: usize) -> Option<&'static str> {
     let mut code = tokens[index + 1..].iter().filter(|token| token.kind != Kind::Comment);
     let mut next = code.next()?;
@@ -71,7 +71,7 @@ fn missing(tokens: &[Token<'_>], index: usize) -> Option<&'static str> {
         after = code.next();
     }
     match next.text {
-        // `#[unsafe(no_mangle)]` and `unsafe fn(...)` as a type promise nothing here.
+        // `#[unsafe(no_mangle)]` and `unsafe fn(...)` as a type need no comment here.
         "(" => None,
         "fn" if after.is_some_and(|token| token.is('(')) => None,
         "fn" | "trait" => {
@@ -82,7 +82,7 @@ fn missing(tokens: &[Token<'_>], index: usize) -> Option<&'static str> {
     }
 }
 
-/// Whether a comment with a mark stands between the `unsafe` and the end of the statement or item before it.
+/// Returns whether a comment with a mark stands between the `unsafe` and the end of the statement or item before it.
 fn has_comment_above(tokens: &[Token<'_>], index: usize, mark: &str) -> bool {
     for token in tokens[..index].iter().rev() {
         if token.kind == Kind::Comment && token.text.contains(mark) {
@@ -97,8 +97,8 @@ fn has_comment_above(tokens: &[Token<'_>], index: usize, mark: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{lines, package, tree};
     use super::*;
+    use crate::tidy::fixture::{lines, package, tree};
 
     fn in_syscalls(text: &str) -> Vec<String> {
         lines(check(&tree(vec![package("fourtuple-syscalls", &[])], &[("crates/syscalls/src/lib.rs", text)])))
@@ -124,7 +124,7 @@ mod tests {
             /// The pointer is valid.
             #[inline]
             pub unsafe fn b(f: unsafe extern \"C\" fn(i32), g: unsafe fn()) {}
-            // SAFETY: the signatures are those of libc.
+            // SAFETY: the signatures match libc.
             unsafe extern \"C\" { fn c(); }
             #[unsafe(no_mangle)]
             fn d() {}";
@@ -174,9 +174,7 @@ mod tests {
 
     #[test]
     fn forbid_may_name_other_lints_too() {
-        assert!(forbids_unsafe(&super::super::lexer::tokens("#![forbid(missing_docs, unsafe_code)]")));
-        assert!(!forbids_unsafe(&super::super::lexer::tokens(
-            "#![forbid(missing_docs)] fn unsafe_code() {}"
-        )));
+        assert!(forbids_unsafe(&crate::tidy::lexer::tokens("#![forbid(missing_docs, unsafe_code)]")));
+        assert!(!forbids_unsafe(&crate::tidy::lexer::tokens("#![forbid(missing_docs)] fn unsafe_code() {}")));
     }
 }

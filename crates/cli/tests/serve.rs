@@ -7,8 +7,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::num::NonZeroU32;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
@@ -48,6 +50,18 @@ impl Server {
         stream
     }
 
+    /// Waits until every thread sleeps although the accept queue is not empty: accept() has failed.
+    fn wait_until_it_accepts_no_more(&self) {
+        let port: u16 = self.address.rsplit_once(':').unwrap().1.parse().unwrap();
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let begun = Instant::now();
+        while queued(port) == 0 || fs::read_dir(&tasks).unwrap().any(|task| is_running(&task.unwrap().path()))
+        {
+            assert!(begun.elapsed() < DEADLINE, "{} of clients are queued", queued(port));
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends SIGINT and returns the exit code and the output.
     fn interrupt(self) -> Ended {
         child::interrupt(self.child.id()).unwrap();
@@ -69,6 +83,24 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns the length of the accept queue of the listener at `port` in the namespace of the calling thread.
+fn queued(port: u16) -> u64 {
+    let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    // Local address, remote address, state (0A is LISTEN), send queue and receive queue, in hexadecimal.
+    let listener = table
+        .lines()
+        .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>())
+        .find(|words| words[0].ends_with(&format!(":{port:04X}")) && words[2] == "0A");
+    let listener = listener.expect("the server listens");
+    u64::from_str_radix(listener[3].split_once(':').unwrap().1, 16).unwrap()
+}
+
+/// Returns whether a thread is running or waiting for a processor.
+fn is_running(task: &Path) -> bool {
+    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
 }
 
 fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> String {
@@ -289,6 +321,7 @@ fn too_few_descriptors_are_counted_and_survived() {
             for stream in &mut streams {
                 stream.write_all(b"a").unwrap();
             }
+            server.wait_until_it_accepts_no_more();
             // A client that was served closes and frees a descriptor, so that finally all clients are served.
             for mut stream in streams {
                 let mut answer = [0];

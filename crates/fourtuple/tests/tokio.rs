@@ -1,9 +1,11 @@
 //! The dialer on a tokio runtime, in a namespace with few ports.
 #![cfg(feature = "tokio")]
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet, LocalSet};
 
 fn range(text: &str) {
     set_sysctl("net.ipv4.ip_local_port_range", text);
@@ -138,6 +140,48 @@ fn exhaustion_is_named() {
                     }
                     other => panic!("{strategy}: {other:?}"),
                 }
+                for (stream, _) in held {
+                    stream.set_zero_linger().unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn dials_that_fail_at_once_let_other_tasks_run() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
+            let fill = Dialer::to(destination).build().unwrap();
+            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            run(async {
+                let mut held = Vec::new();
+                for _ in 0..8 {
+                    held.push(fill.dial_tokio().await.unwrap());
+                }
+                let polls = Rc::new(Cell::new(0));
+                let counted = Rc::clone(&polls);
+                let local = LocalSet::new();
+                local.spawn_local(async move {
+                    loop {
+                        counted.set(counted.get() + 1);
+                        task::yield_now().await;
+                    }
+                });
+                local
+                    .run_until(async {
+                        for dial in 0..20 {
+                            let before = polls.get();
+                            dialer.dial_tokio().await.unwrap_err();
+                            assert!(
+                                polls.get() > before,
+                                "{strategy}: no poll of the other task in dial {dial}"
+                            );
+                        }
+                    })
+                    .await;
                 for (stream, _) in held {
                     stream.set_zero_linger().unwrap();
                 }

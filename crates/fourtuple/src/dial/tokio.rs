@@ -54,7 +54,11 @@ impl Dialer {
         let begun = Instant::now();
         let (socket, mut attempt) = match self.start_tokio().await {
             Ok(started) => started,
-            Err(error) => return Err(self.counted_tokio(error).await),
+            Err(error) => {
+                // Without a wait a task that repeats a failing dial would keep the thread from all other tasks.
+                task::yield_now().await;
+                return Err(self.counted_tokio(error).await);
+            }
         };
         let stream = attempt.called("epoll_ctl", TcpStream::from_std(StdStream::from(socket)))?;
         let waiting = Instant::now();

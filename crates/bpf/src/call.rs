@@ -5,6 +5,11 @@ use std::ffi::CStr;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
+
+/// Pauses before BPF_PROG_LOAD is repeated double up to this one: one second together.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Commands of bpf(2) (enum bpf_cmd).
 const MAP_CREATE: libc::c_long = 0;
@@ -290,15 +295,17 @@ pub(crate) fn load(
         device: 0,
         attach: kind.attach,
     };
-    let mut tries = 0;
+    let mut pause = Duration::from_millis(1);
     loop {
-        tries += 1;
         // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is
         // writable, and all outlive the call.
         match unsafe { bpf(PROG_LOAD, &attribute) } {
             // The verifier gives up if this thread has pending work (`signal_pending` in `do_check`): a signal, or
-            // the end of an io_uring that the thread has just closed.
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < 10 => {}
+            // the end of an io_uring that the thread has just closed, which a kernel worker may take long to complete.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && pause < LONGEST_PAUSE => {
+                thread::sleep(pause);
+                pause *= 2;
+            }
             result => return result.map(owned),
         }
     }

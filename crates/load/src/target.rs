@@ -138,8 +138,8 @@ impl FromStr for Target {
         if !is_http && !matches!(path, "" | "/") {
             return Err(refuse(" (only HTTP has paths)"));
         }
-        if path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
-            return Err(refuse(" (a path has no blanks: write %20)"));
+        if path.contains(|c: char| c.is_control() || c == ' ') {
+            return Err(refuse(" (a path has no blanks or control characters: write %20)"));
         }
         let mut path = path.split('#').next().unwrap_or_default().to_owned();
         if !path.starts_with('/') {

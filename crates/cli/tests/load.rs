@@ -3,19 +3,20 @@
 mod program;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fourtuple_serve::{Protocol, Serve};
+use fourtuple_serve::{Protocol, Serve, ServeError};
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::{
-    Room, Running, fourtuple, fourtuple_at, is_root, list, number, require_valid, run, tcp_sockets, text,
+    DEADLINE, Room, Running, fourtuple, fourtuple_at, is_root, list, number, require_valid, run, tcp_sockets,
+    text,
 };
 use serde_json::Value;
 
@@ -26,7 +27,18 @@ const CRR: Protocol = Protocol::Crr { request: 1, response: 1 };
 
 fn serve(protocol: Protocol) -> fourtuple_serve::Running {
     let address: SocketAddr = "127.0.0.1:4000".parse().unwrap();
-    Serve { workers: 2, ..Serve::new(protocol, address.into()) }.start().unwrap()
+    let begun = Instant::now();
+    loop {
+        match (Serve { workers: 2, ..Serve::new(protocol, address.into()) }).start() {
+            // A process that another test has just forked has the listener of the former server open until exec().
+            Err(ServeError::Listen { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < DEADLINE =>
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+            result => return result.unwrap(),
+        }
+    }
 }
 
 fn requests(running: fourtuple_serve::Running) -> u64 {

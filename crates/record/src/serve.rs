@@ -40,6 +40,9 @@ pub struct ServeSettings {
     /// Duration of the pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_length_ns: Option<u64>,
+    /// Time without traffic after which a connection is closed; absent: UDP, or an older record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ns: Option<u64>,
     /// Backlog passed to listen(); the kernel caps it at net.core.somaxconn.
     pub backlog: u32,
     /// Whether TCP_DEFER_ACCEPT is set: accept() returns a connection once it has data.

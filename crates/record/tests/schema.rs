@@ -95,8 +95,8 @@ const OPTIONAL: [&str; 8] = [
 ];
 
 /// Fields that may be absent from a server's settings, and are required in the settings of a load.
-const OPTIONAL_OF_SERVE: [&str; 6] =
-    ["policy", "request_bytes", "response_bytes", "close_every", "stall_at_ns", "stall_length_ns"];
+const OPTIONAL_OF_SERVE: [&str; 7] =
+    ["policy", "request_bytes", "response_bytes", "close_every", "stall_at_ns", "stall_length_ns", "idle_ns"];
 
 #[test]
 fn every_record_is_valid_and_parses() {

@@ -185,7 +185,7 @@ fn a_server_has_its_workers() {
         "request-cut 3",
         "one listener (EPOLLEXCLUSIVE)",
         "fourtuple serve crr --listen &#39;unix:/run/four tuple&#39; --policy exclusive --workers 8",
-        "--service exp:50us --spin --stall 2s:200ms --backlog 4096 --pin --for 10s --seed 1",
+        "--service exp:50us --spin --idle 60s --stall 2s:200ms --backlog 4096 --pin --for 10s --seed 1",
     ] {
         assert!(page.contains(text) || page.replace('\'', "&#39;").contains(text), "{text} is missing");
     }

@@ -249,6 +249,7 @@ impl ServeFlags {
             close_every: serve.close.every(),
             service: serve.service.to_string(),
             spin: serve.spin,
+            idle_ns: (!matches!(serve.protocol, Protocol::Udp { .. })).then(|| ns(serve.idle)),
             stall_at_ns: serve.stall.map(|stall| ns(stall.at)),
             stall_length_ns: serve.stall.map(|stall| ns(stall.length)),
             backlog: serve.backlog,

@@ -408,6 +408,7 @@ pub(crate) fn serve() -> ServeRecord {
         spin: true,
         stall_at_ns: Some(2_000_000_000),
         stall_length_ns: Some(200_000_000),
+        idle_ns: Some(60_000_000_000),
         backlog: 4096,
         defer_accept: false,
         pin: true,

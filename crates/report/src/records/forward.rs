@@ -66,12 +66,19 @@ fn command_line(settings: &ForwardSettings) -> String {
     let [link] = settings.links.as_slice() else { return line.set("--config", "FILE").finish() };
     let line = line.set("--listen", &link.listen).maybe("--to", link.to.as_ref());
     let routes = link.routes.iter().fold(line, |line, route| line.set("--route", quoted(route)));
+    let replies = link.replies.then_some(link);
+    let timers = link.bfd_timers;
     routes
         .maybe("--key", link.key.as_ref())
         .set("--spread", &link.spread)
         .flag("--return", link.replies)
+        .maybe("--idle", replies.map(|link| typed(link.idle_ns)))
+        .maybe("--clients", replies.map(|link| link.clients))
         .maybe("--bfd", link.bfd.as_ref())
         .maybe("--bfd-in-band", link.bfd_in_band.as_ref())
+        .maybe("--bfd-interval", timers.map(|timers| typed(timers.interval_ns)))
+        .maybe("--bfd-receive-interval", timers.map(|timers| typed(timers.receive_interval_ns)))
+        .maybe("--bfd-multiplier", timers.map(|timers| timers.multiplier))
         .set("--planes", settings.planes)
         .set("--plane", &settings.plane)
         .flag("--pin", settings.pin)

@@ -88,6 +88,7 @@ fn command_line(settings: &ServeSettings) -> String {
         .maybe("--close-every", settings.close_every)
         .set("--service", &settings.service)
         .flag("--spin", settings.spin)
+        .maybe("--idle", settings.idle_ns.map(typed))
         .maybe("--stall", stall.map(|(at, length)| format!("{}:{}", typed(at), typed(length))))
         .set("--backlog", settings.backlog)
         .flag("--pin", settings.pin)

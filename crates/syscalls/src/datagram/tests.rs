@@ -90,7 +90,7 @@ fn where_it_was_sent_to_is_told() {
 #[test]
 fn an_answer_comes_from_where_the_question_went_to() {
     for (bind, to) in [("0.0.0.0:0", "127.0.0.7"), ("[::]:0", "127.0.0.8"), ("[::]:0", "::1")] {
-        // A host without IPv6.
+        // The host has no IPv6.
         let Ok(receiver) = UdpSocket::bind(bind) else { continue };
         option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
         let there = SocketAddr::new(to.parse().unwrap(), receiver.local_addr().unwrap().port());
@@ -103,7 +103,7 @@ fn an_answer_comes_from_where_the_question_went_to() {
         let (client, from) = (datagram.from().unwrap(), datagram.answer_from.unwrap());
         assert_eq!(from, there.ip(), "{bind}");
         let mut outgoing = Outgoing::new();
-        // Cut as well: both control messages find their room.
+        // With a segment size the message needs a second control message, which must fit too.
         outgoing.message(Some(client), Some(4));
         outgoing.from_last(from, client);
         outgoing.part(0, 0..8);
@@ -119,7 +119,7 @@ fn an_answer_comes_from_where_the_question_went_to() {
 #[test]
 fn how_many_hops_it_had_left_is_told() {
     for (to, bind) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("127.0.0.1", "[::]:0")] {
-        // A host without IPv6.
+        // The host has no IPv6.
         let Ok(receiver) = UdpSocket::bind(bind) else { continue };
         option::set_hops_told(receiver.as_fd(), true).expect("IP_RECVTTL");
         let target = (to.parse::<IpAddr>().unwrap(), receiver.local_addr().unwrap().port());

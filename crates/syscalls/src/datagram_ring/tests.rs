@@ -7,7 +7,7 @@ use crate::datagram::Outgoing;
 use crate::epoll::{Epoll, Interest, Ready};
 use crate::option;
 
-/// `None` where io_uring is switched off.
+/// Returns a ring, or `None` if io_uring is disabled on this host.
 fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
     match DatagramRing::new(buffers, room) {
         Ok(ring) => Some(ring),
@@ -29,7 +29,7 @@ fn pair() -> (UdpSocket, UdpSocket) {
     (sender, receiver)
 }
 
-/// Numbers that came in the last messages.
+/// Returns the numbers in the payloads of the last messages.
 fn numbers(ring: &DatagramRing) -> impl Iterator<Item = u32> + '_ {
     ring.iter().map(|datagram| u32::from_be_bytes(datagram.bytes.try_into().unwrap()))
 }
@@ -40,7 +40,7 @@ fn what_came_is_told_and_goes_on_without_a_copy() {
     assert!(DatagramRing::works().unwrap());
     let (sender, router) = pair();
     let target = UdpSocket::bind("127.0.0.1:0").unwrap();
-    // What waits already, and an empty datagram, after which the kernel ends the request.
+    // Queued datagrams, and an empty datagram, after which the kernel ends the request.
     sender.send(b"one").unwrap();
     ring.go_on(router.as_fd()).unwrap();
     let epoll = Epoll::new().unwrap();
@@ -87,7 +87,7 @@ fn with_fewer_buffers_than_packets_none_is_lost() {
         ring.receive().unwrap();
         assert!(ring.received.len() <= 4);
         got.extend(numbers(&ring));
-        // The kernel had no buffer for the next (ENOBUFS), which stayed in the queue.
+        // The kernel had no buffer for the next datagram (ENOBUFS), which stayed in the queue.
         ends += u32::from(!ring.is_receiving);
         ring.go_on(receiver.as_fd()).unwrap();
         assert!(ring.is_receiving || !ring.ring.completion().is_empty());
@@ -132,7 +132,7 @@ fn it_stops_also_when_packets_never_stop() {
     ring.go_on(receiver.as_fd()).unwrap();
     let mut stops = 0;
     loop {
-        // The kernel receives it before this call is back, if it still does.
+        // If the request is still active, the kernel receives this datagram before send() returns.
         sender.send(b"more").unwrap();
         if ring.stop().unwrap() == 0 {
             break;
@@ -199,7 +199,7 @@ fn a_packet_wakes_a_waiting_epoll() {
     let (ask, asked) = mpsc::channel::<u32>();
     let sending = thread::spawn(move || {
         asked.iter().for_each(|number| {
-            // Most often the other one sleeps by then.
+            // By then the other thread sleeps in most runs.
             thread::sleep(Duration::from_millis(1));
             sender.send(&number.to_be_bytes()).unwrap();
         })
@@ -208,7 +208,7 @@ fn a_packet_wakes_a_waiting_epoll() {
     for number in 0..100 {
         ask.send(number).unwrap();
         let begun = Instant::now();
-        // A wait may end early: it is interrupted for the kernel to receive.
+        // The wait may end early, because the kernel interrupts it to receive.
         while epoll.wait(&mut room, Some(Duration::from_secs(20))).unwrap().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(20), "no packet {number}");
         }
@@ -225,7 +225,7 @@ fn it_is_for_the_thread_that_made_it() {
     let Some(mut ring) = ring(8, 64) else { return };
     let (sender, receiver) = pair();
     ring.go_on(receiver.as_fd()).unwrap();
-    // It can be dropped elsewhere all the same, and what comes to the socket then does no harm.
+    // Another thread can still drop the ring, and later datagrams to the socket do no harm.
     let elsewhere = thread::spawn(move || {
         let refused = ring.stop().unwrap_err().raw_os_error();
         (refused, ring.is_receiving)
@@ -236,7 +236,8 @@ fn it_is_for_the_thread_that_made_it() {
 
 #[test]
 fn buffers_larger_than_the_address_space_are_refused() {
-    // Without checks: the head's length wraps; a buffer is larger than the 32 bits of its entry.
+    // Sizes that would overflow without checks: the header size wraps, or a buffer exceeds the 32-bit length of its
+    // entry.
     for room in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
         let error = Buffers::new(32_768, room).err().unwrap();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{room}");
@@ -254,7 +255,7 @@ fn a_ring_that_could_not_submit_stays_broken() {
     })
     .join()
     .unwrap();
-    // The request in the queue names the receiver's number, which may be another file by now.
+    // The queued request names the receiver's descriptor number, which may be reused by now.
     drop(receiver);
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     for error in [ring.go_on(other.as_fd()).unwrap_err(), ring.receive().unwrap_err()] {

@@ -216,7 +216,7 @@ impl Listener {
     }
 }
 
-/// Two processors that read at the same time may count drops that are subtracted later.
+/// Returns 0 for a sum below 0: two processors that read at the same time may count drops that are subtracted later.
 fn not_negative(sum: u64) -> u64 {
     u64::try_from(sum as i64).unwrap_or_default()
 }

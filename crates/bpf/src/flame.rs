@@ -85,7 +85,7 @@ pub struct Stack {
 /// The sampling program, attached to the clock of every online processor. It is detached when this value is dropped or the
 /// process ends.
 pub struct Flame {
-    // The links are of the program, and go first.
+    // Declared first, so that the links are dropped before the program.
     links: Vec<PerfEventLink>,
     lost: Array<MapData, u64>,
     counts: HashMap<MapData, Place, u64>,

@@ -23,7 +23,7 @@ fn is_served(client: &mut TcpStream, server: OwnedFd) {
     assert_eq!(&heard, b"!");
 }
 
-/// Serves as many connections as there are clients; each client must be told apart by its port.
+/// Serves as many connections as there are clients; the ports of the clients must differ.
 fn serve_all(mut clients: Vec<TcpStream>, mut accept: impl FnMut() -> OwnedFd) {
     while !clients.is_empty() {
         let server = TcpStream::from(accept());

@@ -161,8 +161,8 @@ mod models {
     use super::*;
 
     /// Two threads add their seconds while a third thread reads: a second that was read does not change, and at the end
-    /// every operation is counted once, in its second. The test fails if a second is completed when the first thread has
-    /// completed it.
+    /// every operation is counted once, in its second. The test fails if a second counts as complete as soon as the
+    /// first thread has completed it.
     #[test]
     fn loom_a_second_that_was_told_does_not_change() {
         loom::model(|| {

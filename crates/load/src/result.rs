@@ -101,7 +101,7 @@ impl Outcome {
         if let Some(budget) = budget {
             count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
         }
-        // While the held connections are opened, no other connection is.
+        // No other connection is opened while the held connections are opened.
         let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp));
         let mut need = *need;
         need.threads = self.threads as u64;

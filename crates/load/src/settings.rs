@@ -57,8 +57,8 @@ pub struct Load {
     pub hold: u32,
     /// Number of operations after which the run ends.
     pub operations: Option<u64>,
-    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or `timeout` if
-    /// that is shorter.
+    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or
+    /// `timeout` if this is shorter.
     pub length: Option<Duration>,
     /// Maximum time of an operation; a longer one fails with `timeout`.
     pub timeout: Duration,

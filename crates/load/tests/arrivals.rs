@@ -86,7 +86,7 @@ fn random_arrivals_scatter_and_are_no_lack_of_rate() {
             (load.arrival, load.connections, load.seed) = (Arrival::Poisson(1000.0), 64, seed);
             load.length = Some(300 * MILLISECOND);
             let Some(ran) = run("arrivals::poisson", &load) else { continue };
-            // 300 with a standard deviation of 17.
+            // Expected 300 operations with a standard deviation of 17.
             assert!((215..=385).contains(&ran.results.operations), "{}", ran.results.operations);
             assert_eq!(ran.remarks_but_of_haste(), Vec::<&str>::new(), "{ran:#?}");
             assert_eq!(stop(running).requests, ran.results.operations);
@@ -99,7 +99,7 @@ fn a_rate_that_is_not_reached_is_said_with_the_reason() {
     in_namespace(|| {
         for engine in ENGINES {
             for bounded in [false, true] {
-                // One worker, 5 ms a request: 200/s at most.
+                // One worker needs 5 ms per request: at most 200 requests per second.
                 let mut server = serve(Protocol::Http { body: 10 });
                 (server.workers, server.service) = (1, Service::of(Shape::Fixed(5 * MILLISECOND)));
                 let running = server.start().unwrap();

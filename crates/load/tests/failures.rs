@@ -168,7 +168,7 @@ fn a_server_that_never_answers() {
 #[test]
 fn a_queue_that_is_full() {
     in_namespace(|| {
-        // No process accepts, and the queue has room for two.
+        // The listener is never accepted from, and its queue has room for two connections.
         let (_socket, address) = listener("127.0.0.1", 1);
         let _queued = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
         for engine in ENGINES {

@@ -29,7 +29,7 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
     server_until(version, 4096)
 }
 
-/// A server whose certificate ends with `year`.
+/// Starts a server whose certificate expires with `year`.
 fn server_until(version: &'static SupportedProtocolVersion, year: i32) -> Server {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let signing_key = rcgen::KeyPair::generate().unwrap();

@@ -326,7 +326,7 @@ fn the_side_that_closes_has_the_time_wait() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         for engine in ENGINES {
-            // Many more operations than ports: no port stays in use.
+            // Many more operations than ports; no port may stay in use.
             let mut load = load(engine, TARGET, SMALL);
             (load.operations, load.connections) = (Some(1000), 4);
             let running = serve(SMALL_SERVED).start().unwrap();

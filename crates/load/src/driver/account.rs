@@ -77,7 +77,7 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// Returns the name of the error of the operation of `number`, if its time is over.
+    /// Returns the error name of the operation of `number` if its timeout has expired.
     pub(super) fn overdue(&self, number: u32, now: u64) -> Option<Cow<'static, str>> {
         let slot = &self.slots[number as usize];
         let took = now.saturating_sub(slot.timed_from);
@@ -90,7 +90,7 @@ impl<E: Engine> Driver<'_, E> {
         }))
     }
 
-    /// Cancels the operations whose time is over. The next call is due when the next operation can be overdue.
+    /// Cancels the operations whose timeout has expired. The next call is due when the next operation can be overdue.
     pub(super) fn look_for_late(&mut self, now: u64) -> io::Result<()> {
         let timeout = self.operation_limit();
         let mut next = now + timeout;

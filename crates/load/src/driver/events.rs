@@ -112,8 +112,9 @@ impl<E: Engine> Driver<'_, E> {
         }
     }
 
-    /// Whether the request of `number` may be sent again after its connection ended before the first byte of a response. It may
-    /// on a kept connection, which the server may have closed before it read the request (RFC 9112, 9.3.1).
+    /// Returns whether the request of `number` may be sent again after its connection ended before the first byte of a
+    /// response: yes on a kept connection, which the server may have closed before it read the request (RFC 9112,
+    /// 9.3.1).
     fn may_ask_again(&self, number: u32) -> bool {
         self.slots[number as usize].request > 1 && self.shared.load.workload.may_be_sent_again()
     }
@@ -238,7 +239,7 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// The port can be named again where no TIME_WAIT keeps it.
+    /// Returns the port of a closed connection to the dialer, unless it is in TIME_WAIT on this side.
     pub(super) fn give_back(&mut self, number: u32) {
         if let Some(local) = self.slots[number as usize].local.take() {
             self.shared.origin.release(local);
@@ -255,7 +256,7 @@ impl<E: Engine> Driver<'_, E> {
         self.engine.close(number)
     }
 
-    /// Makes `number` free for the next operation, which begins at once or later.
+    /// Makes `number` available for the next operation, which begins at once or later.
     pub(super) fn free(&mut self, number: u32, now: u64) -> io::Result<()> {
         self.active -= 1;
         if self.share.schedule.is_some() {
@@ -279,19 +280,19 @@ impl<E: Engine> Driver<'_, E> {
         self.start(number, None)
     }
 
-    /// Inserts into the queue by time. Nearly always that is at its end, because all pauses but those after a failure are
-    /// equally long.
+    /// Inserts into the queue by time, nearly always at its end, because all pauses except those after a failure have
+    /// the same length.
     pub(super) fn rest(&mut self, until: u64, number: u32) {
         let at = self.resting.partition_point(|(at, _)| *at <= until);
         self.resting.insert(at, (until, number));
     }
 }
 
-/// An error of connect() that comes later is an answer of the network, and not of this host's routing table.
+/// Time in nanoseconds within which connect() reports a routing error of this host; a later error is from the network.
 const AT_ONCE: u64 = 100_000_000;
 
-/// Whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of bind(),
-/// EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
+/// Returns whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of
+/// bind(), EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
 fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
     match (stage, error.kind()) {
         (Stage::Bind | Stage::Connect, io::ErrorKind::AddrInUse) => true,

@@ -36,10 +36,10 @@ const MOST_A_TURN: usize = 256;
 /// Time between two attempts to get a port while none is free, in nanoseconds. One connection tries; the others wait.
 const PORT_RETRY: u64 = 50_000_000;
 
-/// Longest time that an operation may take, from its start, once the time of the run is over.
+/// Maximum duration of an operation, from its start, after the end of the run.
 const LONGEST_GRACE: u64 = 2_000_000_000;
 
-/// Time that operations in progress have once the run was stopped from outside.
+/// Maximum remaining time of operations in progress after the run was stopped from outside.
 const GRACE_WHEN_STOPPED: u64 = 50_000_000;
 
 /// Idle time, in nanoseconds, after which a kept connection is read before it is used again: the server may have closed it.
@@ -108,7 +108,7 @@ enum Phase {
 }
 
 impl Phase {
-    /// Whether the timeout applies in this phase.
+    /// Returns whether the timeout applies in this phase.
     fn is_waiting(self) -> bool {
         matches!(self, Phase::Opening | Phase::Probing | Phase::Asking | Phase::Draining)
     }
@@ -163,7 +163,7 @@ pub(crate) struct Driver<'a, E> {
     part: Part,
     second: u64,
     ended: bool,
-    /// The time of the run is over: an operation in progress has at most [`LONGEST_GRACE`] from its start.
+    /// The run has reached its end: an operation in progress has at most [`LONGEST_GRACE`] from its start.
     is_past_end: bool,
     started_from: u64,
     /// Start of the current time in which an operation is due and all connections are busy.
@@ -355,7 +355,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         nanoseconds(self.shared.load.timeout)
     }
 
-    /// Longest time that an operation may take, from its start.
+    /// Returns the maximum duration of an operation, from its start.
     fn operation_limit(&self) -> u64 {
         if self.is_past_end { self.timeout().min(LONGEST_GRACE) } else { self.timeout() }
     }
@@ -390,8 +390,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
     }
 
-    /// Whether all operations of a run with `--operations` have begun. A thread without connections needs this check, because it
-    /// never takes a ticket.
+    /// Returns whether all operations of a run with `--operations` have begun. A thread without connections needs this
+    /// check, because it never takes a ticket.
     fn is_given_out(&self) -> bool {
         let most = self.shared.load.operations;
         most.is_some_and(|most| self.shared.tickets.load(Ordering::Relaxed) >= most)
@@ -440,7 +440,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(())
     }
 
-    /// Whether an operation can begin: on an idle connection, or on a new one unless the ports are exhausted.
+    /// Returns whether an operation can begin: on an idle connection, or on a new one unless the ports are exhausted.
     fn has_free(&self) -> bool {
         !self.warm.is_empty() || (!self.closed.is_empty() && self.stalled.is_none())
     }

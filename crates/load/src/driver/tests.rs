@@ -11,7 +11,8 @@ use crate::engine::{EngineChoice, Event};
 use crate::settings::Close;
 use crate::workload::{Trust, Workload};
 
-/// Events of one turn after which the engine gives none: a driver without a bound fails the test and does not hang.
+/// Number of events of one turn after which the engine returns none, so that a driver without a bound fails the test
+/// and does not hang.
 const ENDLESS: u64 = 100_000;
 
 /// An engine whose connections always have more bytes to receive.
@@ -46,7 +47,7 @@ impl Engine for Endless {
     }
 
     fn cancel(&mut self, _slot: u32) -> io::Result<()> {
-        // Another event of the slot is always quicker.
+        // Each slot always has another event before the cancellation.
         Ok(())
     }
 
@@ -73,7 +74,7 @@ impl Engine for Endless {
     }
 }
 
-/// A run of 50 ms with two connections, whose operations have `timeout`.
+/// Returns a run of 50 ms with two connections, whose operations have `timeout`.
 fn load(timeout: Duration) -> Load {
     Load {
         target: "tcp://127.0.0.1:1".parse().unwrap(),

@@ -104,14 +104,14 @@ impl Course {
         }
     }
 
-    /// Whether 4-tuples stay in use after the end of their connections.
+    /// Returns whether 4-tuples stay in use after the end of their connections.
     pub(super) fn leaves_time_wait(&self) -> bool {
         self.churns && !self.kept.is_zero()
     }
 
     /// Returns the maximum number of connections within `span` seconds from the start.
     pub(super) fn opened_in(&self, span: f64) -> u64 {
-        // `as` saturates.
+        // The conversion with `as` saturates.
         let opened = (self.rate * span.min(self.length)).ceil() as u64;
         opened.saturating_add(self.at_once).min(self.total.unwrap_or(u64::MAX))
     }

@@ -28,7 +28,7 @@ pub enum Remedy {
     CloseEvery(u64),
     /// A wider net.ipv4.ip_local_port_range: its first and last port.
     Range(u16, u16),
-    /// net.ipv4.tcp_tw_reuse=1
+    /// The sysctl net.ipv4.tcp_tw_reuse=1.
     TwReuse,
     /// A wait until the TIME_WAIT sockets of earlier connections have expired.
     Wait(Duration),
@@ -84,7 +84,7 @@ pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
             remedies.push(Remedy::CloseEvery(requests));
         }
         let fastest = need.rate_per_s.unwrap_or(course.rate * need.requests_per_connection as f64) as u64;
-        // A lower rate needs fewer ports, so the search runs from the other end.
+        // A lower rate needs fewer ports, so the search runs over the reduction of the rate.
         let slower = |less: u64| asked(&|changed| changed.rate_per_s = Some((fastest - less) as f64));
         if fastest > 1
             && let Some(less) = smallest(1, fastest - 1, &slower)
@@ -132,7 +132,7 @@ fn smallest(mut low: u64, mut high: u64, enough: &dyn Fn(u64) -> bool) -> Option
 }
 
 impl Remedy {
-    /// Whether the text is an instruction, and not a thing to use.
+    /// Returns whether the text is an instruction, and not a setting.
     pub(super) fn is_an_order(&self) -> bool {
         matches!(self, Remedy::Wait(_) | Remedy::Other(_))
     }

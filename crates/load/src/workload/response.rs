@@ -172,7 +172,7 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, ()> {
     Ok(Some(head))
 }
 
-/// Whether a comma-separated list has `word`.
+/// Returns whether a comma-separated list contains `word`.
 fn mentions(value: &[u8], word: &str) -> bool {
     let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     words.any(|one| one.eq_ignore_ascii_case(word.as_bytes()))

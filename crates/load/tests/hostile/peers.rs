@@ -49,7 +49,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("endless headers", &[Read, Send("HTTP/1.1 200 OK\r\n"), Flood("X: y\r\n")], Fail("malformed")),
     ("endless size of a chunk", &[Read, Send(CHUNKS), Flood("0")], Fail("malformed")),
     ("nothing at all", &[Read, Wait(600)], Fail("timeout")),
-    // FIN at each point.
+    // Cases with a FIN at each point.
     ("close before the request", &[], Fail("closed-early or ECONNRESET or EPIPE")),
     ("close after the request", &[Read], Fail("closed-early")),
     ("close in the status line", &[Read, Send("HTTP/1.1 2")], Fail("closed-early")),
@@ -64,7 +64,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("half-close in the body", &[Read, Send(HALF), HalfClose], Fail("closed-early")),
     ("half-close as the end of the body", &[Read, Send(REST), Send("text"), HalfClose], Done),
     ("half-close after a whole response", &[Read, Send(WHOLE), HalfClose], DoneAgain),
-    // RST at each point.
+    // Cases with a RST at each point.
     ("reset before the request", &[Reset], Fail("closed-early or ECONNRESET or EPIPE")),
     ("reset after the request", &[Read, Reset], Fail("ECONNRESET")),
     ("reset in the head", &[Read, Send("HTTP/1.1 200 OK\r\nContent-Le"), Reset], Fail("ECONNRESET")),
@@ -74,7 +74,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("close after a whole response", &[Read, Send(WHOLE)], DoneAgain),
     ("reset after a whole response", &[Read, Send(WHOLE), Reset], DoneAgain),
     ("close after two", &[Read, Send(WHOLE), Read, Send(WHOLE)], DoneAgain),
-    // Status lines.
+    // Cases of status lines.
     ("another protocol", &[Read, Send("SSH-2.0-OpenSSH_9.2\r\n")], Fail("malformed")),
     ("no status", &[Read, Send("HTTP/1.1 OK\r\n\r\n")], Fail("malformed")),
     ("status 000", &[Read, Send("HTTP/1.1 000 Nothing\r\nContent-Length: 0\r\n\r\n")], Fail("malformed")),
@@ -236,11 +236,11 @@ fn a_run_ends_though_bytes_keep_coming() {
         for engine in ENGINES {
             let (address, _) = peer(FLOOD);
             let mut load = against(engine, "", address);
-            // By --for: no operation has reached its timeout.
+            // The run ends by --for: no operation has reached its timeout.
             (load.operations, load.length) = (None, Some(300 * MILLISECOND));
             let Some(ran) = run("hostile::length", &load) else { continue };
             assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
-            // By the stop flag.
+            // The run ends by the stop flag.
             let (address, log) = peer(FLOOD);
             let mut load = against(engine, "", address);
             load.operations = None;

@@ -25,10 +25,10 @@ pub(crate) const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice
 /// The workload with a request and a response of one byte.
 pub(crate) const SMALL: Workload = Workload::Crr { request: 1, response: 1 };
 
-/// The same protocol for the server.
+/// The server's protocol for [`SMALL`].
 pub(crate) const SMALL_SERVED: Protocol = Protocol::Crr { request: 1, response: 1 };
 
-/// Default settings of a run.
+/// Returns a run with default settings.
 pub(crate) fn load(engine: EngineChoice, target: &str, workload: Workload) -> Load {
     let keeps = matches!(workload, Workload::Http(_) | Workload::Udp { .. });
     Load {
@@ -116,8 +116,8 @@ impl Ran {
     }
 }
 
-/// Executes the run in the namespace of this thread, without regard to the preflight. `None`, with a message, if the engine is not
-/// available.
+/// Executes the run in the namespace of this thread, even if the preflight would refuse it. Returns `None`, with a message,
+/// if the engine is not available.
 pub(crate) fn run(test: &str, load: &Load) -> Option<Ran> {
     run_until(test, load, &AtomicBool::new(false))
 }

@@ -33,7 +33,7 @@ pub struct Seen<'a> {
     pub in_flight: &'a [u64],
     /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
-    /// From the first intended start to the end of the last operation.
+    /// Time from the first intended start to the end of the last operation.
     pub elapsed: Duration,
     /// CPU time of all threads that generate load.
     pub client_cpu: Duration,

@@ -100,7 +100,7 @@ pub struct Preflight {
 }
 
 impl Preflight {
-    /// Whether the run must be refused without `--anyway`.
+    /// Returns whether the run must be refused without `--anyway`.
     pub fn refuses(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Refuse)
     }

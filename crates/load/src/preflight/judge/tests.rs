@@ -8,7 +8,7 @@ use crate::preflight::{Conntrack, Descriptors, ListenQueue, Taken};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A host with the kernel's default settings, and a destination on a different host.
+/// Returns a host with the kernel's default settings, and a destination on a different host.
 pub(in crate::preflight) fn host() -> Snapshot {
     Snapshot {
         destination: Some(SocketAddr::from(([10, 0, 0, 9], 80))),
@@ -42,7 +42,7 @@ fn on_loopback() -> Snapshot {
     }
 }
 
-/// A run with one connection per operation, ten at once, without an end.
+/// Returns a run with one connection per operation, ten at once, without an end.
 pub(in crate::preflight) fn run() -> Need {
     Need { connections: 10, requests_per_connection: 1, threads: 1, ..Need::default() }
 }
@@ -61,7 +61,7 @@ fn stall(at_ms: impl Into<Option<u64>>, after_connections: u64) -> Option<Stall>
 
 #[test]
 fn benchmarkers_beware_figures_are_reproduced() {
-    // 16,384 ports, one source, 60 s; a connection for each transaction.
+    // 16,384 ports, one source and 60 s of TIME_WAIT, with one connection per transaction.
     let range = PortRange::new(49152, 65535).unwrap();
     let snapshot = Snapshot { range, tcp_tw_reuse: 0, ..on_loopback() };
     for (operations, expected) in
@@ -318,7 +318,7 @@ prop_compose! {
     }
 }
 
-/// A number for comparison: the later the stall, the better.
+/// Returns a number for comparison: the later the stall, the larger the number.
 fn when(stall: Option<Stall>) -> (Duration, u64) {
     stall.map_or((Duration::MAX, u64::MAX), |stall| {
         (stall.at.unwrap_or(Duration::MAX), stall.after_connections)

@@ -174,7 +174,7 @@ pub struct Totals {
     pub handshake: Times,
 }
 
-// As in accept_wait.h.
+// The layouts must equal the layouts in accept_wait.h.
 const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settings, name) == 32);
 const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size_of::<Times>());
 const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);

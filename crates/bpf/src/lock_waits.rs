@@ -142,7 +142,7 @@ pub struct Totals {
     pub tables: Tables,
 }
 
-// As in lock_waits.bpf.c.
+// The layouts must equal the layouts in lock_waits.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 64 && mem::offset_of!(Settings, name) == 48);
 const _: () = assert!(mem::size_of::<WaitKey>() == 16 && mem::offset_of!(WaitKey, path) == 8);
 const _: () = assert!(mem::size_of::<Wait>() == 32 && mem::offset_of!(Wait, mix) == 24);

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_one_unless_the_like_was_allowed() {
+    fn a_refusal_is_a_missing_permission_unless_others_attached() {
         let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), false);
         assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
         let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), true);

@@ -97,7 +97,7 @@ impl Drop for Saved {
 }
 
 #[test]
-fn a_certificate_that_is_trusted_or_need_not_be() {
+fn trusted_and_unchecked_certificates_are_accepted() {
     in_namespace(|| {
         for version in [&TLS12, &TLS13] {
             let server = server(version);
@@ -174,7 +174,7 @@ fn a_server_without_tls() {
 }
 
 #[test]
-fn a_handshake_that_is_cut() {
+fn a_truncated_handshake_is_an_error() {
     in_namespace(|| {
         let address = answer(|mut stream| stream.read_exact(&mut [0; 5]));
         for engine in ENGINES {

@@ -29,7 +29,7 @@ fn count() {
 unsafe impl GlobalAlloc for CountingAllocator {
     /// # Safety
     ///
-    /// As [`GlobalAlloc::alloc`] says.
+    /// The contract of [`GlobalAlloc::alloc`].
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller fulfils the contract for `layout`, which is also the contract of `System`.
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     /// # Safety
     ///
-    /// As [`GlobalAlloc::alloc_zeroed`] says.
+    /// The contract of [`GlobalAlloc::alloc_zeroed`].
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller fulfils the contract for `layout`, which is also the contract of `System`.
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     /// # Safety
     ///
-    /// As [`GlobalAlloc::realloc`] says.
+    /// The contract of [`GlobalAlloc::realloc`].
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: the block came from `System` with this layout, through the methods here; the caller promises the rest.
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     /// # Safety
     ///
-    /// As [`GlobalAlloc::dealloc`] says.
+    /// The contract of [`GlobalAlloc::dealloc`].
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the block came from `System` with this layout, through the methods here.
         unsafe { System.dealloc(block, layout) }

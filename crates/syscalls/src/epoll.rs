@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ready_is_told_under_its_token() {
+    fn events_carry_the_token_of_their_descriptor() {
         let epoll = Epoll::new().unwrap();
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         epoll.add(theirs.as_fd(), 7, Interest::READ).unwrap();

@@ -19,7 +19,7 @@ impl EventFd {
     }
 
     /// Makes the descriptor readable.
-    pub fn ring(&self) {
+    pub fn signal(&self) {
         let one = 1_u64;
         // The write fails only if the counter is at its maximum, when the descriptor is readable anyway. SAFETY: the
         // pointer is to eight initialised bytes, which the kernel only reads.
@@ -27,10 +27,10 @@ impl EventFd {
     }
 
     /// Resets the descriptor to not readable and returns whether it was readable.
-    pub fn silence(&self) -> bool {
-        let mut rung = 0_u64;
+    pub fn clear(&self) -> bool {
+        let mut value = 0_u64;
         // SAFETY: the pointer is to eight writable bytes.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut rung).cast(), 8) == 8 }
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut value).cast(), 8) == 8 }
     }
 }
 
@@ -46,11 +46,11 @@ mod tests {
 
     #[test]
     fn several_wakeups_are_one_event() {
-        let bell = EventFd::new().unwrap();
-        assert!(!bell.silence());
-        bell.ring();
-        bell.ring();
-        assert!(bell.silence());
-        assert!(!bell.silence());
+        let event = EventFd::new().unwrap();
+        assert!(!event.clear());
+        event.signal();
+        event.signal();
+        assert!(event.clear());
+        assert!(!event.clear());
     }
 }

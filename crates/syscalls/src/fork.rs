@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_whose_parent_has_ended_ends() {
+    fn a_child_ends_if_its_parent_has_already_ended() {
         // SAFETY: getpid() takes no arguments.
         let parent = unsafe { libc::getpid() };
         let with_parent = |parent| {

@@ -41,10 +41,10 @@ pub fn put_attribute(attributes: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// Segment, overflow count, address of arrival, address to answer from, hops.
-pub type Told = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAddr>, Option<u8>);
+pub type ControlFields = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAddr>, Option<u8>);
 
 /// Parses the control messages of a datagram.
-pub fn control(control: &[u8]) -> Told {
+pub fn control(control: &[u8]) -> ControlFields {
     // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
     let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
     let mut datagram = Datagram {

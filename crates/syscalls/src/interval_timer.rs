@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_waits_is_interrupted_until_the_timer_is_dropped() {
+    fn blocking_calls_are_interrupted_until_the_timer_is_dropped() {
         let interrupted = || {
             // SAFETY: poll() of no descriptors reads no memory.
             let result = check(unsafe { libc::poll(ptr::null_mut(), 0, 50) });

@@ -12,7 +12,7 @@ const GLOBAL: libc::c_long = 1;
 /// # Errors
 ///
 /// EINVAL on a kernel with nohz_full processors, which take no interrupts.
-pub fn wait_for_packets_under_way() -> io::Result<()> {
+pub fn wait_for_packets_in_flight() -> io::Result<()> {
     // SAFETY: membarrier() takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0_u32, 0_i32) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -21,7 +21,7 @@ pub fn wait_for_packets_under_way() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_comes_back() {
-        super::wait_for_packets_under_way().unwrap();
+    fn the_call_returns() {
+        super::wait_for_packets_in_flight().unwrap();
     }
 }

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_comes_with_its_message() {
+    fn a_descriptor_arrives_with_its_message() {
         let (ours, theirs) = pair().unwrap();
         let (mut near, far) = UnixStream::pair().unwrap();
         send(ours.as_fd(), b"one", Some(far.as_fd())).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_descriptors_come_as_a_message_can_carry() {
+    fn a_message_carries_the_maximum_of_descriptors() {
         let (ours, theirs) = pair().unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         for number in [2, MOST] {

@@ -103,7 +103,7 @@ mod tests {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let (sender, receiver) = (UdpSocket::bind(address).unwrap(), UdpSocket::bind(address).unwrap());
             let to = receiver.local_addr().unwrap();
-            option::set_hops_told(receiver.as_fd(), true).unwrap();
+            option::set_receive_hops(receiver.as_fd(), true).unwrap();
             option::set_hops(sender.as_fd(), 7).unwrap();
             send(sender.as_fd(), b"near", to, 48 << 2).unwrap();
             sender.send_to(b"far", to).unwrap();

@@ -196,7 +196,7 @@ pub fn set_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
 
 /// Sets IP_RECVTTL or IPV6_RECVHOPLIMIT: each message carries its TTL. UDP needs it to accept packets from the link
 /// only (GTSM, RFC 5082): IP_MINTTL and IPV6_MINHOPCOUNT can be set on a UDP socket, but only TCP checks them.
-pub fn set_hops_told(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+pub fn set_receive_hops(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_RECVTTL, libc::IPV6_RECVHOPLIMIT)?;
     if level == libc::IPPROTO_IPV6 {
         // A dual-stack socket reports the TTL of IPv4 packets in the IPv4 message.

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_of_this_host_is_known() {
+    fn local_addresses_are_recognised() {
         let is_local = |text: &str| is_local(text.parse().unwrap()).unwrap();
         for text in ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::ffff:127.0.0.1"] {
             assert!(is_local(text), "{text}");

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_numbers_than_addresses_are_refused() {
+    fn counters_larger_than_the_address_space_are_refused() {
         // The size in bytes wraps to 8, room for one number.
         for count in [usize::MAX / 8 + 2, usize::MAX] {
             assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));

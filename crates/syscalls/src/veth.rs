@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_padded_and_say_their_own_length() {
+    fn attributes_are_padded_and_carry_their_length() {
         let mut body = Vec::new();
         attribute(&mut body, 3, b"ab\0");
         assert_eq!(body, [&7_u16.to_ne_bytes()[..], &3_u16.to_ne_bytes(), b"ab\0\0"].concat());

@@ -37,8 +37,8 @@ impl<E: Engine> Driver<'_, E> {
         let slot = &self.slots[number as usize];
         let parts = [
             ("late", slot.started - slot.intended),
-            ("connect", if slot.request == 1 { slot.asked.saturating_sub(slot.started) } else { 0 }),
-            ("response", now - slot.asked.max(slot.started)),
+            ("connect", if slot.request == 1 { slot.requested_at.saturating_sub(slot.started) } else { 0 }),
+            ("response", now - slot.requested_at.max(slot.started)),
         ];
         let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
         self.tally.slow.push(Slow {
@@ -113,7 +113,7 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// Publishes the counts of the current second on the board. `next` is the second that begins.
+    /// Publishes the counts of the current second. `next` is the second that begins.
     pub(super) fn flush(&mut self, next: u64) {
         self.part.in_flight = u64::from(self.active);
         self.shared.board.add(self.share.number, self.second, &self.part, next);

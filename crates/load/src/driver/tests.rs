@@ -106,7 +106,7 @@ fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
     let shared = Shared {
         load,
         origin: &Origin::plain(&load.sources),
-        board: &Board::new(1, false, Duration::ZERO),
+        board: &SecondSums::new(1, false, Duration::ZERO),
         live: &Live::default(),
         stop,
         begun: Instant::now(),
@@ -129,7 +129,7 @@ fn a_turn_is_bounded_though_bytes_keep_coming() {
 }
 
 #[test]
-fn after_its_time_a_run_ends_with_the_grace_of_its_operations() {
+fn a_run_ends_within_the_grace_of_its_operations() {
     // The operations begin with the run: LONGEST_GRACE from their start ends before LONGEST_GRACE from the end of the run.
     let (tally, _) = run(&load(Duration::from_secs(60)), &AtomicBool::new(false));
     assert_eq!(tally.errors.into_iter().collect::<Vec<_>>(), [("unanswered".into(), 2)]);

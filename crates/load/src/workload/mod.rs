@@ -52,7 +52,7 @@ impl Workload {
     }
 
     /// Returns whether the workload sends nothing: it opens and closes connections.
-    pub(crate) fn says_nothing(&self) -> bool {
+    pub(crate) fn sends_nothing(&self) -> bool {
         matches!(self, Workload::Connect | Workload::Crr { request: 0, .. })
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fourtuple_load::{Arrival, EngineChoice, Load, Workload};
 use fourtuple_testing::in_namespace;
 
-use crate::run::{self, ENGINES, Ran, get, load, run, until};
+use crate::run::{self, ENGINES, RunOutcome, get, load, run, until};
 use crate::script::Act::{self, Drip, Flood, HalfClose, Read, Reset, Send, Wait};
 use crate::script::peer;
 
@@ -97,7 +97,7 @@ fn against(engine: EngineChoice, name: &str, address: std::net::SocketAddr) -> L
 }
 
 /// Checks that each operation has the expected outcome.
-fn require(name: &str, outcome: Outcome, ran: &Ran) {
+fn require(name: &str, outcome: Outcome, ran: &RunOutcome) {
     let (done, failed) = (ran.results.operations, ran.results.errors.values().sum::<u64>());
     match outcome {
         Done | DoneAgain => assert_eq!((done, failed), (OPERATIONS, 0), "{name}: {ran:#?}"),
@@ -213,7 +213,7 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
 }
 
 #[test]
-fn a_connection_that_was_idle_and_is_open_goes_on() {
+fn an_idle_connection_that_is_still_open_is_reused() {
     const OPEN: &[Act] = &[Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE)];
     in_namespace(|| {
         for engine in ENGINES {
@@ -260,7 +260,7 @@ fn a_run_ends_though_bytes_keep_coming() {
 }
 
 #[test]
-fn a_rate_that_cannot_be_met_does_not_lengthen_the_run() {
+fn an_impossible_rate_does_not_lengthen_the_run() {
     in_namespace(|| {
         let (address, _) = peer(&[Read, Wait(10_000)]);
         for engine in ENGINES {

@@ -39,7 +39,7 @@ pub enum Outcome {
 pub struct AcceptRing {
     ring: IoUring,
     /// Operations in progress.
-    under_way: usize,
+    in_progress: usize,
     /// A submission failed. The queued entry names a descriptor that may be closed by now, so nothing is submitted any
     /// more.
     is_broken: bool,
@@ -58,7 +58,7 @@ impl AcceptRing {
             .setup_defer_taskrun()
             .setup_cqsize(COMPLETIONS)
             .build(ENTRIES)?;
-        Ok(AcceptRing { ring, under_way: 0, is_broken: false })
+        Ok(AcceptRing { ring, in_progress: 0, is_broken: false })
     }
 
     /// Probes whether an accept on a non-blocking listener waits for a connection and can be cancelled. Older kernels complete it with
@@ -83,7 +83,7 @@ impl AcceptRing {
         let descriptor = Fd(listener.as_raw_fd());
         let entry = opcode::Accept::new(descriptor, ptr::null_mut(), ptr::null_mut()).flags(flags).build();
         self.push(entry.user_data(token & TOKEN | ACCEPT))?;
-        self.hand_over()
+        self.submit_last()
     }
 
     /// Submits a poll that completes when `descriptor` is readable or has reached its end. The ring keeps the
@@ -92,16 +92,16 @@ impl AcceptRing {
         let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
         let entry = opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), events).build();
         self.push(entry.user_data(token & TOKEN))?;
-        self.hand_over()
+        self.submit_last()
     }
 
     /// Submits the operation that was queued last, while its descriptor is borrowed. If the entry waited in the queue,
     /// its descriptor number could belong to a different file when the kernel reads it.
-    fn hand_over(&mut self) -> io::Result<()> {
-        let handed = self.submit();
-        self.is_broken |= handed.is_err();
-        self.under_way += usize::from(handed.is_ok());
-        handed
+    fn submit_last(&mut self) -> io::Result<()> {
+        let submitted = self.submit();
+        self.is_broken |= submitted.is_err();
+        self.in_progress += usize::from(submitted.is_ok());
+        submitted
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -153,7 +153,7 @@ impl AcceptRing {
             if data & ACCEPT == 0 && data & CANCEL != 0 {
                 continue;
             }
-            self.under_way -= 1;
+            self.in_progress -= 1;
             let outcome = if result == -libc::ECANCELED {
                 Outcome::Cancelled
             } else if result < 0 {
@@ -188,7 +188,7 @@ impl Drop for AcceptRing {
     fn drop(&mut self) {
         let begun = Instant::now();
         let all = opcode::AsyncCancel2::new(io_uring::types::CancelBuilder::any()).build().user_data(CANCEL);
-        while self.under_way > 0 && begun.elapsed() < Duration::from_secs(1) {
+        while self.in_progress > 0 && begun.elapsed() < Duration::from_secs(1) {
             if self.push(all.clone()).is_err() || self.wait(Some(Duration::from_millis(1))).is_err() {
                 break;
             }

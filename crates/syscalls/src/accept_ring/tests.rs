@@ -77,7 +77,7 @@ fn dropping_a_ring_releases_its_descriptors() {
 }
 
 #[test]
-fn an_accept_keeps_its_listener_open() {
+fn a_pending_accept_keeps_its_listener_open() {
     let Some(mut ring) = ring() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -287,7 +287,7 @@ impl Outgoing {
     }
 
     /// Changes the segment size of the last message. Has no effect without a message.
-    pub fn cut_last(&mut self, segment: u16) {
+    pub fn set_segment_last(&mut self, segment: u16) {
         if let Some(message) = self.messages.last_mut() {
             message.segment = Some(segment);
         }

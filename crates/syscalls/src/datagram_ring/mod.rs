@@ -1,7 +1,7 @@
 //! io_uring for datagrams: one request receives all datagrams of a socket (multishot recvmsg, Linux 6.0), into buffers
 //! that the kernel takes from a shared ring (Linux 5.19).
 //!
-//! A received datagram stays in its buffer until the next [`go_on`](DatagramRing::go_on), so
+//! A received datagram stays in its buffer until the next [`resume`](DatagramRing::go_on), so
 //! [`Outgoing`](crate::datagram::Outgoing) sends it from there and forwarding copies no payload.
 
 use std::io;
@@ -26,7 +26,7 @@ const GROUP: u16 = 0;
 /// The header at the start of each buffer (struct io_uring_recvmsg_out).
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Out {
+struct RecvmsgHeader {
     name: u32,
     control: u32,
     payload: u32,
@@ -38,7 +38,7 @@ const NAME: usize = size_of::<libc::sockaddr_storage>();
 /// Size of the room for control messages: GRO size, overflow count, IPv6 destination address, TTL.
 const CONTROL: usize = 24 + 24 + 40 + 24;
 /// Offset of the payload, which starts on its own cache line.
-const HEAD: usize = size_of::<Out>() + NAME + CONTROL;
+const HEAD: usize = size_of::<RecvmsgHeader>() + NAME + CONTROL;
 const LINE: usize = 64;
 
 const _: () = assert!(HEAD.is_multiple_of(LINE));
@@ -113,14 +113,14 @@ impl DatagramRing {
     pub fn works() -> io::Result<bool> {
         let (near, far) = UnixDatagram::pair()?;
         let mut ring = DatagramRing::new(4, 64)?;
-        ring.go_on(far.as_fd())?;
+        ring.resume(far.as_fd())?;
         for text in [b"one", b"two"] {
             near.send(text)?;
-            let came = ring.receive()? == 1 && ring.get(0).is_some_and(|datagram| datagram.bytes == text);
-            if !came || !ring.is_receiving {
+            let arrived = ring.receive()? == 1 && ring.get(0).is_some_and(|datagram| datagram.bytes == text);
+            if !arrived || !ring.is_receiving {
                 return Ok(false);
             }
-            ring.go_on(far.as_fd())?;
+            ring.resume(far.as_fd())?;
         }
         Ok(ring.stop()? == 0 && !ring.is_receiving)
     }
@@ -131,7 +131,7 @@ impl DatagramRing {
     /// # Errors
     ///
     /// EEXIST: the calling thread did not create the ring. ENOMEM.
-    pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn resume(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.recycle();
         if self.is_receiving {
             return Ok(());
@@ -139,14 +139,14 @@ impl DatagramRing {
         let socket = Fd(socket.as_raw_fd());
         self.push(&opcode::RecvMsgMulti::new(socket, &raw const *self.header, GROUP).build(), RECEIVE)?;
         // Submitted while the socket is borrowed: in the queue, its descriptor number could come to mean another file.
-        let handed = self.enter();
-        self.is_broken |= handed.is_err();
-        self.is_receiving = handed.is_ok();
-        handed
+        let submitted = self.enter();
+        self.is_broken |= submitted.is_err();
+        self.is_receiving = submitted.is_ok();
+        submitted
     }
 
-    /// Returns the number of messages since the last [`go_on`](DatagramRing::go_on), without waiting. Messages beyond the number of
-    /// buffers stay in the socket's queue until the next `go_on`.
+    /// Returns the number of messages since the last [`resume`](DatagramRing::go_on), without waiting. Messages beyond the number of
+    /// buffers stay in the socket's queue until the next `resume`.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl DatagramRing {
         let start = self.buffers.start(received.buffer);
         // SAFETY: the kernel has written this header and does not write to the buffer until it gets it back. The buffer
         // is aligned to 64 bytes.
-        let out = unsafe { start.cast::<Out>().read() };
+        let out = unsafe { start.cast::<RecvmsgHeader>().read() };
         let mut datagram = Datagram {
             bytes: self.bytes(index),
             truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
@@ -203,13 +203,14 @@ impl DatagramRing {
             hops: None,
             // SAFETY: as above; the address follows the 16 bytes of the header, and the whole room for it was zeroed
             // when the memory was mapped.
-            name: unsafe { &*start.add(size_of::<Out>()).cast() },
+            name: unsafe { &*start.add(size_of::<RecvmsgHeader>()).cast() },
         };
         if out.control > 0 {
             let length = (out.control as usize).min(CONTROL);
             // SAFETY: the room for control messages is within the buffer, and all of it was zeroed when the memory was
             // mapped.
-            let control = unsafe { std::slice::from_raw_parts(start.add(size_of::<Out>() + NAME), length) };
+            let control =
+                unsafe { std::slice::from_raw_parts(start.add(size_of::<RecvmsgHeader>() + NAME), length) };
             read_control(control, &mut datagram);
         }
         Some(datagram)

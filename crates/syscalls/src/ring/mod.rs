@@ -75,7 +75,7 @@ impl Step {
 
 /// The options and the address of a socket before connect().
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Opening {
+pub struct OpenOptions {
     /// Source address to bind. With port 0, connect() chooses the port (IP_BIND_ADDRESS_NO_PORT); another port is
     /// shared with SO_REUSEADDR.
     pub source: Option<SocketAddr>,
@@ -170,7 +170,7 @@ impl Ring {
     /// receives.
     ///
     /// Events: [`Step::Connect`], then [`Step::Receive`]; or the step that failed.
-    pub fn open(&mut self, slot: u32, opening: &Opening, bytes: &[u8]) -> io::Result<()> {
+    pub fn open(&mut self, slot: u32, opening: &OpenOptions, bytes: &[u8]) -> io::Result<()> {
         let (family, kind) = (self.family, self.kind);
         self.idle(slot).source = opening.source.map(|source| Box::new(RawAddress::from(source)));
         let mut chain = Builder::new(self, slot)?;

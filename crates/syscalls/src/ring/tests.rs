@@ -41,7 +41,7 @@ fn errno(event: &Event) -> Option<i32> {
 }
 
 #[test]
-fn a_chain_connects_asks_and_is_answered_again_and_again() {
+fn a_chain_connects_and_exchanges_repeatedly() {
     let Some((mut ring, listener)) = ring(2) else { return };
     // A thread that is not joined, so that a failure here does not hang the test.
     thread::spawn(move || {
@@ -54,7 +54,8 @@ fn a_chain_connects_asks_and_is_answered_again_and_again() {
     });
     {
         for round in 0..3 {
-            ring.open(1, &Opening { reset_on_close: round == 2, ..Opening::default() }, b"a").unwrap();
+            ring.open(1, &OpenOptions { reset_on_close: round == 2, ..OpenOptions::default() }, b"a")
+                .unwrap();
             let connected = event(&mut ring);
             assert_eq!((connected.slot, connected.step, connected.result.unwrap()), (1, Step::Connect, 0));
             assert_eq!(event(&mut ring).result.unwrap(), 1);
@@ -71,10 +72,10 @@ fn a_chain_connects_asks_and_is_answered_again_and_again() {
 }
 
 #[test]
-fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
+fn a_failed_chain_reports_one_event_after_its_last_completion() {
     let Some((mut ring, listener)) = ring(2) else { return };
-    let opening = Opening { source: Some("127.0.0.2:0".parse().unwrap()), ..Opening::default() };
-    let foreign = Opening { source: Some("192.0.2.1:0".parse().unwrap()), ..Opening::default() };
+    let opening = OpenOptions { source: Some("127.0.0.2:0".parse().unwrap()), ..OpenOptions::default() };
+    let foreign = OpenOptions { source: Some("192.0.2.1:0".parse().unwrap()), ..OpenOptions::default() };
     // A silent step fails and ends the later steps of its chain without completions.
     ring.open(0, &foreign, b"a").unwrap();
     let failed = event(&mut ring);
@@ -93,7 +94,7 @@ fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
 }
 
 #[test]
-fn what_waits_can_be_cancelled_and_a_socket_adopted() {
+fn waits_can_be_cancelled_and_sockets_adopted() {
     let Some((mut ring, listener)) = ring(1) else { return };
     let address = listener.local_addr().unwrap();
     ring.adopt(0, connecting(address), b"a").unwrap();
@@ -113,7 +114,7 @@ fn what_waits_can_be_cancelled_and_a_socket_adopted() {
     let refused = event(&mut ring);
     assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
     ring.close(0).unwrap();
-    ring.open(0, &Opening::default(), b"a").unwrap();
+    ring.open(0, &OpenOptions::default(), b"a").unwrap();
     // Dropped during a receive that would never complete.
     drop(ring);
     drop(listener);

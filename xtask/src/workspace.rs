@@ -33,7 +33,7 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-/// Every package of the workspace and where it lies.
+/// The root of the workspace and all of its packages.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
@@ -41,16 +41,16 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
 }
 
-/// The cargo that started this program, or the one on the path.
+/// Returns the cargo that started this program, or the one on the path.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace that this program belongs to.
+    /// Reads the workspace of this program from `cargo metadata`.
     pub(crate) fn read() -> Result<Workspace> {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        // Under `cargo run` the variable names the checkout that is meant; the constant names where it was built.
+        // Under `cargo run` the variable names the current checkout; the constant names the checkout of the build.
         let manifest =
             std::env::var_os("CARGO_MANIFEST_DIR").map_or(manifest, |dir| Path::new(&dir).join("Cargo.toml"));
         let output = cargo()
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_and_roots_are_told_apart() {
+    fn kinds_and_roots_are_distinguished() {
         let metadata = serde_json::json!({
             "workspace_root": "/w",
             "target_directory": "/w/target",

@@ -9,7 +9,7 @@
  *   dropped   the listener's sk_drops, read with each connection and by the tracing process (`look`); kfree_skb shows which
  *             of the drops are final ACKs
  *
- * Everything is counted here; there are no events. */
+ * The programs count everything themselves; there are no events. */
 #include "accept_wait.h"
 #include "current.h"
 
@@ -309,7 +309,7 @@ INLINE struct connection *connection_of(const struct sock *socket, u64 id)
 {
 	struct connection *connection = map_lookup(&connections, &id);
 	u32 port = socket->__sk_common.skc_num;
-	/* On the way to CLOSED it has been given back already. */
+	/* In CLOSED the socket has no port any more. */
 	if (!connection || !port || connection->port == port)
 		return connection;
 	map_delete(&connections, &id);
@@ -566,7 +566,7 @@ int look(u64 *context)
 	READ(depth, socket->sk_ack_backlog);
 	READ(backlog, socket->sk_max_ack_backlog);
 	READ(state, socket->__sk_common.skc_state);
-	/* Read last: it is still the one. */
+	/* Read last: the address still belongs to the socket with this cookie. */
 	READ(found, socket->__sk_common.skc_cookie.counter);
 	if (found != cookie || state != LISTEN)
 		return 0;

@@ -23,18 +23,18 @@ struct wanted {
 
 /* The key is the cookie of the socket, which is unique on this host. */
 struct listener {
-	u64 socket; /* where it is in the kernel; 0: closed */
-	u64 drops;  /* sk_drops when it was last looked at */
+	u64 socket; /* kernel address of the socket; 0: closed */
+	u64 drops;  /* sk_drops at the last look */
 	u64 queued;
 	u64 depth_sum;
 	u64 full;           /* connections after which the queue had no room left */
 	u64 full_drops;     /* growth of sk_drops while the queue was full */
-	u64 other_drops;    /* and while it was not */
-	u64 refused_acks;   /* final ACKs dropped for want of room: each counts twice in sk_drops */
-	u64 retried;        /* handshakes whose SYN-ACK was sent again, for which there is no time */
+	u64 other_drops;    /* growth of sk_drops while the queue had room */
+	u64 refused_acks;   /* final ACKs dropped because the queue was full: each counts twice in sk_drops */
+	u64 retried;        /* handshakes whose SYN-ACK was retransmitted, so that their time is not known */
 	u64 accepted;       /* by any task */
 	u64 never_accepted; /* closed before accept() */
-	u64 unseen;         /* accepted, but no hook reported how */
+	u64 unseen;         /* accepted without a report of any hook */
 	u64 closed_by_peer;
 	u64 reset;
 	u32 depth_max;
@@ -42,7 +42,7 @@ struct listener {
 	u32 network; /* inode of its namespace */
 	u32 was_full;
 	u16 port;
-	u16 group; /* sockets of its SO_REUSEPORT group; 0: it is in none */
+	u16 group; /* sockets of its SO_REUSEPORT group; 0: no group */
 	u32 hole;
 	u8 address[16];
 	u64 handshake_ns;
@@ -63,9 +63,9 @@ struct worker {
 	u64 wait_ns;
 	u64 wait_max_ns;
 	u64 open;
-	u64 reads;  /* times that data came for its connections */
-	u64 empty;  /* accept() said EAGAIN */
-	u64 woken;  /* of these, spurious wakeups */
+	u64 reads;  /* number of times that data arrived for its connections */
+	u64 empty;  /* calls of accept() that returned EAGAIN */
+	u64 woken;  /* calls in `empty` after a spurious wakeup */
 	u64 closed; /* connections that it closed before the peer did */
 	u32 waits[COARSE];
 };
@@ -90,10 +90,10 @@ enum marks {
 };
 struct connection {
 	u64 established_ns;
-	struct worker_key worker; /* thread and process: once it is accepted */
-	u32 reads;		  /* not yet added to a worker */
+	struct worker_key worker; /* thread and process are set at the accept */
+	u32 reads;		  /* reads not yet added to a worker */
 	u32 marks;
-	u32 port; /* the listener's, and so its own */
+	u32 port; /* local port, the same as the listener's */
 	u32 hole;
 };
 

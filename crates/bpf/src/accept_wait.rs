@@ -174,7 +174,7 @@ pub struct Totals {
     pub handshake: Times,
 }
 
-// As in accept_wait.h.
+// The layouts must equal the layouts in accept_wait.h.
 const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settings, name) == 32);
 const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size_of::<Times>());
 const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
@@ -216,7 +216,7 @@ impl Listener {
     }
 }
 
-/// Two processors that read at the same time may count drops that are subtracted later.
+/// Returns 0 for a sum below 0: two processors that read at the same time may count drops that are subtracted later.
 fn not_negative(sum: u64) -> u64 {
     u64::try_from(sum as i64).unwrap_or_default()
 }

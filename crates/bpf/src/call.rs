@@ -30,12 +30,12 @@ pub(crate) struct ProgramKind {
     attach: u32,
 }
 
-/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19) as BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): also asked when a listener
-/// goes away.
+/// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19) attached as BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): the kernel also
+/// runs it when a listener is closed.
 pub(crate) const CHOOSES_SOCKETS: ProgramKind = ProgramKind { program: 21, attach: 40 };
-/// BPF_PROG_TYPE_XDP.
+/// Kind of an XDP program (BPF_PROG_TYPE_XDP).
 pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 37 };
-/// SO_ATTACH_REUSEPORT_EBPF
+/// Socket option SO_ATTACH_REUSEPORT_EBPF.
 const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 
 /// The map types that this crate uses (enum bpf_map_type).
@@ -49,7 +49,7 @@ pub(crate) enum MapKind {
     Sockets = 20,
 }
 
-/// BPF_F_MMAPABLE (Linux 5.5)
+/// Map flag BPF_F_MMAPABLE (Linux 5.5).
 pub(crate) const MMAPABLE: u32 = 1 << 10;
 
 // The attributes are the head of union bpf_attr (include/uapi/linux/bpf.h), as long as the last field that is set; the
@@ -121,7 +121,7 @@ struct ByNumber {
 pub(crate) enum ObjectKind {
     Program,
     Map,
-    /// Linux 5.8.
+    /// A BPF link (Linux 5.8).
     Link,
 }
 
@@ -147,12 +147,12 @@ impl ObjectKind {
 #[repr(C)]
 struct InfoByDescriptor {
     object: u32,
-    /// In: size of the buffer in bytes; out: bytes that the kernel wrote.
+    /// Size of the buffer in bytes; the kernel sets it to the number of bytes that it wrote.
     length: u32,
     info: u64,
 }
 
-/// The head of struct bpf_prog_info (include/uapi/linux/bpf.h), up to the number that is read.
+/// The head of struct bpf_prog_info (include/uapi/linux/bpf.h), up to the last field that this crate reads.
 #[repr(C)]
 struct ProgramInfo {
     before: [u64; 26],
@@ -169,8 +169,8 @@ struct LinkCreate {
 
 /// # Safety
 ///
-/// `A` is the head of union bpf_attr for `command`, without holes, and what its pointers point to is as long as the
-/// command wants it, until this returns.
+/// `A` is the head of union bpf_attr for `command`, without holes, and its pointers are valid for the lengths that the
+/// command reads and writes until the call returns.
 unsafe fn bpf<A>(command: libc::c_long, attribute: &A) -> io::Result<libc::c_int> {
     let size = mem::size_of::<A>() as libc::c_long;
     // SAFETY: the attribute is readable for its size; of what it points to the caller answers.

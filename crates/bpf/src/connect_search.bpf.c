@@ -1,9 +1,9 @@
 /* Measures how long connect() of TCP searches for a source port, and how long the handshake takes after the search.
  *
  *   start   inet_sock_set_state CLOSE -> SYN_SENT, in the task that connects
- *   end     IPv4: fib_table_lookup of the same task for the same destination with a source port, for after the search the
- *           route is looked up again (ip_route_newports); IPv6: net_dev_queue of the socket's SYN
- *   failure SYN_SENT -> CLOSE; the errno is sk_err, or within the call what the socket tells: see failed()
+ *   end     IPv4: fib_table_lookup of the same task for the same destination with a source port, because the kernel looks
+ *           the route up again after the search (ip_route_newports); IPv6: net_dev_queue of the socket's SYN
+ *   failure SYN_SENT -> CLOSE; the errno is sk_err or, within the call, derived from the state of the socket: see failed()
  *   peer    SYN_SENT -> ESTABLISHED
  *   close   ESTABLISHED -> FIN_WAIT1 and CLOSE_WAIT -> LAST_ACK, in the task that closes
  *
@@ -12,9 +12,9 @@
  *
  * UDP has other hooks: connect_search_udp.h.
  *
- * Everything is counted here; only a sample of single searches goes through the ring. What is done for each connection
- * looks nothing up in a hash: a task has a place in an array while it searches, and so has a socket until its handshake is
- * over. */
+ * The program counts everything itself; the ring carries only a sample of single searches. The work for each connection needs
+ * no hash lookup: a task has an array entry while it searches, and a socket has an array entry until the end of its
+ * handshake. */
 #include "counting.h"
 
 /* The same numbers and structs are in connect_search.rs. */
@@ -26,7 +26,7 @@ enum { ERRNOS = 256, UNKNOWN = 0, CLOSED_EARLY = 255, EADDRNOTAVAIL = 99 };
 enum times { EVEN, ODD, HANDSHAKE, FAILED, TIMES };
 /* Flags of an attempt: its port was bound before connect(); the end of its search is not traced. */
 enum { GIVEN_PORT = 1, UNTIMED = 2 };
-/* For tuples without room. */
+/* The index of tuples for which the table has no room. */
 enum { NOWHERE = 0xffffffff };
 
 /* What to trace; unset fields are not looked at. */
@@ -60,8 +60,8 @@ struct tuple {
 	u64 closed_first;
 	u64 closed_by_peer;
 	u64 given_port;
-	u32 to_retry; /* failures after which nothing has been tried yet */
-	u32 namespace; /* of the network: inode */
+	u32 to_retry; /* failures since the last connect() of the task */
+	u32 namespace; /* inode of the network namespace */
 	u64 failed;
 	u64 no_port;
 	u64 retries;
@@ -75,9 +75,9 @@ struct totals {
 	u64 lost_events;
 	u64 lost_starts;
 	u64 lost_tuples;
-	u64 without_end; /* established, and the end of the search was not seen */
-	u64 untimed;     /* IPv6, before packet_queued was attached */
-	u64 unanswered;  /* established, as was seen when it was closed */
+	u64 without_end; /* established connections whose end of the search was not seen */
+	u64 untimed;     /* IPv6 connections from before packet_queued was attached */
+	u64 unanswered;  /* connections that were only found to be established when they were closed */
 	u64 lost_answers;
 	u64 given_port;
 	u64 switched; /* searches during which the task was not running all the time */
@@ -89,15 +89,15 @@ struct totals {
 	u64 errnos[ERRNOS];
 };
 
-/* A socket in SYN_SENT; where a task or a socket is looked for, all of it is in 64 bytes. */
+/* A socket in SYN_SENT, in 64 bytes so that a lookup touches one cache line. */
 struct attempt {
-	u64 socket; /* 0: free */
+	u64 socket; /* 0: the entry is free */
 	u64 started_ns;
-	u64 ended_ns; /* of the search; 0: it goes on */
+	u64 ended_ns; /* end of the search; 0: in progress */
 	u64 switches;
 	u64 task;
 	u32 tuple;
-	u32 slot; /* of the task */
+	u32 slot; /* entry of the task in callers */
 	u32 flags;
 	u32 hole[3];
 };
@@ -110,11 +110,11 @@ struct set {
 /* A task with its last connect() and its current search. */
 struct caller {
 	u64 task;
-	u64 socket; /* 0: in none */
+	u64 socket; /* 0: no search in progress */
 	struct tuple_key key;
 	u32 tuple;
 	u32 namespace;
-	/* Of a search of UDP, which has no attempt; of one of TCP 0. */
+	/* Start of a UDP search, which has no attempt; 0 for TCP. */
 	u64 started_ns;
 	u64 switches;
 };
@@ -177,7 +177,7 @@ struct {
 	TYPE(value, struct tuple);
 } tuples SECTION(".maps");
 
-/* Where in tuples. */
+/* Index in tuples by key. */
 struct {
 	NUMBER(type, MAP_HASH);
 	NUMBER(max_entries, TUPLES);
@@ -384,7 +384,7 @@ INLINE void forget(struct attempt *attempt)
 	attempt->socket = 0;
 }
 
-/* A number of events per window, and as many of the long ones; the counters are not exact when windows change. */
+/* Sends a sample: a number of events per window, and as many long ones; the counters are not exact when windows change. */
 INLINE void tell(struct totals *totals, u32 tuple, u64 now, u64 ns, u16 source_port)
 {
 	u32 only = 0;
@@ -543,7 +543,7 @@ INLINE void established(struct totals *totals, struct attempt *attempt, int late
 	tuple = tuple_of(totals, attempt->tuple);
 	if (tuple) {
 		ADD(tuple->established, 1);
-		/* What failed before is over. */
+		/* A success ends a series of failures and retries. */
 		if (tuple->to_retry)
 			tuple->to_retry = 0;
 	}
@@ -736,8 +736,8 @@ int sent_again(u64 *context)
 	return 0;
 }
 
-/* Both families search here. The socket is the second argument on every kernel; how many there are differs, and with it the
- * place of the result: what came of it the socket says. */
+/* Both families search here. The socket is the second argument on every kernel, but the number of arguments differs, and with
+ * it the position of the return value. So the program takes the result from the socket. */
 SECTION("fentry/__inet_hash_connect")
 int search_begins(u64 *context)
 {

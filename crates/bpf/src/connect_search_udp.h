@@ -1,17 +1,17 @@
 /* Measures how long connect() of UDP searches for a source port.
  *
  *   start   cgroup/connect4 and connect6, which inet_dgram_connect() runs right before inet_autobind(), the search
- *   end     fib_table_lookup (IPv6: fib6_table_lookup) of the same task for the same destination with a source port, for
- *           what comes after the search is the route (__ip4_datagram_connect, ip6_datagram_dst_update)
+ *   end     fib_table_lookup (IPv6: fib6_table_lookup) of the same task for the same destination with a source port, because
+ *           the kernel looks up the route after the search (__ip4_datagram_connect, ip6_datagram_dst_update)
  *   failure a search without an end. The kernel has one errno for it: EAGAIN. It is known when the task connects again.
  *
- * The programs of the cgroup let everything pass. A search of UDP has no attempt: all that is known of it is with its task.
- * Part of connect_search.bpf.c, whose maps these are. */
+ * The cgroup programs allow every call. A UDP search has no attempt: its state is in the entry of its task.
+ * This file is a part of connect_search.bpf.c and uses its maps. */
 #pragma once
 
 enum { EAGAIN = 11, ALLOW = 1 };
 
-/* As current_process() has it, which programs of a cgroup may not ask before Linux 6.10. */
+/* Returns the same id as current_process(), whose helpers cgroup programs may not call before Linux 6.10. */
 INLINE u32 process_from_leader(const struct wanted *wanted)
 {
 	struct task_struct *task = current_task();
@@ -81,7 +81,7 @@ INLINE struct caller *place_for(struct totals *totals, u64 task)
 	return second;
 }
 
-/* `key`: address and port are filled in. */
+/* Records the start of a search. The caller has set address and port of `key`. */
 INLINE void udp_connects(struct bpf_sock_addr *context, struct tuple_key *key)
 {
 	u32 only = 0;
@@ -144,7 +144,7 @@ INLINE void udp_search_ended(struct caller *caller, u16 source_port)
 	if (!totals)
 		return;
 	count_search(totals, caller->tuple, now, ns, source_port, caller->switches != current_switches());
-	/* What failed before is over. */
+	/* A success ends a series of failures and retries. */
 	if (tuple && tuple->to_retry)
 		tuple->to_retry = 0;
 }

@@ -5,7 +5,7 @@
 
 #define LAYOUT(type, size) _Static_assert(sizeof(type) == (size), "layout of " #type)
 
-/* Log-linear histograms: so many steps to an octave, up to 2^36 ns (69 s). */
+/* Log-linear histograms up to 2^36 ns (69 s), with the binary logarithm of the number of steps per octave. */
 enum { OCTAVES = 36, FINE_BITS = 5, COARSE_BITS = 3 };
 enum { FINE = (OCTAVES - FINE_BITS + 1) << FINE_BITS, COARSE = (OCTAVES - COARSE_BITS + 1) << COARSE_BITS };
 struct histogram {
@@ -18,7 +18,7 @@ LAYOUT(struct histogram, 24 + 8 * FINE);
 
 #define ADD(place, number) ((void)__sync_fetch_and_add(&(place), (number)))
 
-/* Position of the highest bit of a value that is not 0. */
+/* Returns the position of the highest bit of a value that is not 0. */
 INLINE u32 highest_bit(u64 value)
 {
 	u32 bit = 0;
@@ -45,7 +45,7 @@ INLINE u32 highest_bit(u64 value)
 	return bit + (u32)(value >> 1);
 }
 
-/* As LogLinear of fourtuple-measure has it. */
+/* Returns the bucket of a time, with the same layout as LogLinear of fourtuple-measure. */
 INLINE u32 bucket_of(u64 ns, u32 bits)
 {
 	u32 octave;
@@ -79,7 +79,7 @@ INLINE int is_ipv4(const struct sock *socket)
 		socket->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2] == __builtin_bswap32(0xffff));
 }
 
-/* Of the peer; 16 bytes, on a boundary of 4. IPv4 as ::ffff:a.b.c.d. */
+/* Stores the address of the peer in 16 bytes, aligned to 4, IPv4 as ::ffff:a.b.c.d. */
 INLINE void put_address(u8 *address, const struct sock *socket)
 {
 	u32 *words = (u32 *)address;
@@ -117,7 +117,7 @@ INLINE int is_in_cgroup(u64 cgroup)
 	return 0;
 }
 
-/* Which fields of a program's settings are looked at; the same numbers are in filter.rs. */
+/* Flags for the fields of a program's settings that are set; the same numbers are in filter.rs. */
 enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
 
 INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)

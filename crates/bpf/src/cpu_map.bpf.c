@@ -4,14 +4,14 @@
 
 enum kind { IN_TURN = 0, AT_RANDOM = 1, BY_KEY = 2 };
 
-/* The longest way into the payload that the verifier can follow. */
+/* The largest offset into the payload that the verifier accepts. */
 #define FARTHEST 0x3fff
 
 struct state {
     struct target target;
-    u32 processors; /* how many there are in the map; 0: every packet passes */
+    u32 processors; /* number of processors in the map; 0: every packet passes */
     u32 kind;
-    u32 offset; /* of the key within the payload */
+    u32 offset; /* offset of the key within the payload */
     u32 width;
     u32 mask;
     u32 hole;
@@ -23,7 +23,7 @@ struct state {
 extern struct map state;      /* array of one struct state */
 extern struct map processors; /* CPUMAP */
 
-/* 0 where the packet ends before it. */
+/* Returns the key of a packet, or 0 if the packet is too short. */
 INLINE u32 key_of(struct state *all, u8 *payload, u8 *end)
 {
     u8 *at = payload + (all->offset & FARTHEST);

@@ -30,10 +30,10 @@ struct State {
     counts: [Counts; PROCESSORS],
 }
 
-// SAFETY: all of it is atomics, or room that is never read.
+// SAFETY: all fields are atomics or padding that is never read.
 unsafe impl AllAtomic for State {}
 
-// As struct state in cpu_map.bpf.c.
+// The layout must equal struct state in cpu_map.bpf.c.
 const _: () = assert!(mem::offset_of!(State, cursor) == 48 && mem::offset_of!(State, counts) == 64);
 
 const IN_TURN: u32 = 0;
@@ -144,9 +144,9 @@ mod tests {
     const PASS: u32 = 2;
 
     #[test]
-    fn packets_for_the_group_go_to_processors_and_others_pass() {
+    fn only_packets_for_the_group_are_redirected() {
         let _alone = packet::alone();
-        let test = "packets_for_the_group_go_to_processors_and_others_pass";
+        let test = "only_packets_for_the_group_are_redirected";
         let key = |offset, width| Chooser::Key { offset, width, mask: u32::MAX };
         let choosers =
             [Chooser::Hash, Chooser::Random, key(0, 4), key(1, 2), key(3, 1), key(CpuMap::FARTHEST_KEY, 4)];

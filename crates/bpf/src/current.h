@@ -6,7 +6,7 @@
 #define READ(into, place) read_kernel(&(into), sizeof(into), (const void *)&(place))
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-/* The registers of x86-64 and of arm64; the loader finds out which of them the kernel has. */
+/* The registers of x86-64 and arm64; the loader (CO-RE) finds out which of them the kernel has. */
 struct pt_regs {
 	unsigned long orig_ax;
 	unsigned long di;

@@ -1,13 +1,13 @@
 /* Samples where processes run in the kernel: a clock event of each processor runs the program, which counts stacks by process.
  *
- * Everything is counted here: one map has the stacks, another one has the counts. */
+ * The program counts everything itself: one map has the stacks, another map has the counts. */
 #include "counting.h"
 
 /* The same numbers and structs are in flame.rs. A hash gives each stack its slot; many slots make collisions rare. */
 enum { STACKS = 16384, FRAMES = 127, COUNTS = 32768 };
 /* The error of bpf_get_stackid when another stack has the slot. */
 enum { EEXIST = 17 };
-/* In place of callers: there are none; there was no room for them. */
+/* Special values of `callers`: the stack has no callers; the map had no room for them. */
 #define NO_CALLERS 0xffffffffU
 #define NO_ROOM 0xfffffffeU
 
@@ -23,11 +23,11 @@ struct wanted {
 	u8 name[16];
 };
 
-/* Where in a function the innermost frame is differs from sample to sample, its callers do not: apart, there are few stacks
- * to keep. */
+/* The innermost address differs from sample to sample, but its callers repeat. Stored separately, they form only a few
+ * different stacks. */
 struct place {
 	u8 name[16];
-	u64 innermost; /* 0: the program itself ran */
+	u64 innermost; /* 0: the process ran in user space */
 	u32 process;
 	u32 callers;
 };
@@ -77,7 +77,7 @@ SECTION("perf_event") int sample(void *context)
 	struct place place = {};
 	struct wanted *wanted = map_lookup(&settings, &only);
 	u64 *lost_counts = map_lookup(&lost, &only);
-	/* Number 0 is a processor without anything to do. */
+	/* Process 0 is the idle task of a processor. */
 	if (!wanted || !lost_counts || !(current_task_id() >> 32))
 		return 0;
 	place.process = current_process(wanted->namespace_device, wanted->namespace_inode);

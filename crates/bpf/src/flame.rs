@@ -55,12 +55,12 @@ struct Place {
     callers: u32,
 }
 
-/// In place of callers: the stack has no callers.
+/// Value of `callers` for a stack without callers.
 const NO_CALLERS: u32 = u32::MAX;
-/// In place of callers: another stack had the slot.
+/// Value of `callers` for a stack whose slot another stack had.
 const NO_ROOM: u32 = u32::MAX - 1;
 
-// As in flame.bpf.c.
+// The layouts must equal the layouts in flame.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 48 && mem::offset_of!(Settings, name) == 32);
 const _: () = assert!(mem::size_of::<Place>() == 32 && mem::offset_of!(Place, callers) == 28);
 
@@ -85,7 +85,7 @@ pub struct Stack {
 /// The sampling program, attached to the clock of every online processor. It is detached when this value is dropped or the
 /// process ends.
 pub struct Flame {
-    // The links are of the program, and go first.
+    // Declared first, so that the links are dropped before the program.
     links: Vec<PerfEventLink>,
     lost: Array<MapData, u64>,
     counts: HashMap<MapData, Place, u64>,

@@ -10,11 +10,11 @@ typedef unsigned short u16;
 #define SEATS 1024
 /* Slots that the program tries when the chosen seat has no socket. */
 #define TRIES 8
-/* Where the packet begins for this program: the UDP header. */
+/* Size of the UDP header, at which the packet starts for this program. */
 #define UDP_HEADER 8
 #define SWAPPED(number) ((u16)__builtin_bswap16(number))
 #define IPV4 SWAPPED(0x0800)
-/* BPF_HDR_START_NET */
+/* The value of BPF_HDR_START_NET: offsets count from the network header. */
 #define FROM_NETWORK 1
 
 enum rule { BY_HASH = 0, AT_RANDOM = 1, BY_KEY = 2, BY_PROCESSOR = 3 };

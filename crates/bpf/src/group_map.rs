@@ -23,10 +23,10 @@ struct State {
     slot: [AtomicU32; SLOTS],
 }
 
-// SAFETY: all of it is atomics; `room` is never read.
+// SAFETY: all fields are atomics; `room` is never read.
 unsafe impl AllAtomic for State {}
 
-// As struct state in group_map.bpf.c.
+// The layout must equal struct state in group_map.bpf.c.
 const _: () = assert!(mem::offset_of!(State, slot) == 64 && mem::size_of::<State>() == 64 + 4 * SLOTS);
 
 /// The value that selects the slot of the table, modulo the number of slots.
@@ -106,7 +106,7 @@ fn number(seat: usize) -> Result<u32, BpfError> {
 pub struct GroupMap {
     program: OwnedFd,
     sockets: OwnedFd,
-    /// Only its mapping is used; the map lives as long as that and the program.
+    /// The mapped state. The map lives as long as this mapping and the program.
     state: Shared<State>,
 }
 

@@ -44,9 +44,9 @@ static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
 static u64 (*const socket_cookie)(const void *socket) = (void *)46;
 static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
-/* Number of the stack in the map, or a negative errno. */
+/* Returns the id of the stack in the map, or a negative errno. */
 static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
-/* Return addresses, the innermost first; how many bytes, or a negative errno. */
+/* Copies return addresses, the innermost first. Returns the number of bytes, or a negative errno. */
 static long (*const copy_stack)(void *context, void *buffer, u32 size, u64 flags) = (void *)67;
 static u64 (*const current_ancestor_cgroup)(int level) = (void *)123;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
@@ -58,7 +58,7 @@ struct ids_in_namespace {
 };
 static long (*const current_ids_in_namespace)(u64 device, u64 inode, struct ids_in_namespace *ids, u32 size) = (void *)120;
 
-/* Whether the running kernel has a field, and how many bytes one of its structs has. */
+/* Relocations (CO-RE): whether the running kernel has a field, and the size of a struct in bytes. */
 #define HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
 #define KERNEL_SIZE(type) __builtin_preserve_type_info(*(type *)0, 1)
 
@@ -73,7 +73,7 @@ struct bpf_sock {
 	u32 priority;
 	u32 src_ip4;
 	u32 src_ip6[4];
-	u32 src_port; /* in the order of this machine; 0: none yet */
+	u32 src_port; /* in the machine's byte order; 0: no port yet */
 };
 
 struct bpf_sock_addr {
@@ -111,7 +111,7 @@ struct ns_common {
 	unsigned int inum;
 };
 
-/* include/linux/spinlock_types.h; of this and the buckets only the size counts. */
+/* From include/linux/spinlock_types.h. The programs use only the size of this struct and of the buckets. */
 struct spinlock {
 	u8 unread;
 };

@@ -4,8 +4,8 @@
 //! accept queue has leaked. While accepts continue, newer connections hide some leaks, so the check finds too few leaks but
 //! never too many. A worker that gets no connection finds the remaining leaks within a second. A worker that gets only a few
 //! connections, because all other workers are busier, would count as busier than it is: two leaked claims took nine tenths of
-//! its share from a worker. So a second rule also subtracts the lowest number of connections on their way in any glance during
-//! two seconds. This number can include handshakes over long paths, of which some are always on their way. All workers have
+//! its share from a worker. So a second rule also subtracts the lowest number of claims in flight in any glance during
+//! two seconds. This number can include handshakes over long paths, of which some are always in flight. All workers have
 //! the same share of such handshakes, so the difference between workers is unaffected. When these handshakes stop, `accepted`
 //! is too high by their number, and the next look corrects it.
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// after this time (TCP_TIMEOUT_INIT); the count of such a connection is corrected when it completes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The time during which the number on its way must not have been lower before it is subtracted.
+/// The time during which the number of claims in flight must not have been lower before it is subtracted.
 const STEADY: Duration = Duration::from_secs(2);
 
 /// The least number of glances that tell a constant number from a random one. A starved worker has few glances: one for each
@@ -28,7 +28,7 @@ const GLANCES: u32 = 8;
 pub struct Leaks {
     /// Time of each look and claims at that time, oldest first. Only the first look may be older than [`PATIENCE`].
     looks: VecDeque<(Duration, u64)>,
-    /// The lowest number on its way since the first look of this span.
+    /// The lowest number of claims in flight since the first look of this span.
     least: Option<Least>,
 }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn handshakes_in_progress_are_not_lost() {
-        // 100 connections a second, each on its way for 200 ms, and a look every 500 ms.
+        // 100 connections a second, each in flight for 200 ms, and a look every 500 ms.
         let mut leaks = Leaks::new();
         for look in 0..20_u64 {
             let claimed = 50 * look + 20;
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn frequent_looks_find_connections_in_flight_under_load() {
         let mut leaks = Leaks::new();
-        // 3 claims leaked at the start; then a connection arrives every 10 ms and is on its way at every second glance.
+        // 3 claims leaked at the start; then a connection arrives every 10 ms and is in flight at every second glance.
         let mut found = 0;
         for tick in 0..500_u64 {
             let accepted = tick / 2 + found;

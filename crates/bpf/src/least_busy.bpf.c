@@ -3,7 +3,7 @@
 #include "sk_reuseport.h"
 
 #define SEATS 64
-/* Seats found empty that one packet may clear away. With more of them the kernel's hash chooses this time. */
+/* The number of empty seats that one packet may clear. If it meets more, the kernel's hash chooses this time. */
 #define ROUNDS 8
 /* The highest key. The key of a seat is lower, because score and open connections are capped. */
 #define NOBODY 0x7fffffffffffffffLL
@@ -16,10 +16,10 @@
 /* Counters of one worker, on a cache line of their own. */
 struct seat {
     volatile u64 listener; /* the listener's socket cookie; 0: the seat is free */
-    volatile u64 claimed;  /* connections sent here, by this program */
-    volatile u64 accepted; /* of these, accepted by the worker or known to be lost */
-    volatile u64 busy;     /* requests at work */
-    volatile u64 open;     /* connections */
+    volatile u64 claimed;  /* connections that this program sent here */
+    volatile u64 accepted; /* claimed connections that were accepted or are known to be lost */
+    volatile u64 busy;     /* requests in progress */
+    volatile u64 open;     /* open connections */
     u64 room[3];
 };
 
@@ -33,9 +33,9 @@ struct state {
 extern struct map state;     /* array of one struct state */
 extern struct map listeners; /* sockets by seat */
 
-/* The verifier follows every branch, of every turn of a loop, and keeps what it knows of the best so far on each: a loop
- * over seats with branches in it is too long for it. So there are none: numbers below 2^63 are compared by the sign of
- * their difference. The barrier keeps the compiler from making branches of it. */
+/* The verifier follows every branch in every turn of a loop and keeps the state of the best seat on each, so a loop over the
+ * seats with branches exceeds its limits. The loop has no branches: it compares numbers below 2^63 by the sign of their
+ * difference. The barrier keeps the compiler from turning this into branches. */
 INLINE s64 all_ones_if_negative(s64 number)
 {
     s64 mask = number >> 63;
@@ -54,7 +54,7 @@ INLINE s64 lower(s64 a, s64 b)
 INLINE s64 key_of(struct seat *seat, u32 distance)
 {
     s64 coming = seat->claimed - seat->accepted;
-    /* Below 0 when the connection of a SYN cookie was claimed elsewhere. */
+    /* The number is below 0 if a connection with a SYN cookie was claimed for another worker. */
     coming &= ~all_ones_if_negative(coming);
     s64 score = lower(coming + (seat->busy & NUMBER), MOST_SCORE);
     s64 key = score << 32 | lower(seat->open & NUMBER, MOST_OPEN) << 8 | distance;
@@ -64,8 +64,8 @@ INLINE s64 key_of(struct seat *seat, u32 distance)
     return key | free >> 1;
 }
 
-/* Whether the packet begins a connection. A RST, a stray ACK or the last ACK of a handshake with SYN cookies looks for a
- * listener too, and must not be counted: the SYN was. */
+/* Returns whether the packet begins a connection. The kernel also runs the program for a RST, a stray ACK and the last ACK of a
+ * handshake with SYN cookies, which must not be counted: the SYN was counted already. */
 INLINE int claims(struct context *context)
 {
     u8 *tcp = context->data;

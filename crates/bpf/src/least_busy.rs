@@ -40,10 +40,10 @@ struct State {
     seat: [Seat; SEATS],
 }
 
-// SAFETY: all of it is atomics; `room` is never read.
+// SAFETY: all fields are atomics; `room` is never read.
 unsafe impl AllAtomic for State {}
 
-// As struct seat and struct state in least_busy.bpf.c.
+// The layout must equal struct seat and struct state in least_busy.bpf.c.
 const _: () = assert!(mem::size_of::<Seat>() == 64 && mem::offset_of!(Seat, open) == 32);
 const _: () = assert!(mem::size_of::<State>() == 64 * (SEATS + 1) && mem::offset_of!(State, seat) == 64);
 
@@ -137,7 +137,7 @@ impl Seat {
 pub struct LeastBusy {
     program: OwnedFd,
     listeners: OwnedFd,
-    /// Only its mapping is used; the map lives as long as that and the program.
+    /// The mapped state. The map lives as long as this mapping and the program.
     state: Shared<State>,
     seats: usize,
 }

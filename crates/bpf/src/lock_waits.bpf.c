@@ -12,9 +12,9 @@
 enum { LOCKS = 16384, PATHS = 4096, FRAMES = 96, SLEEPERS = 4096 };
 /* A task, a softirq, a hardirq and an NMI may wait on one processor at a time. */
 enum { NESTED = 4 };
-/* So many frames from sched_switch up to __lock_sock: the tracing itself has some of them. */
+/* The maximum number of frames from sched_switch up to __lock_sock, including the frames of the tracing itself. */
 enum { NEAR = 12 };
-/* include/trace/events/lock.h; a queued spinlock has none. */
+/* Flags of include/trace/events/lock.h; a queued spinlock has no flag. */
 enum contention { SPIN = 1, MUTEX = 32 };
 enum { UNINTERRUPTIBLE = 2 };
 /* The path of waits whose stack is not known. No stack has this hash. */
@@ -27,7 +27,7 @@ struct wanted {
 	u64 cgroup;
 	u64 namespace_device;
 	u64 namespace_inode;
-	/* Where __lock_sock lies; none: sleeps are not looked at. */
+	/* Start and end address of __lock_sock; 0: sleeps are not traced. */
 	u64 sleep_from;
 	u64 sleep_to;
 	u32 flags;
@@ -36,7 +36,7 @@ struct wanted {
 };
 
 struct wait_key {
-	u64 lock; /* 0: slept for, which lock is not known */
+	u64 lock; /* address of the lock; 0: a sleep, whose lock is not known */
 	u64 path; /* hash of the stack */
 };
 
@@ -48,11 +48,11 @@ struct wait {
 	u32 hole;
 };
 
-/* A stack, and the waits on it by time. The key is a hash of 64 bits: that two of 4,096 stacks share one has a chance of
- * 5e-13. A map of the kernel's own for stacks (BPF_MAP_TYPE_STACK_TRACE) has one place for each stack, by the hash, and
- * refuses a second stack at a place: it loses stacks long before it is full. */
+/* A stack, and the waits on it by time. The key is a 64-bit hash: two of 4,096 stacks share one with a probability of 5e-13.
+ * The kernel's map type for stacks (BPF_MAP_TYPE_STACK_TRACE) has one slot for each hash and refuses a second stack in the same
+ * slot, so it loses stacks long before it is full. */
 struct path {
-	u64 depth; /* frames that are set */
+	u64 depth; /* number of valid frames */
 	u64 frames[FRAMES]; /* return addresses, the innermost first */
 	u32 buckets[COARSE];
 };
@@ -78,11 +78,11 @@ struct tables {
 };
 
 struct totals {
-	u64 lost_waits;  /* no room for the lock or the sleeper */
-	u64 lost_paths;  /* counted without a path: no room for it */
-	u64 lost_stacks; /* counted without a path: the stack could not be read */
-	u64 lost_busy;   /* the map was being changed on this processor */
-	u64 lost_nested; /* more waits at a time than there can be */
+	u64 lost_waits;  /* waits without room for the lock or the sleeper */
+	u64 lost_paths;  /* waits counted without a path, because the map of paths was full */
+	u64 lost_stacks; /* waits counted without a path, because the stack could not be read */
+	u64 lost_busy;   /* waits lost because this processor was changing the map */
+	u64 lost_nested; /* waits lost because more than NESTED were recorded at a time */
 	u64 asleep;
 	u64 opened;
 	u64 accepted;
@@ -203,8 +203,8 @@ INLINE u64 find_path(struct totals *totals, void *context)
 	u64 hash;
 	long error;
 	struct scratch *scratch = map_lookup(&scratches, &only);
-	/* An interrupt may come while the program that it interrupts is here: since Linux 6.1 to another program of this object
-	 * only, before to the same one as well. */
+	/* An interrupt may run a program while the interrupted program is here: since Linux 6.1 only another program of this object,
+	 * on older kernels also the same one. */
 	if (!scratch || scratch->in_use) {
 		ADD(totals->lost_stacks, 1);
 		return NO_PATH;
@@ -383,12 +383,12 @@ int task_switched(u64 *context)
 	return 0;
 }
 
-/* Where TCP's tables are: the same for all network namespaces, but for the connections of one with a table of its own. */
+/* Reads the addresses of TCP's tables. All network namespaces share them, but a namespace may have its own connection table. */
 INLINE void find_tables(struct tables *tables, const struct sock *socket)
 {
 	const struct net *net = socket->__sk_common.skc_net.net;
 	const struct inet_hashinfo *info;
-	/* Linux 5.19 and 6.0 have a pointer there. */
+	/* In Linux 5.19 and 6.0 tcp_death_row is a pointer. */
 	if (!HAS_FIELD(net->ipv4.tcp_death_row.hashinfo))
 		return;
 	info = net->ipv4.tcp_death_row.hashinfo;

@@ -97,17 +97,17 @@ impl Path {
 pub struct Tables {
     /// Address of the buckets of local ports; 0: not known.
     pub bhash: u64,
-    /// Address of the buckets of local ports and addresses (since Linux 6.1); 0: there are none.
+    /// Address of the buckets of local ports and addresses (since Linux 6.1); 0 on older kernels.
     pub bhash2: u64,
-    /// Address of the locks of connections; a network namespace may have others.
+    /// Address of the locks of connections; a network namespace may have its own table.
     pub ehash_locks: u64,
     /// Address of the buckets of listeners.
     pub lhash2: u64,
-    /// Buckets of `bhash`, and of `bhash2`: a power of two.
+    /// Number of buckets of `bhash` and `bhash2`, a power of two.
     pub bhash_size: u32,
-    /// Locks of `ehash_locks`, less one.
+    /// Number of locks of `ehash_locks`, minus one.
     pub ehash_locks_mask: u32,
-    /// Buckets of `lhash2`, less one.
+    /// Number of buckets of `lhash2`, minus one.
     pub lhash2_mask: u32,
     /// Size of a bucket of `bhash` and `bhash2`.
     pub bucket_bytes: u32,
@@ -142,7 +142,7 @@ pub struct Totals {
     pub tables: Tables,
 }
 
-// As in lock_waits.bpf.c.
+// The layouts must equal the layouts in lock_waits.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 64 && mem::offset_of!(Settings, name) == 48);
 const _: () = assert!(mem::size_of::<WaitKey>() == 16 && mem::offset_of!(WaitKey, path) == 8);
 const _: () = assert!(mem::size_of::<Wait>() == 32 && mem::offset_of!(Wait, mix) == 24);

@@ -13,18 +13,19 @@ use crate::error::BpfError;
 /// The programs of this crate call no GPL-only helper.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 const CALL: &str = "bpf(BPF_PROG_LOAD)";
-/// The section that a program is in, one per object, what it makes of it, and what it is that a kernel that refuses it
-/// without a word does not know.
+/// ELF section of the program (one per object), the kind of program, and the feature that the kernel lacks if it
+/// refuses the program without a verifier log.
 const SECTIONS: [(&str, ProgramKind, &str); 2] = [
     ("sk_reuseport/migrate", CHOOSES_SOCKETS, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)"),
     ("xdp", SEES_PACKETS, "BPF_PROG_TYPE_XDP with BPF_XDP as its place (Linux 5.9)"),
 ];
-/// Loads 64 bits that stand in this instruction and the next one (BPF_LD | BPF_IMM | BPF_DW).
+/// Opcode that loads 64 bits from this instruction and the next one (BPF_LD | BPF_IMM | BPF_DW).
 const LOAD_64: u8 = 0x18;
-/// In the source register of such a load (BPF_PSEUDO_MAP_FD): the kernel replaces the descriptor by the map's address.
+/// Source register of such a load of a map (BPF_PSEUDO_MAP_FD): the kernel replaces the descriptor by the map's
+/// address.
 const PSEUDO_MAP_FD: u8 = 1;
 
-/// A program's instructions, and which of them refer to a map.
+/// A program's instructions, and the positions that refer to maps.
 #[derive(Debug)]
 pub(crate) struct Program {
     name: &'static str,

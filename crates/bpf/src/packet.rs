@@ -2,13 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by tests that run programs: one at a time, as in crates/fourtuple/tests/spread/group.rs.
+/// Locks a mutex for tests that run programs: one at a time, as in crates/fourtuple/tests/spread/group.rs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The header below UDP.
+/// The network header below UDP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Net {
     V4 { options: usize },
@@ -82,7 +82,7 @@ impl Packet {
         self.bytes[self.udp + 6..self.udp + 8].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// As a receiver looks at it (RFC 768).
+    /// Checks the UDP checksum as a receiver does (RFC 768).
     pub(crate) fn checksum_is_right(&self) -> bool {
         fold(self.pseudo + sum(&self.bytes[self.udp..])) == 0xffff
     }

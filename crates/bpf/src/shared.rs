@@ -7,14 +7,14 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
-/// Of what a `T` may be that the kernel, BPF programs and forked processes change under our hands.
+/// A type that the kernel, BPF programs and forked processes may change at any time.
 ///
 /// # Safety
 ///
-/// All of it is atomics, or never read; zeroes and any other bytes are a valid value.
+/// All fields are atomics or never read; zeroes and any other bytes are a valid value.
 pub(crate) unsafe trait AllAtomic: Sync {}
 
-/// The value of a map of [`MMAPABLE`](crate::call::MMAPABLE). Forked children share it.
+/// The mapped value of a map with [`MMAPABLE`](crate::call::MMAPABLE). Forked children share it.
 #[derive(Debug)]
 pub(crate) struct Shared<T: AllAtomic> {
     value: NonNull<T>,
@@ -27,7 +27,7 @@ unsafe impl<T: AllAtomic> Send for Shared<T> {}
 unsafe impl<T: AllAtomic> Sync for Shared<T> {}
 
 impl<T: AllAtomic> Shared<T> {
-    /// Maps the array's only value.
+    /// Maps the only value of the array.
     pub(crate) fn map(array: BorrowedFd<'_>) -> io::Result<Shared<T>> {
         // SAFETY: a mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe {

@@ -12,10 +12,10 @@ typedef long long s64;
 
 enum verdict { PASS = 1 };
 
-/* One packet or, when `migrating` is set, one connection whose listener is going away. The verifier knows the
- * fields by offset. */
+/* The context: one packet or, if `migrating` is set, one connection whose listener was closed. The verifier knows the
+ * fields by their offsets. */
 struct context {
-    u8 *data; /* from the transport header on */
+    u8 *data; /* start of the transport header */
     u8 *data_end;
     u32 length;
     u32 ethernet_protocol;
@@ -27,7 +27,7 @@ struct context {
     void *migrating;
 };
 
-/* A map. The loader makes it and puts it where its name is used. */
+/* A map. The loader creates it and fills in its descriptor where the program uses its name. */
 struct map;
 
 static void *(*const map_lookup)(struct map *map, const void *key) = (void *)1;

@@ -4,8 +4,8 @@
 
 struct state {
     struct target target;
-    u32 first; /* of the ports, in the machine's order */
-    u32 ports; /* how many there are; 0: every packet passes unchanged */
+    u32 first; /* first port of the range, in the machine's byte order */
+    u32 ports; /* number of ports; 0: every packet passes unchanged */
     struct counts counts[PROCESSORS];
 };
 

@@ -23,10 +23,10 @@ struct State {
     counts: [Counts; PROCESSORS],
 }
 
-// SAFETY: all of it is atomics, or room that is never read.
+// SAFETY: all fields are atomics or padding that is never read.
 unsafe impl AllAtomic for State {}
 
-// As struct state in source_port.bpf.c.
+// The layout must equal struct state in source_port.bpf.c.
 const _: () = assert!(mem::offset_of!(State, counts) == 32);
 
 /// The program at its device. The receiver sees the replaced source ports, so replies do not reach the sender.
@@ -181,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_others_or_in_pieces_is_left_alone() {
+    fn foreign_and_fragmented_packets_pass_unchanged() {
         let _alone = packet::alone();
-        let test = "what_is_for_others_or_in_pieces_is_left_alone";
+        let test = "foreign_and_fragmented_packets_pass_unchanged";
         let v4 = Packet::new(Net::V4 { options: 0 }, &[], b"data");
         let v6 = Packet::new(Net::V6, &[], b"data");
         let with = |packet: &Packet, at: usize, value: u8| {

@@ -3,10 +3,10 @@
 /// A tier of instrument. Reports name the tier beside every number that it measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Stable tracepoints, typed by BTF: they stay where they are from kernel to kernel.
+    /// Stable tracepoints, typed by BTF, whose names do not change between kernels.
     TpBtf,
-    /// Beginning and end of the function itself (fentry, fexit; Linux 5.5, CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS), which a
-    /// kernel may rename.
+    /// Entry and return of the function itself (fentry, fexit; Linux 5.5, CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS),
+    /// which a kernel may rename.
     Fexit,
 }
 

@@ -25,7 +25,7 @@ const ATTACH: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
 const ENOTSUPP: i32 = 524;
 const TRAMPOLINES: &str = "fentry and fexit (CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)";
 
-/// Octaves of the histograms: they go up to 2^36 ns (69 s).
+/// Octaves of the histograms, which reach 2^36 ns (69 s).
 pub const OCTAVES: u32 = 36;
 /// Histograms of totals have 2^5 steps per octave.
 pub const FINE_BITS: u32 = 5;
@@ -38,13 +38,13 @@ pub(crate) const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Times {
-    /// The number of times.
+    /// Number of times.
     pub count: u64,
-    /// Their sum, in nanoseconds.
+    /// Sum of the times, in nanoseconds.
     pub sum_ns: u64,
-    /// The longest, in nanoseconds.
+    /// The longest time, in nanoseconds.
     pub max_ns: u64,
-    /// By length: [`FINE_BITS`].
+    /// Number of times by length: [`FINE_BITS`].
     pub buckets: [u64; FINE],
 }
 
@@ -178,7 +178,7 @@ impl Programs {
         let (name, found, _) = self.program(program)?;
         let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
         found.load().map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
-        // A link is always one of several; it takes no flag that says so (cgroup_bpf_link_attach).
+        // A link allows further programs by itself and takes no flag for it (cgroup_bpf_link_attach).
         let link =
             found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
@@ -202,8 +202,8 @@ impl Programs {
         Ok(found)
     }
 
-    /// Events that the kernel did not show to one of the programs because the same program was at work on that processor
-    /// already (`recursion_misses`). The programs were loaded for this value alone, so that each began with 0.
+    /// Returns the number of events that a program missed because it was already running on that processor
+    /// (`recursion_misses`). The programs were loaded for this value only, so their counters started at 0.
     pub(crate) fn missed(&self) -> Result<u64, BpfError> {
         let mut missed = 0;
         for (_, program) in self.object.programs() {
@@ -228,8 +228,8 @@ fn no_program(name: &'static str, program: &'static str) -> BpfError {
 /// Returns the reason why a program was not attached to a function. `may_trace`: this process has attached to a tracepoint.
 fn no_trampoline(error: BpfError, may_trace: bool) -> BpfError {
     match error {
-        // A kernel may load the program all the same. What is to be changed is not a call that ftrace knows, or there is no
-        // ftrace, or another one has been there.
+        // The kernel may load the program even so. Then ftrace does not know the function, the kernel has no ftrace, or
+        // another program has changed the call.
         BpfError::Call { call, source }
             if matches!(source.raw_os_error(), Some(ENOTSUPP | libc::EINVAL | libc::EBUSY)) =>
         {
@@ -304,12 +304,12 @@ pub(crate) fn pid_namespace() -> (u64, u64) {
     fs::metadata("/proc/self/ns/pid").map_or((0, 0), |namespace| (namespace.dev(), namespace.ino()))
 }
 
-/// Of the 16 bytes that the programs have of it.
+/// Converts the 16 bytes of an address in the programs' structs.
 pub(crate) fn address(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
-/// IPv4 as ::ffff:a.b.c.d.
+/// Returns the 16 bytes of an address, IPv4 as ::ffff:a.b.c.d.
 pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -317,13 +317,13 @@ pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The name of a thread, of which the kernel keeps 15 bytes.
+/// Converts the name of a thread, of which the kernel keeps 15 bytes.
 pub(crate) fn thread_name(bytes: &[u8; 16]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The same the other way.
+/// Returns the name of a thread as the kernel has it, cut to 15 bytes.
 pub(crate) fn thread_name_bytes(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
     let length = name.len().min(15);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_one_unless_the_like_was_allowed() {
+    fn a_refusal_is_a_missing_permission_unless_others_attached() {
         let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), false);
         assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
         let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), true);

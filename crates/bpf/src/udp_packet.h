@@ -12,7 +12,7 @@ typedef unsigned long long u64;
 
 enum action { PASS = 2 };
 
-/* The verifier knows the fields by offset. */
+/* The context of an XDP program. The verifier knows the fields by their offsets. */
 struct context {
     u32 data;
     u32 data_end;
@@ -21,7 +21,7 @@ struct context {
     u32 queue;
 };
 
-/* A map. The loader makes it and puts it where its name is used. */
+/* A map. The loader creates it and fills in its descriptor where the program uses its name. */
 struct map;
 
 static void *(*const map_lookup)(struct map *map, const void *key) = (void *)1;
@@ -54,8 +54,8 @@ struct counts {
 };
 #define PROCESSORS 512
 
-/* The UDP header of a packet to the target, whose 8 bytes are there, or 0. Left alone are fragments, of which only the first
- * has ports, and IPv6 with extension headers. */
+/* Returns the complete UDP header of a packet to the target, or 0 for other packets, for fragments (only the first fragment has
+ * ports) and for IPv6 with extension headers. */
 INLINE u8 *udp_to(struct context *context, struct target *target, int *is_ipv4)
 {
     u8 *at = (u8 *)(u64)context->data;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::call;
 use crate::error::BpfError;
 
-/// XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE (include/uapi/linux/if_link.h)
+/// XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE (include/uapi/linux/if_link.h).
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
 
@@ -41,7 +41,7 @@ pub struct Counted {
     pub passed: u64,
 }
 
-/// As struct target of udp_packet.h.
+/// The layout of struct target in udp_packet.h.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Target {
@@ -81,7 +81,7 @@ fn first_of(octets: [u8; 4]) -> [u8; 16] {
     all
 }
 
-/// As PROCESSORS and struct counts of udp_packet.h.
+/// The values of PROCESSORS and struct counts in udp_packet.h.
 pub(crate) const PROCESSORS: usize = 512;
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub(crate) fn counted(counts: &[Counts]) -> Counted {
     Counted { changed: sum(|counts| &counts.changed), passed: sum(|counts| &counts.passed) }
 }
 
-/// A program at a device, until it is dropped or the process ends, however it ends.
+/// A program attached to a device until the value is dropped or the process ends in any way.
 #[derive(Debug)]
 pub(crate) struct Attached {
     link: OwnedFd,

@@ -16,14 +16,14 @@ fn is_served(client: &mut TcpStream, server: OwnedFd) {
     let mut server = TcpStream::from(server);
     server.set_nonblocking(false).unwrap();
     client.write_all(b"?").unwrap();
-    let mut heard = [0];
-    server.read_exact(&mut heard).unwrap();
+    let mut byte = [0];
+    server.read_exact(&mut byte).unwrap();
     server.write_all(b"!").unwrap();
-    client.read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"!");
+    client.read_exact(&mut byte).unwrap();
+    assert_eq!(&byte, b"!");
 }
 
-/// Serves as many connections as there are clients; each client must be told apart by its port.
+/// Serves as many connections as there are clients; the ports of the clients must differ.
 fn serve_all(mut clients: Vec<TcpStream>, mut accept: impl FnMut() -> OwnedFd) {
     while !clients.is_empty() {
         let server = TcpStream::from(accept());
@@ -73,9 +73,9 @@ fn one_open_listener_of_the_group_suffices() {
 }
 
 #[test]
-fn the_hash_hands_over_too() {
+fn the_hash_migrates_connections_too() {
     in_namespace(|| {
-        let Some(program) = loaded("the_hash_hands_over_too", HandOver::load()) else { return };
+        let Some(program) = loaded("the_hash_migrates_connections_too", HandOver::load()) else { return };
         let (first, address) = listen("127.0.0.1", 0);
         let (second, _) = listen("127.0.0.1", address.port());
         program.attach(first.as_fd()).unwrap();

@@ -34,9 +34,9 @@ fn the_idle_worker_gets_all_connections() {
 }
 
 #[test]
-fn open_connections_break_ties_and_the_cursor_the_rest() {
+fn open_connections_then_the_cursor_break_ties() {
     in_namespace(|| {
-        let Some(group) = Group::open("open_connections_break_ties_and_the_cursor_the_rest", 4) else {
+        let Some(group) = Group::open("open_connections_then_the_cursor_break_ties", 4) else {
             return;
         };
         assert_eq!(group.shares(200), [50; 4]);
@@ -75,9 +75,9 @@ fn queued_connections_count_as_load() {
 }
 
 #[test]
-fn a_whole_group_of_64_is_searched() {
+fn all_64_seats_are_searched() {
     in_namespace(|| {
-        let Some(group) = Group::open("a_whole_group_of_64_is_searched", SEATS) else { return };
+        let Some(group) = Group::open("all_64_seats_are_searched", SEATS) else { return };
         for idle in [0, 1, 31, 62, 63] {
             for seat in 0..SEATS {
                 group.busy.seat(seat).unwrap().set_busy(u64::from(seat != idle));
@@ -88,9 +88,9 @@ fn a_whole_group_of_64_is_searched() {
 }
 
 #[test]
-fn a_leaving_worker_gets_nothing_new_and_keeps_its_queue() {
+fn a_leaving_worker_keeps_its_queue_and_gets_no_connection() {
     in_namespace(|| {
-        let test = "a_leaving_worker_gets_nothing_new_and_keeps_its_queue";
+        let test = "a_leaving_worker_keeps_its_queue_and_gets_no_connection";
         let Some(mut group) = Group::open(test, 2) else { return };
         let _clients: Vec<_> = (0..10).map(|_| group.connect()).collect();
         until("all in the queues", || group.all_queued() == [5, 5]);

@@ -11,10 +11,10 @@ use crate::exit::UsageError;
 /// The longest file that is read: a record has at most a few megabytes.
 const LONGEST: u64 = 256 << 20;
 
-/// The records of a file, at least one: one record on any number of lines, or several, one on each line.
+/// Returns the records of a file, at least one: one record on any number of lines, or several, one on each line.
 ///
 /// # Errors
-/// What is wrong with the file, or with which of its records.
+/// An invalid file or record; the message names the record.
 pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
     let place = path.display();
     let text = text(path).map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
@@ -23,7 +23,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
         Err(error) => error,
     };
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    // One record may be on several lines: then the first of them is no record, nor any other JSON.
+    // If one record spans several lines, its first line is not valid JSON.
     let is_json = |line: &&&str| serde_json::from_str::<serde::de::IgnoredAny>(line).is_ok();
     if lines.len() < 2 || lines.first().filter(is_json).is_none() {
         return Err(UsageError(format!("{place}: {whole}")));

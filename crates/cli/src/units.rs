@@ -91,7 +91,7 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("{text:?} is not a seed: expected a whole number from 0 to {}", u64::MAX))
 }
 
-/// A finite number of at least zero, with k, M or G behind it.
+/// Returns a finite number of at least zero, with k, M or G behind it.
 fn number(text: &str) -> Option<f64> {
     let (digits, scale) = match text.as_bytes().last()? {
         b'k' => (&text[..text.len() - 1], 1e3),

@@ -150,7 +150,7 @@ fn the_calibration_refuses_an_impossible_range() {
 }
 
 #[test]
-fn files_without_records() {
+fn files_without_records_are_refused() {
     let room = Room::new();
     let cases = [
         ("empty.json", "", "not a fourtuple record"),
@@ -276,7 +276,7 @@ fn a_thread_id_is_not_a_process() {
 }
 
 #[test]
-fn a_source_of_the_other_family() {
+fn a_source_of_another_family_is_refused() {
     for (source, target) in
         [("::1", "tcp://127.0.0.1:9"), ("127.0.0.1", "http://[::1]:9/"), ("::1", "udp://127.0.0.1:9")]
     {

@@ -303,7 +303,7 @@ fn a_server_that_fails_is_named_with_its_output() {
         (
             "serve crr --listen 127.0.0.1:8081 --workers 1".to_owned(),
             "300ms",
-            "does not listen on 127.0.0.1:8080 after 0.3 s (--server-wait); it said: listening on 127.0.0.1:8081",
+            "does not listen on 127.0.0.1:8080 after 300ms (--server-wait); it said: listening on 127.0.0.1:8081",
         ),
     ];
     for (server, wait, says) in cases {

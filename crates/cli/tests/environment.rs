@@ -85,13 +85,13 @@ fn connections(saved: &Saved) -> u64 {
 }
 
 #[test]
-fn a_page_that_cannot_be_written() {
+fn an_unwritable_page_keeps_the_record() {
     let room = Room::new();
     let missing = room.join("no/such/room/report.html");
     for page in ["/dev/full", &missing] {
         let mut command = fourtuple(&format!("{SMALL} --html {page}"));
         command.env("TMPDIR", room.path());
-        let test = "environment::a_page_that_cannot_be_written";
+        let test = "environment::an_unwritable_page_keeps_the_record";
         let Some(ended) = measure_with(test, &mut command) else { return };
         assert!(ended.line().contains(&format!("cannot write {page}")), "{ended:?}");
         assert!(ended.stdout.contains("kernel-default") && ended.stdout.contains("full-range"), "{ended:?}");
@@ -101,7 +101,7 @@ fn a_page_that_cannot_be_written() {
 }
 
 #[test]
-fn a_page_that_cannot_be_written_beside_the_json() {
+fn an_unwritable_page_keeps_the_printed_json() {
     let room = Room::new();
     let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json --html /dev/full");
     let ended = run(command.env("TMPDIR", room.path()));
@@ -122,7 +122,7 @@ fn a_report_prints_despite_a_failed_page() {
 }
 
 #[test]
-fn output_that_cannot_be_written() {
+fn unwritable_output_keeps_the_record() {
     let room = Room::new();
     for json in ["", "--json"] {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -135,7 +135,7 @@ fn output_that_cannot_be_written() {
             stderr: String::from_utf8(output.stderr).unwrap(),
         };
         if ended.is_without_namespaces() {
-            let test = "environment::output_that_cannot_be_written";
+            let test = "environment::unwritable_output_keeps_the_record";
             return fourtuple_testing::skip(test, "netns", ended.line());
         }
         assert!(ended.line().contains("cannot write to stdout"), "{ended:?}");
@@ -145,8 +145,8 @@ fn output_that_cannot_be_written() {
 
 /// A file system that fills up while the page is written.
 #[test]
-fn a_disk_that_fills_up() {
-    let test = "environment::a_disk_that_fills_up";
+fn a_full_disk_keeps_the_record() {
+    let test = "environment::a_full_disk_keeps_the_record";
     if !is_root() {
         return fourtuple_testing::skip(test, "root", "mounting a small disk takes root");
     }
@@ -186,8 +186,8 @@ fn a_disk_that_fills_up() {
 
 /// A requested policy is never replaced by another.
 #[test]
-fn a_requested_policy_that_is_refused() {
-    let test = "environment::a_requested_policy_that_is_refused";
+fn a_refused_policy_is_not_replaced() {
+    let test = "environment::a_refused_policy_is_not_replaced";
     let room = Room::new();
     let few = "--load light --workers 2 --connections 2 --repeats 1";
     for (policy, facility, reason) in [

@@ -26,7 +26,7 @@ fn port(socket: &UdpSocket) -> u16 {
 }
 
 #[test]
-fn what_it_forwards_is_in_its_record() {
+fn the_record_counts_the_forwarded_packets() {
     in_namespace(|| {
         let (client, target) = (socket(), socket());
         let to = port(&target);
@@ -92,7 +92,7 @@ fn bpf_programs_select_the_plane() {
 }
 
 #[test]
-fn a_reload_takes_over_routes_and_nothing_that_is_wrong() {
+fn a_reload_applies_valid_routes_and_no_invalid_ones() {
     in_namespace(|| {
         let (client, one, other) = (socket(), socket(), socket());
         let room = Room::new();

@@ -57,11 +57,11 @@ fn ports_keep_what_was_dialed() {
 /// Sends SIGINT as a terminal does: every process of the foreground process group gets it, including the processes that hold
 /// sockets.
 #[test]
-fn the_processes_that_hold_sockets_go_on_holding() {
+fn holder_processes_survive_sigint() {
     let mut command = fourtuple(LONG);
     child::refuse(&mut command, Facility::IoUring);
     child::limit_descriptors(&mut command, 600);
-    let test = "interrupt::the_processes_that_hold_sockets_go_on_holding";
+    let test = "interrupt::holder_processes_survive_sigint";
     let Some(mut running) = in_the_middle(test, &mut command) else { return };
     assert!(running.until("held by others", |id| children(id).len() >= 2));
     let mut holders = children(running.id());

@@ -145,11 +145,11 @@ fn embedded(page: &str) -> &str {
 }
 
 #[test]
-fn a_report_is_what_was_printed() {
+fn a_report_equals_the_printed_table() {
     for experiment in [PORTS, TIME_WAIT, PLAN] {
         let room = Room::new();
         let page = room.join("first.html");
-        let test = "json::a_report_is_what_was_printed";
+        let test = "json::a_report_equals_the_printed_table";
         let Some(first) = measure(test, &format!("{experiment} --html {page}")) else { return };
         assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
         let json = embedded(&fs::read_to_string(&page).unwrap()).to_owned();
@@ -167,7 +167,7 @@ fn a_report_is_what_was_printed() {
 }
 
 #[test]
-fn a_record_read_back_is_the_record() {
+fn a_record_survives_a_round_trip() {
     let room = Room::new();
     let mut all = String::new();
     let mut paths = Vec::new();

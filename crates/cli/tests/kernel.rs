@@ -77,7 +77,7 @@ fn the_smallest_range() {
 }
 
 #[test]
-fn windows_without_a_way_out() {
+fn windows_without_fallback_fail_before_exhaustion() {
     let Some(record) = record("kernel::windows", "lab ports --windows --range 20000-21999 --fill 1") else {
         return;
     };
@@ -109,7 +109,7 @@ fn windows_without_a_way_out() {
 }
 
 #[test]
-fn windows_that_were_asked_for_come_once() {
+fn requested_windows_run_once() {
     let flags = "--windows --range 20000-20127 --strategy kernel-default,random-window:1000";
     let Some(runs) = runs("kernel::windows_once", flags) else { return };
     let names: Vec<&str> = runs.iter().map(|run| text(run, "strategy")).collect();
@@ -126,7 +126,7 @@ fn windows_that_were_asked_for_come_once() {
 }
 
 #[test]
-fn windows_with_a_way_out_fill_everything() {
+fn windows_with_fallback_fill_the_range() {
     let flags = "--range 20000-20255 --strategy random-window:16,random-window:1,full-range";
     let Some(runs) = runs("kernel::way_out", flags) else { return };
     for run in &runs {
@@ -170,7 +170,7 @@ fn half_a_fill() {
 }
 
 #[test]
-fn time_wait_stalls_where_it_was_predicted_and_remedies_help() {
+fn time_wait_stalls_as_predicted_and_remedies_help() {
     let command = "lab time-wait --range 20000-20127 --patience 200ms";
     let Some(record) = record("kernel::time_wait", command) else { return };
     let runs = list(&record, "/results/runs");

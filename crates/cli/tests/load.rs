@@ -52,7 +52,7 @@ fn require_keys(value: &Value, wanted: &[&str]) {
 }
 
 #[test]
-fn the_json_that_others_rely_on() {
+fn the_json_has_the_documented_fields() {
     in_namespace(|| {
         let running = serve(CRR);
         let line = "load tcp://127.0.0.1:4000 --operations 500 --threads 3 --threshold 1ns --json";
@@ -130,7 +130,7 @@ fn http_and_udp_and_hold_are_valid_records_too() {
 }
 
 #[test]
-fn a_terminal_is_told_engine_and_close_and_files_are_written() {
+fn the_table_names_engine_and_close_and_files_are_written() {
     in_namespace(|| {
         let running = serve(Protocol::Http { body: 10 });
         let room = Room::new();
@@ -153,7 +153,7 @@ fn a_terminal_is_told_engine_and_close_and_files_are_written() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_in_one_line() {
+fn contradictory_flags_are_refused_in_one_line() {
     let tcp = "tcp://127.0.0.1:4000";
     let http = "http://127.0.0.1:4000";
     for (line, parts) in [
@@ -208,7 +208,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
 }
 
 #[test]
-fn too_few_ports_are_refused_and_may_be_wanted_anyway() {
+fn too_few_ports_are_refused_without_anyway() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
@@ -364,7 +364,7 @@ fn headers_method_and_body_arrive() {
     });
 }
 
-/// A copy of the program that every user may execute.
+/// Returns a copy of the program that every user may execute.
 fn program_for_all(room: &Room) -> std::path::PathBuf {
     let program = room.join("fourtuple");
     fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use program::{Room, fourtuple, measure, run};
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     for json in ["", "--json"] {
         let mut command = fourtuple(&format!("plan --kernel linear --range 20000-20127 {json}"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -28,7 +28,7 @@ fn a_closed_stderr_is_no_panic() {
 }
 
 #[test]
-fn no_line_is_wider_than_the_terminal_and_none_has_colours() {
+fn lines_fit_the_terminal_and_have_no_colours() {
     let room = Room::new();
     let experiments = [
         "plan --kernel parity --range 20000-20127 --rate 20k/s",

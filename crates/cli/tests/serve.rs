@@ -258,7 +258,7 @@ fn udp_is_an_echo() {
 }
 
 #[test]
-fn a_sink_reads_and_says_nothing() {
+fn a_sink_reads_and_never_responds() {
     in_namespace(|| {
         let server = Server::start(&mut fourtuple("serve sink --listen 127.0.0.1:0 --workers 1 --json"));
         let mut streams = [server.connect(), server.connect()];
@@ -276,7 +276,7 @@ fn a_sink_reads_and_says_nothing() {
 }
 
 #[test]
-fn a_unix_path_is_taken_used_and_given_back() {
+fn a_unix_path_is_replaced_used_and_removed() {
     let room = Room::new();
     let path = room.join("socket");
     let line = format!("serve http --listen unix:{path} --workers 2");
@@ -360,7 +360,7 @@ fn a_backlog_that_the_kernel_cuts_is_remarked() {
 }
 
 #[test]
-fn an_address_that_cannot_be_had() {
+fn an_address_in_use_is_refused() {
     in_namespace(|| {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();

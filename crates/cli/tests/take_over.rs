@@ -108,7 +108,7 @@ fn bpf_programs_stay_attached() {
 }
 
 #[test]
-fn two_links_go_over_together() {
+fn two_links_are_taken_over_together() {
     in_namespace(|| {
         let room = Room::new();
         let (one, other, client) = (socket(), socket(), socket());
@@ -159,8 +159,8 @@ fn a_mismatch_is_refused_and_the_predecessor_continues() {
             let ended = run(&mut fourtuple(&with(flags)));
             assert_eq!(ended.code, 2, "{ended:?}");
             assert!(ended.line().contains(why), "{ended:?}");
-            let told = forwarder.line();
-            assert!(told.starts_with("not handed over: ") && told.contains(why), "{told}");
+            let message = forwarder.line();
+            assert!(message.starts_with("not handed over: ") && message.contains(why), "{message}");
             client.send_to(b"x", &forwarder.address).unwrap();
             assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
         }
@@ -248,8 +248,8 @@ fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
             let record = forwarder.end().json();
             list(&record, "/results/bfd")[0].clone()
         };
-        // The peer first: its session is up until it ends it itself. A machine that is too busy to run either of them for 900 ms
-        // takes it down; a restarted session would do so each time.
+        // The peer ends first, because its session is up until then. A machine that delays one of the processes for 900 ms
+        // takes the session down; a restarted session would go down at every takeover.
         let peer = sessions(peer);
         assert!(number(&peer, "downs") < restarts() as u64, "{peer}");
         let own = sessions(forwarder);

@@ -52,7 +52,7 @@ impl ServerCommand {
         }
     }
 
-    /// Blames the command line, except where the system has no memory or no process left (ENOMEM, EAGAIN).
+    /// Returns an error of the command line, or of the environment if memory or processes are exhausted (ENOMEM, EAGAIN).
     fn spawn_error(&self, error: io::Error) -> CompareError {
         use std::io::ErrorKind::{OutOfMemory, WouldBlock};
         if matches!(error.kind(), WouldBlock | OutOfMemory) {

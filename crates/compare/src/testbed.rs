@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple_record::format_time;
 use fourtuple_syscalls::{child, netns, schedule};
 
 use crate::address::ServerAddress;
@@ -125,10 +126,10 @@ impl Testbed<'_> {
                 )));
             }
             if begun.elapsed() >= self.wait {
-                let wait = self.wait.as_secs_f64();
+                let wait = format_time(self.wait);
                 let said = server.last_words();
                 return Err(CompareError::Environment(format!(
-                    "the server of {side}, '{command}', does not listen on {address} after {wait} s (--server-wait){said}"
+                    "the server of {side}, '{command}', does not listen on {address} after {wait} (--server-wait){said}"
                 )));
             }
             thread::sleep(POLL);

@@ -137,8 +137,8 @@ fn row(
 ) -> String {
     let lost = |from: (&LinkReport, &LinkReport), to: (&LinkReport, &LinkReport)| {
         let sent = from.1.transmitted - from.0.transmitted;
-        let heard = |report: &LinkReport| report.received + report.discards.total();
-        let lost = sent.saturating_sub(heard(to.1) - heard(to.0));
+        let arrived = |report: &LinkReport| report.received + report.discards.total();
+        let lost = sent.saturating_sub(arrived(to.1) - arrived(to.0));
         format!("{sent}, {lost}, {:.1}", lost as f64 * 100.0 / sent.max(1) as f64)
     };
     let (here, there) = ((&before.0, &after.0), (&before.1, &after.1));

@@ -135,26 +135,26 @@ impl Share {
 /// Without a bound, a flood of new clients takes the time in which the plane would empty the receive queue, and the kernel drops
 /// packets of established clients with the rest.
 #[derive(Debug)]
-pub(crate) struct Openings {
+pub(crate) struct NewClientLimit {
     tokens: u32,
     refilled_at: Instant,
 }
 
-impl Openings {
+impl NewClientLimit {
     /// New clients that one burst may have.
     const BURST: u32 = 1024;
 
-    pub(crate) fn new() -> Openings {
-        Openings { tokens: Openings::BURST, refilled_at: Instant::now() }
+    pub(crate) fn new() -> NewClientLimit {
+        NewClientLimit { tokens: NewClientLimit::BURST, refilled_at: Instant::now() }
     }
 
-    /// Returns whether one more client may be opened now. A token arrives each millisecond. Without a token, a client may be
+    /// Returns whether a socket for one more client may be opened now. A token arrives each millisecond. Without a token, a client may be
     /// opened only while the plane keeps up (`is_behind` is false).
     pub(crate) fn take(&mut self, now: Instant, is_behind: bool) -> bool {
         let passed = now.saturating_duration_since(self.refilled_at).as_millis() as u64;
         self.refilled_at += Duration::from_millis(passed);
         let refilled = u64::from(self.tokens).saturating_add(passed);
-        self.tokens = refilled.min(u64::from(Openings::BURST)) as u32;
+        self.tokens = refilled.min(u64::from(NewClientLimit::BURST)) as u32;
         let has_token = self.tokens > 0;
         self.tokens -= u32::from(has_token);
         has_token || !is_behind
@@ -167,29 +167,29 @@ mod tests {
 
     #[test]
     fn new_clients_are_bounded_while_a_plane_is_behind() {
-        let mut openings = Openings::new();
-        let begin = openings.refilled_at;
-        let count = |openings: &mut Openings, now, is_behind| {
-            (0..2000).filter(|_| openings.take(now, is_behind)).count()
+        let mut new_clients = NewClientLimit::new();
+        let begin = new_clients.refilled_at;
+        let count = |new_clients: &mut NewClientLimit, now, is_behind| {
+            (0..2000).filter(|_| new_clients.take(now, is_behind)).count()
         };
-        assert_eq!(count(&mut openings, begin, true), 1024, "a burst");
+        assert_eq!(count(&mut new_clients, begin, true), 1024, "a burst");
         assert_eq!(
-            count(&mut openings, begin + Duration::from_micros(9_900), true),
+            count(&mut new_clients, begin + Duration::from_micros(9_900), true),
             9,
             "one each millisecond"
         );
         assert_eq!(
-            count(&mut openings, begin + Duration::from_millis(10), true),
+            count(&mut new_clients, begin + Duration::from_millis(10), true),
             1,
             "no part of one is lost"
         );
         assert_eq!(
-            count(&mut openings, begin + Duration::from_millis(10), false),
+            count(&mut new_clients, begin + Duration::from_millis(10), false),
             2000,
             "the plane keeps up"
         );
         assert_eq!(
-            count(&mut openings, begin + Duration::from_secs(3600), true),
+            count(&mut new_clients, begin + Duration::from_secs(3600), true),
             1024,
             "no more than a burst"
         );
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_are_there_already_count() {
+    fn existing_clients_count_against_the_limit() {
         let pool = Arc::new(Pool::new(4, 1));
         let mut share = Share::new(pool);
         (0..6).for_each(|_| share.take_anyway());

@@ -13,11 +13,11 @@ pub const CONTROL: ControlFilter =
 /// How the control packets of a session reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reception {
-    /// At port 3784, separate from the data.
+    /// Control packets use port 3784, separate from the data.
     Port,
-    /// At the port of the data. The kernel separates them by the filter [`CONTROL`] into a socket that only the session reads.
+    /// Control packets use the port of the data. The kernel separates them by the filter [`CONTROL`] into a socket of the session.
     Filter,
-    /// At the port of the data. Planes separate them: control packets wait behind data in the receive queue, and are dropped with data.
+    /// Control packets use the port of the data. Planes separate them, so they wait behind data in the queue and are dropped with data.
     Planes,
 }
 
@@ -64,7 +64,7 @@ impl Link {
         let spread = self.spread_over(planes);
         if self.has_filter() {
             match UdpGroup::open_with_control(self.listen, planes, &spread, &CONTROL) {
-                // `Watched::reception` reports that the session has no filter.
+                // `SessionReport::reception` reports that the session has no filter.
                 Err(UdpGroupError::NoControl { .. }) => {}
                 opened => return opened,
             }

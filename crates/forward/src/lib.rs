@@ -28,11 +28,11 @@ pub use counters::{Drop, PlaneCounts};
 pub use error::ForwardError;
 #[doc(hidden)]
 pub use handover::fuzzing;
-pub use handover::{Door, Handed, HandoverError, Predecessor, TakenOver};
+pub use handover::{HandoverError, Predecessor, TakenOver, TakeoverOutcome, TakeoverSocket};
 pub use in_band::{CONTROL, Reception};
 pub use peer::{InBand, Peer};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;
 pub use settings::{Forward, Link};
-pub use watch::Watched;
+pub use watch::SessionReport;

@@ -29,8 +29,8 @@ fn refuse_where(
         let mut seen = HashSet::new();
         for hop in hops.iter().filter(|hop| seen.insert(**hop)) {
             for (number, listen) in listens.iter().enumerate() {
-                let hears = hears(*listen, *hop, is_local);
-                if hears.map_err(|source| ForwardError::Call { call: "ask for a route", source })? {
+                let reaches = reaches(*listen, *hop, is_local);
+                if reaches.map_err(|source| ForwardError::Call { call: "ask for a route", source })? {
                     reached.push((number, *hop));
                 }
             }
@@ -83,12 +83,12 @@ impl Endpoints {
         is_local: &mut impl FnMut(IpAddr) -> io::Result<bool>,
     ) -> bool {
         self.hops.contains(&(source.ip().to_canonical(), source.port()))
-            || self.listens.iter().any(|listen| hears(*listen, source, is_local).unwrap_or(true))
+            || self.listens.iter().any(|listen| reaches(*listen, source, is_local).unwrap_or(true))
     }
 }
 
 /// Returns whether packets to `hop` reach a socket that listens at `listen`.
-fn hears(
+fn reaches(
     listen: SocketAddr,
     hop: SocketAddr,
     is_local: &mut impl FnMut(IpAddr) -> io::Result<bool>,

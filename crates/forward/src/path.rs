@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::datagram::Datagram;
 use fourtuple_syscalls::neighbour::HOPS;
 
-use crate::clients::{Openings, Share};
+use crate::clients::{NewClientLimit, Share};
 use crate::counters::{Counters, Drop};
 use crate::replies::Replies;
 use crate::route::View;
 use crate::target::{Target, TargetKey, Targets};
-use crate::watch::Watch;
+use crate::watch::SessionView;
 
 /// The routes, targets and counters of one link in one plane.
 pub(crate) struct Path {
     pub(crate) view: View,
     pub(crate) targets: Targets,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) watch: Option<Watch>,
+    pub(crate) watch: Option<SessionView>,
     /// Ticks since the start. A tick is one second.
     pub(crate) tick: u64,
     pub(crate) replies: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Path {
     pub(crate) work: Duration,
     /// Whether the last receive call filled the whole batch: more packets may wait in the receive queue.
     pub(crate) is_behind: bool,
-    openings: Openings,
+    new_clients: NewClientLimit,
     /// Ticks without a packet after which a client is closed.
     pub(crate) idle: u64,
     /// The epoll that waits for replies; `None` while no plane owns the path.
@@ -43,7 +43,7 @@ impl Path {
     pub(crate) fn new(
         view: View,
         counters: Arc<Counters>,
-        watch: Option<Watch>,
+        watch: Option<SessionView>,
         link: &crate::Link,
         share: Option<Share>,
         segments: bool,
@@ -60,7 +60,7 @@ impl Path {
             segments,
             work,
             is_behind: false,
-            openings: Openings::new(),
+            new_clients: NewClientLimit::new(),
             idle: link.idle.as_secs().max(1),
             waits: None,
             compared: None,
@@ -73,7 +73,7 @@ impl Path {
         let segment = datagram.segment.map_or(datagram.bytes.len(), usize::from).max(1);
         let packets = datagram.bytes.len().div_ceil(segment).max(1);
         self.view.refresh();
-        if datagram.hops == Some(HOPS) && self.watch.as_ref().is_some_and(Watch::hands_over) {
+        if datagram.hops == Some(HOPS) && self.watch.as_ref().is_some_and(SessionView::searches_data) {
             return self.take_apart(index, datagram, segment);
         }
         self.counters.received(packets, datagram.bytes.len());
@@ -102,7 +102,7 @@ impl Path {
                 let Some(target) = self.targets.touch(target) else { return };
                 match datagram.segment {
                     Some(segment) if packets > 1 && target.segments => {
-                        target.push_cut(index, 0..datagram.bytes.len(), segment);
+                        target.push_segmented(index, 0..datagram.bytes.len(), segment);
                     }
                     _ if packets > 1 => {
                         for start in (0..datagram.bytes.len()).step_by(segment) {
@@ -124,7 +124,7 @@ impl Path {
         for start in (0..length.max(1)).step_by(segment) {
             let range = start..length.min(start + segment);
             let payload = &datagram.bytes[range.clone()];
-            if self.watch.as_ref().is_some_and(|watch| watch.takes(payload, datagram)) {
+            if self.watch.as_ref().is_some_and(|watch| watch.takes_control(payload, datagram)) {
                 continue;
             }
             self.counters.received(1, payload.len());
@@ -176,7 +176,7 @@ impl Path {
         if key.0.is_some_and(|client| self.view.endpoints().include(client)) {
             return Err(Drop::Circulating);
         }
-        if self.replies && !self.openings.take(Instant::now(), self.is_behind) {
+        if self.replies && !self.new_clients.take(Instant::now(), self.is_behind) {
             return Err(Drop::NoClient);
         }
         let opened = self.targets.open(key, self.segments, self.tick);

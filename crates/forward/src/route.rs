@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_sees_the_exchange() {
+    fn a_view_sees_the_replaced_table() {
         let shared = Arc::new(Shared::new(Routes::to(hop(1))));
         let mut view = View::new(Arc::clone(&shared));
         assert_eq!(view.routes().find(b"", None), Some(hop(1)));

@@ -20,7 +20,7 @@ use crate::path::Path;
 use crate::route::{Routes, Shared, Table, View};
 use crate::settings::{Forward, Link};
 use crate::taken;
-use crate::watch::{Sessions, Watch, Watched};
+use crate::watch::{SessionReport, SessionView, Sessions};
 use crate::worker::{DRAIN, END, Port, Request, RequestQueue, Worker};
 
 /// A running forwarder. A drop ends all planes at once and loses the packets in the receive queues; [`Running::drain`] loses none.
@@ -39,11 +39,11 @@ pub struct Running {
 pub(crate) struct Open {
     pub(crate) group: UdpGroup,
     routes: Arc<Shared>,
-    pub(crate) watch: Option<Watch>,
+    pub(crate) watch: Option<SessionView>,
 }
 
 impl Open {
-    pub(crate) fn new(group: UdpGroup, link: &Link, watch: Option<Watch>) -> Open {
+    pub(crate) fn new(group: UdpGroup, link: &Link, watch: Option<SessionView>) -> Open {
         Open { group, routes: Arc::new(Shared::new(link.routes.clone())), watch }
     }
 }
@@ -94,7 +94,7 @@ impl Forward {
         let peers = self.links.iter().zip(&groups).filter_map(|(link, group)| Some((link.bfd?, group)));
         let sessions = Sessions::start(peers)?;
         let open = |(group, link): (UdpGroup, &Link)| {
-            let watch = Watch::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
+            let watch = SessionView::new(&sessions, link.bfd.as_ref(), group.address(), &link.routes);
             Open::new(group, link, watch)
         };
         let links = groups.into_iter().zip(&self.links).map(open).collect();
@@ -120,7 +120,7 @@ impl Forward {
         if self.links.is_empty() || self.planes == 0 {
             return Err(ForwardError::Nothing { links: self.links.len(), planes: self.planes });
         }
-        self.kind.try_out()
+        self.kind.probe()
     }
 }
 
@@ -167,10 +167,10 @@ impl Running {
             self.lacks_gro.fetch_or(answer == Answer::Absent, Ordering::Relaxed);
         }
         if settings.needs_destination() {
-            tell_destination(listener.as_fd())?;
+            enable_packet_info(listener.as_fd())?;
         }
-        if open.watch.as_ref().is_some_and(Watch::hands_over) {
-            option::set_hops_told(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
+        if open.watch.as_ref().is_some_and(SessionView::searches_data) {
+            option::set_receive_hops(listener.as_fd(), true).map_err(failed("setsockopt(IP_RECVTTL)"))?;
         }
         if let Some(bytes) = self.forward.receive_buffer {
             option::set_receive_buffer(listener.as_fd(), bytes).map_err(failed("setsockopt(SO_RCVBUF)"))?;
@@ -242,13 +242,13 @@ impl Running {
     }
 
     /// Returns the state of the BFD sessions: one for each peer, in the order of the links.
-    pub fn bfd(&self) -> Vec<Watched> {
+    pub fn bfd(&self) -> Vec<SessionReport> {
         self.sessions.read()
     }
 
     /// Ends the BFD sessions with AdminDown while planes still forward, so that peers choose another route before the link goes down.
     /// Returns when each peer has answered or its detection time has passed.
-    pub fn end_bfd(&mut self) -> Vec<Watched> {
+    pub fn end_bfd(&mut self) -> Vec<SessionReport> {
         self.sessions.drain()
     }
 
@@ -267,7 +267,7 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// The same as [`Running::set_routes`].
+    /// The same errors as [`Running::set_routes`].
     pub fn set_all_routes(&self, routes: Vec<Routes>) -> Result<(), ForwardError> {
         self.set_some_routes(routes.into_iter().enumerate().collect())
     }
@@ -283,7 +283,7 @@ impl Running {
         for (open, _) in self.links.iter().zip(&routes).filter(|(_, routes)| routes.are_by_destination()) {
             for member in 0..open.group.len() {
                 let listener = open.group.member(member).map_err(failed("dup()"))?;
-                tell_destination(listener.as_fd())?;
+                enable_packet_info(listener.as_fd())?;
             }
         }
         self.exchange(routes);
@@ -382,13 +382,13 @@ impl Running {
         Ok((0..self.links.len()).map(|link| self.counts(link)).collect())
     }
 
-    /// Ends all planes at once and returns their sockets, which another process or [`Running::go_on`] can continue to use.
+    /// Ends all planes at once and returns their sockets, which another process or [`Running::resume`] can continue to use.
     pub(crate) fn end_planes(&mut self) -> Result<Vec<EndedPlane>, ForwardError> {
         self.end(END)
     }
 
     /// Restarts planes that [`Running::end_planes`] has ended.
-    pub(crate) fn go_on(&mut self, ended: Vec<EndedPlane>) -> Result<(), ForwardError> {
+    pub(crate) fn resume(&mut self, ended: Vec<EndedPlane>) -> Result<(), ForwardError> {
         for EndedPlane { plane, seats, ports } in ended {
             self.start_plane(Some(plane), ports, seats)?;
         }
@@ -414,7 +414,7 @@ impl Running {
 
 /// Makes the kernel report the destination address of each packet that the socket receives. The option belongs to the open
 /// socket, so that it holds for every duplicate of the descriptor too.
-fn tell_destination(listener: BorrowedFd<'_>) -> Result<(), ForwardError> {
+fn enable_packet_info(listener: BorrowedFd<'_>) -> Result<(), ForwardError> {
     option::set_packet_info(listener, true).map_err(failed("setsockopt(IP_PKTINFO)"))
 }
 

@@ -17,7 +17,7 @@ pub(crate) type TargetKey = (Option<SocketAddr>, SocketAddr, Option<IpAddr>);
 
 /// Ticks for which packets are sent singly after the kernel has refused to segment a message. After that the cause may have gone
 /// (a raised MTU); if not, the retry costs one failed call.
-const UNCUT: u64 = 5;
+const RETRY_SEGMENTATION: u64 = 5;
 
 /// Ticks after which a client is closed that has sent one packet and received no reply.
 const NEW: u64 = 2;
@@ -51,7 +51,7 @@ pub(crate) struct Target {
     /// Packets to send at the end of this turn.
     pub(crate) outgoing: Outgoing,
     run: Option<Run>,
-    /// Whether messages are sent with UDP_SEGMENT. False for [`UNCUT`] ticks after the kernel has refused.
+    /// Whether messages are sent with UDP_SEGMENT. False for [`RETRY_SEGMENTATION`] ticks after the kernel has refused.
     pub(crate) segments: bool,
     /// The tick at which UDP_SEGMENT is tried again.
     again_at: Option<u64>,
@@ -112,10 +112,10 @@ impl Target {
         self.standing == Standing::New
     }
 
-    /// Stops the use of UDP_SEGMENT for [`UNCUT`] ticks, after the kernel has refused.
-    pub(crate) fn leave_uncut(&mut self, tick: u64) {
+    /// Stops the use of UDP_SEGMENT for [`RETRY_SEGMENTATION`] ticks, after the kernel has refused.
+    pub(crate) fn disable_segmentation(&mut self, tick: u64) {
         self.segments = false;
-        self.again_at = Some(tick + UNCUT);
+        self.again_at = Some(tick + RETRY_SEGMENTATION);
     }
 
     /// Appends one datagram to the output, as part of the last message if possible.
@@ -127,7 +127,7 @@ impl Target {
             && run.bytes + length < LONGEST - 20
         {
             self.outgoing.part(message, range);
-            self.outgoing.cut_last(run.segment as u16);
+            self.outgoing.set_segment_last(run.segment as u16);
             run.bytes += length;
             run.datagrams += 1;
             if length < run.segment {
@@ -142,7 +142,7 @@ impl Target {
     }
 
     /// Appends a message of several datagrams, which UDP_GRO has coalesced and UDP_SEGMENT will split.
-    pub(crate) fn push_cut(&mut self, message: usize, range: Range<usize>, segment: u16) {
+    pub(crate) fn push_segmented(&mut self, message: usize, range: Range<usize>, segment: u16) {
         self.outgoing.message(None, Some(segment));
         self.outgoing.part(message, range);
         self.run = None;
@@ -339,7 +339,7 @@ impl Targets {
     }
 
     /// Enables UDP_SEGMENT again for targets whose time without it is over.
-    pub(crate) fn cut_again(&mut self, tick: u64) {
+    pub(crate) fn reenable_segmentation(&mut self, tick: u64) {
         for target in self.slots.iter_mut().flatten() {
             if target.again_at.take_if(|again_at| *again_at <= tick).is_some() {
                 target.segments = true;

@@ -14,7 +14,7 @@ use crate::route::Routes;
 
 /// The state and counters of one BFD session.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct SessionReport {
     /// The address of the peer.
     pub peer: IpAddr,
     /// The device that the session is bound to.
@@ -32,11 +32,11 @@ pub struct Watched {
     pub overflowed_at_port: u64,
 }
 
-impl Watched {
+impl SessionReport {
     /// Adds the counters of the port, if this session reports them.
-    fn with_port(self, port: Option<&Port>) -> Watched {
+    fn with_port(self, port: Option<&Port>) -> SessionReport {
         let Some(port) = port else { return self };
-        Watched { discarded_by_port: port.discards(), overflowed_at_port: port.overflowed(), ..self }
+        SessionReport { discarded_by_port: port.discards(), overflowed_at_port: port.overflowed(), ..self }
     }
 }
 
@@ -95,12 +95,12 @@ impl Sessions {
         self.0.iter().find(|session| session.peer.is_at(peer, session.at, at))
     }
 
-    pub(crate) fn read(&self) -> Vec<Watched> {
+    pub(crate) fn read(&self) -> Vec<SessionReport> {
         self.0.iter().map(|session| session.watched(session.link.state().report())).collect()
     }
 
     /// Sends AdminDown in all sessions at the same time, and ends each session after its peer has acknowledged or timed out.
-    pub(crate) fn drain(&mut self) -> Vec<Watched> {
+    pub(crate) fn drain(&mut self) -> Vec<SessionReport> {
         let before = self.read();
         self.0.iter().for_each(|session| session.link.set_admin_down(true));
         let ports: Vec<_> = self.0.iter().map(|session| session.port.clone()).collect();
@@ -128,7 +128,7 @@ impl Sessions {
                 overflowed,
                 ..before.report.clone()
             };
-            Watched { report, ..before }.with_port(port.as_deref())
+            SessionReport { report, ..before }.with_port(port.as_deref())
         });
         ended.collect()
     }
@@ -140,8 +140,8 @@ impl Session {
         SocketAddr::new(self.peer.address, self.peer.in_band.map_or(PORT, |in_band| in_band.port))
     }
 
-    fn watched(&self, report: LinkReport) -> Watched {
-        let watched = Watched {
+    fn watched(&self, report: LinkReport) -> SessionReport {
+        let watched = SessionReport {
             peer: self.peer.address,
             device: self.peer.device,
             port: self.goes_to().port(),
@@ -156,7 +156,7 @@ impl Session {
 
 /// The part of a session that planes read: its state, and its inbox for control packets among the data.
 #[derive(Clone, Debug)]
-pub(crate) struct Watch {
+pub(crate) struct SessionView {
     peer: IpAddr,
     state: LinkState,
     /// True when no next hop has the address of the peer: the peer is then a router on the way to all next hops.
@@ -165,16 +165,16 @@ pub(crate) struct Watch {
     inbox: Option<Inbox>,
 }
 
-impl Watch {
+impl SessionView {
     pub(crate) fn new(
         sessions: &Sessions,
         peer: Option<&Peer>,
         at: SocketAddr,
         routes: &Routes,
-    ) -> Option<Watch> {
+    ) -> Option<SessionView> {
         let peer = peer?;
         let session = sessions.find(peer, at)?;
-        let watch = Watch {
+        let watch = SessionView {
             peer: peer.address,
             state: session.link.state(),
             is_for_all: Arc::new(AtomicBool::new(false)),
@@ -191,12 +191,12 @@ impl Watch {
     }
 
     /// Returns whether planes search for control packets among the data. They need the TTL of each packet for this.
-    pub(crate) fn hands_over(&self) -> bool {
+    pub(crate) fn searches_data(&self) -> bool {
         self.inbox.is_some()
     }
 
     /// Passes a control packet to the session. Returns false when the packet is data.
-    pub(crate) fn takes(&self, payload: &[u8], datagram: &Datagram<'_>) -> bool {
+    pub(crate) fn takes_control(&self, payload: &[u8], datagram: &Datagram<'_>) -> bool {
         let (Some(inbox), Some(from)) = (&self.inbox, datagram.from()) else { return false };
         let is_control = in_band::CONTROL.finds(payload, datagram.hops, from.port());
         if is_control {

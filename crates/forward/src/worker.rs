@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_secs(1);
 const LAST_LOOKS: usize = 2;
 
 /// A command to a plane: continue.
-pub(crate) const GO_ON: u8 = 0;
+pub(crate) const CONTINUE: u8 = 0;
 /// A command to a plane: forward the packets in the receive queues, then end.
 pub(crate) const DRAIN: u8 = 1;
 /// A command to a plane: end now. Packets in the receive queues stay there for the next owner of the socket.
@@ -65,19 +65,19 @@ impl std::fmt::Debug for RequestQueue {
 
 impl RequestQueue {
     pub(crate) fn new() -> io::Result<RequestQueue> {
-        Ok(RequestQueue { command: AtomicU8::new(GO_ON), queue: Mutex::default(), waker: EventFd::new()? })
+        Ok(RequestQueue { command: AtomicU8::new(CONTINUE), queue: Mutex::default(), waker: EventFd::new()? })
     }
 
     /// Sets the command and wakes the plane.
     pub(crate) fn command_to(&self, what: u8) {
         self.command.store(what, Ordering::Release);
-        self.waker.ring();
+        self.waker.signal();
     }
 
     /// Queues a request and wakes the plane.
     pub(crate) fn request(&self, request: Request) {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(request);
-        self.waker.ring();
+        self.waker.signal();
     }
 
     fn command(&self) -> u8 {
@@ -118,17 +118,17 @@ impl Worker {
         self.take(&epoll, ports)?;
         let mut room = [Ready::NONE; 64];
         let mut ticked = Instant::now();
-        while self.requests.command() == GO_ON {
+        while self.requests.command() == CONTINUE {
             let mut has_requests = false;
             for ready in epoll.wait(&mut room, Some(TICK))? {
                 if ready.token() == STOP {
-                    has_requests = self.requests.waker.silence();
+                    has_requests = self.requests.waker.clear();
                 } else {
                     self.serve(ready.token())?;
                 }
             }
             if has_requests {
-                self.obey(&epoll)?;
+                self.handle_requests(&epoll)?;
             }
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
@@ -136,7 +136,7 @@ impl Worker {
             }
         }
         // A request that was queued before the command to end may carry ports, which must not be closed.
-        self.obey(&epoll)?;
+        self.handle_requests(&epoll)?;
         if self.requests.command() == DRAIN {
             self.drain()?;
         }
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, epoll: &Arc<Epoll>) -> io::Result<()> {
+    fn handle_requests(&mut self, epoll: &Arc<Epoll>) -> io::Result<()> {
         for request in self.requests.take_all() {
             match request {
                 Request::Take(ports) => self.take(epoll, ports)?,
@@ -257,7 +257,7 @@ impl Port {
     fn tick(&mut self) {
         self.path.tick += 1;
         self.path.forget_idle();
-        self.path.targets.cut_again(self.path.tick);
+        self.path.targets.reenable_segmentation(self.path.tick);
         if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
             self.path.counters.overflowed(dropped.wrapping_sub(self.overflowed));
             self.overflowed = dropped;

@@ -48,14 +48,14 @@ fn wait_for(state: &LinkState, expected: State) {
     wait_until(&format!("{expected}"), || state.state() == expected);
 }
 
-/// Two addresses of this host, for each IP version.
+/// Returns two addresses of this host, for each IP version.
 fn pairs() -> [(&'static str, &'static str); 2] {
     netns::add_loopback_address("fd00::2".parse::<Ipv6Addr>().unwrap()).expect("an address");
     [("127.0.0.1", "127.0.0.2"), ("::1", "fd00::2")]
 }
 
 #[test]
-fn a_drained_link_takes_the_other_down() {
+fn a_drained_link_takes_the_peer_down() {
     in_namespace(|| {
         for (here, there) in pairs() {
             let one = Link::start(&settings(here, there)).unwrap();
@@ -100,7 +100,7 @@ fn a_dropped_link_sends_admin_down() {
 }
 
 #[test]
-fn admin_down_holds_and_timers_change_while_up() {
+fn admin_down_and_timers_apply_while_up() {
     in_namespace(|| {
         let one = Link::start(&settings("127.0.0.1", "127.0.0.2")).unwrap();
         let other = Link::start(&settings("127.0.0.2", "127.0.0.1")).unwrap();
@@ -141,7 +141,7 @@ impl Peer {
         let sender = UdpSocket::bind((address, 0)).unwrap();
         option::set_hops(sender.as_fd(), 255).unwrap();
         let receiver = UdpSocket::bind((address, PORT)).unwrap();
-        option::set_hops_told(receiver.as_fd(), true).unwrap();
+        option::set_receive_hops(receiver.as_fd(), true).unwrap();
         Peer { sender, receiver, to: (ip(link), PORT).into() }
     }
 
@@ -264,13 +264,13 @@ fn planes_pass_in_band_packets_to_the_session() {
         let ends = Arc::new(AtomicBool::new(false));
         let planes = ["127.0.0.1:4000", "127.0.0.2:4000"].map(|address| {
             let data = UdpSocket::bind(address).unwrap();
-            option::set_hops_told(data.as_fd(), true).unwrap();
+            option::set_receive_hops(data.as_fd(), true).unwrap();
             data
         });
         let links = [("127.0.0.1", 1), ("127.0.0.2", 0)].map(|(local, peer)| {
             Link::start(&LinkSettings {
                 peer: planes[peer].local_addr().unwrap(),
-                receive: Receive::Handed,
+                receive: Receive::Inbox,
                 ..settings(local, "127.0.0.9")
             })
             .unwrap()

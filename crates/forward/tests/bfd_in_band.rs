@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use flood::Flood;
 use fourtuple::spread::{ControlFilter, FlowKey, Selector, UdpGroup};
 use fourtuple_forward::bfd::{self, Diagnostic, Discard, LinkSettings, Receive, State, Timers};
-use fourtuple_forward::{CONTROL, Drop, Forward, InBand, Link, Peer, PlaneKind, Reception, Running, Watched};
+use fourtuple_forward::{
+    CONTROL, Drop, Forward, InBand, Link, Peer, PlaneKind, Reception, Running, SessionReport,
+};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::{neighbour, option, socket};
 use fourtuple_testing::in_namespace;
@@ -58,7 +60,7 @@ fn start(link: Link, kind: PlaneKind, planes: usize) -> Running {
     Forward { kind, ..Forward::new(link, planes) }.start().unwrap()
 }
 
-fn session(running: &Running) -> Watched {
+fn session(running: &Running) -> SessionReport {
     let mut sessions = running.bfd();
     assert_eq!(sessions.len(), 1);
     sessions.remove(0)
@@ -105,9 +107,11 @@ fn two_forwarders(test: &str, spread: Selector, planes: usize, expected: Recepti
             option::set_hops(far_sender.as_fd(), 254).unwrap();
             far_sender.send_to(&control, near).unwrap();
             assert_eq!(near_target.recv(&mut room).unwrap(), control.len());
-            let heard = |running: &Running| session(running).report.received;
-            let before = (heard(&one), heard(&other));
-            wait_until("more control", || heard(&one) > before.0 + 2 && heard(&other) > before.1 + 2);
+            let control_packets = |running: &Running| session(running).report.received;
+            let before = (control_packets(&one), control_packets(&other));
+            wait_until("more control", || {
+                control_packets(&one) > before.0 + 2 && control_packets(&other) > before.1 + 2
+            });
             let handed = session(&one).report.handed;
             assert_eq!(handed > 0, expected == Reception::Planes, "{kind}");
 
@@ -128,10 +132,10 @@ fn two_forwarders(test: &str, spread: Selector, planes: usize, expected: Recepti
 }
 
 #[test]
-fn a_filter_takes_control_out_of_the_data() {
+fn a_filter_separates_control_packets_from_data() {
     in_namespace(|| {
         let spread = Selector::Key(FlowKey::whole(0, 4));
-        two_forwarders("a_filter_takes_control_out_of_the_data", spread, 3, Reception::Filter);
+        two_forwarders("a_filter_separates_control_packets_from_data", spread, 3, Reception::Filter);
     });
 }
 
@@ -152,13 +156,13 @@ fn without_a_filter_planes_pass_control_packets() {
 
 /// The test acts as the peer, and sends control packets from the port of the peer's data.
 #[test]
-fn an_end_that_goes_silent_is_down_within_the_detection_time() {
+fn a_silent_end_is_down_within_the_detection_time() {
     in_namespace(|| {
-        let test = "an_end_that_goes_silent_is_down_within_the_detection_time";
+        let test = "a_silent_end_is_down_within_the_detection_time";
         let Some(wire) = Wire::open(test) else { return };
         let (near, far) = (SocketAddr::new(NEAR_V4, PORT), SocketAddr::new(FAR_V4, PORT));
         let peer = wire.far_away(|| socket_at(far));
-        option::set_hops_told(peer.as_fd(), true).unwrap();
+        option::set_receive_hops(peer.as_fd(), true).unwrap();
         let target = socket_at((NEAR_V4, 0));
         let timers = Timers::new(ms(100), ms(100), 3).unwrap();
         let to = target.local_addr().unwrap();
@@ -167,10 +171,10 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
         let mut batch = Batch::new(1, 100);
         assert!(socket::wait_readable(peer.as_fd(), Some(LONG)).unwrap(), "nothing came");
         batch.receive(peer.as_fd()).unwrap();
-        let heard = batch.get(0).unwrap();
-        assert_eq!((heard.from(), heard.hops), (Some(near), Some(255)));
-        assert!(CONTROL.finds(heard.bytes, heard.hops, near.port()));
-        let packet = fourtuple_forward::bfd::Packet::parse(heard.bytes).unwrap();
+        let control_packets = batch.get(0).unwrap();
+        assert_eq!((control_packets.from(), control_packets.hops), (Some(near), Some(255)));
+        assert!(CONTROL.finds(control_packets.bytes, control_packets.hops, near.port()));
+        let packet = fourtuple_forward::bfd::Packet::parse(control_packets.bytes).unwrap();
         // The peer sends one packet in state Init with an interval of 20 ms, and then nothing.
         let answer = fourtuple_forward::bfd::Packet {
             state: State::Init,
@@ -201,7 +205,7 @@ fn an_end_that_goes_silent_is_down_within_the_detection_time() {
 
 /// The settings turn the filter off, as in the comparison in docs/bfd.md.
 #[test]
-fn the_filter_can_be_left_out() {
+fn the_filter_is_optional() {
     in_namespace(|| {
         let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let target = socket_at(here);
@@ -221,7 +225,7 @@ fn the_filter_can_be_left_out() {
 
 /// The planes receive more data than they can read, while the queue of the control socket always has space.
 #[test]
-fn control_has_queue_space_when_data_has_none() {
+fn control_packets_have_queue_space_when_data_has_none() {
     in_namespace(|| {
         const CONTROLS: usize = 50;
         let filter: ControlFilter = CONTROL.to_string().parse().unwrap();
@@ -252,9 +256,9 @@ fn control_has_queue_space_when_data_has_none() {
 /// The flood passes through a forwarder and a wire, from the peer's own address and port. The test checks only results that
 /// hold on any machine; `examples/bfd_overload.rs` measures how long a session with short timers stays up.
 #[test]
-fn a_flood_from_the_peer_leaves_its_control_alone() {
+fn a_flood_from_the_peer_delays_no_control_packet() {
     in_namespace(|| {
-        let Some(wire) = Wire::open("a_flood_from_the_peer_leaves_its_control_alone") else { return };
+        let Some(wire) = Wire::open("a_flood_from_the_peer_delays_no_control_packet") else { return };
         let (near, far) = (SocketAddr::new(NEAR_V4, PORT), SocketAddr::new(FAR_V4, PORT));
         let link = link(near, far, SocketAddr::new(FAR_V4, 5000), Selector::Random, patient());
         let running = Forward { work: Duration::from_micros(20), ..Forward::new(link, 2) }.start().unwrap();
@@ -276,8 +280,8 @@ fn a_flood_from_the_peer_leaves_its_control_alone() {
             planes.iter().flat_map(|plane| &plane.dropped).any(|(reason, _)| *reason == Drop::Overflow)
         };
         wait_until("too much data", lost);
-        let heard = session(&running).report.received;
-        wait_until("control beside it", || session(&running).report.received > heard + 10);
+        let control_packets = session(&running).report.received;
+        wait_until("control beside it", || session(&running).report.received > control_packets + 10);
         assert!(flood.end() > 0);
         let report = session(&running).report;
         assert_eq!(report.overflowed, 0, "{report:?}");

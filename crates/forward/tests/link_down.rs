@@ -170,9 +170,9 @@ fn packets_go_around_a_link_that_is_down() {
 
 /// The neighbour's BFD process ends and no other route exists: packets are dropped and counted.
 #[test]
-fn packets_are_dropped_where_there_is_no_other_way() {
+fn packets_are_dropped_without_another_route() {
     in_namespace(|| {
-        let test = "packets_are_dropped_where_there_is_no_other_way";
+        let test = "packets_are_dropped_without_another_route";
         let Some(watched) = Neighbour::open(test, 1) else { return };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for kind in kinds(test) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fourtuple::spread::{FlowKey, Selector};
 use fourtuple_forward::bfd::{Diagnostic, State, Timers};
 use fourtuple_forward::{
-    Door, Forward, ForwardError, Handed, HandoverError, Link, Peer, PlaneKind, Predecessor, Reception,
-    Running, TakenOver,
+    Forward, ForwardError, HandoverError, Link, Peer, PlaneKind, Predecessor, Reception, Running, TakenOver,
+    TakeoverOutcome, TakeoverSocket,
 };
 use fourtuple_syscalls::message;
 use fourtuple_testing::in_namespace;
@@ -34,7 +34,7 @@ impl Room {
         Room(path)
     }
 
-    fn door(&self) -> PathBuf {
+    fn takeover_socket(&self) -> PathBuf {
         self.0.join("door")
     }
 }
@@ -46,12 +46,12 @@ impl Drop for Room {
 }
 
 /// Polls the takeover socket until a takeover completes or fails.
-fn hand_over(running: &mut Running, door: &mut Door) -> Handed {
+fn hand_over(running: &mut Running, takeover_socket: &mut TakeoverSocket) -> TakeoverOutcome {
     let begun = Instant::now();
     loop {
-        match running.hand_over(door).unwrap() {
-            Handed::Nothing => assert!(begun.elapsed() < LONG, "no process takes over"),
-            handed => return handed,
+        match running.hand_over(takeover_socket).unwrap() {
+            TakeoverOutcome::Nothing => assert!(begun.elapsed() < LONG, "no process takes over"),
+            outcome => return outcome,
         }
         thread::sleep(Duration::from_millis(1));
     }
@@ -60,17 +60,17 @@ fn hand_over(running: &mut Running, door: &mut Door) -> Handed {
 /// Starts a new forwarder that takes over from the old one, and drives the old one until it is done.
 fn replace(
     old: &mut Running,
-    door: &mut Door,
+    takeover_socket: &mut TakeoverSocket,
     new: &Forward,
     room: &Room,
 ) -> Result<TakenOver, ForwardError> {
     thread::scope(|scope| {
-        let path = room.door();
+        let path = room.takeover_socket();
         let new =
             scope.spawn(move || new.take_over(Predecessor::at(&path).unwrap().expect("a process listens")));
-        let handed = hand_over(old, door);
+        let outcome = hand_over(old, takeover_socket);
         let result = new.join().unwrap();
-        assert_eq!(matches!(handed, Handed::Done { .. }), result.is_ok(), "{handed:?}");
+        assert_eq!(matches!(outcome, TakeoverOutcome::Done { .. }), result.is_ok(), "{outcome:?}");
         result
     })
 }
@@ -92,36 +92,38 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
                 link.spread = Selector::Key(FlowKey::whole(0, 4));
                 link.replies = replies;
                 let forward = Forward { kind, ..Forward::new(link, 3) };
-                let (mut running, mut door) = (forward.start().unwrap(), Door::open(&room.door()).unwrap());
+                let (mut running, mut takeover_socket) =
+                    (forward.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
                 let to = running.address(0).unwrap();
                 let mut in_all = 0;
                 let sent = streams.run(to, || {
                     for restart in 0..restarts() {
                         // The new forwarder may also have fewer planes than the old one has sockets.
                         let new = Forward { planes: 1 + restart % 3, ..forward.clone() };
-                        let taken = replace(&mut running, &mut door, &new, &room).unwrap();
+                        let taken = replace(&mut running, &mut takeover_socket, &new, &room).unwrap();
                         assert_eq!(taken.running.at_work().len(), new.planes);
                         in_all += received(std::mem::replace(&mut running, taken.running));
-                        door = taken.door;
+                        takeover_socket = taken.takeover_socket;
                     }
                     running.check().unwrap();
                 });
                 assert_eq!(in_all + received(running), sent, "{kind}");
-                drop(door);
-                assert!(!room.door().exists());
+                drop(takeover_socket);
+                assert!(!room.takeover_socket().exists());
             }
         }
     });
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
+fn a_misfit_is_refused_and_the_old_process_continues() {
     in_namespace(|| {
         let room = Room::new("refused");
         let (client, target, other) = (socket(), socket(), socket());
         let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         let forward = Forward::new(link.clone(), 2);
-        let (mut running, mut door) = (forward.start().unwrap(), Door::open(&room.door()).unwrap());
+        let (mut running, mut takeover_socket) =
+            (forward.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
         let to = running.address(0).unwrap();
         let with = |link: Link| Forward { links: vec![link], ..forward.clone() };
         let elsewhere = other.local_addr().unwrap();
@@ -134,14 +136,15 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
             (with(Link::new(link.listen, to)), "itself"),
         ];
         for (new, why) in wrong {
-            let error = replace(&mut running, &mut door, &new, &room).unwrap_err();
+            let error = replace(&mut running, &mut takeover_socket, &new, &room).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
             client.send_to(b"x", to).unwrap();
             assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
         }
         // The link names the real address and another route: settings that do not belong to the sockets may differ.
         let new = with(Link::new(to, elsewhere));
-        let TakenOver { running: new, process, .. } = replace(&mut running, &mut door, &new, &room).unwrap();
+        let TakenOver { running: new, process, .. } =
+            replace(&mut running, &mut takeover_socket, &new, &room).unwrap();
         assert_eq!((new.address(0), process), (Some(to), std::process::id()));
         client.send_to(b"x", to).unwrap();
         assert_eq!(other.recv(&mut [0; 4]).unwrap(), 1);
@@ -151,7 +154,7 @@ fn what_does_not_fit_is_refused_and_the_old_one_goes_on() {
 /// The first message of the takeover protocol.
 const HELLO: &[u8] = b"fourtuple forward takes over, 1";
 
-fn hear(line: impl AsFd, until: &str) {
+fn read_messages(line: impl AsFd, until: &str) {
     loop {
         let line = line.as_fd();
         assert!(fourtuple_syscalls::socket::wait_readable(line, Some(LONG)).unwrap());
@@ -164,7 +167,7 @@ fn hear(line: impl AsFd, until: &str) {
 }
 
 #[test]
-fn a_successor_that_dies_leaves_the_old_one_running() {
+fn a_dead_successor_leaves_the_predecessor_running() {
     in_namespace(|| {
         for dies_when_ready in [false, true] {
             let room = Room::new("dies");
@@ -173,24 +176,27 @@ fn a_successor_that_dies_leaves_the_old_one_running() {
             link.spread = Selector::Key(FlowKey::whole(0, 4));
             link.replies = true;
             let mut running = Forward::new(link, 2).start().unwrap();
-            let mut door = Door::open(&room.door()).unwrap();
+            let mut takeover_socket = TakeoverSocket::open(&room.takeover_socket()).unwrap();
             let to = running.address(0).unwrap();
             let sent = streams.run(to, || {
                 for _ in 0..restarts() {
-                    let (handed, ()) = thread::scope(|scope| {
-                        let path = room.door();
+                    let (outcome, ()) = thread::scope(|scope| {
+                        let path = room.takeover_socket();
                         let dying = scope.spawn(move || {
                             let line = message::connect_to(&path).unwrap();
                             message::send(line.as_fd(), HELLO, None).unwrap();
-                            hear(&line, "that is all");
+                            read_messages(&line, "that is all");
                             if dies_when_ready {
                                 message::send(line.as_fd(), b"ready", None).unwrap();
-                                hear(&line, "that is all");
+                                read_messages(&line, "that is all");
                             }
                         });
-                        (hand_over(&mut running, &mut door), dying.join().unwrap())
+                        (hand_over(&mut running, &mut takeover_socket), dying.join().unwrap())
                     });
-                    assert!(matches!(handed, Handed::Failed(HandoverError::Gone { .. })), "{handed:?}");
+                    assert!(
+                        matches!(outcome, TakeoverOutcome::Failed(HandoverError::Gone { .. })),
+                        "{outcome:?}"
+                    );
                     assert_eq!(running.at_work(), [0, 1]);
                 }
             });
@@ -205,18 +211,21 @@ fn invalid_messages_are_no_takeover() {
         let room = Room::new("nonsense");
         let link = Link::new("127.0.0.1:0".parse().unwrap(), socket().local_addr().unwrap());
         let mut running = Forward::new(link, 1).start().unwrap();
-        let mut door = Door::open(&room.door()).unwrap();
-        assert!(matches!(running.hand_over(&mut door).unwrap(), Handed::Nothing));
+        let mut takeover_socket = TakeoverSocket::open(&room.takeover_socket()).unwrap();
+        assert!(matches!(running.hand_over(&mut takeover_socket).unwrap(), TakeoverOutcome::Nothing));
         for said in [&b"ready?"[..], b"fourtuple forward takes over, 2", b"\xff\0", &[b'x'; 60_000]] {
-            let line = message::connect_to(&room.door()).unwrap();
+            let line = message::connect_to(&room.takeover_socket()).unwrap();
             message::send(line.as_fd(), said, None).unwrap();
-            let handed = hand_over(&mut running, &mut door);
-            assert!(matches!(handed, Handed::Failed(HandoverError::Unexpected { .. })), "{handed:?}");
-            hear(&line, "no\n");
+            let outcome = hand_over(&mut running, &mut takeover_socket);
+            assert!(
+                matches!(outcome, TakeoverOutcome::Failed(HandoverError::Unexpected { .. })),
+                "{outcome:?}"
+            );
+            read_messages(&line, "no\n");
         }
-        drop(message::connect_to(&room.door()).unwrap());
-        let handed = hand_over(&mut running, &mut door);
-        assert!(matches!(handed, Handed::Failed(HandoverError::Gone { .. })), "{handed:?}");
+        drop(message::connect_to(&room.takeover_socket()).unwrap());
+        let outcome = hand_over(&mut running, &mut takeover_socket);
+        assert!(matches!(outcome, TakeoverOutcome::Failed(HandoverError::Gone { .. })), "{outcome:?}");
         running.check().unwrap();
     });
 }
@@ -236,10 +245,10 @@ fn up(running: &Running) -> bool {
 
 /// Waits until both sessions have received further control packets.
 #[track_caller]
-fn hear_each_other(one: &Running, other: &Running) {
-    let heard = |running: &Running| running.bfd()[0].report.received;
-    let before = (heard(one), heard(other));
-    until(|| heard(one) >= before.0 + 2 && heard(other) >= before.1 + 2);
+fn wait_for_control_packets(one: &Running, other: &Running) {
+    let control_packets = |running: &Running| running.bfd()[0].report.received;
+    let before = (control_packets(one), control_packets(other));
+    until(|| control_packets(one) >= before.0 + 2 && control_packets(other) >= before.1 + 2);
 }
 
 #[test]
@@ -257,13 +266,14 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         };
         let one = start([127, 0, 0, 1], target);
         let other = start([127, 0, 0, 2], ([127, 0, 0, 1], 4000).into()).start().unwrap();
-        let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
+        let (mut running, mut takeover_socket) =
+            (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
         until(|| up(&running) && up(&other));
         let before = other.bfd()[0].report.clone();
         for _ in 0..restarts() {
-            let taken = replace(&mut running, &mut door, &one, &room).unwrap();
-            (running, door) = (taken.running, taken.door);
-            hear_each_other(&running, &other);
+            let taken = replace(&mut running, &mut takeover_socket, &one, &room).unwrap();
+            (running, takeover_socket) = (taken.running, taken.takeover_socket);
+            wait_for_control_packets(&running, &other);
         }
         let (here, there) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());
         assert_eq!((there.state, there.transitions), (State::Up, before.transitions));
@@ -272,7 +282,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         // A successor without a session for this peer ends the session with AdminDown, long before 200 packets are missing.
         let mut without = one.clone();
         without.links[0].bfd = None;
-        let taken = replace(&mut running, &mut door, &without, &room).unwrap();
+        let taken = replace(&mut running, &mut takeover_socket, &without, &room).unwrap();
         until(|| !up(&other));
         let there = other.bfd()[0].report.clone();
         assert_eq!((there.state, there.diagnostic), (State::Down, Diagnostic::NeighborSignaledDown));
@@ -302,17 +312,18 @@ fn an_in_band_session_survives_a_takeover() {
             };
             let one = start(here, there, streams.target());
             let other = start(there, here, socket().local_addr().unwrap()).start().unwrap();
-            let (mut running, mut door) = (one.start().unwrap(), Door::open(&room.door()).unwrap());
+            let (mut running, mut takeover_socket) =
+                (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
             until(|| up(&running) && up(&other));
             let before = other.bfd()[0].report.clone();
             let mut in_all = 0;
             let sent = streams.run(here, || {
                 for _ in 0..restarts() {
-                    let taken = replace(&mut running, &mut door, &one, &room).unwrap();
+                    let taken = replace(&mut running, &mut takeover_socket, &one, &room).unwrap();
                     in_all += received(std::mem::replace(&mut running, taken.running));
-                    door = taken.door;
+                    takeover_socket = taken.takeover_socket;
                     assert_eq!(running.bfd()[0].reception, reception, "{spread}");
-                    hear_each_other(&running, &other);
+                    wait_for_control_packets(&running, &other);
                 }
             });
             let (mine, theirs) = (running.bfd()[0].report.clone(), other.bfd()[0].report.clone());
@@ -335,8 +346,9 @@ fn in_band_sessions_neither_begin_nor_end_with_a_successor() {
         let without = Link { spread: Selector::Random, ..without };
         for (first, second, why) in [(&without, &with, "cannot begin"), (&with, &without, "have to go on")] {
             let (first, second) = (Forward::new(first.clone(), 1), Forward::new(second.clone(), 1));
-            let (mut running, mut door) = (first.start().unwrap(), Door::open(&room.door()).unwrap());
-            let error = replace(&mut running, &mut door, &second, &room).unwrap_err();
+            let (mut running, mut takeover_socket) =
+                (first.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
+            let error = replace(&mut running, &mut takeover_socket, &second, &room).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
             client.send_to(b"x", running.address(0).unwrap()).unwrap();
             assert_eq!(target.recv(&mut [0; 64]).unwrap(), 1);

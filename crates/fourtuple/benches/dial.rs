@@ -2,9 +2,9 @@
 //!
 //! `cargo bench -p fourtuple --bench dial`; `-- overhead` for the comparison alone, without criterion.
 //!
-//! A dial is timed from socket() to getsockname(), and with what telling the dialer of its end costs, where it keeps a
-//! book; accepting and closing are not. Connections are closed with RST by both sides of every comparison, so that
-//! TIME_WAIT does not use the ports up, which is not how applications close.
+//! The time of a dial covers the calls from socket() to getsockname(), and [`Dialer::release`] if the dialer keeps a ledger. It
+//! excludes accept() and close(). Both sides of a comparison close with RST, unlike applications, so that the ports do not run
+//! out in TIME_WAIT.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -20,29 +20,29 @@ use fourtuple_measure::median_interval;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option};
 
-/// Connections that are held before they are closed and accepted, outside of the time.
+/// Number of connections that stay open until they are accepted and closed outside of the measured time.
 const HELD: usize = 50;
-/// Blocks of A B B A and B A A B by turns, four times `HELD` dials each.
+/// Number of blocks of four rounds of `HELD` dials, in the order A B B A or B A A B.
 const BLOCKS: usize = 1000;
 
 type Dialed = (OwnedFd, SocketAddr);
 
 /// One side of a comparison.
-struct Arm {
+struct ComparedSide {
     name: &'static str,
     dial: Box<dyn FnMut() -> Dialed>,
-    /// Tells the dialer that a connection is over.
+    /// Reports the end of a connection to the dialer.
     release: Option<Box<dyn Fn(SocketAddr)>>,
 }
 
-/// The same dial, through the dialer and by hand.
+/// The same dial with the dialer and with bare calls.
 struct Pair {
     name: &'static str,
-    dialer: Arm,
-    bare: Arm,
+    dialer: ComparedSide,
+    bare: ComparedSide,
 }
 
-/// The listening side, and room for the connections of one round.
+/// The listener, and the connections of one round.
 struct Server {
     listener: OwnedFd,
     held: Vec<Dialed>,
@@ -57,13 +57,13 @@ impl Server {
         Ok((Server { listener, held: Vec::with_capacity(HELD) }, address))
     }
 
-    /// The time that `dials` dials take, at most `HELD` of them.
-    fn time(&mut self, arm: &mut Arm, dials: usize) -> Duration {
+    /// Returns the time of `dials` dials, at most `HELD`.
+    fn time(&mut self, side_under_test: &mut ComparedSide, dials: usize) -> Duration {
         let begun = Instant::now();
         for _ in 0..dials {
-            self.held.push((arm.dial)());
+            self.held.push((side_under_test.dial)());
         }
-        if let Some(release) = &arm.release {
+        if let Some(release) = &side_under_test.release {
             for (_, source) in &self.held {
                 release(*source);
             }
@@ -77,13 +77,13 @@ impl Server {
         elapsed
     }
 
-    fn time_many(&mut self, arm: &mut Arm, dials: u64) -> Duration {
-        let full = (0..dials / HELD as u64).map(|_| self.time(arm, HELD)).sum::<Duration>();
-        full + self.time(arm, (dials % HELD as u64) as usize)
+    fn time_many(&mut self, side_under_test: &mut ComparedSide, dials: u64) -> Duration {
+        let full = (0..dials / HELD as u64).map(|_| self.time(side_under_test, HELD)).sum::<Duration>();
+        full + self.time(side_under_test, (dials % HELD as u64) as usize)
     }
 }
 
-fn through(builder: fourtuple::dial::DialerBuilder) -> Arm {
+fn through(builder: fourtuple::dial::DialerBuilder) -> ComparedSide {
     let dialer: &'static Dialer = Box::leak(Box::new(builder.build().expect("a dialer")));
     let dial = || {
         let (stream, report) = dialer.dial().expect("a connection");
@@ -92,16 +92,16 @@ fn through(builder: fourtuple::dial::DialerBuilder) -> Arm {
     };
     let release = |source| dialer.release(source);
     let keeps_book = dialer.choice().steered;
-    Arm { name: "dialer", dial: Box::new(dial), release: keeps_book.then_some(Box::new(release)) }
+    ComparedSide { name: "dialer", dial: Box::new(dial), release: keeps_book.then_some(Box::new(release)) }
 }
 
-/// The calls that a dialer makes, in its order.
+/// Returns a side that makes the same calls as a dialer, in the same order.
 fn by_hand(
     destination: SocketAddr,
     sources: SourcePool,
     timeout: Option<Duration>,
     mut window: impl FnMut() -> Option<PortRange> + 'static,
-) -> Arm {
+) -> ComparedSide {
     let mut turn = 0;
     let mut dial = move || {
         let socket = socket::open(Transport::Tcp, destination, timeout.is_some())?;
@@ -123,15 +123,15 @@ fn by_hand(
         let local = socket::local_address(socket.as_fd())?;
         io::Result::Ok((socket, local))
     };
-    Arm { name: "bare calls", dial: Box::new(move || dial().expect("a connection")), release: None }
+    ComparedSide { name: "bare calls", dial: Box::new(move || dial().expect("a connection")), release: None }
 }
 
-/// Windows of one port each, none twice within thousands: what a dialer names from its ledger.
+/// Returns windows of one port each, like the ports from a dialer's ledger; a port repeats only after thousands of dials.
 fn named_ports() -> impl FnMut() -> Option<PortRange> {
     let range = PortRange::KERNEL_DEFAULT;
     let mut offset = 0;
     move || {
-        // A prime, so that all ports come up in turn.
+        // A prime number, so that the sequence visits all ports.
         offset = (offset + 7919) % range.len();
         Some(PortRange::single(range.low() + offset as u16))
     }
@@ -193,7 +193,7 @@ fn pairs(destination: SocketAddr) -> Vec<Pair> {
         },
         Pair {
             name: "std::net::TcpStream",
-            dialer: Arm {
+            dialer: ComparedSide {
                 name: "std",
                 dial: Box::new(move || {
                     let stream = TcpStream::connect(destination).expect("a connection");
@@ -207,18 +207,18 @@ fn pairs(destination: SocketAddr) -> Vec<Pair> {
     ]
 }
 
-/// Both arms by turns, so that what else the machine does falls on both; one ratio per block.
+/// Measures both sides in turn, so that other load on the machine affects both, and prints the ratios of the blocks.
 fn overhead(server: &mut Server, pair: &mut Pair) {
     let mut ratios = Vec::with_capacity(BLOCKS);
     let mut bare = Duration::ZERO;
-    // The first twentieth warms up.
+    // The first twentieth of the blocks is warm-up.
     for block in 0..BLOCKS + BLOCKS / 20 {
         let mut times = [Duration::ZERO; 2];
         for turn in [0, 1, 1, 0] {
-            // Every other block is B A A B: the one in the middle has an advantage.
+            // Every second block is B A A B, because the side in the middle has an advantage.
             let side = turn ^ (block % 2);
-            let arm = if side == 0 { &mut pair.dialer } else { &mut pair.bare };
-            times[side] += server.time(arm, HELD);
+            let side_under_test = if side == 0 { &mut pair.dialer } else { &mut pair.bare };
+            times[side] += server.time(side_under_test, HELD);
         }
         if block >= BLOCKS / 20 {
             ratios.push(times[0].as_secs_f64() / times[1].as_secs_f64());
@@ -246,10 +246,10 @@ fn compare_with_criterion(server: &mut Server, pairs: &mut [Pair]) {
         .configure_from_args();
     for pair in pairs {
         let mut group = criterion.benchmark_group(pair.name);
-        for arm in [&mut pair.dialer, &mut pair.bare] {
-            let name = arm.name;
+        for side_under_test in [&mut pair.dialer, &mut pair.bare] {
+            let name = side_under_test.name;
             group.bench_function(name, |bencher| {
-                bencher.iter_custom(|dials| server.time_many(arm, dials));
+                bencher.iter_custom(|dials| server.time_many(side_under_test, dials));
             });
         }
         group.finish();
@@ -257,7 +257,7 @@ fn compare_with_criterion(server: &mut Server, pairs: &mut [Pair]) {
     criterion.final_summary();
 }
 
-/// A namespace of its own, for which root becomes root of a user namespace where need be.
+/// Enters a new network namespace, in a new user namespace if this is necessary.
 fn enter_namespace() -> io::Result<()> {
     match netns::enter_new() {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -277,7 +277,7 @@ fn main() {
     let mut pairs = pairs(destination);
     let asked = |what: &str| std::env::args().any(|argument| argument == what);
     if !asked("overhead") {
-        // Two arms of the same name are of no use to criterion.
+        // criterion requires different names for the two sides.
         pairs.retain(|pair| pair.dialer.name != pair.bare.name);
         compare_with_criterion(&mut server, &mut pairs);
         pairs = self::pairs(destination);

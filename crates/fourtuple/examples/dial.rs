@@ -1,4 +1,4 @@
-//! Dials with the standard library alone, fetches a page, and says how the connection came about.
+//! Dials with the standard library alone, fetches a page, and prints the dial report.
 //!
 //! `cargo run -p fourtuple --example dial -- ADDRESS [PATH] [STRATEGY] [SOURCES]`, as in
 //! `-- 127.0.0.1:8000 / auto 127.0.0.0/28`
@@ -37,7 +37,7 @@ fn fetch() -> Result<(), Box<dyn Error>> {
         builder = builder.sources(sources.parse()?);
     }
 
-    // Built once, dialed often.
+    // One dialer per destination serves any number of dials.
     let dialer = builder.build()?;
     if strategy == Strategy::Auto {
         eprintln!("auto means {} here", dialer.choice());

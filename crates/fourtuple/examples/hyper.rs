@@ -47,7 +47,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 async fn fetch(dialer: &Dialer, path: &str) -> Result<(), Box<dyn Error>> {
-    // This line is all that changes: it was `TcpStream::connect(address).await?`.
+    // Only this line changes: it was `TcpStream::connect(address).await?`.
     let (stream, report) = dialer.dial_tokio().await?;
     eprintln!("connected from {} by {}, {:.1?} in connect()", report.source, report.strategy, report.connect);
 
@@ -62,6 +62,6 @@ async fn fetch(dialer: &Dialer, path: &str) -> Result<(), Box<dyn Error>> {
 
     drop(sender);
     connection.await??;
-    // No Dialer::release: where the server would have kept the connection, it was closed here, and its port waits.
+    // Without Dialer::release: this side closed the connection, so its port is in TIME_WAIT.
     Ok(())
 }

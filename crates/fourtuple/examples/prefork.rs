@@ -108,15 +108,15 @@ impl Worker {
 fn work(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
     let mut acceptor = group.join()?;
     theirs.write_all(&[u8::try_from(acceptor.seat())?])?;
-    let told = Arc::new(AtomicBool::new(false));
-    let (waker, tell, mut parent) = (acceptor.waker(), Arc::clone(&told), theirs.try_clone()?);
+    let must_leave = Arc::new(AtomicBool::new(false));
+    let (waker, tell, mut parent) = (acceptor.waker(), Arc::clone(&must_leave), theirs.try_clone()?);
     thread::spawn(move || {
         // Readable when the supervisor sends a byte or ends.
         let _ = parent.read(&mut [0]);
         tell.store(true, Ordering::Release);
         waker.wake();
     });
-    while !told.load(Ordering::Acquire) {
+    while !must_leave.load(Ordering::Acquire) {
         if let Some(connection) = acceptor.next(None)? {
             answer(&mut acceptor, connection)?;
         }

@@ -1,8 +1,8 @@
-//! One 4-tuple, a group of sockets with a thread each, and what every selector makes of it: the table of docs/spread.md.
+//! Shows how each selector distributes packets of one 4-tuple over a group of sockets: the table of docs/spread.md.
 //!
 //! `cargo run -p fourtuple --features bpf --example spread -- [SOCKETS] [PACKETS]`, as root for the selectors that need
-//! BPF. Everything happens in two network namespaces of its own, with a wire (veth) between them on which packets have
-//! checksums. Nothing is timed.
+//! BPF. The example makes two network namespaces with a wire (veth) between them on which packets have checksums, and has a
+//! thread per socket. It measures no times.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,14 +33,14 @@ const SELECTORS: [&str; 12] = [
     "cpumap:2:flow:0:4",
 ];
 
-/// Flows within the 4-tuple.
+/// Number of flows within the 4-tuple.
 const FLOWS: u32 = 64;
-/// The sender is never more ahead than this, so that no queue overflows.
+/// Maximum number of packets in flight, so that no queue overflows.
 const AHEAD: u64 = 40;
-/// After so long without a packet the rest is lost.
+/// Time without a packet after which missing packets count as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A packet, by when it was received.
+/// A received packet, with its position in the order of arrival.
 struct Arrival {
     ticket: u64,
     socket: usize,
@@ -136,12 +136,12 @@ fn row(selector: &str, sockets: usize, packets: u32, wire: &Wire) -> Result<Stri
     ))
 }
 
-/// Flow and number of each packet, as fast as they are received.
+/// Sends packets with their flow and number, as fast as they are received.
 fn send(sender: &UdpSocket, to: SocketAddr, packets: u32, received: &AtomicU64) -> std::io::Result<()> {
     let mut lost = 0;
     for packet in 0..packets {
         let mut payload = [0; 8];
-        // Each flow once in so many packets, and not always at the same place: by turns it would keep its processor.
+        // Each flow occurs once in FLOWS packets, at a changing position: at a fixed position it would always meet the same CPU.
         let flow = (packet + packet / FLOWS) % FLOWS;
         payload[..4].copy_from_slice(&flow.to_be_bytes());
         payload[4..].copy_from_slice(&packet.to_be_bytes());

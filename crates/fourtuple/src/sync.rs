@@ -16,7 +16,7 @@ mod model {
 
     use super::AtomicU64;
 
-    /// In place of memory that processes share: loom's threads are all in one.
+    /// A replacement for memory that processes share, because all threads of loom are in one process.
     #[derive(Debug)]
     pub(crate) struct Counters(Vec<AtomicU64>);
 

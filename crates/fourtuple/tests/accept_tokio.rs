@@ -160,7 +160,7 @@ async fn serve_http(Accepted { stream, session, .. }: Accepted) {
     drop(session);
 }
 
-/// Whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
+/// Returns whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
 fn is_available(policy: AcceptPolicy) -> bool {
     match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
         (Ok(_), _) => true,

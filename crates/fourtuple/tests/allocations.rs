@@ -29,7 +29,7 @@ fn allocations_of(mut act: impl FnMut()) -> u64 {
 fn a_dial_allocates_nothing() {
     in_namespace(|| {
         assert!(allocations_of(|| drop(std::hint::black_box(Box::new(1)))) >= DIALS, "the count counts");
-        // As many ports as are taken from each strategy, and some: books are forgotten and windows are full on the way.
+        // Slightly fewer ports than each strategy dials, so that the ledger is cleared and windows become full.
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let has_option = capabilities::probe().unwrap().local_port_range != LocalPortRange::Absent;
@@ -66,14 +66,14 @@ fn dials_allocate_nothing(
     }
     let dialer = builder.build().unwrap();
     let mut held = Vec::with_capacity(DIALS as usize + 1);
-    let mut told = false;
+    let mut released = false;
     let count = allocations_of(|| {
         let (stream, report) = dialer.dial().unwrap();
         // Every second port is returned, so that the ledger is written both ways.
-        if told {
+        if released {
             dialer.release(report.source);
         }
-        told = !told;
+        released = !released;
         held.push(stream);
     });
     assert_eq!(count, 0, "{strategy} from {pool:?}, timeout {timeout:?}: in {DIALS} dials");
@@ -92,7 +92,7 @@ fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
     assert_eq!(count, 0, "prepare and finish");
 }
 
-/// A crawler meets such failures as often as connections.
+/// Checks failed dials too, because a crawler has as many failures as connections.
 fn failures_allocate_nothing() {
     let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
     let dialer = Dialer::to(refusing).build().unwrap();

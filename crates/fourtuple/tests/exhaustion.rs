@@ -5,7 +5,7 @@ use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Strategy, UdpDiale
 use fourtuple_testing::{in_namespace, listener, open_descriptors, set_sysctl};
 
 #[test]
-fn every_face_of_exhaustion_is_named_and_leaks_nothing() {
+fn every_form_of_exhaustion_is_named_and_leaks_nothing() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);

@@ -15,7 +15,7 @@ fn storm() -> IntervalTimer {
     IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap()
 }
 
-/// A listener whose accept queue is full: the next connection waits for the retransmit of its SYN, after a second.
+/// Returns a listener whose accept queue is full: the next connection waits for the retransmit of its SYN, after a second.
 fn full_listener() -> (std::os::fd::OwnedFd, std::net::SocketAddr, Vec<std::net::TcpStream>) {
     let (socket, destination) = listener("127.0.0.1", 0);
     let dialer = Dialer::to(destination).timeout(Duration::from_millis(200)).build().unwrap();
@@ -24,7 +24,7 @@ fn full_listener() -> (std::os::fd::OwnedFd, std::net::SocketAddr, Vec<std::net:
 }
 
 #[test]
-fn a_dial_waits_its_timeout_out_under_signals() {
+fn a_dial_keeps_its_timeout_under_signals() {
     in_namespace(|| {
         let (_listener, destination, _held) = full_listener();
         let timeout = Duration::from_millis(300);
@@ -63,7 +63,7 @@ fn a_dial_that_waits_for_its_handshake_succeeds_under_signals() {
 }
 
 #[test]
-fn everything_else_of_the_dial_side_works_under_signals() {
+fn other_calls_of_a_dial_work_under_signals() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
         let (_listener, destination) = listener("127.0.0.1", 4096);

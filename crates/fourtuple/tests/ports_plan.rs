@@ -25,7 +25,7 @@ fn fill(strategy: Strategy, search: WindowSearch, parts: usize) -> Fill {
 
 #[test]
 fn windows_fail_as_often_as_measured_and_published() {
-    // Width, errors measured on Linux 6.18, published errors (before 6.8).
+    // Rows of width, errors measured on Linux 6.18, and published errors (before 6.8).
     for (width, measured, published) in [
         (500, 1_072.0, 868.0),
         (1_000, 1_124.0, 1_129.0),
@@ -41,7 +41,7 @@ fn windows_fail_as_often_as_measured_and_published() {
 }
 
 #[test]
-fn a_window_with_a_way_out_and_the_full_range_never_fail() {
+fn windows_with_fallback_and_the_full_range_never_fail() {
     for search in [WindowSearch::Linear, WindowSearch::Parity] {
         for strategy in [Strategy::RANDOM_WINDOW, Strategy::FullRange, Strategy::KernelDefault] {
             let fill = fill(strategy, search, 4);
@@ -124,7 +124,7 @@ fn time_wait_costs_more_than_open_connections() {
 
 #[test]
 fn the_published_time_wait_limit_on_linux() {
-    // 16,384 ports as on the published machine, we close first as its benchmark did, 1,350 a second.
+    // The published machine had 16,384 ports; its benchmark closed first, at 1,350 connections per second.
     let range = PortRange::new(49152, 65535).unwrap();
     let (closer, arrival_per_s) = (Closer::Us, Some(1_350.79));
     let outcome = Plan { range, closer, arrival_per_s, ..Plan::new(Strategy::FullRange) }.outcome().unwrap();
@@ -133,7 +133,7 @@ fn the_published_time_wait_limit_on_linux() {
     assert!((after.as_secs_f64() - 12.13).abs() < 0.01, "16,384 / 1,350.79 a second: {after:?}");
     assert_eq!(outcome.sources_needed, 5);
 
-    // Linux's default range: 28,232 / 60 s = 470.5 connections a second last for ever, and 471 do not.
+    // Linux's default range sustains 28,232 / 60 s = 470.5 connections per second, but not 471.
     let at = |rate| {
         let plan = Plan { closer, arrival_per_s: Some(rate), ..Plan::new(Strategy::FullRange) };
         plan.outcome().unwrap()
@@ -151,7 +151,7 @@ fn published_windows_fail_and_have_no_cliff() {
 
 #[test]
 fn fleets_are_simulated_whole_up_to_the_limit() {
-    // 1,000 tuples in each of 10,000 pairs.
+    // The plan has 1,000 tuples in each of 10,000 pairs.
     let plan = Plan { destinations: 10_000, arrival_per_s: Some(1e6), ..Plan::new(Strategy::FullRange) };
     let plan = Plan { hold: Duration::from_secs(10), ..plan };
     let fleet = plan.outcome().unwrap().fleet;
@@ -209,7 +209,7 @@ fn extremes_get_an_answer_or_a_clear_error() {
     let huge = huge.outcome().unwrap();
     assert_eq!((huge.capacity, huge.steady_tuples), (u64::MAX, Some(u64::MAX)));
 
-    // A rate below one connection in the age of the universe.
+    // A rate of fewer than one connection in the age of the universe.
     let slow = Plan { arrival_per_s: Some(1e-300), hold: Duration::MAX, ..plan }.outcome().unwrap();
     assert_eq!((slow.steady_tuples, slow.exhausted_after), (Some(1), None));
 }

@@ -223,7 +223,7 @@ proptest! {
 /// Checks every range of up to 9 ports with every set of ports in use and twenty starts: the search finds a free port if there
 /// is one.
 #[test]
-fn a_free_port_is_found_wherever_it_is() {
+fn a_free_port_is_found_at_any_position() {
     let mut lost = 0;
     for length in 1..=9_u16 {
         let range = PortRange::new(1001, 1000 + length).unwrap();
@@ -281,7 +281,7 @@ fn an_odd_range_loses_a_port_only_by_parity() {
 }
 
 #[test]
-fn bounds_outside_the_range_are_ignored_one_by_one() {
+fn each_bound_outside_the_range_is_ignored() {
     let namespace = PortRange::new(40000, 50000).unwrap();
     for (low, high, expected) in [
         (0, 65535, "40000-50000"),
@@ -303,7 +303,7 @@ fn bounds_outside_the_range_are_ignored_one_by_one() {
 }
 
 #[test]
-fn an_old_kernel_takes_every_second_port_of_a_window_first() {
+fn old_kernels_take_every_second_port_of_a_window_first() {
     let window = PortRange::new(40001, 40010).unwrap();
     let mut random = Rng::with_seed(1);
     let mut ports = |search| {

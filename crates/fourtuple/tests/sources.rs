@@ -18,7 +18,7 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Four sources on a wire, and a listener at its other end.
+/// Adds four sources to the near end of a wire, and opens a listener at its far end.
 fn four_sources(wire: &Wire) -> (OwnedFd, SocketAddr) {
     for source in POOL.split(',') {
         device::add_address(NEAR, address(source), 32).unwrap();
@@ -142,7 +142,7 @@ fn a_source_whose_ports_others_hold_fails_no_dial() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20015");
         let (_listener, destination) = listener("127.0.0.1", 4096);
         with_each_form(destination, "127.0.0.7,127.0.0.8", |_, dial, form| {
-            // The dialer's book of this source was read when no port was in use.
+            // The dialer's ledger page of this source was read when no port was in use.
             let other = Dialer::to(destination).sources("127.0.0.7".parse().unwrap()).build().unwrap();
             let held: Vec<_> = (0..16).map(|_| other.dial().unwrap()).collect();
             let mut free = Vec::new();
@@ -191,9 +191,9 @@ fn exhaustion_costs_one_search_of_the_range() {
 }
 
 #[test]
-fn a_source_that_is_not_answered_is_not_always_the_first() {
+fn a_source_without_answers_is_not_always_the_first() {
     in_namespace(|| {
-        let Some(wire) = Wire::open("a_source_that_is_not_answered_is_not_always_the_first") else { return };
+        let Some(wire) = Wire::open("a_source_without_answers_is_not_always_the_first") else { return };
         let (_listener, destination) = four_sources(&wire);
         // The failed neighbour lookup of the silent source would affect all sources.
         TcpStream::connect(destination).unwrap();
@@ -219,7 +219,7 @@ fn a_source_that_is_not_answered_is_not_always_the_first() {
 }
 
 #[test]
-fn callers_with_their_own_system_calls_turn_to_another_source() {
+fn callers_with_their_own_calls_try_another_source() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let dialer = Dialer::to(destination).sources("192.0.2.1,127.0.0.1".parse().unwrap()).build().unwrap();
@@ -250,9 +250,9 @@ fn callers_with_their_own_system_calls_turn_to_another_source() {
 }
 
 #[test]
-fn udp_asks_the_route_again_when_its_address_is_gone() {
+fn udp_looks_up_the_route_again_without_its_address() {
     in_namespace(|| {
-        let Some(wire) = Wire::open("udp_asks_the_route_again_when_its_address_is_gone") else { return };
+        let Some(wire) = Wire::open("udp_looks_up_the_route_again_without_its_address") else { return };
         let server = wire.far_away(|| UdpSocket::bind((FAR_V4, 4000)).unwrap());
         let destination = server.local_addr().unwrap();
         let other = address("10.9.0.20");

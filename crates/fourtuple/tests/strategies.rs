@@ -88,7 +88,7 @@ fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, SocketAddr), DialError>
 }
 
 #[test]
-fn callers_with_their_own_system_calls_fill_every_port() {
+fn callers_with_their_own_calls_fill_every_port() {
     in_namespace(|| {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -189,11 +189,11 @@ fn random_window_ends_at_the_full_range_and_fills_every_port() {
 }
 
 #[test]
-fn a_random_window_without_a_way_out_fails_with_ports_free() {
+fn a_window_without_fallback_fails_while_ports_are_free() {
     in_namespace(|| {
         if !has_option() {
             return skip(
-                "a_random_window_without_a_way_out_fails_with_ports_free",
+                "a_window_without_fallback_fails_while_ports_are_free",
                 "ip_local_port_range",
                 "not in this kernel",
             );
@@ -224,7 +224,7 @@ fn select_test_repeat_fills_every_port_with_tries_enough() {
 }
 
 #[test]
-fn auto_fills_every_port_and_says_what_it_chose() {
+fn auto_fills_every_port_and_reports_its_choice() {
     in_namespace(|| {
         fills_every_port(Strategy::Auto, "127.0.0.1");
         let found = capabilities::probe().unwrap().local_port_range;
@@ -255,7 +255,7 @@ fn auto_names_a_free_port_at_any_fill() {
 }
 
 #[test]
-fn auto_gets_along_with_ports_that_others_took_behind_its_back() {
+fn auto_handles_ports_taken_by_other_processes() {
     in_namespace(|| {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -270,11 +270,11 @@ fn auto_gets_along_with_ports_that_others_took_behind_its_back() {
 }
 
 #[test]
-fn ports_in_use_when_the_dialer_is_built_are_in_its_book() {
+fn the_ledger_starts_with_the_ports_in_use() {
     in_namespace(|| {
         if !has_option() {
             return skip(
-                "ports_in_use_when_the_dialer_is_built_are_in_its_book",
+                "the_ledger_starts_with_the_ports_in_use",
                 "ip_local_port_range",
                 "not in this kernel",
             );
@@ -291,7 +291,7 @@ fn ports_in_use_when_the_dialer_is_built_are_in_its_book() {
 }
 
 #[test]
-fn released_ports_are_dialed_again_and_a_book_never_told_heals() {
+fn released_ports_are_reused_and_a_full_ledger_recovers() {
     in_namespace(|| {
         small_range();
         let (server, destination) = listener("127.0.0.1", 1024);
@@ -393,7 +393,7 @@ fn threads_never_get_the_same_port() {
 }
 
 #[test]
-fn auto_can_be_built_where_no_port_is_left_even_for_the_probe() {
+fn auto_can_be_built_without_a_free_port_for_the_probe() {
     in_namespace(|| {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -407,7 +407,7 @@ fn auto_can_be_built_where_no_port_is_left_even_for_the_probe() {
         assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
         drop(others);
         assert!(dialer.dial().is_ok());
-        // What could not be tried then is tried again.
+        // A probe that was not possible then is repeated.
         let found = Dialer::to(destination).build().unwrap().choice().found;
         assert_ne!(found, Some(LocalPortRange::Unproven));
     });

@@ -25,7 +25,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn a_stream_comes_connected_and_with_a_report() {
+fn a_dial_returns_a_connected_stream_and_a_report() {
     in_namespace(|| {
         range("20000 20007");
         run(async {
@@ -81,7 +81,7 @@ fn a_refused_connection_burns_no_port() {
 fn no_answer_is_a_timeout_in_time_and_frees_its_port() {
     in_namespace(|| {
         range("20000 20007");
-        // A listener whose queue is full answers no further SYN.
+        // A listener with a full queue answers no further SYN.
         let (_listener, destination) = listener("127.0.0.1", 0);
         let timeout = Duration::from_millis(50);
         let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
@@ -104,7 +104,7 @@ fn no_answer_is_a_timeout_in_time_and_frees_its_port() {
 }
 
 #[test]
-fn a_dial_that_is_dropped_on_the_way_frees_its_port() {
+fn a_dropped_dial_frees_its_port() {
     in_namespace(|| {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 0);
@@ -191,7 +191,7 @@ fn dials_that_fail_at_once_let_other_tasks_run() {
 }
 
 #[test]
-fn many_dials_at_once_share_few_ports_out_among_them() {
+fn parallel_dials_share_few_ports_without_conflict() {
     in_namespace(|| {
         const DIALS: usize = 200;
         // There are exactly as many ports as dials.

@@ -102,7 +102,7 @@ fn a_tuple_with_an_owner_is_not_taken_over() {
 }
 
 #[test]
-fn a_socket_that_does_not_share_its_port_is_told_from_an_owner() {
+fn a_port_without_reuse_is_distinguished_from_an_owner() {
     in_namespace(|| {
         let _holdout = UdpSocket::bind("127.0.0.1:20005").unwrap();
         let shared = dialer("127.0.0.1:9", Sharing::Shared).source_port(20005);

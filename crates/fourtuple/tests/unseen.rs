@@ -60,7 +60,7 @@ fn a_shared_tuple_is_not_risked(errno: &str) {
 }
 
 #[test]
-fn exhaustion_without_sock_diag_says_so() {
+fn exhaustion_without_sock_diag_is_reported() {
     in_namespace(|| exhaustion_names_what_cannot_be_seen(without_sock_diag()));
 }
 
@@ -71,7 +71,7 @@ fn udp_without_sock_diag_shares_nothing() {
 
 #[test]
 #[ignore = "needs a kernel without tcp_diag: cargo xtask kernels boots one"]
-fn exhaustion_without_tcp_diag_says_so() {
+fn exhaustion_without_tcp_diag_is_reported() {
     in_namespace(|| exhaustion_names_what_cannot_be_seen("ENOENT"));
 }
 

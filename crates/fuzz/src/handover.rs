@@ -25,6 +25,6 @@ pub(crate) fn messages(bytes: &[u8]) {
         let forward = Forward::new(Link::new(listen, ([127, 0, 0, 1], 4001).into()), 1);
         fuzzing::offer(&messages, socket.as_fd(), &forward);
     } else {
-        fuzzing::given(&messages, socket.as_fd(), rest);
+        fuzzing::inherited(&messages, socket.as_fd(), rest);
     }
 }

@@ -223,7 +223,7 @@ impl Bench {
     }
 }
 
-/// A namespace of the lab in which not even the first dial finds a port.
+/// Returns the error for a namespace of the lab in which not even the first dial finds a port.
 fn no_dials() -> LabError {
     LabError::Call { what: "calibrate".to_owned(), error: io::ErrorKind::AddrNotAvailable.into() }
 }

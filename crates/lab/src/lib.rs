@@ -38,9 +38,9 @@ impl Watch<'_> {
 
 /// A display of progress.
 pub trait Progress: Sync {
-    /// Called when a part of `total` steps begins.
+    /// Reports that a part of `total` steps begins.
     fn begin(&self, part: &str, total: u64);
-    /// Called when `done` steps of the part are done.
+    /// Reports that `done` steps of the current part are done.
     fn at(&self, done: u64);
 }
 

@@ -57,7 +57,7 @@ impl Start {
     }
 
     /// Cancels the start: threads that wait now, or that arrive later, return without running.
-    pub(crate) fn call_off(&self) {
+    pub(crate) fn cancel(&self) {
         self.state().begins = Some(false);
         self.changed.notify_all();
     }
@@ -80,7 +80,7 @@ mod tests {
                 if begins {
                     start.begin(3)
                 } else {
-                    start.call_off()
+                    start.cancel()
                 }
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });

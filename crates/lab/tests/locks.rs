@@ -83,9 +83,9 @@ fn nine_of_ten_ports_are_enough_for_both_searches() {
 }
 
 /// Ends the experiment when the second part begins.
-struct Impatient(AtomicBool, AtomicBool);
+struct StopAtFirstProgress(AtomicBool, AtomicBool);
 
-impl Progress for Impatient {
+impl Progress for StopAtFirstProgress {
     fn begin(&self, _part: &str, _total: u64) {
         if self.1.swap(true, Ordering::Relaxed) {
             self.0.store(true, Ordering::Relaxed);
@@ -95,9 +95,9 @@ impl Progress for Impatient {
 }
 
 #[test]
-fn an_end_before_the_first_pair_leaves_nothing_to_keep() {
+fn an_interrupt_before_the_first_pair_has_no_result() {
     in_namespace(|| {
-        let impatient = Impatient(AtomicBool::new(false), AtomicBool::new(false));
+        let impatient = StopAtFirstProgress(AtomicBool::new(false), AtomicBool::new(false));
         let watch = Watch { stop: &impatient.0, progress: &impatient };
         let error = settings(&Change::ALL).run(LocalPortRange::Linear, &watch).unwrap_err();
         assert!(matches!(error, LabError::Interrupted), "{error}");
@@ -105,7 +105,7 @@ fn an_end_before_the_first_pair_leaves_nothing_to_keep() {
 }
 
 #[test]
-fn lock_waits_are_counted_or_it_is_said_why_not() {
+fn lock_waits_are_counted_or_the_reason_is_given() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
         let settings = Locks { trace: true, ..settings(&[Change::Sources]) };

@@ -31,12 +31,12 @@ fn settings() -> Ports {
 
 /// Ends the experiment at the first progress report, and records which part had begun.
 #[derive(Default)]
-struct Impatient {
+struct StopAtFirstProgress {
     stop: AtomicBool,
     parts: Mutex<Vec<(String, u64)>>,
 }
 
-impl Progress for Impatient {
+impl Progress for StopAtFirstProgress {
     fn begin(&self, part: &str, total: u64) {
         self.parts.lock().unwrap().push((part.to_owned(), total));
     }
@@ -80,9 +80,9 @@ fn settings_that_no_run_can_meet_are_named() {
 }
 
 #[test]
-fn a_run_that_is_ended_keeps_its_dials() {
+fn an_interrupted_run_keeps_its_dials() {
     in_namespace(|| {
-        let impatient = Impatient::default();
+        let impatient = StopAtFirstProgress::default();
         let watch = Watch { stop: &impatient.stop, progress: &impatient };
         let (results, remarks) = settings().run(&watch).unwrap();
         assert_eq!(*impatient.parts.lock().unwrap(), [("kernel-default".to_owned(), 1000)]);

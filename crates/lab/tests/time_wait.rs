@@ -29,7 +29,7 @@ fn ranges_that_leave_nothing_wider_are_refused() {
 }
 
 #[test]
-fn remedies_are_read_as_they_are_written() {
+fn remedies_survive_writing_and_parsing() {
     for remedy in Remedy::ALL {
         assert_eq!(Remedy::named(remedy.name()), Some(remedy));
     }
@@ -53,9 +53,9 @@ fn the_stall_comes_after_the_last_port() {
 }
 
 /// Ends the experiment at the first progress report.
-struct Impatient(AtomicBool);
+struct StopAtFirstProgress(AtomicBool);
 
-impl Progress for Impatient {
+impl Progress for StopAtFirstProgress {
     fn begin(&self, _part: &str, _total: u64) {}
     fn at(&self, _done: u64) {
         self.0.store(true, Ordering::Relaxed);
@@ -63,9 +63,9 @@ impl Progress for Impatient {
 }
 
 #[test]
-fn a_run_that_is_ended_keeps_its_transactions() {
+fn an_interrupted_run_keeps_its_transactions() {
     in_namespace(|| {
-        let impatient = Impatient(AtomicBool::new(false));
+        let impatient = StopAtFirstProgress(AtomicBool::new(false));
         let watch = Watch { stop: &impatient.0, progress: &impatient };
         let settings = settings("20000-20999", &[Remedy::NoneUnder, Remedy::WiderRange]);
         let (results, remarks) = settings.run(&watch).unwrap();

@@ -12,7 +12,7 @@ pub enum Arrival {
 }
 
 impl Arrival {
-    /// `closed`, `even` or `poisson`.
+    /// Returns the name on the command line: `closed`, `even` or `poisson`.
     pub fn name(self) -> &'static str {
         match self {
             Arrival::Closed => "closed",

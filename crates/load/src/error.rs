@@ -16,7 +16,7 @@ pub enum LoadError {
         #[source]
         error: io::Error,
     },
-    /// Settings that do not go together.
+    /// Incompatible settings.
     #[error("{0}")]
     Setting(String),
     /// The source ports could not be prepared.

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_are_back_before_the_last_is_taken_do_not_end() {
+    fn ports_freed_before_the_last_is_taken_do_not_run_out() {
         let mut forecast = forecast(1);
         forecast.look(1_000, MS(500));
         forecast.look(2_500, MS(1_250));

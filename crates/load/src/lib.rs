@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
-mod board;
 mod driver;
 mod engine;
 mod error;
@@ -15,6 +14,7 @@ mod origin;
 pub mod preflight;
 mod result;
 mod run;
+mod second_sums;
 mod settings;
 mod tally;
 mod target;
@@ -23,7 +23,7 @@ mod workload;
 pub use arrival::Arrival;
 pub use engine::EngineChoice;
 pub use error::LoadError;
-pub use run::{News, Outcome};
+pub use run::{Outcome, RunProgress};
 pub use settings::{Close, Load};
 pub use target::{Scheme, Target, TargetError};
 #[doc(hidden)]

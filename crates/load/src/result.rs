@@ -7,7 +7,7 @@ use fourtuple_record::{
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::socket::Transport;
 
-use crate::preflight::{self, Closer, Need, NoPort, Offered, Preflight, Seen, hindsight};
+use crate::preflight::{self, Closer, Need, NoPort, Offered, Preflight, RunMeasurements, hindsight};
 use crate::run::Outcome;
 use crate::settings::{Close, Load};
 use crate::workload::Workload;
@@ -15,7 +15,7 @@ use crate::workload::Workload;
 impl Load {
     /// Returns the need of the run.
     pub fn need(&self, endpoint: &Endpoint) -> Need {
-        let says_nothing = matches!(self.workload, Workload::Connect);
+        let sends_nothing = matches!(self.workload, Workload::Connect);
         Need {
             transport: match (endpoint, self.transport()) {
                 (Endpoint::Unix(_), _) => preflight::Transport::Unix,
@@ -33,7 +33,7 @@ impl Load {
             // Held connections only: no other connection is opened.
             operations: if self.connections == 0 { Some(0) } else { self.operations },
             length: self.length,
-            requests_per_connection: if says_nothing { 1 } else { self.close_every },
+            requests_per_connection: if sends_nothing { 1 } else { self.close_every },
             hold: u64::from(self.hold),
             threads: self.threads as u64,
             engine_needs_descriptors: self.engine == crate::EngineChoice::Epoll,
@@ -43,7 +43,7 @@ impl Load {
 
     /// Returns the settings for the record. `sources` is the text as typed.
     pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
-        let says_nothing = self.workload.says_nothing();
+        let sends_nothing = self.workload.sends_nothing();
         let (request_bytes, response_bytes, method) = match &self.workload {
             Workload::Connect => (0, 0, String::new()),
             Workload::Crr { request, response } => (*request, *response, String::new()),
@@ -53,7 +53,7 @@ impl Load {
         LoadSettings {
             target: self.target.to_string(),
             address: endpoint.to_string(),
-            workload: if self.hold > 0 && says_nothing { "hold" } else { self.workload.name() }.to_owned(),
+            workload: if self.hold > 0 && sends_nothing { "hold" } else { self.workload.name() }.to_owned(),
             arrival: self.arrival.name().to_owned(),
             rate_per_s: self.arrival.rate_per_s(),
             connections: u64::from(self.connections),
@@ -101,11 +101,11 @@ impl Outcome {
         if let Some(budget) = budget {
             count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
         }
-        // While the held connections are opened, no other connection is.
+        // No other connection is opened while the held connections are opened.
         let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp));
         let mut need = *need;
         need.threads = self.threads as u64;
-        let seen = Seen {
+        let seen = RunMeasurements {
             preflight,
             need: &need,
             predicted_stall: self.predicted_stall,

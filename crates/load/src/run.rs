@@ -9,25 +9,25 @@ use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
 
 use crate::arrival::Schedule;
-use crate::board::Board;
 use crate::driver::{Driver, Live, Share, Shared};
 use crate::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
 use crate::error::LoadError;
 use crate::forecast::Forecast;
 use crate::origin::Origin;
 use crate::preflight::Preflight;
+use crate::second_sums::SecondSums;
 use crate::settings::{Close, Load};
 use crate::tally::Tally;
 
 /// Time between two calls of the progress callback.
-const NEWS: Duration = Duration::from_millis(250);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Time between two checks whether enough ports are in use for a forecast.
 const FORECAST: Duration = Duration::from_millis(5);
 
 /// Progress of a run.
 #[derive(Clone, Debug)]
-pub struct News {
+pub struct RunProgress {
     /// Time since the start of the run.
     pub elapsed: Duration,
     /// Operations that succeeded.
@@ -71,7 +71,7 @@ pub struct Outcome {
 }
 
 impl Load {
-    /// Executes the run. Setting `stop` ends it early; `news` is called with its progress about four times a second.
+    /// Executes the run. Setting `stop` ends it early; `progress` is called about four times a second.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Load {
         endpoint: &Endpoint,
         preflight: &Preflight,
         stop: &AtomicBool,
-        mut news: impl FnMut(&News),
+        mut progress: impl FnMut(&RunProgress),
     ) -> Result<Outcome, LoadError> {
         self.check()?;
         self.require_local_sources()?;
@@ -90,7 +90,7 @@ impl Load {
         let (origin, strategy) = self.origin(endpoint, preflight)?;
         let threads = self.threads_for_descriptors(engine)?;
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let board = Board::new(threads, self.log, since_epoch);
+        let board = SecondSums::new(threads, self.log, since_epoch);
         let live = Live::default();
         let shared = Shared {
             load: self,
@@ -113,7 +113,7 @@ impl Load {
             for number in 0..threads {
                 let share = self.share(number, threads);
                 let generate = move || {
-                    let mut end = End { finished, watcher, stop: shared.stop, failed: true };
+                    let mut end = EndGuard { finished, watcher, stop: shared.stop, failed: true };
                     let result = self.generate(engine, endpoint, shared, share);
                     end.failed = result.is_err();
                     result
@@ -127,18 +127,18 @@ impl Load {
                     }
                 }
             }
-            let mut told = Duration::ZERO;
+            let mut last_progress = Duration::ZERO;
             while finished.load(Ordering::Relaxed) < handles.len() as u64 {
-                thread::park_timeout(if forecast.is_open() { FORECAST } else { NEWS });
+                thread::park_timeout(if forecast.is_open() { FORECAST } else { PROGRESS_INTERVAL });
                 let elapsed = shared.begun.elapsed();
                 let connections = live.connections.load(Ordering::Relaxed);
                 forecast.look(connections, elapsed);
-                if elapsed < told + NEWS {
+                if elapsed < last_progress + PROGRESS_INTERVAL {
                     continue;
                 }
-                told = elapsed;
+                last_progress = elapsed;
                 let seconds = board.seconds_from(0);
-                news(&News {
+                progress(&RunProgress {
                     elapsed,
                     operations: live.operations.load(Ordering::Relaxed),
                     connections,
@@ -297,14 +297,14 @@ impl Load {
 
 /// A guard that reports the end of a thread when it is dropped, after a panic too. If the thread failed, the guard stops
 /// the remaining threads, which would otherwise wait for the thread. The guard always wakes `watcher`.
-struct End<'a> {
+struct EndGuard<'a> {
     finished: &'a AtomicU64,
     watcher: &'a Thread,
     stop: &'a AtomicBool,
     failed: bool,
 }
 
-impl Drop for End<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if self.failed {
             self.stop.store(true, Ordering::Relaxed);

@@ -57,8 +57,8 @@ pub struct Load {
     pub hold: u32,
     /// Number of operations after which the run ends.
     pub operations: Option<u64>,
-    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or `timeout` if
-    /// that is shorter.
+    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or
+    /// `timeout` if this is shorter.
     pub length: Option<Duration>,
     /// Maximum time of an operation; a longer one fails with `timeout`.
     pub timeout: Duration,
@@ -125,18 +125,18 @@ impl Load {
                 self.target
             )));
         }
-        let says_nothing = self.workload.says_nothing();
+        let sends_nothing = self.workload.sends_nothing();
         if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
             return refuse("no connections: expected at least 1 for --connections, or --hold alone");
         } else if self.connections == 0 && self.operations.is_some() {
             return refuse(
                 "--operations counts what is done beside --hold, and there is nothing: expected --connections",
             );
-        } else if self.close != Close::Client && self.close_every == 0 && !says_nothing {
+        } else if self.close != Close::Client && self.close_every == 0 && !sends_nothing {
             return refuse(
                 "--close says how connections are closed, and with --close-every never none is: say --close-every 1",
             );
-        } else if self.close == Close::Server && says_nothing {
+        } else if self.close == Close::Server && sends_nothing {
             return refuse("nothing is said in the workload connect, so that no server knows when to close");
         } else if self.close == Close::Reset && scheme == Scheme::Unix {
             return refuse("there is no RST over a unix socket: expected --close client or server");

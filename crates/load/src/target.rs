@@ -26,13 +26,13 @@ pub enum Scheme {
 pub struct Target {
     text: String,
     scheme: Scheme,
-    place: Place,
+    host_or_path: TargetHost,
     /// Path and query for HTTP.
     path: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum TargetHost {
     Host { name: String, port: u16 },
     Path(PathBuf),
 }
@@ -61,18 +61,18 @@ impl Target {
 
     /// Returns the host as typed; `localhost` for a unix socket.
     pub fn host(&self) -> &str {
-        match &self.place {
-            Place::Host { name, .. } => name,
-            Place::Path(_) => "localhost",
+        match &self.host_or_path {
+            TargetHost::Host { name, .. } => name,
+            TargetHost::Path(_) => "localhost",
         }
     }
 
     /// Returns the value of the Host header. It omits the default port of the scheme (RFC 9110, 7.2).
     pub fn authority(&self) -> String {
-        match &self.place {
-            Place::Host { name, port } if self.default_port() == Some(*port) => name.clone(),
-            Place::Host { name, port } => format!("{name}:{port}"),
-            Place::Path(_) => "localhost".to_owned(),
+        match &self.host_or_path {
+            TargetHost::Host { name, port } if self.default_port() == Some(*port) => name.clone(),
+            TargetHost::Host { name, port } => format!("{name}:{port}"),
+            TargetHost::Path(_) => "localhost".to_owned(),
         }
     }
 
@@ -90,9 +90,9 @@ impl Target {
     ///
     /// The error of the resolver; `NotFound` if it returns no address.
     pub fn resolve(&self) -> io::Result<Endpoint> {
-        match &self.place {
-            Place::Path(path) => Ok(Endpoint::Unix(path.clone())),
-            Place::Host { name, port } => {
+        match &self.host_or_path {
+            TargetHost::Path(path) => Ok(Endpoint::Unix(path.clone())),
+            TargetHost::Host { name, port } => {
                 let bare = name.trim_start_matches('[').trim_end_matches(']');
                 let address: Option<SocketAddr> = (bare, *port).to_socket_addrs()?.next();
                 let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -121,8 +121,13 @@ impl FromStr for Target {
             if path.is_empty() || path.len() > 107 {
                 return Err(refuse(" (a unix socket's path has 1 to 107 bytes)"));
             }
-            let place = Place::Path(PathBuf::from(path));
-            return Ok(Target { text: text.to_owned(), scheme: Scheme::Unix, place, path: "/".to_owned() });
+            let host_or_path = TargetHost::Path(PathBuf::from(path));
+            return Ok(Target {
+                text: text.to_owned(),
+                scheme: Scheme::Unix,
+                host_or_path,
+                path: "/".to_owned(),
+            });
         }
         let (scheme, rest) = text.split_once("://").ok_or_else(|| refuse(""))?;
         let scheme = match scheme.to_ascii_lowercase().as_str() {
@@ -169,16 +174,16 @@ impl FromStr for Target {
         let mut target = Target {
             text: text.to_owned(),
             scheme,
-            place: Place::Host { name: name.to_owned(), port: 0 },
+            host_or_path: TargetHost::Host { name: name.to_owned(), port: 0 },
             path,
         };
         let port = port.or(target.default_port()).ok_or_else(|| refuse(" (the port is missing)"))?;
-        target.place = Place::Host { name: name.to_owned(), port };
+        target.host_or_path = TargetHost::Host { name: name.to_owned(), port };
         Ok(target)
     }
 }
 
-/// An IPv6 address in brackets, with an optional zone: `[::1]`, `[fe80::1%eth0]`.
+/// Returns whether the name is an IPv6 address in brackets, with an optional zone: `[::1]`, `[fe80::1%eth0]`.
 fn is_bracketed(name: &str) -> bool {
     let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     inner.is_some_and(|inner| inner.split('%').next().unwrap_or_default().parse::<Ipv6Addr>().is_ok())
@@ -190,7 +195,7 @@ mod tests {
 
     #[test]
     fn targets_are_read() {
-        for (text, authority, path, place) in [
+        for (text, authority, path, host_or_path) in [
             ("HTTP://127.0.0.1/A", "127.0.0.1", "/A", "127.0.0.1:80"),
             ("Unix:/run/App.sock", "localhost", "/", "/run/App.sock"),
             ("http://127.0.0.1", "127.0.0.1", "/", "127.0.0.1:80"),
@@ -203,7 +208,7 @@ mod tests {
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.authority().as_str(), target.path()), (authority, path), "{text}");
-            assert_eq!(target.resolve().unwrap().to_string(), place, "{text}");
+            assert_eq!(target.resolve().unwrap().to_string(), host_or_path, "{text}");
         }
     }
 

@@ -8,7 +8,7 @@ use fourtuple_load::{Arrival, Load};
 use fourtuple_record::Remark;
 use fourtuple_serve::{Protocol, Service, Shape, Stall};
 use fourtuple_testing::in_namespace;
-use run::{ENGINES, Ran, SMALL, SMALL_SERVED, get, load, run, serve, stop};
+use run::{ENGINES, RunOutcome, SMALL, SMALL_SERVED, get, load, run, serve, stop};
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
 const HTTP: &str = "http://127.0.0.1:4000/";
@@ -16,7 +16,7 @@ const HTTP: &str = "http://127.0.0.1:4000/";
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Runs `load` against a server that does not respond from 0.8 s to 1.2 s after its own start, which precedes the run.
-fn through_a_stall(load: &Load) -> Option<Ran> {
+fn through_a_stall(load: &Load) -> Option<RunOutcome> {
     let mut server = serve(Protocol::Http { body: 10 });
     server.stall = Some(Stall { at: 800 * MILLISECOND, length: 400 * MILLISECOND });
     let running = server.start().unwrap();
@@ -86,7 +86,7 @@ fn random_arrivals_scatter_and_are_no_lack_of_rate() {
             (load.arrival, load.connections, load.seed) = (Arrival::Poisson(1000.0), 64, seed);
             load.length = Some(300 * MILLISECOND);
             let Some(ran) = run("arrivals::poisson", &load) else { continue };
-            // 300 with a standard deviation of 17.
+            // Expected 300 operations with a standard deviation of 17.
             assert!((215..=385).contains(&ran.results.operations), "{}", ran.results.operations);
             assert_eq!(ran.remarks_but_of_haste(), Vec::<&str>::new(), "{ran:#?}");
             assert_eq!(stop(running).requests, ran.results.operations);
@@ -95,11 +95,11 @@ fn random_arrivals_scatter_and_are_no_lack_of_rate() {
 }
 
 #[test]
-fn a_rate_that_is_not_reached_is_said_with_the_reason() {
+fn a_missed_rate_is_reported_with_the_reason() {
     in_namespace(|| {
         for engine in ENGINES {
             for bounded in [false, true] {
-                // One worker, 5 ms a request: 200/s at most.
+                // One worker needs 5 ms per request: at most 200 requests per second.
                 let mut server = serve(Protocol::Http { body: 10 });
                 (server.workers, server.service) = (1, Service::of(Shape::Fixed(5 * MILLISECOND)));
                 let running = server.start().unwrap();

@@ -14,14 +14,14 @@ use fourtuple_serve::Protocol;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
-use run::{ENGINES, Ran, SMALL, SMALL_SERVED, answer, attempt, get, load, run, serve, stop, until};
+use run::{ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, get, load, run, serve, stop, until};
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Returns a run of 12 operations on 3 connections, against a server that misbehaves.
-fn against(test: &str, engine: EngineChoice, target: &str, workload: Workload) -> Option<Ran> {
+fn against(test: &str, engine: EngineChoice, target: &str, workload: Workload) -> Option<RunOutcome> {
     let ran = run(test, &short(engine, target, workload))?;
     assert!(ran.took < Duration::from_secs(10), "{ran:#?}");
     Some(ran)
@@ -34,7 +34,7 @@ fn short(engine: EngineChoice, target: &str, workload: Workload) -> Load {
 }
 
 /// Checks that all 12 operations have failed, each under one name.
-fn require_all(ran: &Ran, name: &str) {
+fn require_all(ran: &RunOutcome, name: &str) {
     assert_eq!((ran.results.operations, ran.error(name), ran.errors().len()), (0, 12, 1), "{ran:#?}");
     assert!(ran.remarks().contains(&"errors"), "{ran:#?}");
 }
@@ -152,7 +152,7 @@ fn reset_in_the_middle_of_a_large_request() {
 }
 
 #[test]
-fn a_server_that_never_answers() {
+fn a_silent_server_causes_timeouts() {
     in_namespace(|| {
         let address = answer(|mut stream| stream.read_to_end(&mut Vec::new()).map(drop));
         for engine in ENGINES {
@@ -166,9 +166,9 @@ fn a_server_that_never_answers() {
 }
 
 #[test]
-fn a_queue_that_is_full() {
+fn a_full_accept_queue_is_an_error() {
     in_namespace(|| {
-        // No process accepts, and the queue has room for two.
+        // The listener is never accepted from, and its queue has room for two connections.
         let (_socket, address) = listener("127.0.0.1", 1);
         let _queued = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
         for engine in ENGINES {
@@ -272,7 +272,7 @@ fn a_body_until_the_end_of_the_connection_is_whole() {
 }
 
 #[test]
-fn a_server_that_should_close_and_does_not() {
+fn a_server_that_does_not_close_is_an_error() {
     in_namespace(|| {
         let running = serve(SMALL_SERVED).start().unwrap();
         for engine in ENGINES {
@@ -286,7 +286,7 @@ fn a_server_that_should_close_and_does_not() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere() {
+fn an_unreachable_path_is_an_error() {
     let load = load(EngineChoice::Auto, "tcp://no-such-host.invalid:80", SMALL);
     match attempt(&load, &AtomicBool::new(false)) {
         Err(LoadError::Resolve { target, .. }) => assert_eq!(target, "tcp://no-such-host.invalid:80"),
@@ -295,7 +295,7 @@ fn a_name_that_leads_nowhere() {
 }
 
 #[test]
-fn answers_that_are_late_at_the_end_are_counted() {
+fn late_answers_at_the_end_of_a_run_are_counted() {
     in_namespace(|| {
         let address = answer(|mut stream| stream.read_to_end(&mut Vec::new()).map(drop));
         for engine in ENGINES {
@@ -310,7 +310,7 @@ fn answers_that_are_late_at_the_end_are_counted() {
 }
 
 #[test]
-fn ports_that_run_out() {
+fn exhausted_ports_stall_the_run() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
@@ -342,7 +342,7 @@ fn ports_that_run_out() {
 }
 
 #[test]
-fn ports_that_come_back_end_the_stall() {
+fn freed_ports_end_the_stall() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         // The kernel reuses a port after a second.
@@ -409,7 +409,7 @@ fn udp_flows_without_a_port_wait_for_one() {
 }
 
 #[test]
-fn fewer_are_held_when_there_are_not_enough_ports() {
+fn fewer_connections_are_held_if_ports_are_too_few() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         for (port, engine) in (4000..).zip(ENGINES) {
@@ -441,7 +441,7 @@ fn held_connections_to_a_closed_port_end_the_ramp() {
 }
 
 #[test]
-fn a_stop_keeps_what_was_done() {
+fn a_stopped_run_keeps_its_results() {
     in_namespace(|| {
         let running = serve(SMALL_SERVED).start().unwrap();
         for engine in ENGINES {

@@ -29,7 +29,7 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
     server_until(version, 4096)
 }
 
-/// A server whose certificate ends with `year`.
+/// Starts a server whose certificate expires with `year`.
 fn server_until(version: &'static SupportedProtocolVersion, year: i32) -> Server {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let signing_key = rcgen::KeyPair::generate().unwrap();
@@ -97,7 +97,7 @@ impl Drop for Saved {
 }
 
 #[test]
-fn a_certificate_that_is_trusted_or_need_not_be() {
+fn trusted_and_unchecked_certificates_are_accepted() {
     in_namespace(|| {
         for version in [&TLS12, &TLS13] {
             let server = server(version);
@@ -174,7 +174,7 @@ fn a_server_without_tls() {
 }
 
 #[test]
-fn a_handshake_that_is_cut() {
+fn a_truncated_handshake_is_an_error() {
     in_namespace(|| {
         let address = answer(|mut stream| stream.read_exact(&mut [0; 5]));
         for engine in ENGINES {

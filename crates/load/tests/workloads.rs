@@ -10,13 +10,13 @@ use fourtuple_serve::{Close as ServerCloses, Protocol};
 use fourtuple_syscalls::Endpoint;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use run::{
-    ENGINES, Ran, SMALL, SMALL_SERVED, all_time_wait, get, load, run, serve, serve_at, stop, time_wait,
+    ENGINES, RunOutcome, SMALL, SMALL_SERVED, all_time_wait, get, load, run, serve, serve_at, stop, time_wait,
 };
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
 const HTTP: &str = "http://127.0.0.1:4000/";
 
-fn require_clean(ran: &Ran) {
+fn require_clean(ran: &RunOutcome) {
     assert!(
         ran.results.errors.is_empty() && ran.remarks.iter().all(|remark| remark.id == "client-saturated"),
         "{ran:#?}"
@@ -117,7 +117,7 @@ fn http_keeps_connections_as_long_as_asked() {
 }
 
 #[test]
-fn a_server_that_closes_kept_connections_is_followed() {
+fn connections_that_the_server_closes_are_reopened() {
     in_namespace(|| {
         for engine in ENGINES {
             let mut server = serve(Protocol::Http { body: 2 });
@@ -153,7 +153,7 @@ fn udp_flows_keep_their_sockets() {
 }
 
 #[test]
-fn connections_are_held_while_others_come_and_go() {
+fn connections_are_held_while_others_open_and_close() {
     in_namespace(|| {
         for engine in ENGINES {
             // With one held connection and two threads, the second thread must not wait for a share.
@@ -326,7 +326,7 @@ fn the_side_that_closes_has_the_time_wait() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         for engine in ENGINES {
-            // Many more operations than ports: no port stays in use.
+            // Many more operations than ports; no port may stay in use.
             let mut load = load(engine, TARGET, SMALL);
             (load.operations, load.connections) = (Some(1000), 4);
             let running = serve(SMALL_SERVED).start().unwrap();

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jain_is_one_for_even_work_and_1_over_n_for_one_worker() {
+    fn jain_is_1_for_even_work_and_1_over_n_for_one_worker() {
         assert_eq!((jain(&[12, 12, 12, 12]), max_over_mean(&[12, 12, 12, 12])), (Some(1.0), Some(1.0)));
         assert_eq!((jain(&[48, 0, 0, 0]), max_over_mean(&[48, 0, 0, 0])), (Some(0.25), Some(4.0)));
         assert_eq!((jain(&[7]), max_over_mean(&[7])), (Some(1.0), Some(1.0)));

@@ -100,7 +100,7 @@ impl Histogram {
     /// Returns the quantile `share` (0 to 1) by nearest rank: at most 1/1024 above the exact value, never above
     /// [`Histogram::max`]; 0 for an empty histogram.
     pub fn quantile(&self, share: f64) -> u64 {
-        // In floats 0.07 * 100 is more than 7, which would round up to the next rank.
+        // In floating point 0.07 * 100 is more than 7, which would round up to the next rank.
         let share = (share - f64::EPSILON).clamp(0.0, 1.0);
         // At 0 the library returns the lower end of the bucket, which may be below the smallest sample.
         self.buckets.value_at_quantile(share.max(f64::MIN_POSITIVE)).min(self.max)

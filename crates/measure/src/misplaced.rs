@@ -7,7 +7,7 @@
 
 /// A request served by a pool of workers; all times in nanoseconds of one clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passage {
+pub struct ServedRequest {
     /// Time at which the client sent it.
     pub sent_ns: u64,
     /// Time at which a worker started to serve it.
@@ -28,11 +28,11 @@ pub struct AllBusy {
 impl AllBusy {
     /// Computes the intervals of a pool of `workers` from all requests of a run. A worker is busy from the start to
     /// the end of each of its requests, and counts once if two of them overlap.
-    pub fn of(passages: &[Passage], workers: usize) -> AllBusy {
-        let mut spans: Vec<(usize, u64, u64)> = passages
+    pub fn of(requests: &[ServedRequest], workers: usize) -> AllBusy {
+        let mut spans: Vec<(usize, u64, u64)> = requests
             .iter()
-            .filter(|passage| passage.ended_ns > passage.begun_ns)
-            .map(|passage| (passage.worker, passage.begun_ns, passage.ended_ns))
+            .filter(|request| request.ended_ns > request.begun_ns)
+            .map(|request| (request.worker, request.begun_ns, request.ended_ns))
             .collect();
         spans.sort_unstable();
         // For each worker: the times at which it becomes busy (+1) and idle (-1).
@@ -76,100 +76,100 @@ impl AllBusy {
     }
 
     /// Returns the part of a request's wait in which some worker was idle, in nanoseconds.
-    pub fn misplaced_ns(&self, passage: &Passage) -> u64 {
-        let waited = passage.begun_ns.saturating_sub(passage.sent_ns);
+    pub fn misplaced_ns(&self, request: &ServedRequest) -> u64 {
+        let waited = request.begun_ns.saturating_sub(request.sent_ns);
         if waited == 0 {
             return 0;
         }
-        waited.saturating_sub(self.before(passage.begun_ns) - self.before(passage.sent_ns))
+        waited.saturating_sub(self.before(request.begun_ns) - self.before(request.sent_ns))
     }
 }
 
 /// Returns the mean misplaced wait of all requests of a run by a pool of `workers`, in nanoseconds; 0 without
 /// requests.
-pub fn mean_misplaced_ns(passages: &[Passage], workers: usize) -> u64 {
-    let all_busy = AllBusy::of(passages, workers);
-    let sum: u128 = passages.iter().map(|passage| u128::from(all_busy.misplaced_ns(passage))).sum();
-    (sum / passages.len().max(1) as u128) as u64
+pub fn mean_misplaced_ns(requests: &[ServedRequest], workers: usize) -> u64 {
+    let all_busy = AllBusy::of(requests, workers);
+    let sum: u128 = requests.iter().map(|request| u128::from(all_busy.misplaced_ns(request))).sum();
+    (sum / requests.len().max(1) as u128) as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn passage(worker: usize, sent_ns: u64, begun_ns: u64, ended_ns: u64) -> Passage {
-        Passage { sent_ns, begun_ns, ended_ns, worker }
+    fn request(worker: usize, sent_ns: u64, begun_ns: u64, ended_ns: u64) -> ServedRequest {
+        ServedRequest { sent_ns, begun_ns, ended_ns, worker }
     }
 
-    fn misplaced(passages: &[Passage], workers: usize) -> Vec<u64> {
-        let all_busy = AllBusy::of(passages, workers);
-        passages.iter().map(|passage| all_busy.misplaced_ns(passage)).collect()
+    fn misplaced(requests: &[ServedRequest], workers: usize) -> Vec<u64> {
+        let all_busy = AllBusy::of(requests, workers);
+        requests.iter().map(|request| all_busy.misplaced_ns(request)).collect()
     }
 
     #[test]
-    fn a_wait_beside_an_idle_worker_is_misplaced() {
-        let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
-        assert_eq!(misplaced(&passages, 2), [0, 90]);
-        assert_eq!(mean_misplaced_ns(&passages, 2), 45);
+    fn a_wait_while_another_worker_is_idle_is_misplaced() {
+        let requests = [request(0, 0, 0, 100), request(0, 10, 100, 110)];
+        assert_eq!(misplaced(&requests, 2), [0, 90]);
+        assert_eq!(mean_misplaced_ns(&requests, 2), 45);
     }
 
     #[test]
     fn overload_is_not_misplaced_wait() {
-        let passages = [passage(0, 0, 0, 100), passage(0, 10, 100, 110)];
-        assert_eq!(misplaced(&passages, 1), [0, 0]);
+        let requests = [request(0, 0, 0, 100), request(0, 10, 100, 110)];
+        assert_eq!(misplaced(&requests, 1), [0, 0]);
         // Two workers, both busy from 0 to 50 and one of them to 100: from 50 on the idle worker could have served
         // the request.
-        let passages = [passage(0, 0, 0, 100), passage(1, 0, 0, 50), passage(0, 20, 100, 120)];
-        assert_eq!(misplaced(&passages, 2), [0, 0, 50]);
+        let requests = [request(0, 0, 0, 100), request(1, 0, 0, 50), request(0, 20, 100, 120)];
+        assert_eq!(misplaced(&requests, 2), [0, 0, 50]);
     }
 
     #[test]
     fn only_idle_gaps_within_a_wait_count() {
         // Worker 0 is busy from 0 to 100 without a pause; worker 1 from 10 to 20 and from 40 to 60.
-        let pool = [passage(0, 0, 0, 100), passage(1, 10, 10, 20), passage(1, 40, 40, 60)];
+        let pool = [request(0, 0, 0, 100), request(1, 10, 10, 20), request(1, 40, 40, 60)];
         for (sent, begun, idle) in
             [(0, 100, 70), (15, 50, 20), (12, 18, 0), (25, 35, 10), (60, 100, 40), (20, 40, 20), (5, 5, 0)]
         {
             let all_busy = AllBusy::of(&pool, 2);
-            let waiting = passage(0, sent, begun, begun + 1);
+            let waiting = request(0, sent, begun, begun + 1);
             assert_eq!(all_busy.misplaced_ns(&waiting), idle, "from {sent} to {begun}");
         }
     }
 
     #[test]
     fn back_to_back_requests_leave_no_gap() {
-        let passages =
-            [passage(0, 0, 0, 10), passage(0, 0, 10, 20), passage(0, 0, 20, 30), passage(1, 0, 0, 30)];
-        assert_eq!(misplaced(&passages, 2), [0, 0, 0, 0]);
-        assert_eq!(misplaced(&passages, 3), [0, 10, 20, 0]);
+        let requests =
+            [request(0, 0, 0, 10), request(0, 0, 10, 20), request(0, 0, 20, 30), request(1, 0, 0, 30)];
+        assert_eq!(misplaced(&requests, 2), [0, 0, 0, 0]);
+        assert_eq!(misplaced(&requests, 3), [0, 10, 20, 0]);
     }
 
     #[test]
     fn overlapping_requests_of_a_worker_count_once() {
-        let passages = [passage(0, 0, 0, 50), passage(0, 0, 10, 30), passage(0, 20, 60, 70)];
-        assert_eq!(misplaced(&passages, 2), [0, 10, 40]);
+        let requests = [request(0, 0, 0, 50), request(0, 0, 10, 30), request(0, 20, 60, 70)];
+        assert_eq!(misplaced(&requests, 2), [0, 10, 40]);
     }
 
     #[test]
     fn no_requests_and_unordered_times_are_safe() {
         assert_eq!(mean_misplaced_ns(&[], 4), 0);
-        assert_eq!(misplaced(&[passage(0, 50, 40, 45), passage(7, 0, 9, 3)], 1), [0, 9]);
+        assert_eq!(misplaced(&[request(0, 50, 40, 45), request(7, 0, 9, 3)], 1), [0, 9]);
     }
 
     #[test]
     fn a_central_queue_has_no_misplaced_wait() {
         // An idle worker takes the next request; the schedule of 3 workers is written by hand.
         let mut free = [0_u64; 3];
-        let passages: Vec<Passage> = (0..500_u64)
+        let requests: Vec<ServedRequest> = (0..500_u64)
             .map(|index| {
                 let sent = index * 7;
                 let worker = (0..3).min_by_key(|&worker| free[worker]).unwrap();
                 let begun = sent.max(free[worker]);
                 free[worker] = begun + if index % 5 == 0 { 60 } else { 8 };
-                passage(worker, sent, begun, free[worker])
+                request(worker, sent, begun, free[worker])
             })
             .collect();
-        assert!(passages.iter().any(|passage| passage.begun_ns > passage.sent_ns), "no request waited");
-        assert_eq!(mean_misplaced_ns(&passages, 3), 0);
+        assert!(requests.iter().any(|request| request.begun_ns > request.sent_ns), "no request waited");
+        assert_eq!(mean_misplaced_ns(&requests, 3), 0);
     }
 }

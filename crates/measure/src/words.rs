@@ -1,6 +1,4 @@
-//! Numbers and durations as text, for advice and error messages.
-
-use std::time::Duration;
+//! Numbers as text, for advice and error messages.
 
 /// Formats an integer: `28,232`.
 pub fn grouped(number: u64) -> String {
@@ -33,30 +31,6 @@ pub fn decimal(number: f64) -> String {
     format!("{number:.*}", if number >= 1.0 { 1 } else { 3 })
 }
 
-/// Formats a duration with three digits and a suitable unit: `14.1 s`, `4.68 ms`, `3.2 days`.
-pub fn in_words(duration: Duration) -> String {
-    let seconds = duration.as_secs_f64();
-    let (number, unit) = match seconds {
-        0.0 => return "0 s".to_owned(),
-        s if s < 1e-6 => (s * 1e9, "ns"),
-        s if s < 1e-3 => (s * 1e6, "us"),
-        s if s < 1.0 => (s * 1e3, "ms"),
-        s if s < 600.0 => (s, "s"),
-        s if s < 7_200.0 => (s / 60.0, "min"),
-        s if s < 172_800.0 => (s / 3_600.0, "h"),
-        s if s < 63_072_000.0 => (s / 86_400.0, "days"),
-        s => (s / 31_557_600.0, "years"),
-    };
-    let digits = match number {
-        n if n < 10.0 => 2,
-        n if n < 100.0 => 1,
-        _ => 0,
-    };
-    let text = format!("{number:.digits$}");
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text} {unit}")
-}
-
 /// Formats a share: `97%`, `2.4%`.
 pub fn percent(share: f64) -> String {
     let number = share * 100.0;
@@ -77,12 +51,6 @@ mod tests {
             ["0", "0.003", "470.5", "2,000"],
             [0.0, 0.003, 470.53, 2000.4].map(decimal).each_ref().map(String::as_str)
         );
-        let words = |ns| in_words(Duration::from_nanos(ns));
-        assert_eq!(
-            [words(0), words(4_682_000), words(7_058_000_000), words(60_000_000_000)],
-            ["0 s", "4.68 ms", "7.06 s", "60 s"]
-        );
-        assert_eq!(in_words(Duration::from_nanos(u64::MAX)), "585 years");
         assert_eq!([counted(1, "source"), counted(2, "source address")], ["1 source", "2 source addresses"]);
         assert_eq!([percent(0.97), percent(0.024), percent(0.05)], ["97%", "2.4%", "5%"]);
     }

@@ -1,10 +1,13 @@
 //! Durations as text. Every output of fourtuple uses this format: tables, pages, advice and progress lines.
 
+use std::time::Duration;
+
 const SECOND_NS: u64 = 1_000_000_000;
+const YEAR_HOURS: u64 = 365 * 24;
 
 /// Formats a duration in nanoseconds with three significant digits: `0`, `999ns`, `1.00us`, `49.3ms`, `59.4s`.
 ///
-/// From two minutes on the text has two units instead: `2m14s`, `3h05m`, `2d07h`.
+/// From two minutes on the text has two units instead: `2m14s`, `3h05m`, `2d07h`, and from two years on `3y120d`.
 pub fn format_duration(ns: u64) -> String {
     if ns == 0 {
         return "0".to_owned();
@@ -27,9 +30,16 @@ pub fn format_duration(ns: u64) -> String {
         format!("{minutes}m{:02}s", seconds % 60)
     } else if hours < 48 {
         format!("{hours}h{:02}m", minutes % 60)
-    } else {
+    } else if hours < 2 * YEAR_HOURS {
         format!("{}d{:02}h", hours / 24, hours % 24)
+    } else {
+        format!("{}y{:03}d", hours / YEAR_HOURS, hours % YEAR_HOURS / 24)
     }
+}
+
+/// Formats a [`Duration`] like [`format_duration`]; durations above 584 years count as 584 years.
+pub fn format_time(duration: Duration) -> String {
+    format_duration(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Formats a number below 1,000 with three significant digits: `4.23`, `49.3`, `423`.

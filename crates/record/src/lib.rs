@@ -34,7 +34,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
-pub use format::{format_duration, three_digits};
+pub use format::{format_duration, format_time, three_digits};
 pub use forward::{
     ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
 };

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_scatter() {
+    fn invalid_scatter_data_is_refused() {
         for text in ["\"***\"", "\"AAA=\"", "7"] {
             assert!(serde_json::from_str::<Scatter>(text).is_err(), "{text}");
         }

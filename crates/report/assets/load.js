@@ -88,7 +88,7 @@ const loadKinds = {
     const x = distribution.map(({ share }) => (share < 1 ? 1 / (1 - share) : last));
     const y = distribution.map(({ ns }) => Math.max(1, ns));
     const full = { x: [1, last * 1.1], y: decades(Math.min(...y), Math.max(...y)) };
-    // As many digits as there are nines.
+    // Shows as many digits as the share has nines.
     const nines = (value) => {
       const digits = Math.max(0, Math.ceil(Math.log10(value) - 1e-9) - 2);
       return +(100 * (1 - 1 / value)).toFixed(digits) + "%";

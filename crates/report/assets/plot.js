@@ -9,7 +9,7 @@ addEventListener("error", (event) => fail(event.message));
 // ---- numbers, by the rules of number.rs ---------------------------------------------------------------------------
 
 function digits(value) {
-  // Halves round up: 12.35 is slightly less in binary.
+  // Halves round up, although 12.35 is slightly less in binary.
   value *= 1 + 1e-12;
   return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
 }

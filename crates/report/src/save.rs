@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_path_and_leaves_nothing_behind() {
+    fn an_error_names_the_path_and_leaves_no_file() {
         let room = TempDir::new("error");
         let missing = room.0.join("no/such/report.html");
         let error = save(&missing, "text").unwrap_err();

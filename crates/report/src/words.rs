@@ -5,28 +5,28 @@ use std::fmt::{Display, Write};
 
 use crate::number::{NOTHING, count};
 
-/// `1 port`, `2 ports`.
+/// Formats `1 port`, `2 ports`.
 pub(crate) fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// `9024-65535 (56,512 ports)`.
+/// Formats `9024-65535 (56,512 ports)`.
 pub(crate) fn range(low: u16, high: u16) -> String {
     let ports = (u64::from(high) + 1).saturating_sub(low.into());
     format!("{low}-{high} ({})", plural(ports, "port"))
 }
 
-/// `one run each`, `medians of 3 runs each`.
+/// Formats `one run each`, `medians of 3 runs each`.
 pub(crate) fn repeats(repeats: u32) -> String {
     if repeats == 1 { "one run each".to_owned() } else { format!("medians of {repeats} runs each") }
 }
 
-/// `12 ECONNRESET, 3 timeout`; empty without any.
+/// Formats `12 ECONNRESET, 3 timeout`; empty without any.
 pub(crate) fn errors<N: Display>(errors: &BTreeMap<N, u64>) -> String {
     errors.iter().map(|(name, number)| format!("{} {name}", count(*number))).collect::<Vec<_>>().join(", ")
 }
 
-/// `ECONNRESET 3, request-cut 1`; empty without any.
+/// Formats `ECONNRESET 3, request-cut 1`; empty without any.
 pub(crate) fn reasons(reasons: &BTreeMap<String, u64>) -> String {
     reasons.iter().map(|(name, number)| format!("{name} {}", count(*number))).collect::<Vec<_>>().join(", ")
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_one_word() {
+    fn a_command_without_spaces_is_one_word() {
         assert_eq!(quoted("lab 'ports'"), r"'lab '\''ports'\'''");
     }
 

@@ -113,7 +113,7 @@ fn key_figures_fit_sixty_columns() {
     }
 }
 
-/// The line of `text` that begins with `name`, its words.
+/// Returns the words of the line of `text` that begins with `name`.
 fn row<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in\n{text}")).split_whitespace().collect()
@@ -144,9 +144,9 @@ fn a_load_shows_settings_and_results() {
     assert_eq!(row(&text, "closed by"), ["client,", "FIN"]);
     assert_eq!(row(&text, "total"), ["63,738", "105us", "95.0us", "475us", "1.33ms", "12.4ms"]);
     assert_eq!(row(&text, "late")[0], "63,738");
-    // No more than ten of the forty.
+    // The terminal shows at most ten of the forty slow operations.
     assert!(text.contains("11.153s") && !text.contains("11.170s"), "{text}");
-    // A stall of 48 of 75 seconds: gaps where nothing has a time, bottom where nothing was done.
+    // A stall lasts 48 of 75 seconds: percentiles have gaps there, and the rate is at the bottom.
     let (rate, p99) = (row(&text, "rate")[0], row(&text, "p99 (log)"));
     assert_eq!((rate.chars().count(), rate.matches('▁').count()), (20, 12), "{text}");
     assert_eq!(p99.len(), 4, "two pieces, lowest and highest: {text}");
@@ -180,14 +180,14 @@ fn a_load_omits_absent_parts() {
     ] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
-    // The third second was cut after 50 ms: 5 operations in it are no rate of 5 a second.
+    // The third second ended after 50 ms, so 5 operations in it do not mean a rate of 5 per second.
     assert_eq!(row(&text, "rate")[0].chars().count(), 2, "{text}");
 }
 
 #[test]
 fn a_ladder_has_a_bar_for_each_worker() {
     let text = render(&Saved::LabAccept(samples::accept()), 80, false);
-    // The highest of the group is full, a worker with nothing a dot.
+    // The largest bar of the group has full height, and a worker without work is a dot.
     assert_eq!(row(&text, "exclusive"), ["█▆·▂▁▁··", "0.293", "4.33x", "1.08", "0.08"]);
     assert_eq!(row(&text, "rotate")[..3], ["▃▃▃▃▃▃▃▃", "1.000", "1.02x"]);
     assert_eq!(row(&text, "nginx")[1], "0.994");
@@ -214,7 +214,7 @@ fn keepalive_has_waits_and_a_timeline() {
     for expected in [
         "\nexclusive       never  █▆·▂▁▁··  0.293     4.33x   14.2us             231\n",
         "\n  blocking over unix, close every never: a worker would wait",
-        // Skipped however it closes.
+        // The policy is skipped for every `close_every`.
         "\n  reuseport over unix: refused\n",
         "connections never closed: a request waited 18.9ms behind 3\nothers of worker 0, while worker 3 was idle for 18.8ms",
         "\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██",
@@ -252,7 +252,7 @@ fn a_bare_lab_shows_every_experiment() {
     for part in ["Which worker gets the connection", "unix, light load", "exclusive"] {
         assert!(text.contains(part), "{part:?} in {text}");
     }
-    // A record of before it had that one.
+    // A record from a version before `lab accept` existed.
     (lab.settings.accept, lab.results.accept) = (None, None);
     let text = render(&Saved::Lab(lab), 80, false);
     assert!(!text.contains("Which worker gets the connection"), "{text}");
@@ -283,7 +283,7 @@ fn a_heat_map_has_time_right_and_duration_up() {
     let text = render(&Saved::TraceConnect(samples::trace_connect()), 60, false);
     let from = text.find("Searches over time").unwrap_or_else(|| panic!("no map in\n{text}"));
     let map: Vec<&str> = text[from..].lines().take_while(|line| !line.is_empty()).collect();
-    // Two columns of the record are one here, of 200 ms; the halves end and begin with one that has half as much.
+    // Each drawn column of 200 ms merges two columns of the record; at the boundary of the halves it has half the count.
     let expected = "\
 Searches over time
  562us ┤                                        ░

@@ -42,7 +42,7 @@ impl Connection {
         }
     }
 
-    /// Whether an end of the stream now would truncate a request.
+    /// Returns whether an end of the stream now would truncate a request.
     pub(crate) fn is_within_a_request(&self) -> bool {
         self.draining.is_none() && (self.position != Position::Between || !self.kept.is_empty())
     }

@@ -52,7 +52,7 @@ impl Datagrams {
     ) -> io::Result<Datagrams> {
         let epoll = Epoll::new()?;
         let socket = socket.try_clone()?;
-        option::set_hops_told(socket.as_fd(), true)?;
+        option::set_receive_hops(socket.as_fd(), true)?;
         let own = socket::local_address(socket.as_fd())?;
         epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
         epoll.add(stop.as_fd(), STOP, Interest::READ)?;

@@ -18,19 +18,19 @@ pub(crate) struct DispatcherThread {
 impl DispatcherThread {
     pub(crate) fn start(mut dispatcher: Dispatcher) -> Result<DispatcherThread, ServeError> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (waker, told) = (dispatcher.waker(), Arc::clone(&stop));
+        let (waker, flag) = (dispatcher.waker(), Arc::clone(&stop));
         let thread = thread::Builder::new()
             .name("serve-dispatcher".to_owned())
             // After an error the thread ends, and has_failed() reports it.
             .spawn(move || {
-                let _ = dispatcher.run(&told);
+                let _ = dispatcher.run(&flag);
                 dispatcher.stats()
             })
             .map_err(|source| ServeError::Worker { worker: 0, call: "a new thread", source })?;
         Ok(DispatcherThread { thread: Some(thread), stop, waker })
     }
 
-    /// Whether the thread has ended before it was stopped.
+    /// Returns whether the thread has ended before it was stopped.
     pub(crate) fn has_failed(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }

@@ -43,7 +43,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Whether the settings are at fault, and not the environment.
+    /// Returns whether the settings are at fault, and not the environment.
     pub fn is_usage(&self) -> bool {
         match self {
             ServeError::Setting { .. } => true,

@@ -119,7 +119,7 @@ impl PolicyWorker {
         bytes.extend_from_slice(&self.room[..count]);
         // A short read: no more bytes are waiting.
         let whole = count < ROOM;
-        match self.digest(connection, &bytes, whole) {
+        match self.decode_requests(connection, &bytes, whole) {
             Ok((used, next)) => {
                 bytes.drain(..used);
                 connection.carry = bytes;
@@ -134,7 +134,7 @@ impl PolicyWorker {
 
     /// Answers the complete requests in `bytes`. Returns the number of bytes used and the next action. The position in an
     /// incomplete request is kept in the mark of the connection.
-    fn digest(
+    fn decode_requests(
         &mut self,
         connection: &mut Connection,
         bytes: &[u8],

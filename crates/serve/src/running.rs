@@ -17,7 +17,7 @@ use crate::settings::Protocol;
 use crate::stop::Stop;
 
 /// The worker threads and their resources. Dropping this value ends the threads.
-pub(crate) struct Started {
+pub(crate) struct WorkerThreads {
     pub(crate) protocol: Protocol,
     pub(crate) address: Endpoint,
     pub(crate) policy: AcceptPolicy,
@@ -32,7 +32,7 @@ pub(crate) struct Started {
     pub(crate) backlog: u32,
 }
 
-impl Drop for Started {
+impl Drop for WorkerThreads {
     fn drop(&mut self) {
         // The path is removed first, so that no client connects while the workers end.
         self.path.take();
@@ -54,12 +54,12 @@ impl Drop for Started {
 
 /// A running server. Dropping it ends the server.
 pub struct Running {
-    started: Started,
+    started: WorkerThreads,
     begin: Instant,
 }
 
 impl Running {
-    pub(crate) fn new(started: Started, begin: Instant) -> Running {
+    pub(crate) fn new(started: WorkerThreads, begin: Instant) -> Running {
         Running { started, begin }
     }
 
@@ -83,7 +83,7 @@ impl Running {
         self.started.workers.iter().map(|(_, counts)| counts.now()).collect()
     }
 
-    /// Whether a worker has ended before it was stopped. The results contain the reason.
+    /// Returns whether a worker has ended before it was stopped. The results contain the reason.
     pub fn has_failed(&self) -> bool {
         let dispatcher_thread = self.started.dispatcher_thread.as_ref();
         dispatcher_thread.is_some_and(DispatcherThread::has_failed)

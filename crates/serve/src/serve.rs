@@ -17,7 +17,7 @@ use crate::decoder::Decoder;
 use crate::dispatcher_thread::DispatcherThread;
 use crate::error::ServeError;
 use crate::listener::{self, SocketRequest};
-use crate::running::{Running, Started};
+use crate::running::{Running, WorkerThreads};
 use crate::service::Service;
 use crate::settings::{Close, Protocol, Stall};
 use crate::stop::Stop;
@@ -55,7 +55,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Default settings: one worker per CPU, the client closes, an idle limit of 60 s, no service time, queues of 4096.
+    /// Returns default settings: one worker per CPU, the client closes, an idle limit of 60 s, no service time, queues of 4096.
     pub fn new(protocol: Protocol, listen: Endpoint) -> Serve {
         Serve {
             protocol,
@@ -78,7 +78,7 @@ impl Serve {
         listener::shown(&self.listen)
     }
 
-    /// Whether the server sets TCP_DEFER_ACCEPT: over TCP, without an accept policy, if the client sends first.
+    /// Returns whether the server sets TCP_DEFER_ACCEPT: over TCP, without an accept policy, if the client sends first.
     pub fn defers_accept(&self) -> bool {
         self.policy.is_none()
             && matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. })
@@ -93,25 +93,25 @@ impl Serve {
     pub fn start(&self) -> Result<Running, ServeError> {
         self.check()?;
         let decoder = Decoder::new(&self.protocol).map(Arc::new);
-        let entrance = self.entrance(decoder.is_some())?;
+        let open_sources = self.open_sources(decoder.is_some())?;
         let stop =
             Stop::new().map_err(|source| ServeError::Worker { worker: 0, call: "socketpair()", source })?;
         let cpus = self.cpus()?;
-        let mut started = Started {
+        let mut started = WorkerThreads {
             protocol: self.protocol,
-            address: entrance.address,
-            policy: entrance.policy,
-            path: entrance.path,
+            address: open_sources.address,
+            policy: open_sources.policy,
+            path: open_sources.path,
             stop: stop.clone(),
-            wakers: entrance.wakers,
-            dispatcher_thread: entrance.dispatcher.map(DispatcherThread::start).transpose()?,
+            wakers: open_sources.wakers,
+            dispatcher_thread: open_sources.dispatcher.map(DispatcherThread::start).transpose()?,
             backlog: self.backlog,
             workers: Vec::with_capacity(self.workers),
         };
         // Declared after the workers, so dropped before them: after an error the closed channels end the waiting workers.
         let mut gates = Vec::with_capacity(self.workers);
         let (ready, all_ready) = mpsc::channel();
-        for (number, source) in entrance.sources.into_iter().enumerate() {
+        for (number, source) in open_sources.sources.into_iter().enumerate() {
             let seed = self.seed.wrapping_add(number as u64);
             let counts = Arc::new(Counts::default());
             let worker = WorkerThread {
@@ -152,7 +152,7 @@ impl Serve {
     }
 
     /// Opens the sources of connections, in the order of the workers. With some policies that order decides which worker wakes up.
-    fn entrance(&self, streams: bool) -> Result<ConnectionSources, ServeError> {
+    fn open_sources(&self, streams: bool) -> Result<ConnectionSources, ServeError> {
         let Some(policy) = self.policy else {
             let sockets = listener::open(&SocketRequest {
                 endpoint: &self.listen,

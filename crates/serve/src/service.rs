@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A distribution of service times: a mixture of shapes.
 ///
-/// As text: `50us` always that long, `exp:1ms` exponential with that mean, `pareto:1ms:1.5` heavy tail with mean and
+/// Text forms: `50us` is constant, `exp:1ms` exponential with this mean, `pareto:1ms:1.5` heavy-tailed with mean and
 /// shape. `10%:100ms`: a tenth of the requests 100 ms, the rest nothing; `5%:10ms,100us`: a twentieth 10 ms, the rest
 /// 100 us.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -83,7 +83,7 @@ impl Service {
         Ok(Service { parts })
     }
 
-    /// Whether no request ever takes time.
+    /// Returns whether every request has a service time of 0.
     pub fn is_none(&self) -> bool {
         self.parts.is_empty()
     }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_form_goes_both_ways() {
+    fn the_text_form_survives_a_round_trip() {
         for (text, shown) in [
             ("0s", "0s"),
             ("1000us", "1ms"),

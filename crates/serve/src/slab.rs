@@ -16,14 +16,14 @@ impl<T> Slab<T> {
         self.free.last().copied().unwrap_or(self.slots.len())
     }
 
-    pub(crate) fn insert(&mut self, thing: T) -> usize {
+    pub(crate) fn insert(&mut self, item: T) -> usize {
         match self.free.pop() {
             Some(number) => {
-                self.slots[number] = Some(thing);
+                self.slots[number] = Some(item);
                 number
             }
             None => {
-                self.slots.push(Some(thing));
+                self.slots.push(Some(item));
                 self.slots.len() - 1
             }
         }
@@ -35,15 +35,15 @@ impl<T> Slab<T> {
     }
 
     /// Puts an item back that was taken out with `lend`.
-    pub(crate) fn give_back(&mut self, number: usize, thing: T) {
-        self.slots[number] = Some(thing);
+    pub(crate) fn give_back(&mut self, number: usize, item: T) {
+        self.slots[number] = Some(item);
     }
 
     /// Removes the items for which `is_over` holds, and returns their number.
     pub(crate) fn remove_if(&mut self, is_over: impl Fn(&T) -> bool) -> u64 {
         let before = self.free.len();
         for (number, slot) in self.slots.iter_mut().enumerate() {
-            if slot.take_if(|thing| is_over(thing)).is_some() {
+            if slot.take_if(|item| is_over(item)).is_some() {
                 self.free.push(number);
             }
         }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_reused_only_after_it_is_free() {
+    fn a_slot_number_is_reused_only_after_it_is_free() {
         let mut slab = Slab::new();
         assert_eq!((slab.next(), slab.insert('a'), slab.next(), slab.insert('b')), (0, 0, 1, 1));
         assert_eq!((slab.lend(0), slab.lend(0), slab.lend(9)), (Some('a'), None, None));
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(slab.lend(0), Some('A'));
         slab.free(0);
         assert_eq!((slab.next(), slab.insert('c'), slab.insert('d')), (0, 0, 2));
-        assert_eq!((slab.remove_if(|thing| *thing == 'c'), slab.next()), (1, 0));
+        assert_eq!((slab.remove_if(|item| *item == 'c'), slab.next()), (1, 0));
         assert_eq!((slab.lend(0), slab.lend(1)), (None, Some('b')));
     }
 }

@@ -33,7 +33,7 @@ impl Work {
         self.stall = stall;
     }
 
-    /// Whether the worker sleeps for service times, which then need a precise timer.
+    /// Returns whether the worker sleeps for service times, which then need a precise timer.
     pub(crate) fn sleeps(&self) -> bool {
         !self.service.is_none() && !self.spin
     }

@@ -25,9 +25,9 @@ const ROOM: usize = 64 * 1024;
 /// Maximum number of events of one epoll_wait().
 const EVENTS: usize = 256;
 /// Maximum number of connections accepted in a row from a queue that is not shared, before requests are served.
-const ROW: usize = 64;
+const ACCEPTS_IN_A_ROW: usize = 64;
 /// Maximum number of full buffers read in a row from one connection, before other connections are served.
-const ROOMS: usize = 16;
+const READS_IN_A_ROW: usize = 16;
 /// Pause in accepting after accept() has failed for want of descriptors or memory.
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// Maximum number of bytes read and discarded after the last response. Closing with unread data would send a RST, which can
@@ -147,15 +147,15 @@ impl Worker {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        // From a shared queue one at a time: connections that one worker takes in a row wait for its requests.
-        for _ in 0..if self.listener.shared { 1 } else { ROW } {
+        // Takes one connection at a time from a shared queue, because connections taken in a row would wait for this worker.
+        for _ in 0..if self.listener.shared { 1 } else { ACCEPTS_IN_A_ROW } {
             let socket = match socket::accept_nonblocking(self.listener.socket.as_fd()) {
                 Ok(socket) => socket,
                 Err(error) => return self.not_accepted(&error),
             };
             self.counts.accepted.add(1);
             let mut connection = Connection::new(socket);
-            if self.listener.deferred && self.talk_on(&mut connection, false) == Next::Close {
+            if self.listener.deferred && self.continue_connection(&mut connection, false) == Next::Close {
                 continue;
             }
             self.watch(connection)?;
@@ -201,7 +201,7 @@ impl Worker {
     fn proceed(&mut self, number: usize, event: &Ready) -> io::Result<()> {
         // After a connection ended in the same batch, its event finds no connection, or a new one with nothing to read.
         let Some(mut connection) = self.connections.lend(number) else { return Ok(()) };
-        if self.talk_on(&mut connection, event.ended()) == Next::Close {
+        if self.continue_connection(&mut connection, event.ended()) == Next::Close {
             self.connections.free(number);
             return Ok(());
         }
@@ -218,20 +218,20 @@ impl Worker {
 
     /// Reads, works and responds until there is nothing to read, the send buffer is full, or the connection ends. `ended`: the
     /// client has sent its FIN, and no further event will report it.
-    fn talk_on(&mut self, connection: &mut Connection, mut ended: bool) -> Next {
+    fn continue_connection(&mut self, connection: &mut Connection, mut ended: bool) -> Next {
         if let Some((answer, from)) = connection.sending.take() {
             match self.send(connection, answer, from) {
-                Sent::Partly => return Next::Wait,
-                Sent::Failed => return Next::Close,
-                Sent::Whole if answer.ends() => {
+                SendOutcome::Partly => return Next::Wait,
+                SendOutcome::Failed => return Next::Close,
+                SendOutcome::Whole if answer.ends() => {
                     if self.end(connection, false) == Next::Close {
                         return Next::Close;
                     }
                 }
-                Sent::Whole => match self.digest(connection, &[], false) {
-                    Digested::Needs => {}
-                    Digested::Full => return Next::Wait,
-                    Digested::Over => return Next::Close,
+                SendOutcome::Whole => match self.decode_requests(connection, &[], false) {
+                    DecodeOutcome::Needs => {}
+                    DecodeOutcome::Full => return Next::Wait,
+                    DecodeOutcome::Over => return Next::Close,
                 },
             }
             // Events since then were ignored, the FIN included: read until EAGAIN or the end.
@@ -244,7 +244,7 @@ impl Worker {
     }
 
     fn read(&mut self, connection: &mut Connection, ended: bool, room: &mut [u8]) -> Next {
-        for _ in 0..ROOMS {
+        for _ in 0..READS_IN_A_ROW {
             if self.stop.is_set() {
                 return Next::Wait;
             }
@@ -272,10 +272,10 @@ impl Worker {
                     None => return Next::Close,
                 }
             } else {
-                match self.digest(connection, &room[..count], drained) {
-                    Digested::Needs => {}
-                    Digested::Full => return Next::Wait,
-                    Digested::Over => return Next::Close,
+                match self.decode_requests(connection, &room[..count], drained) {
+                    DecodeOutcome::Needs => {}
+                    DecodeOutcome::Full => return Next::Wait,
+                    DecodeOutcome::Over => return Next::Close,
                 }
             }
             // While draining, the worker reads until EAGAIN: an earlier event may be gone.
@@ -288,7 +288,7 @@ impl Worker {
     }
 
     /// Decodes the requests in the kept and the fresh bytes, and answers them. `drained`: no more bytes are waiting.
-    fn digest(&mut self, connection: &mut Connection, fresh: &[u8], drained: bool) -> Digested {
+    fn decode_requests(&mut self, connection: &mut Connection, fresh: &[u8], drained: bool) -> DecodeOutcome {
         let mut joined = mem::take(&mut connection.kept);
         let mut bytes = fresh;
         if !joined.is_empty() {
@@ -310,29 +310,29 @@ impl Worker {
                 self.work.serve();
             }
             match self.send(connection, answer, 0) {
-                Sent::Whole if answer.ends() => {
+                SendOutcome::Whole if answer.ends() => {
                     // A client whose request is refused may still be sending it.
                     let drained = drained && bytes.is_empty() && answer.is_response();
                     return match self.end(connection, drained) {
-                        Next::Close => Digested::Over,
-                        Next::Wait => Digested::Needs,
+                        Next::Close => DecodeOutcome::Over,
+                        Next::Wait => DecodeOutcome::Needs,
                     };
                 }
-                Sent::Whole => {}
-                Sent::Partly => {
+                SendOutcome::Whole => {}
+                SendOutcome::Partly => {
                     connection.kept = bytes.to_vec();
-                    return Digested::Full;
+                    return DecodeOutcome::Full;
                 }
-                Sent::Failed => return Digested::Over,
+                SendOutcome::Failed => return DecodeOutcome::Over,
             }
         }
         if !bytes.is_empty() {
             connection.kept = bytes.to_vec();
         }
-        Digested::Needs
+        DecodeOutcome::Needs
     }
 
-    fn send(&mut self, connection: &mut Connection, answer: Answer, mut from: usize) -> Sent {
+    fn send(&mut self, connection: &mut Connection, answer: Answer, mut from: usize) -> SendOutcome {
         let bytes = self.decoder.bytes(answer);
         loop {
             match socket::send(connection.socket.as_fd(), &bytes[from..]) {
@@ -340,17 +340,17 @@ impl Worker {
                     self.counts.sent_bytes.add(count as u64);
                     from += count;
                     if from == bytes.len() {
-                        return Sent::Whole;
+                        return SendOutcome::Whole;
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     connection.sending = Some((answer, from));
-                    return Sent::Partly;
+                    return SendOutcome::Partly;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     self.counts.error(&errno_name(&error));
-                    return Sent::Failed;
+                    return SendOutcome::Failed;
                 }
             }
         }
@@ -380,7 +380,7 @@ fn next_sweep(idle: Duration) -> Option<Instant> {
 }
 
 /// The outcome of sending a response.
-enum Sent {
+enum SendOutcome {
     Whole,
     /// The send buffer is full; the rest is kept.
     Partly,
@@ -388,7 +388,7 @@ enum Sent {
 }
 
 /// The outcome of decoding received bytes.
-enum Digested {
+enum DecodeOutcome {
     /// All complete requests are answered: more bytes are needed.
     Needs,
     /// The send buffer is full: the worker must not read more.

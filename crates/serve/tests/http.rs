@@ -19,7 +19,7 @@ fn http() -> fourtuple_serve::Serve {
 }
 
 #[test]
-fn connections_end_as_the_request_says() {
+fn connections_end_as_the_request_demands() {
     in_namespace(|| {
         in_every_way(&http(), |server| {
             let running = server.start().unwrap();
@@ -37,7 +37,7 @@ fn connections_end_as_the_request_says() {
 }
 
 #[test]
-fn the_server_says_that_it_closes() {
+fn the_server_announces_the_close() {
     in_namespace(|| {
         let mut server = http();
         server.close = Close::Server { every: 2 };
@@ -101,7 +101,7 @@ fn invalid_requests_get_a_response_and_a_close() {
 }
 
 #[test]
-fn a_body_is_asked_for() {
+fn expect_100_continue_is_answered() {
     in_namespace(|| {
         in_every_way(&http(), |server| {
             let running = server.start().unwrap();

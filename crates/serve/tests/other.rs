@@ -17,7 +17,7 @@ use fourtuple_testing::{in_namespace, open_descriptors};
 const SMALL: Protocol = Protocol::Crr { request: 1, response: 1 };
 
 #[test]
-fn datagrams_come_back_and_short_ones_do_not() {
+fn datagrams_are_echoed_except_short_ones() {
     in_namespace(|| {
         let running = serve(Protocol::Udp { request: 2 }).start().unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -91,7 +91,7 @@ fn datagrams_from_services_and_itself_get_no_reply() {
 }
 
 #[test]
-fn a_sink_holds_connections_that_say_nothing() {
+fn a_sink_holds_silent_connections() {
     in_namespace(|| {
         let running = serve(Protocol::Sink).start().unwrap();
         let streams: Vec<_> = (0..50).map(|_| connect(&running)).collect();

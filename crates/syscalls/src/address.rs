@@ -5,17 +5,17 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where a socket can be reached: over IP, or by a path of this host.
+/// The address of a socket: an IP address with a port, or a path in the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// An address and a port.
+    /// An IP address and a port.
     Inet(SocketAddr),
-    /// A unix socket.
+    /// The path of a unix socket.
     Unix(PathBuf),
 }
 
 impl Endpoint {
-    /// Address and port; `None` of a unix socket.
+    /// Returns address and port, or `None` for a unix socket.
     pub fn inet(&self) -> Option<SocketAddr> {
         match self {
             Endpoint::Inet(address) => Some(*address),
@@ -54,14 +54,14 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A socket address in the kernel's form, with the length that goes with it.
+/// A socket address in the kernel's form, with its length.
 pub(crate) struct RawAddress {
     storage: libc::sockaddr_storage,
     length: libc::socklen_t,
 }
 
 impl RawAddress {
-    /// Room for any address, for calls that fill one in.
+    /// Returns zeroed room for any address, for calls that fill in an address.
     pub(crate) fn empty() -> Self {
         RawAddress {
             // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
@@ -75,7 +75,7 @@ impl RawAddress {
         // SAFETY: sockaddr_un is plain data for which all zeroes is a valid value.
         let mut filled: libc::sockaddr_un = unsafe { mem::zeroed() };
         filled.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // A zero byte ends the path, and one at the start would mean an abstract name.
+        // A path must end in NUL within the room, and a leading NUL would make the name abstract.
         if bytes.is_empty() || bytes.len() >= filled.sun_path.len() || bytes.contains(&0) {
             let message = format!("the path of a unix socket has 1 to 107 bytes, none of them 0: {path:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
@@ -111,7 +111,7 @@ impl RawAddress {
     }
 }
 
-/// The address in a storage that the kernel, or this crate, has filled.
+/// Converts an address that the kernel or this crate has written.
 pub(crate) fn to_std(storage: &libc::sockaddr_storage) -> io::Result<SocketAddr> {
     match libc::c_int::from(storage.ss_family) {
         libc::AF_INET => {

@@ -1,6 +1,6 @@
 //! System calls of the init process of a virtual machine: mounts, kernel modules, limits, power off.
 //!
-//! Nothing else uses these; they need the privileges of PID 1 in the initial namespaces.
+//! Only `crates/guest` uses them; they need the privileges of PID 1 in the initial namespaces.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -23,10 +23,9 @@ pub fn mount(kind: &str, target: &str) -> io::Result<()> {
     check(result).map(drop)
 }
 
-/// Loads an uncompressed kernel module from an open file: finit_module(2).
+/// Loads an uncompressed kernel module from an open file with finit_module(2).
 ///
-/// # Errors
-/// `EEXIST` when it is loaded already, `ENOENT` for a symbol of a module that should have come first.
+/// # Errors `EEXIST` if the module is loaded already, `ENOENT` for a symbol of a module that must be loaded first.
 pub fn load_module(module: BorrowedFd<'_>) -> io::Result<()> {
     let parameters: &CStr = c"";
     // SAFETY: the descriptor is open for the length of the borrow and the parameters end in NUL.
@@ -47,7 +46,7 @@ pub fn kill_group(leader: u32) -> io::Result<()> {
     check(unsafe { libc::kill(-group, libc::SIGKILL) }).map(drop)
 }
 
-/// Switches the machine off; returns only when that fails.
+/// Powers the machine off; returns only if that fails.
 pub fn power_off() -> io::Error {
     // SAFETY: sync(2) and reboot(2) take no pointers from us.
     unsafe {

@@ -1,4 +1,4 @@
-//! Programs that are started with less than this process has or end with it, and the signals that end them.
+//! Options for child processes: lower limits, refused facilities, end with the parent; and signals that end processes.
 
 use std::ffi::CString;
 use std::io;
@@ -17,8 +17,8 @@ pub fn limit_descriptors(command: &mut Command, limit: u64) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Makes `command` start with RLIMIT_NPROC, soft and hard, at `limit`: threads and processes of its user, which for root and
-/// does not limit processes with CAP_SYS_RESOURCE.
+/// Makes `command` start with RLIMIT_NPROC, soft and hard, at `limit`, which counts threads and processes of its user.
+/// It does not limit root or processes with CAP_SYS_RESOURCE.
 pub fn limit_threads(command: &mut Command, limit: u64) {
     let enter = move || {
         let limits = libc::rlimit { rlim_cur: limit, rlim_max: limit };
@@ -29,19 +29,19 @@ pub fn limit_threads(command: &mut Command, limit: u64) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Makes `command` start where `facility` is refused.
+/// Makes the kernel refuse `facility` to `command`.
 pub fn refuse(command: &mut Command, facility: Facility) {
     let enter = move || seccomp::refuse(facility);
     // SAFETY: the closure runs in the forked child before exec; it makes two system calls and allocates nothing.
     unsafe { command.pre_exec(enter) };
 }
 
-/// Makes `command` start in a mount namespace of its own in which `directory` is an empty disk (tmpfs) of `bytes`, rounded
-/// up to pages. Needs CAP_SYS_ADMIN; the disk ends with the program.
+/// Makes `command` start in a new mount namespace in which `directory` is an empty tmpfs of `bytes`, rounded up to
+/// pages. Needs CAP_SYS_ADMIN; the tmpfs ends with the program.
 ///
 /// # Errors
 ///
-/// EINVAL for a path with a NUL byte. What unshare() and mount() say comes from starting the command.
+/// EINVAL for a path with a NUL byte. Starting the command returns the errors of unshare() and mount().
 pub fn mount_small_disk(command: &mut Command, directory: &Path, bytes: u64) -> io::Result<()> {
     let directory = CString::new(directory.as_os_str().as_bytes())?;
     let size = CString::new(format!("size={bytes}"))?;
@@ -49,7 +49,7 @@ pub fn mount_small_disk(command: &mut Command, directory: &Path, bytes: u64) -> 
         // SAFETY: unshare() takes no pointers.
         check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
         let none = std::ptr::null();
-        // SAFETY: changing how mounts propagate reads the target alone, a string that ends in NUL.
+        // SAFETY: a change of mount propagation reads the target only, a string that ends in NUL.
         check(unsafe {
             libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
         })?;
@@ -62,8 +62,8 @@ pub fn mount_small_disk(command: &mut Command, directory: &Path, bytes: u64) -> 
     Ok(())
 }
 
-/// Makes `command` end when the thread that starts it does, however that ends (PR_SET_PDEATHSIG with SIGKILL). What the
-/// program starts in its turn is not told.
+/// Makes the kernel send SIGKILL to `command` when the thread that starts it ends (PR_SET_PDEATHSIG). Children of the
+/// program do not inherit this.
 pub fn end_with_this_thread(command: &mut Command) {
     let parent = std::process::id();
     let enter = move || {
@@ -73,7 +73,7 @@ pub fn end_with_this_thread(command: &mut Command) {
         if unsafe { libc::getppid() } as u32 == parent {
             Ok(())
         } else {
-            // The parent ended in between: the kernel sends no signal any more.
+            // The parent ended before prctl(2), so the kernel will send no signal.
             Err(io::Error::from_raw_os_error(libc::ESRCH))
         }
     };
@@ -90,7 +90,7 @@ pub fn interrupt(process: u32) -> io::Result<()> {
     signal(process, libc::SIGINT)
 }
 
-/// Sends SIGHUP: a daemon reloads its settings.
+/// Sends SIGHUP to a process; daemons reload their settings.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub fn hang_up(process: u32) -> io::Result<()> {
     signal(process, libc::SIGHUP)
 }
 
-/// SIGTERM: it is to end.
+/// Sends SIGTERM to a process, a request to end.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub fn terminate(process: u32) -> io::Result<()> {
     signal(process, libc::SIGTERM)
 }
 
-/// Sends SIGKILL to a process, which it cannot refuse.
+/// Sends SIGKILL to a process, which the process cannot block.
 ///
 /// # Errors
 ///
@@ -121,6 +121,6 @@ fn signal(process: u32, signal: libc::c_int) -> io::Result<()> {
     let Some(process) = i32::try_from(process).ok().filter(|process| *process > 1) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a process of ours"));
     };
-    // SAFETY: kill(2) takes no pointers, and the check above keeps it from meaning more than one process.
+    // SAFETY: kill(2) takes no pointers, and the check above excludes numbers that address several processes.
     check(unsafe { libc::kill(process, signal) }).map(drop)
 }

@@ -4,26 +4,26 @@ use std::iter;
 
 /// One control message.
 pub(crate) struct ControlMessage<'a> {
-    /// cmsg_level
+    /// The protocol level (cmsg_level).
     pub(crate) level: i32,
-    /// cmsg_type
+    /// The type of the message (cmsg_type).
     pub(crate) kind: i32,
-    /// CMSG_DATA, as long as cmsg_len says.
+    /// The data (CMSG_DATA), with the length in cmsg_len.
     pub(crate) data: &'a [u8],
 }
 
 impl ControlMessage<'_> {
-    /// The first four bytes of the data, if there are so many.
+    /// Returns the first four bytes of the data, or `None` if the data is shorter.
     pub(crate) fn word(&self) -> Option<[u8; 4]> {
         self.data.first_chunk().copied()
     }
 }
 
-/// Bytes of struct cmsghdr: cmsg_len (`__kernel_size_t`), cmsg_level, cmsg_type.
+/// Size of struct cmsghdr in bytes: cmsg_len (`__kernel_size_t`), cmsg_level, cmsg_type.
 const HEADER: usize = LENGTH + 8;
 const LENGTH: usize = size_of::<usize>();
 
-/// The messages in `control`, up to the first whose length cannot be.
+/// Iterates over the messages in `control`, up to the first message with an impossible length.
 pub(crate) fn messages(mut control: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
     iter::from_fn(move || {
         let (length, rest) = control.split_first_chunk::<LENGTH>()?;
@@ -31,7 +31,7 @@ pub(crate) fn messages(mut control: &[u8]) -> impl Iterator<Item = ControlMessag
         let (kind, _) = rest.split_first_chunk::<4>()?;
         let length = usize::from_ne_bytes(*length);
         let data = control.get(HEADER..length)?;
-        // CMSG_ALIGN; the last message need not be followed by padding.
+        // CMSG_ALIGN. Padding after the last message is optional.
         control = control.get(length.next_multiple_of(LENGTH)..).unwrap_or_default();
         Some(ControlMessage { level: i32::from_ne_bytes(*level), kind: i32::from_ne_bytes(*kind), data })
     })

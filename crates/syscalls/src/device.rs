@@ -14,7 +14,7 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
-// include/uapi/linux/if_link.h, if_addr.h, veth.h
+// Constants of include/uapi/linux/if_link.h, if_addr.h and veth.h.
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -25,13 +25,13 @@ const VLAN_ID: u16 = 1;
 const IFLA_LINK: u16 = 5;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// The address is used at once, without looking for others that have it.
+/// The address is usable at once, without duplicate address detection.
 const NO_DUPLICATE_DETECTION: u8 = 2;
-/// struct ifinfomsg, struct ifaddrmsg
+/// Size of struct ifinfomsg.
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
 
-/// The index of a device in the calling thread's network namespace. ENODEV: there is none of this name.
+/// Returns the index of a device in the calling thread's network namespace. ENODEV: there is no device with this name.
 pub fn index(name: &str) -> io::Result<u32> {
     let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
     // SAFETY: the name is terminated and outlives the call.
@@ -41,8 +41,8 @@ pub fn index(name: &str) -> io::Result<u32> {
     }
 }
 
-/// The index of the device that has this address, in the calling thread's network namespace. `None`: no one has it; of
-/// 127.0.0.0/8 the loopback device has all.
+/// Returns the index of the device with this address in the calling thread's network namespace, or `None` if no device
+/// has it. The loopback device has all addresses in 127.0.0.0/8.
 pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     let (family, octets) = octets(address);
     let mut body = vec![0; ADDRESS_HEADER];
@@ -70,8 +70,8 @@ fn octets(address: IpAddr) -> (u8, Vec<u8>) {
     }
 }
 
-/// Makes a pair of devices (veth(4)), `name` in the calling thread's network namespace and `peer` in a second namespace. Both
-/// are down. They go with their namespaces.
+/// Creates a veth(4) pair: `name` in the calling thread's network namespace and `peer` in a second namespace. Both
+/// devices are down. They are removed with their namespaces.
 pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let mut end = vec![0; LINK_HEADER];
     netlink::put_attribute(&mut end, IFLA_IFNAME, terminated(peer).as_slice());
@@ -81,7 +81,7 @@ pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Resul
     make(name, "veth", &data, None)
 }
 
-/// Makes a device for the packets of `below` with an 802.1Q tag. It is down.
+/// Creates an 802.1Q VLAN device on top of `below`. It is down.
 pub fn make_vlan(name: &str, below: &str, id: u16) -> io::Result<()> {
     let below = index(below)?;
     let mut data = Vec::new();
@@ -106,17 +106,17 @@ fn terminated(name: &str) -> Vec<u8> {
     [name.as_bytes(), &[0]].concat()
 }
 
-/// Gives a device an address, which is the host's own from now on, and of the network its first `prefix` bits.
+/// Adds an address with a prefix length of `prefix` bits to a device.
 pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
     let body = address_body(name, address, prefix)?;
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
 
-/// Takes an address off a device again.
+/// Removes an address from a device.
 ///
 /// # Errors
 ///
-/// EADDRNOTAVAIL: the device does not have it with this prefix.
+/// EADDRNOTAVAIL: the device does not have the address with this prefix length.
 pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
     netlink::change(libc::NETLINK_ROUTE, RTM_DELADDR, 0, &address_body(name, address, prefix)?)
 }
@@ -148,12 +148,12 @@ fn set_flags(name: &str, flags: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)
 }
 
-/// How many bytes of IP a frame of a device carries from now on. Below 1280 the device loses IPv6 and its addresses of that
-/// (`addrconf_notify`), and does not get them back.
+/// Sets the MTU of a device. Below 1280 the device loses IPv6 and its IPv6 addresses (`addrconf_notify`), and does not
+/// get them back.
 ///
 /// # Errors
 ///
-/// EINVAL: the device cannot do so many or so few. EPERM without CAP_NET_ADMIN.
+/// EINVAL: the device does not support this MTU. EPERM without CAP_NET_ADMIN.
 pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
     let mut request = request(name)?;
     request.ifr_ifru.ifru_mtu =
@@ -166,7 +166,7 @@ pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
 /// Does the same as `ethtool -K DEVICE tx off`: the kernel computes the checksums of sent packets. With `leave` the kernel leaves
 /// them to the device; veth devices compute none, because packets within a host cannot be corrupted.
 pub fn leave_checksums(name: &str, leave: bool) -> io::Result<()> {
-    /// include/uapi/linux/ethtool.h
+    /// Command of include/uapi/linux/ethtool.h.
     const ETHTOOL_STXCSUM: u32 = 0x17;
     #[repr(C)]
     struct Value {

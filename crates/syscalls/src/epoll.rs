@@ -1,4 +1,4 @@
-//! epoll(7): which of many descriptors are ready.
+//! epoll(7): waits for readiness of many descriptors.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,20 +11,20 @@ use crate::check;
 pub struct Interest(u32);
 
 impl Interest {
-    /// Something to read, or the end of it.
+    /// Readable, or the peer closed its sending half.
     pub const READ: Interest = Interest(libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32);
-    /// A connection to accept. EPOLL_CTL_ADD refuses [`Interest::EXCLUSIVE`] with more than this (EINVAL).
+    /// A connection to accept. EPOLL_CTL_ADD allows no other flag of this list with [`Interest::EXCLUSIVE`] (EINVAL).
     pub const ACCEPT: Interest = Interest(libc::EPOLLIN as u32);
-    /// Room to write; of a connecting socket: connected, or failed.
+    /// Writable. For a connecting socket: connected or failed.
     pub const WRITE: Interest = Interest(libc::EPOLLOUT as u32);
-    /// Told once per change instead of as long as it lasts.
+    /// Edge-triggered: reported once per change.
     pub const EDGE: Interest = Interest(libc::EPOLLET as u32);
-    /// Told once, and then not until the interest is set again.
+    /// One-shot: reported once, then disabled until the next [`Epoll::modify`].
     pub const ONESHOT: Interest = Interest(libc::EPOLLONESHOT as u32);
     /// EPOLLEXCLUSIVE: an event wakes only one of several epoll instances that watch the descriptor (Linux 4.5).
     pub const EXCLUSIVE: Interest = Interest(libc::EPOLLEXCLUSIVE as u32);
 
-    /// Both.
+    /// Combines two interests.
     #[must_use]
     pub const fn and(self, other: Interest) -> Interest {
         Interest(self.0 | other.0)
@@ -37,41 +37,42 @@ impl Interest {
 pub struct Ready(libc::epoll_event);
 
 impl Ready {
-    /// Room for an answer of [`Epoll::wait`].
+    /// An empty entry, to fill the buffer of [`Epoll::wait`].
     pub const NONE: Ready = Ready(libc::epoll_event { events: 0, u64: 0 });
 
-    /// The token that the descriptor was added with.
+    /// Returns the token that the descriptor was added with.
     pub fn token(&self) -> u64 {
         self.0.u64
     }
 
-    /// Something can be read, or the end of it was reached.
+    /// Returns whether data or the end of the stream can be read.
     pub fn readable(&self) -> bool {
         self.0.events & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
 
-    /// Something can be written, or connect() has come to an end.
+    /// Returns whether the descriptor is writable, or connect() has finished.
     pub fn writable(&self) -> bool {
         self.0.events & (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
 
-    /// The peer has closed its sending half or the whole connection: reads reach the end of the stream.
+    /// Returns whether the peer has closed its sending half or the whole connection, so that reads reach the end of the
+    /// stream.
     pub fn ended(&self) -> bool {
         self.0.events & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
     }
 
-    /// An error is pending, which SO_ERROR tells.
+    /// Returns whether an error is pending, which SO_ERROR returns.
     pub fn failed(&self) -> bool {
         self.0.events & libc::EPOLLERR as u32 != 0
     }
 }
 
-/// A set of watched descriptors.
+/// An epoll instance: a set of watched descriptors.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
 impl Epoll {
-    /// epoll_create1(2)
+    /// Opens an epoll instance (epoll_create1(2)).
     pub fn new() -> io::Result<Self> {
         // SAFETY: epoll_create1() takes no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -79,17 +80,17 @@ impl Epoll {
         Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Watches `descriptor`; closing it (all copies of it) ends that.
+    /// Adds `descriptor` to the set. Closing all copies of the descriptor removes it.
     pub fn add(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, descriptor, token, interest)
     }
 
-    /// Changes what is watched.
+    /// Changes the interest in a descriptor.
     pub fn modify(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, descriptor, token, interest)
     }
 
-    /// Watches `descriptor` no longer.
+    /// Removes `descriptor` from the set.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_DEL, descriptor, 0, Interest(0))
     }
@@ -109,8 +110,8 @@ impl Epoll {
         .map(drop)
     }
 
-    /// Waits until something is ready, a signal comes or `timeout` is over (in whole milliseconds, rounded up; `None`: for
-    /// ever), and says what is.
+    /// Waits until a descriptor is ready, a signal arrives or `timeout` expires (in whole milliseconds, rounded up;
+    /// `None`: no timeout). Returns the ready descriptors.
     pub fn wait<'a>(&self, room: &'a mut [Ready], timeout: Option<Duration>) -> io::Result<&'a [Ready]> {
         let timeout = timeout.map_or(-1, |timeout| {
             libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ready_is_told_under_its_token() {
+    fn events_carry_the_token_of_their_descriptor() {
         let epoll = Epoll::new().unwrap();
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         epoll.add(theirs.as_fd(), 7, Interest::READ).unwrap();

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::check;
 
-/// Readable from when it is rung until it is silenced.
+/// An eventfd: readable from [`EventFd::ring`] until [`EventFd::silence`].
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// eventfd(2), close-on-exec and non-blocking
+    /// Opens an eventfd, close-on-exec and non-blocking.
     pub fn new() -> io::Result<EventFd> {
         // SAFETY: eventfd() takes no pointers.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
@@ -18,19 +18,19 @@ impl EventFd {
         Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Makes it readable.
-    pub fn ring(&self) {
+    /// Makes the descriptor readable.
+    pub fn signal(&self) {
         let one = 1_u64;
-        // It fails only where it is readable already, to the brim.
-        // SAFETY: the pointer is to eight initialised bytes, which the kernel only reads.
+        // The write fails only if the counter is at its maximum, when the descriptor is readable anyway. SAFETY: the
+        // pointer is to eight initialised bytes, which the kernel only reads.
         let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Whether it was rung; it is not readable any more.
-    pub fn silence(&self) -> bool {
-        let mut rung = 0_u64;
+    /// Resets the descriptor to not readable and returns whether it was readable.
+    pub fn clear(&self) -> bool {
+        let mut value = 0_u64;
         // SAFETY: the pointer is to eight writable bytes.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut rung).cast(), 8) == 8 }
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut value).cast(), 8) == 8 }
     }
 }
 
@@ -46,11 +46,11 @@ mod tests {
 
     #[test]
     fn several_wakeups_are_one_event() {
-        let bell = EventFd::new().unwrap();
-        assert!(!bell.silence());
-        bell.ring();
-        bell.ring();
-        assert!(bell.silence());
-        assert!(!bell.silence());
+        let event = EventFd::new().unwrap();
+        assert!(!event.clear());
+        event.signal();
+        event.signal();
+        assert!(event.clear());
+        assert!(!event.clear());
     }
 }

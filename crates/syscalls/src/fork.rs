@@ -1,5 +1,5 @@
-//! fork(2): worker processes that inherit descriptors and shared memory; and noticing a fork, since random numbers must not
-//! repeat in the child.
+//! fork(2): worker processes that inherit descriptors and shared memory, and a number that changes in a child, because
+//! random numbers must not repeat there.
 
 use std::fs;
 use std::io;
@@ -12,8 +12,8 @@ use crate::check;
 
 /// Returns a number that is the same for all threads of this process and differs from the parent's number.
 ///
-/// The number is in a page that the kernel clears in a child (MADV_WIPEONFORK, Linux 4.14), so that a call costs one load and no
-/// system call. If the kernel refuses that advice, each call returns the process id.
+/// The number is in a page that the kernel clears in a child (MADV_WIPEONFORK, Linux 4.14), so that a call costs one
+/// load and no system call. If the kernel refuses that advice, each call returns the process id.
 pub fn generation() -> u32 {
     static PAGE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
     let Some(cell) = PAGE.get_or_init(wiped_page) else {
@@ -22,7 +22,8 @@ pub fn generation() -> u32 {
     marked(|| cell.load(Ordering::Relaxed), |id| cell.store(id, Ordering::Relaxed))
 }
 
-/// The number in a cell, which becomes this process's when the cell is empty. Threads that find it empty at once write the same.
+/// Returns the number in a cell and fills an empty cell first. Threads that find it empty at the same time store the
+/// same number.
 fn marked(load: impl Fn() -> u32, store: impl Fn(u32)) -> u32 {
     match load() {
         0 => {
@@ -38,37 +39,37 @@ fn marked(load: impl Fn() -> u32, store: impl Fn(u32)) -> u32 {
 #[derive(Debug)]
 pub struct Process(libc::pid_t);
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By itself, with this code.
+    /// The process exited with this code.
     Exited(i32),
-    /// By this signal.
+    /// This signal ended the process.
     Killed(i32),
 }
 
-/// Exit code of a child whose parent ended before the child could ask to end with it.
+/// Exit code of a child whose parent ended before the child called prctl(PR_SET_PDEATHSIG).
 const ORPHANED: i32 = 102;
 
-/// Runs `body` in a child process, which ends with its answer as exit code (101 after a panic), or when the thread that
-/// called this ends (PR_SET_PDEATHSIG).
+/// Runs `body` in a child process and uses its result as exit code (101 after a panic). The kernel kills the child when
+/// the thread that called this function ends (PR_SET_PDEATHSIG).
 ///
 /// # Errors
 ///
-/// This process has several threads, whose locks the child could find taken for ever; or fork() failed.
+/// This process has several threads, whose locks could stay locked in the child forever; or fork() failed.
 pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
     if fs::read_dir("/proc/self/task")?.count() > 1 {
         return Err(io::Error::other("fork() needs a process with one thread"));
     }
     // SAFETY: getpid() takes no arguments.
     let parent = unsafe { libc::getpid() };
-    // SAFETY: there is no other thread, so that the child finds no lock taken and no state half changed.
+    // SAFETY: this process has no other thread, so no lock is held and no state is half changed in the child.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(Process(child));
     }
     end_with(parent);
-    // _exit() and no return: the child must not run the parent's destructors and exit handlers.
+    // _exit() instead of a return: the child must not run the parent's destructors and exit handlers.
     let code = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
     // SAFETY: _exit takes no pointers and does not return.
     unsafe { libc::_exit(code) }
@@ -131,7 +132,7 @@ fn wiped_page() -> Option<&'static AtomicU32> {
     }
     // SAFETY: the range is the mapping made above.
     if unsafe { libc::madvise(page, LENGTH, libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: the mapping made above, to which no reference exists.
+        // SAFETY: the mapping was made above, and no reference to it exists.
         unsafe { libc::munmap(page, LENGTH) };
         return None;
     }
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_whose_parent_has_ended_ends() {
+    fn a_child_ends_if_its_parent_has_already_ended() {
         // SAFETY: getpid() takes no arguments.
         let parent = unsafe { libc::getpid() };
         let with_parent = |parent| {
@@ -166,7 +167,7 @@ mod tests {
             })
         };
         assert_eq!(with_parent(parent), End::Exited(42));
-        // As after the parent's end: another process has become the child's parent.
+        // Simulates that the parent has ended: another process is the child's parent.
         assert_eq!(with_parent(parent + 1), End::Exited(ORPHANED));
     }
 
@@ -184,8 +185,8 @@ mod models {
     use loom::sync::atomic::{AtomicU32, Ordering};
     use loom::thread;
 
-    /// Threads that read the generation for the first time at the same moment get the same number, and so do later readers. If they
-    /// added to the cell instead of storing, this would fail.
+    /// Checks that threads that read the generation for the first time at the same moment get the same number, and so
+    /// do later readers. The test fails if the threads add to the cell instead of storing.
     #[test]
     fn loom_all_threads_have_one_generation() {
         loom::model(|| {

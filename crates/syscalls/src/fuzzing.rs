@@ -10,16 +10,16 @@ use crate::{netlink, route, sock_diag, unix_diag};
 /// The parsed content of a netlink datagram.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Answers {
-    /// Sockets of sock_diag, each with what a listener's reply would say.
+    /// Sockets of sock_diag, each parsed as a socket and as a listener.
     pub sockets: Vec<(sock_diag::Entry, sock_diag::Listener)>,
-    /// Queues of unix_diag, of the socket at the wanted place.
+    /// Queues of unix_diag, of the socket with the wanted inode and device.
     pub queues: Vec<unix_diag::Queue>,
     /// Source addresses of rtnetlink.
     pub sources: Vec<IpAddr>,
 }
 
-/// Reads one datagram of netlink as every kind of answer that this crate asks for. `wanted` is the inode and the device of a
-/// unix socket. Also returns whether the datagram ends the answers.
+/// Parses one netlink datagram as every kind of reply that this crate requests. `wanted` is the inode and the device of
+/// a unix socket. Also returns whether the datagram ends the dump.
 pub fn netlink(datagram: &[u8], wanted: &[u8]) -> (io::Result<bool>, Answers) {
     let mut answers = Answers::default();
     let done = netlink::read_datagram(datagram, &mut |body: &[u8]| {
@@ -30,21 +30,21 @@ pub fn netlink(datagram: &[u8], wanted: &[u8]) -> (io::Result<bool>, Answers) {
     (done, answers)
 }
 
-/// The value of the attribute `kind` among `attributes`.
+/// Returns the value of the attribute `kind` among `attributes`.
 pub fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     netlink::attribute(attributes, kind)
 }
 
-/// Adds an attribute.
+/// Appends an attribute.
 pub fn put_attribute(attributes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     netlink::put_attribute(attributes, kind, value);
 }
 
 /// Segment, overflow count, address of arrival, address to answer from, hops.
-pub type Told = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAddr>, Option<u8>);
+pub type ControlFields = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAddr>, Option<u8>);
 
 /// Parses the control messages of a datagram.
-pub fn control(control: &[u8]) -> Told {
+pub fn control(control: &[u8]) -> ControlFields {
     // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
     let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
     let mut datagram = Datagram {

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use crate::check;
 
-/// Signals that the handler has taken, in all threads of the process.
+/// Number of signals that the handler has received, in all threads of the process.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// A timer that sends SIGALRM to the thread that made it, until it is dropped.
+/// A timer that sends SIGALRM to the thread that created it, until it is dropped.
 ///
-/// The handler only counts, and is installed without SA_RESTART: each waiting system call fails with EINTR. The handler stays installed for the life of the process.
+/// The handler only counts. It is installed without SA_RESTART, so each blocking system call fails with EINTR. The
+/// handler stays installed for the life of the process.
 #[derive(Debug)]
 pub struct IntervalTimer(libc::timer_t);
 
@@ -36,7 +37,7 @@ impl IntervalTimer {
         // SAFETY: gettid() takes no arguments.
         event.sigev_notify_thread_id = unsafe { libc::gettid() };
         let mut id: libc::timer_t = ptr::null_mut();
-        // SAFETY: one sigevent, which the kernel reads, and room for the timer's number.
+        // SAFETY: the kernel reads one sigevent and writes the timer id.
         check(unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut id) })?;
         let timer = IntervalTimer(id);
         let period = period.max(Duration::from_micros(1));
@@ -45,12 +46,13 @@ impl IntervalTimer {
             tv_nsec: libc::c_long::from(period.subsec_nanos().cast_signed()),
         };
         let times = libc::itimerspec { it_interval: interval, it_value: interval };
-        // SAFETY: the timer was made above; the kernel reads one itimerspec, and the old one is not asked for.
+        // SAFETY: the timer was created above; the kernel reads one itimerspec, and the pointer for the old value is
+        // null.
         check(unsafe { libc::timer_settime(timer.0, 0, &raw const times, ptr::null_mut()) })?;
         Ok(timer)
     }
 
-    /// Signals that timers of this process have delivered so far.
+    /// Returns the number of signals that timers of this process have delivered so far.
     pub fn signals() -> u64 {
         SIGNALS.load(Ordering::Relaxed)
     }
@@ -58,7 +60,7 @@ impl IntervalTimer {
 
 impl Drop for IntervalTimer {
     fn drop(&mut self) {
-        // SAFETY: the timer was made by this value and is deleted once.
+        // SAFETY: this value created the timer and deletes it once.
         unsafe { libc::timer_delete(self.0) };
     }
 }
@@ -67,14 +69,15 @@ extern "C" fn count(_: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Never taken back: a signal of another thread's timer may be on its way, and its default action ends the process.
+/// Installs the handler, which is never removed: a signal of another thread's timer may be pending, and its default
+/// action ends the process.
 fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
     let errno = INSTALLED.get_or_init(|| {
         // SAFETY: sigaction is plain data for which all zeroes is a valid value: no flags, and no signal masked.
         let mut action: libc::sigaction = unsafe { mem::zeroed() };
         action.sa_sigaction = count as *const () as libc::sighandler_t;
-        // SAFETY: the handler is async-signal-safe (one atomic addition); the old action is not asked for.
+        // SAFETY: the handler is async-signal-safe (one atomic addition), and the pointer for the old action is null.
         let installed = check(unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) });
         installed.err().and_then(|error| error.raw_os_error())
     });
@@ -88,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_waits_is_interrupted_until_the_timer_is_dropped() {
+    fn blocking_calls_are_interrupted_until_the_timer_is_dropped() {
         let interrupted = || {
-            // SAFETY: no descriptors, 50 ms.
+            // SAFETY: poll() of no descriptors reads no memory.
             let result = check(unsafe { libc::poll(ptr::null_mut(), 0, 50) });
             result.is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
         };

@@ -1,8 +1,8 @@
 //! The system calls that fourtuple makes, one file per kernel facility.
 //!
-//! This crate decides nothing. It takes [`BorrowedFd`](std::os::fd::BorrowedFd) and gives
-//! [`OwnedFd`](std::os::fd::OwnedFd), turns -1 into [`io::Error`] with the errno kept, and is, beside `bpf`, the only
-//! place where `unsafe` is allowed. Linux only.
+//! This crate decides nothing. It takes [`BorrowedFd`](std::os::fd::BorrowedFd), returns
+//! [`OwnedFd`](std::os::fd::OwnedFd), and turns -1 into an [`io::Error`] with the errno. `unsafe` is allowed only here
+//! and in the crate `bpf`. Linux only.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -42,12 +42,12 @@ pub mod veth;
 
 pub use address::Endpoint;
 
-/// The result of a call that answers -1 on failure.
+/// Converts the result of a call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Names of the errnos that dialing, binding and namespaces meet; others are `errno N`.
+/// Returns the name of an errno that dialing, binding or namespaces may return, or `errno N` for other numbers.
 pub fn errno_name(error: &io::Error) -> String {
     let Some(errno) = error.raw_os_error() else {
         return error.kind().to_string();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::{Endpoint, check, option, socket};
 
-/// Two ends of a SOCK_SEQPACKET connection: messages keep their bounds, close-on-exec and non-blocking.
+/// Opens a connected pair of SOCK_SEQPACKET sockets, close-on-exec and non-blocking. They preserve message boundaries.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -17,30 +17,30 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-/// ETOOMANYREFS of [`send`]: the user has more descriptors under way than RLIMIT_NOFILE.
+/// Errno of [`send`] if the user has more descriptors in flight than RLIMIT_NOFILE.
 pub const TOO_MANY: i32 = libc::ETOOMANYREFS;
 
-/// The most descriptors of one message (SCM_MAX_FD, include/net/scm.h).
+/// The maximum number of descriptors in one message (SCM_MAX_FD, include/net/scm.h).
 pub const MOST: usize = 253;
 
-/// Room for the control message of [`MOST`] descriptors, aligned as the kernel wants it.
+/// Room for the control message of [`MOST`] descriptors, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
 struct Control([u8; 1040]);
 
-/// sendmsg(2) of `bytes`, at least one, in one message, with `descriptor` if there is one: the kernel makes a copy of that.
-/// WouldBlock: the receive queue of the peer is full.
+/// Sends `bytes`, at least one, in one message, with a copy of `descriptor` if it is set (sendmsg(2)). WouldBlock: the
+/// receive queue of the peer is full.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send_all(socket, bytes, descriptor.as_slice())
 }
 
-/// The same with several descriptors, [`MOST`] at most; InvalidInput when there are more.
+/// Like [`send`] with several descriptors, at most [`MOST`]; InvalidInput for more.
 pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     if descriptors.len() > MOST {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 1040]);
-    // SAFETY: msghdr is plain numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
@@ -49,8 +49,8 @@ pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<
         header.msg_control = control.0.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE only computes.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
-        // SAFETY: the header describes room that is aligned and large enough for one control message of MOST ints, and there
-        // are no more than that; a BorrowedFd is an int.
+        // SAFETY: the header describes aligned room that is large enough for one control message of MOST ints. There
+        // are no more descriptors than that, and a BorrowedFd is an int.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
             (*first).cmsg_level = libc::SOL_SOCKET;
@@ -67,19 +67,19 @@ pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// recvmsg(2) of one message: how many bytes of it came into `room` and the descriptor that came with it, close-on-exec. 0
-/// bytes: the other end is closed. A message that is longer than `room`, or whose descriptor found no place
-/// (RLIMIT_NOFILE), is an error.
+/// Receives one message into `room` (recvmsg(2)) and returns its length and its descriptor, close-on-exec. A length of
+/// 0 means that the other end is closed. A message that is longer than `room`, or whose descriptor exceeds
+/// RLIMIT_NOFILE, is an error.
 pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let (count, descriptors) = receive_all(socket, room)?;
     Ok((count, descriptors.into_iter().next()))
 }
 
-/// The same with all the descriptors of the message.
+/// Like [`receive`], with all descriptors of the message.
 pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut control = Control([0; 1040]);
-    // SAFETY: msghdr is plain numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
@@ -89,8 +89,8 @@ pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
     let mut descriptors = Vec::new();
-    // SAFETY: the kernel has filled the header and the control room that it describes; CMSG_FIRSTHDR looks at its length, and
-    // the length of the control message says how many descriptors follow its head.
+    // SAFETY: the kernel has filled the header and the control room. CMSG_FIRSTHDR checks the length of the room, and
+    // the length of the control message gives the number of descriptors after its header.
     unsafe {
         let first = libc::CMSG_FIRSTHDR(&raw const header);
         if !first.is_null()
@@ -100,7 +100,7 @@ pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize
             let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
             let bytes = ((*first).cmsg_len as usize).saturating_sub(data as usize - first as usize);
             for index in 0..bytes / size_of::<libc::c_int>() {
-                // The kernel has just made these descriptors for us alone.
+                // The kernel has created these descriptors for this call; they have no other owner.
                 descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
             }
         }
@@ -122,8 +122,8 @@ fn unnamed() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A SOCK_SEQPACKET socket that listens at `path`, non-blocking, for the owner alone (0600), from the moment that the path is
-/// there: bind(2) gives it the mode of the socket (`unix_bind_bsd`).
+/// Opens a non-blocking SOCK_SEQPACKET socket that listens at `path`. Only the owner has access (0600) from the moment
+/// the path exists, because bind(2) gives the path the mode of the socket (`unix_bind_bsd`).
 ///
 /// # Errors
 ///
@@ -151,19 +151,19 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 /// The credentials of the peer of a connection (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The process that has called connect(2) or listen(2); 0 when it is in another PID namespace.
+    /// Id of the process that called connect(2) or listen(2); 0 if it is in another PID namespace.
     pub process: u32,
-    /// Its effective user then.
+    /// Effective user id of that process at the time of the call.
     pub user: u32,
 }
 
-/// SO_PEERCRED
+/// Returns the credentials of the peer of a connected unix socket (SO_PEERCRED).
 pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let [process, user, _group] = option::get_three(socket, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
     Ok(Peer { process, user })
 }
 
-/// geteuid(2)
+/// Returns the effective user id (geteuid(2)).
 pub fn own_user() -> u32 {
     // SAFETY: geteuid() takes no pointers and cannot fail.
     unsafe { libc::geteuid() }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_comes_with_its_message() {
+    fn a_descriptor_arrives_with_its_message() {
         let (ours, theirs) = pair().unwrap();
         let (mut near, far) = UnixStream::pair().unwrap();
         send(ours.as_fd(), b"one", Some(far.as_fd())).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_descriptors_come_as_a_message_can_carry() {
+    fn a_message_carries_the_maximum_of_descriptors() {
         let (ours, theirs) = pair().unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         for number in [2, MOST] {

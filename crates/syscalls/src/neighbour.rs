@@ -1,5 +1,5 @@
-//! One datagram to a neighbour, from a socket that has other packets to send too: how far it may go, and how it is to be
-//! treated on the way, is said with the datagram (control messages of sendmsg(2)) and not set on the socket.
+//! Sends a single datagram to a neighbour on the link. Control messages of sendmsg(2) set TTL and traffic class of this
+//! datagram only, because the socket sends other packets too.
 
 use std::io;
 use std::mem;
@@ -12,16 +12,16 @@ use crate::option;
 /// The TTL or hop limit of packets that only a neighbour on the link can send (GTSM, RFC 5082).
 pub const HOPS: u8 = 255;
 
-/// Room for two control messages of an int each, aligned as the kernel wants it.
+/// Room for two control messages of an int each, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// sendmsg(2) with 255 hops to live and a traffic class (DSCP in the upper six bits), without waiting: IP_TTL and IP_TOS, over
-/// IPv6 IPV6_HOPLIMIT and IPV6_TCLASS.
+/// Sends a datagram with a TTL of 255 and a traffic class (DSCP in the upper six bits), without waiting: sendmsg(2)
+/// with IP_TTL and IP_TOS, or IPV6_HOPLIMIT and IPV6_TCLASS.
 ///
 /// # Errors
 ///
-/// WouldBlock when the socket's buffer is full; ENETUNREACH, EHOSTUNREACH, ENETDOWN, EPERM (a firewall).
+/// WouldBlock if the send buffer is full; ENETUNREACH, EHOSTUNREACH, ENETDOWN, EPERM (a firewall).
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> io::Result<()> {
     let (level, hops_name, class_name) = match to {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TTL, libc::IP_TOS),
@@ -30,7 +30,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     let name = RawAddress::from(to);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 64]);
-    // SAFETY: msghdr is plain numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_name = name.as_ptr().cast_mut().cast();
     header.msg_namelen = name.length();
@@ -58,16 +58,16 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has a UDP socket refuse every packet that arrives with fewer than 255 hops to live (SO_ATTACH_FILTER): what has passed a
-/// router takes no room in the queue and wakes no thread. The kernel counts it in `sk_drops` ([`option::dropped`]). To be
-/// called before bind(2), or packets that arrive in between are not looked at.
+/// Makes a UDP socket drop every packet with a TTL or hop limit below 255 (SO_ATTACH_FILTER). A packet that has passed
+/// a router then takes no room in the queue and wakes no thread; the kernel counts it in `sk_drops`
+/// ([`option::dropped`]). Call this before bind(2): earlier packets are not filtered.
 ///
 /// # Errors
 ///
-/// The errors of setsockopt(2): ENOMEM, ENOPROTOOPT of a kernel without socket filters.
+/// The errors of setsockopt(2): ENOMEM; ENOPROTOOPT from a kernel without socket filters.
 pub fn refuse_distant(socket: BorrowedFd<'_>) -> io::Result<()> {
-    // Classic BPF, include/uapi/linux/bpf_common.h and filter.h. Loads from NETWORK on read the IP header: a socket of IPv6
-    // gets both families, so the version is looked at first.
+    // Classic BPF (include/uapi/linux/bpf_common.h, filter.h). Loads from NETWORK on read the IP header. An IPv6 socket
+    // receives both families, so the program checks the IP version first.
     const LOAD_BYTE: u16 = 0x30;
     const SHIFT_RIGHT: u16 = 0x74;
     const JUMP: u16 = 0x05;
@@ -103,7 +103,7 @@ mod tests {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let (sender, receiver) = (UdpSocket::bind(address).unwrap(), UdpSocket::bind(address).unwrap());
             let to = receiver.local_addr().unwrap();
-            option::set_hops_told(receiver.as_fd(), true).unwrap();
+            option::set_receive_hops(receiver.as_fd(), true).unwrap();
             option::set_hops(sender.as_fd(), 7).unwrap();
             send(sender.as_fd(), b"near", to, 48 << 2).unwrap();
             sender.send_to(b"far", to).unwrap();
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn distant_packets_do_not_reach_the_queue() {
-        // The last one is IPv4 at a socket of IPv6.
+        // The last pair sends IPv4 to an IPv6 socket.
         for (at, from) in [("127.0.0.1:0", "127.0.0.1:0"), ("[::1]:0", "[::1]:0"), ("[::]:0", "127.0.0.1:0")]
         {
             let (sender, receiver) = (UdpSocket::bind(from).unwrap(), UdpSocket::bind(at).unwrap());

@@ -1,4 +1,4 @@
-//! One request to the kernel over netlink, and its answers.
+//! Requests to the kernel over netlink, and their replies.
 
 use std::io;
 use std::mem;
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use crate::{check, socket};
 
-/// Sends a request of `kind` with `body` and gives each answer's body to `answer`, until the kernel is done.
+/// Sends a dump request of `kind` with `body` and passes the body of each reply to `answer` until the dump ends.
 pub(crate) fn ask(
     protocol: libc::c_int,
     kind: u16,
@@ -17,7 +17,7 @@ pub(crate) fn ask(
     request(protocol, kind, if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK }, body, answer)
 }
 
-/// Sends a request of `kind` that changes something, with `flags` such as NLM_F_CREATE, and waits until it is done.
+/// Sends a request of `kind` that changes state, with `flags` such as NLM_F_CREATE, and waits for the acknowledgement.
 pub(crate) fn change(protocol: libc::c_int, kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
     request(protocol, kind, libc::NLM_F_ACK | flags, body, |_| {})
 }
@@ -36,7 +36,7 @@ fn request(
     let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
     let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(HEADER + body.len());
-    // struct nlmsghdr: length, type, flags, sequence number, port.
+    // Layout of struct nlmsghdr: length, type, flags, sequence number, port.
     message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&(flags as u16).to_ne_bytes());
@@ -54,18 +54,18 @@ fn request(
 
 const HEADER: usize = mem::size_of::<libc::nlmsghdr>();
 
-/// True when the kernel is done.
+/// Parses a datagram. Returns whether it ends the reply.
 pub(crate) fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     while datagram.len() >= HEADER {
-        // SAFETY: at least as many bytes as a header has; it is plain data, and read_unaligned asks for no alignment.
+        // SAFETY: the slice is at least as long as a header, which is plain data; read_unaligned needs no alignment.
         let header = unsafe { datagram.as_ptr().cast::<libc::nlmsghdr>().read_unaligned() };
         let length = (header.nlmsg_len as usize).clamp(HEADER, datagram.len());
         let body = &datagram[HEADER..length];
         match i32::from(header.nlmsg_type) {
-            // The end of a dump carries the errno of the dump (netlink_dump_done): sock_diag answers -ENOENT here for a protocol
+            // The end of a dump carries an errno (netlink_dump_done): sock_diag returns -ENOENT here for a protocol
             // whose module is missing. Without a number the dump is complete.
             libc::NLMSG_DONE => return errno_of(body).map_or(Ok(()), result_of).map(|()| true),
-            // An acknowledgement is an error of 0.
+            // An acknowledgement is NLMSG_ERROR with errno 0.
             libc::NLMSG_ERROR => return result_of(errno_of(body).unwrap_or(-libc::EPROTO)).map(|()| true),
             _ => answer(body),
         }
@@ -74,7 +74,7 @@ pub(crate) fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8]))
     Ok(false)
 }
 
-/// The number at the beginning of NLMSG_ERROR and NLMSG_DONE: 0, or an errno with its sign changed.
+/// Returns the number at the start of NLMSG_ERROR and NLMSG_DONE: 0 or a negated errno.
 fn errno_of(body: &[u8]) -> Option<i32> {
     body.first_chunk::<4>().map(|bytes| i32::from_ne_bytes(*bytes))
 }
@@ -83,7 +83,7 @@ fn result_of(errno: i32) -> io::Result<()> {
     if errno < 0 { Err(io::Error::from_raw_os_error(errno.saturating_neg())) } else { Ok(()) }
 }
 
-/// Repeats a call until it is not interrupted by a signal.
+/// Repeats a call while a signal interrupts it (EINTR).
 pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -118,7 +118,7 @@ pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// A message as the kernel sends it: header, body, padding.
+    /// Returns a message as the kernel sends it: header, body, padding.
     fn message(kind: libc::c_int, body: &[u8]) -> Vec<u8> {
         let mut message = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
         message.extend_from_slice(&(kind as u16).to_ne_bytes());
@@ -140,7 +140,7 @@ mod tests {
         let answer = message(20, b"socket");
         assert_eq!(read(&[answer.clone(), done(0)].concat()), (Ok(true), 1));
         assert_eq!(read(&done(-libc::ENOENT)), (Err(Some(libc::ENOENT)), 0));
-        // A dump that fails after it has begun is not complete.
+        // A dump that fails after its first reply is incomplete, so the error must be returned.
         assert_eq!(read(&[answer.clone(), done(-libc::ENOMEM)].concat()), (Err(Some(libc::ENOMEM)), 1));
         assert_eq!(read(&message(libc::NLMSG_DONE, &[])), (Ok(true), 0));
         assert_eq!(read(&answer), (Ok(false), 1));

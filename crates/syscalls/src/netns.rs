@@ -1,4 +1,4 @@
-//! Network and user namespaces, and the loopback device within.
+//! Network and user namespaces, and their loopback device.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +15,7 @@ use crate::socket::{self, Transport};
 
 /// Moves the calling thread into a new, empty network namespace and sets its loopback device up.
 ///
-/// The namespace ends with the last thread and socket within it; there is nothing to put back. Needs CAP_SYS_ADMIN (or
+/// The namespace ends with its last thread and socket, without cleanup. Needs CAP_SYS_ADMIN (or
 /// [`become_root_of_new_user_namespace`] first).
 pub fn enter_new() -> io::Result<()> {
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
@@ -23,7 +23,7 @@ pub fn enter_new() -> io::Result<()> {
     set_loopback_up()
 }
 
-/// Finds out whether [`enter_new`] would be allowed, by making a network namespace and going back.
+/// Checks whether [`enter_new`] is permitted: enters a new network namespace and returns to the current one.
 pub fn try_new() -> io::Result<()> {
     let home = current()?;
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
@@ -31,37 +31,40 @@ pub fn try_new() -> io::Result<()> {
     enter(home.as_fd())
 }
 
-/// Moves the calling thread into a network namespace that there is: what [`current`] gave, or an open `/proc/PID/ns/net`.
+/// Moves the calling thread into an existing network namespace: a descriptor from [`current`], or an open
+/// `/proc/PID/ns/net`.
 ///
 /// # Errors
 ///
-/// EPERM without CAP_SYS_ADMIN, both here and in the user namespace that the other one belongs to; EINVAL for any other file.
+/// EPERM without CAP_SYS_ADMIN, both here and in the user namespace that owns the network namespace; EINVAL for any
+/// other file.
 pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: setns() takes no pointers; it concerns this thread only.
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// The calling thread's network namespace, for [`enter`] and for devices that are to be there. It stays as long as this is open.
+/// Opens the calling thread's network namespace, for [`enter`] and for new devices. The descriptor keeps the namespace
+/// alive.
 pub fn current() -> io::Result<OwnedFd> {
     Ok(File::open("/proc/thread-self/ns/net")?.into())
 }
 
-/// Moves this process into a user namespace in which it is root, so that it may make network namespaces.
+/// Moves this process into a new user namespace in which it is root, so that it may create network namespaces.
 ///
-/// Works without privilege, where the host allows it, and only while the process has one thread (EINVAL otherwise).
+/// Needs no privilege if the host allows unprivileged user namespaces. EINVAL if the process has several threads.
 pub fn become_root_of_new_user_namespace() -> io::Result<()> {
     // SAFETY: geteuid() and getegid() take no pointers and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: unshare() takes no pointers; the kernel refuses it when there are other threads.
+    // SAFETY: unshare() takes no pointers; the kernel refuses it if the process has several threads.
     check(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
-    // Without this the kernel refuses a group map to the unprivileged (user_namespaces(7)).
+    // An unprivileged process may write gid_map only after setgroups(2) is denied (user_namespaces(7)).
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
     fs::write("/proc/self/gid_map", format!("0 {group} 1"))
 }
 
-/// Makes `command` start in a new user namespace, as its root, and in a new network namespace with loopback up: for
-/// callers with several threads, which cannot move themselves.
+/// Makes `command` start as root of a new user namespace and in a new network namespace with loopback up. This serves
+/// callers with several threads, which cannot enter a user namespace themselves.
 pub fn start_in_new(command: &mut Command) {
     let enter = || {
         become_root_of_new_user_namespace()?;
@@ -72,19 +75,19 @@ pub fn start_in_new(command: &mut Command) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// The number of the calling thread's network namespace, which no other one gets as long as the host runs
-/// (SO_NETNS_COOKIE, Linux 5.14); the inode of /proc/self/ns/net is given to the next namespace when one ends.
+/// Returns an id of the calling thread's network namespace that the host never reuses (SO_NETNS_COOKIE, Linux 5.14).
+/// The inode of /proc/self/ns/net, in contrast, is reused after a namespace ends.
 pub fn identity() -> io::Result<u64> {
     let probe = control_socket(SocketAddr::from(([0, 0, 0, 0], 0)))?;
     option::get_u64(probe.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
-/// Not in every libc (include/uapi/asm-generic/socket.h).
+/// Option number of include/uapi/asm-generic/socket.h, which some libc versions lack.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Adds an IPv6 address to the loopback device, as a single host (/128).
 pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
-    // Without duplicate address detection: a kernel worker that ends it may be late, and until then bind(2) fails.
+    // Without duplicate address detection, whose end a kernel worker may delay; until then bind(2) fails.
     device::add_address("lo", address.into(), 128)
 }
 

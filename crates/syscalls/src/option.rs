@@ -1,4 +1,4 @@
-//! Socket options. Setting one has three answers: done, this kernel has not got it, failed.
+//! Socket options. Setting an option has three outcomes: set, unknown to this kernel, failed.
 
 use std::io;
 use std::mem;
@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use crate::check;
 
-/// IP_LOCAL_PORT_RANGE (include/uapi/linux/in.h, Linux 6.3); libc does not name it.
+/// IP_LOCAL_PORT_RANGE (include/uapi/linux/in.h, Linux 6.3), which libc does not define.
 pub const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 
 /// The result of setting an option that a kernel may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an option that the kernel has not got was not set"]
 pub enum Answer {
-    /// Set.
+    /// The option is set.
     Done,
-    /// ENOPROTOOPT: this kernel has not got it.
+    /// The kernel does not know the option (ENOPROTOOPT).
     Absent,
 }
 
-/// setsockopt(2) with an int.
+/// Sets an option with an int value (setsockopt(2)).
 pub fn set_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: i32) -> io::Result<()> {
     set(socket, level, name, &value)
 }
 
-/// getsockopt(2) of an int.
+/// Returns an option with an int value (getsockopt(2)).
 pub fn get_int(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<i32> {
     get(socket, level, name, 0)
 }
 
-/// getsockopt(2) of a 64-bit number.
+/// Returns an option with a 64-bit value (getsockopt(2)).
 pub fn get_u64(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<u64> {
     get(socket, level, name, 0)
 }
 
-/// getsockopt(2) of three numbers.
+/// Returns an option that consists of three numbers (getsockopt(2)).
 pub(crate) fn get_three(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -44,7 +44,8 @@ pub(crate) fn get_three(
     get(socket, level, name, [0; 3])
 }
 
-/// Only for plain integers: the kernel writes any bytes into `value`.
+/// Returns the value of an option. `T` must be an integer or an array of integers, because the kernel writes any bytes
+/// into it.
 fn get<T: Copy>(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -52,8 +53,8 @@ fn get<T: Copy>(
     mut value: T,
 ) -> io::Result<T> {
     let mut length = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers describe writable room for one T, and its length; all callers give integers or arrays of
-    // them, of which every bit pattern is valid.
+    // SAFETY: the pointers describe writable room for one T, and its length. All callers use integers or arrays of
+    // integers, for which every bit pattern is valid.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
     })?;
@@ -77,42 +78,44 @@ fn answer(result: io::Result<()>) -> io::Result<Answer> {
     }
 }
 
-/// IP_LOCAL_PORT_RANGE: ports that an automatic choice may take, both inclusive; 0 leaves a bound to the kernel.
+/// Sets IP_LOCAL_PORT_RANGE: the ports for automatic choice, both bounds inclusive. A bound of 0 means the bound of
+/// ip_local_port_range.
 ///
-/// Works on IPv6 sockets too, through level IPPROTO_IP.
+/// Works on IPv6 sockets too, at level IPPROTO_IP.
 pub fn set_local_port_range(socket: BorrowedFd<'_>, low: u16, high: u16) -> io::Result<Answer> {
     let packed = u32::from(low) | u32::from(high) << 16;
     answer(set(socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &packed))
 }
 
-/// IP_BIND_ADDRESS_NO_PORT (Linux 4.2): bind() of port 0 leaves the port to connect().
+/// Sets IP_BIND_ADDRESS_NO_PORT (Linux 4.2): bind() with port 0 defers the choice of the port to connect().
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     answer(set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1))
 }
 
-/// SO_REUSEADDR
+/// Sets SO_REUSEADDR.
 pub fn set_reuse_address(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, i32::from(on))
 }
 
-/// SO_REUSEPORT: sockets of one user may share address and port; the kernel spreads what comes in over them.
+/// Sets SO_REUSEPORT: sockets of one user may share address and port, and the kernel distributes connections and
+/// datagrams.
 pub fn set_reuse_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     answer(set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1))
 }
 
-/// TCP_DEFER_ACCEPT: accept() gets a connection when its first bytes are there, or at the first retransmission of the
-/// SYN-ACK after `seconds`.
+/// Sets TCP_DEFER_ACCEPT: accept() returns a connection when its first data has arrived, or at the first retransmission
+/// of the SYN-ACK after `seconds`.
 pub fn set_defer_accept(socket: BorrowedFd<'_>, seconds: i32) -> io::Result<Answer> {
     answer(set_int(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds))
 }
 
-/// SO_RCVTIMEO: recv() and accept() of a blocking socket give up after `timeout`, with EAGAIN.
+/// Sets SO_RCVTIMEO: recv() and accept() of a blocking socket fail with EAGAIN after `timeout`.
 pub fn set_receive_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
     let value = libc::timeval {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_usec: timeout.subsec_micros() as libc::suseconds_t,
     };
-    // SAFETY: the pointer is to one timeval, whose length goes with it.
+    // SAFETY: the pointer is to one timeval of the given length.
     check(unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -125,12 +128,13 @@ pub fn set_receive_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Res
     .map(drop)
 }
 
-/// TCP_NODELAY: small segments do not wait for the ACK of earlier ones. Accepted sockets have it from their listener.
+/// Sets TCP_NODELAY: small segments do not wait for the ACK of earlier segments. Accepted sockets inherit it from the
+/// listener.
 pub fn set_no_delay(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
 }
 
-/// SO_BINDTODEVICE: a network device or a VRF by name, at most 15 bytes.
+/// Sets SO_BINDTODEVICE: the name of a network device or VRF, at most 15 bytes.
 pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
     let length = device.len() as libc::socklen_t;
     // SAFETY: pointer and length describe the bytes of the name; the kernel copies them and needs no terminator.
@@ -146,30 +150,30 @@ pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
     .map(drop)
 }
 
-/// SO_LINGER of 0 seconds: close() sends RST and leaves no TIME_WAIT. Applications do not close like this.
+/// Sets SO_LINGER to 0 seconds: close() sends RST and leaves no TIME_WAIT. Intended for tests and measurements.
 pub fn set_reset_on_close(socket: BorrowedFd<'_>) -> io::Result<()> {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     set(socket, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
 }
 
-/// TCP_QUICKACK off, before connect(): the handshake's last ACK waits for data that follow at once and goes with them
-/// (`tcp_rcv_synsent_state_process`), which spares both sides a segment.
+/// Clears TCP_QUICKACK before connect(): the last ACK of the handshake waits for data that follows at once and is sent
+/// with it (`tcp_rcv_synsent_state_process`), which saves both sides a segment.
 pub fn set_ack_with_data(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
 }
 
-/// UDP_GRO (Linux 5.0): datagrams of one sender that came together are received as one message.
+/// Sets UDP_GRO (Linux 5.0): the kernel coalesces consecutive datagrams of one sender into one message.
 pub fn set_udp_gro(socket: BorrowedFd<'_>, on: bool) -> io::Result<Answer> {
     answer(set_int(socket, libc::SOL_UDP, crate::datagram::UDP_GRO, i32::from(on)))
 }
 
-/// SO_RXQ_OVFL: with each message comes how many the socket has lost so far because its queue was full.
+/// Sets SO_RXQ_OVFL: each message carries the number of datagrams that the socket has lost because its queue was full.
 pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, i32::from(on))
 }
 
-/// SO_MEMINFO: how many packets this socket has dropped since it was made, because its queue was full, a checksum was wrong, or
-/// its filter refused them (`sk_drops`), modulo 2^32.
+/// Returns the number of packets that this socket has dropped since it was opened, modulo 2^32 (SO_MEMINFO:
+/// `sk_drops`): its queue was full, a checksum was wrong, or its filter refused them.
 pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
     // include/uapi/linux/sock_diag.h: SK_MEMINFO_DROPS is the ninth number.
     const SO_MEMINFO: libc::c_int = 55;
@@ -178,37 +182,37 @@ pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(numbers[DROPS])
 }
 
-/// IP_PKTINFO, or IPV6_RECVPKTINFO: with each message comes the address that it was sent to.
+/// Sets IP_PKTINFO or IPV6_RECVPKTINFO: each message carries its destination address.
 pub fn set_packet_info(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_PKTINFO, libc::IPV6_RECVPKTINFO)?;
     set_int(socket, level, name, i32::from(on))
 }
 
-/// IP_TTL, or IPV6_UNICAST_HOPS: with how many hops to live packets are sent.
+/// Sets the TTL or hop limit of sent packets (IP_TTL or IPV6_UNICAST_HOPS).
 pub fn set_hops(socket: BorrowedFd<'_>, hops: u8) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_TTL, libc::IPV6_UNICAST_HOPS)?;
     set_int(socket, level, name, i32::from(hops))
 }
 
-/// IP_RECVTTL, or IPV6_RECVHOPLIMIT: with each message comes how many hops it had left. UDP has no other way to receive from
-/// the link alone (GTSM, RFC 5082): IP_MINTTL and IPV6_MINHOPCOUNT can be set, but only TCP looks at them.
-pub fn set_hops_told(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+/// Sets IP_RECVTTL or IPV6_RECVHOPLIMIT: each message carries its TTL. UDP needs it to accept packets from the link
+/// only (GTSM, RFC 5082): IP_MINTTL and IPV6_MINHOPCOUNT can be set on a UDP socket, but only TCP checks them.
+pub fn set_receive_hops(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_RECVTTL, libc::IPV6_RECVHOPLIMIT)?;
     if level == libc::IPPROTO_IPV6 {
-        // What comes over IPv4 to a socket of both is told as IPv4 has it.
+        // A dual-stack socket reports the TTL of IPv4 packets in the IPv4 message.
         set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, i32::from(on))?;
     }
     set_int(socket, level, name, i32::from(on))
 }
 
-/// IP_TOS, or IPV6_TCLASS: the traffic class of packets that are sent; DSCP in the upper six bits. Over IPv4 it is their
-/// priority in the queue of the device too (`rt_tos2priority`).
+/// Sets the traffic class of sent packets, DSCP in the upper six bits (IP_TOS or IPV6_TCLASS). Over IPv4 it also sets
+/// their priority in the queue of the device (`rt_tos2priority`).
 pub fn set_traffic_class(socket: BorrowedFd<'_>, class: u8) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_TOS, libc::IPV6_TCLASS)?;
     set_int(socket, level, name, i32::from(class))
 }
 
-/// Level and name of an option that IPv4 and IPv6 have under different names.
+/// Returns level and name of an option that has different names for IPv4 and IPv6.
 fn by_family(
     socket: BorrowedFd<'_>,
     ipv4: libc::c_int,
@@ -220,8 +224,8 @@ fn by_family(
     }
 }
 
-/// SO_RCVBUF: bytes of packets that may wait to be received, of which the kernel allows `net.core.rmem_max`, and doubles it.
-/// Gives what came of it.
+/// Sets SO_RCVBUF, the receive buffer in bytes, and returns the resulting size. The kernel limits the value to
+/// `net.core.rmem_max` and doubles it.
 pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: i32) -> io::Result<i32> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
     get_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)
@@ -230,15 +234,16 @@ pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: i32) -> io::Result<i32>
 /// One instruction of classic BPF (bpf(4)): code, jumps when true and when false, operand.
 pub type Instruction = (u16, u8, u8, u32);
 
-/// SO_ATTACH_REUSEPORT_CBPF: the program says to which socket of the group, in the order in which they were bound, a packet
-/// goes; where it names none, the hash decides. It sees a datagram from its payload on. No privilege is needed.
+/// Attaches a classic BPF program that selects the socket of the group by its index in the order of bind()
+/// (SO_ATTACH_REUSEPORT_CBPF). Without a valid index the hash selects. The program sees a datagram from its payload on.
+/// Needs no privilege.
 pub fn attach_group_selector(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<Answer> {
     answer(attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program))
 }
 
-/// Makes a TCP listener drop every SYN (SO_ATTACH_FILTER), and nothing else: its accept queue and handshakes under way are left
-/// alone, and a client whose SYN was dropped sends it again, after 1 s at first. Accepted sockets inherit the filter, which
-/// never concerns them. No privilege is needed.
+/// Makes a TCP listener drop every SYN (SO_ATTACH_FILTER) without affecting its accept queue and handshakes in
+/// progress. The client retransmits a dropped SYN, after 1 s at first. Accepted sockets inherit the filter, which never
+/// matches their packets. Needs no privilege.
 pub fn drop_syns(listener: BorrowedFd<'_>) -> io::Result<()> {
     // The filter of a TCP socket sees a segment from the TCP header on (`tcp_filter`).
     const FLAGS: u32 = 13;
@@ -254,9 +259,10 @@ pub fn drop_syns(listener: BorrowedFd<'_>) -> io::Result<()> {
     attach_filter(listener, &program)
 }
 
-/// SO_ATTACH_FILTER: the socket receives only packets for which the program returns a number other than 0 (the bytes to keep).
-/// The program of a UDP socket sees the datagram from its UDP header on. A packet that the program refuses takes no room in the
-/// queue and wakes no thread; the kernel counts it in `sk_drops` ([`dropped`]). No privilege is needed.
+/// Attaches a filter (SO_ATTACH_FILTER): the socket receives only packets for which the program returns a number other
+/// than 0 (the bytes to keep). The program of a UDP socket sees the datagram from its UDP header on. A refused packet
+/// takes no room in the queue and wakes no thread; the kernel counts it in `sk_drops` ([`dropped`]). Needs no
+/// privilege.
 pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
     attach(socket, libc::SO_ATTACH_FILTER, program)
 }
@@ -282,18 +288,18 @@ fn attach(socket: BorrowedFd<'_>, name: libc::c_int, program: &[Instruction]) ->
 /// Returns the number of connections in a listener's accept queue (TCP_INFO: `tcp_get_info` returns it in `tcpi_unacked`), without
 /// handshakes in progress.
 pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {
-    // struct tcp_info begins with 8 bytes and 4 numbers that say nothing here; the kernel fills what there is room for.
+    // struct tcp_info starts with 8 bytes and 4 numbers that are unused here; the kernel fills only the given length.
     const UNACKED: usize = 6;
     let info = get(listener, libc::IPPROTO_TCP, libc::TCP_INFO, [0_u32; UNACKED + 1])?;
     Ok(info[UNACKED])
 }
 
-/// SO_COOKIE: a number of this socket that no other one gets as long as the host runs; never 0.
+/// Returns the cookie of this socket (SO_COOKIE), never 0, which the host never reuses.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     get_u64(socket, libc::SOL_SOCKET, libc::SO_COOKIE)
 }
 
-/// SO_ERROR: takes the pending error off the socket.
+/// Returns and clears the pending error of the socket (SO_ERROR).
 pub fn take_error(socket: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     let errno = get_int(socket, libc::SOL_SOCKET, libc::SO_ERROR)?;
     Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))

@@ -9,16 +9,16 @@ use io_uring::IoUring;
 use crate::netlink::uninterrupted;
 use crate::{check, resource, socket};
 
-/// Descriptors given per call: as many as one SCM_RIGHTS message can carry (SCM_MAX_FD is 253).
+/// Number of descriptors per call, below the limit of one SCM_RIGHTS message (SCM_MAX_FD is 253).
 const BATCH: usize = 250;
 
-/// Slots per ring: the kernel refuses a table of more than RLIMIT_NOFILE, and more rings are cheap.
+/// Slots per ring. The kernel refuses a table larger than RLIMIT_NOFILE; additional rings are cheap.
 const RING_SLOTS: u64 = 16_384;
 
-/// Keeps sockets open without a descriptor of this process for each.
+/// Keeps sockets open without using one descriptor of this process for each.
 ///
-/// Sockets become direct descriptors of io_uring, because RLIMIT_NOFILE limits each ring's table separately. Without io_uring,
-/// forked child processes hold them. Dropping the parking closes all sockets.
+/// Sockets become direct descriptors of io_uring, because RLIMIT_NOFILE limits each ring's table separately. Without
+/// io_uring, forked child processes hold them. Dropping the value closes all sockets.
 pub struct Parking {
     waiting: Vec<OwnedFd>,
     parked: u64,
@@ -30,7 +30,7 @@ enum Place {
     Holders { holders: Vec<Holder>, capacity: u64 },
 }
 
-/// Where a [`Parking`] keeps its sockets.
+/// The place where a [`Parking`] keeps its sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceKind {
     /// io_uring direct descriptors.
@@ -40,11 +40,11 @@ pub enum PlaceKind {
 }
 
 impl Parking {
-    /// Parks in io_uring where it is allowed, else in child processes.
+    /// Uses io_uring if it is allowed, otherwise child processes.
     pub fn new() -> io::Result<Self> {
         match Parking::with(PlaceKind::Rings) {
-            // Not built in, switched off by sysctl or by a seccomp profile; EINVAL: before Linux 5.19 there are no empty
-            // tables (IORING_RSRC_REGISTER_SPARSE).
+            // io_uring is not built in, or a sysctl or seccomp profile disables it. EINVAL: before Linux 5.19 there are
+            // no sparse tables (IORING_RSRC_REGISTER_SPARSE).
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -57,7 +57,7 @@ impl Parking {
         }
     }
 
-    /// Parks in the named place or fails.
+    /// Uses the named place or fails.
     pub fn with(kind: PlaceKind) -> io::Result<Self> {
         let (soft, _) = resource::descriptor_limits()?;
         let place = match kind {
@@ -66,7 +66,7 @@ impl Parking {
                 Place::Rings { rings: vec![ring(slots)?], slots, used: 0 }
             }
             PlaceKind::Holders => {
-                // A holder needs its own end of the pair and, while a message is taken in, nothing else.
+                // A holder needs its own end of the pair, and further descriptors only while it receives a message.
                 let capacity = soft.saturating_sub(8).max(1);
                 Place::Holders { holders: vec![Holder::fork(capacity)?], capacity }
             }
@@ -74,7 +74,7 @@ impl Parking {
         Ok(Parking { waiting: Vec::with_capacity(BATCH), parked: 0, place })
     }
 
-    /// Where the sockets are kept.
+    /// Returns the place where the sockets are kept.
     pub fn kind(&self) -> PlaceKind {
         match self.place {
             Place::Rings { .. } => PlaceKind::Rings,
@@ -82,28 +82,29 @@ impl Parking {
         }
     }
 
-    /// Sockets held.
+    /// Returns the number of sockets.
     pub fn len(&self) -> u64 {
         self.parked + self.waiting.len() as u64
     }
 
-    /// Whether no socket is held.
+    /// Returns whether there are no sockets.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes `socket`. True when that filled a batch and [`Parking::settle`] should be called soon.
+    /// Takes `socket`. Returns true if a batch is complete, so that the caller should call [`Parking::settle`] soon.
     pub fn park(&mut self, socket: OwnedFd) -> bool {
         self.waiting.push(socket);
         self.waiting.len() >= BATCH
     }
 
-    /// Moves what was taken out of this process's descriptors. Separate from `park` so that a measuring loop can keep
-    /// it out of its time.
+    /// Moves the sockets of `park` out of this process's descriptors. Separate from `park` so that a measuring loop can
+    /// exclude its duration.
     ///
     /// # Errors
     ///
-    /// The errors of io_uring_register(2), fork(2) and sendmsg(2). Sockets that were not moved are still held, and counted once.
+    /// The errors of io_uring_register(2), fork(2) and sendmsg(2). Sockets that were not moved are still held and
+    /// counted once.
     pub fn settle(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
             let rest = self.waiting.as_slice();
@@ -132,7 +133,7 @@ impl Parking {
                 }
             };
             self.parked += taken as u64;
-            // Closed here, before anything can fail: a socket is counted once, where it is.
+            // Drops the local descriptors before any call that can fail, so that each socket is counted once.
             self.waiting.drain(..taken);
         }
         Ok(())
@@ -143,8 +144,8 @@ impl Drop for Parking {
     fn drop(&mut self) {
         if let Place::Rings { rings, .. } = &self.place {
             for ring in rings {
-                // Closes the sockets here and now: left to the ring's own end they would be closed by a worker of the
-                // kernel while the next measurement runs. A failure leaves it to that worker.
+                // Unregisters the files to close the sockets at once. Otherwise a kernel worker closes them after the
+                // end of the ring, during the next measurement. If this fails, that worker closes them.
                 let _ = ring.submitter().unregister_files();
             }
         }
@@ -157,7 +158,7 @@ fn ring(slots: u32) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// A child process that takes descriptors in and holds them until this process lets go of it.
+/// A child process that receives descriptors and holds them until the parent closes the channel.
 struct Holder {
     channel: OwnedFd,
     process: libc::pid_t,
@@ -206,11 +207,11 @@ impl Holder {
         self.confirm(self.channel.as_fd())
     }
 
-    /// Waits for the holder's answer: a descriptor in flight would keep the socket open, but count against the limit
-    /// on descriptors in flight.
+    /// Waits for the holder's answer: a descriptor in flight would keep the socket open, but would count against the
+    /// limit on descriptors in flight.
     fn confirm(&self, channel: BorrowedFd<'_>) -> io::Result<()> {
         let mut byte = [0_u8];
-        // An answer that a signal keeps from being read would be taken for that to the next message.
+        // If a signal prevented this read, the answer would be taken for the answer to the next message.
         match uninterrupted(|| socket::receive(channel, &mut byte))? {
             1 if byte == [1] => Ok(()),
             _ => Err(io::Error::other("a process that holds sockets could not take more")),
@@ -220,11 +221,11 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // SAFETY: the child belongs to this process and was not waited for; its end closes the sockets that it holds.
+        // SAFETY: the child belongs to this process and has not been reaped. Its end closes the sockets that it holds.
         unsafe { libc::kill(self.process, libc::SIGKILL) };
-        // A child that another waitpid() has reaped is no error here.
+        // Another waitpid() may have reaped the child, which is no error here.
         let _ = uninterrupted(|| {
-            // SAFETY: the exit status is not asked for.
+            // SAFETY: the pointer for the exit status is null.
             check(unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) })
         });
     }
@@ -240,7 +241,7 @@ fn hold(channel: libc::c_int) -> ! {
             libc::_exit(1);
         }
         if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == -1 {
-            // Before Linux 5.9, or refused by a filter: close each possible number.
+            // close_range(2) is absent before Linux 5.9 or refused by a filter: close each possible number instead.
             let mut limit: libc::rlimit = mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == -1 {
                 libc::_exit(1);
@@ -266,7 +267,7 @@ fn hold(channel: libc::c_int) -> ! {
     }
 }
 
-/// Room for one SCM_RIGHTS header with `BATCH` descriptors, aligned as the kernel wants it.
+/// Room for one SCM_RIGHTS header with `BATCH` descriptors, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 16 + BATCH * 4 + 8]);
 
@@ -361,7 +362,7 @@ mod tests {
             parking.park(far.into());
             if parked == 1 {
                 parking.settle().unwrap();
-                // SAFETY: kill() takes numbers; the process is a child that was not waited for.
+                // SAFETY: kill() takes numbers, and the child has not been reaped.
                 check(unsafe { libc::kill(process, libc::SIGKILL) }).unwrap();
             } else {
                 assert!(parking.settle().is_err());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::check;
 
-/// RLIMIT_NOFILE: the soft and the hard limit on descriptors.
+/// Returns the soft and the hard limit on descriptors (RLIMIT_NOFILE).
 pub fn descriptor_limits() -> io::Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to writable room for one rlimit.
@@ -13,7 +13,7 @@ pub fn descriptor_limits() -> io::Result<(u64, u64)> {
     Ok((limit.rlim_cur, limit.rlim_max))
 }
 
-/// Raises the soft limit on descriptors to the hard one and returns it; no privilege is needed for that.
+/// Raises the soft limit on descriptors to the hard limit and returns it. Needs no privilege.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let (_, hard) = descriptor_limits()?;
     set_descriptor_limits(hard, hard)?;
@@ -31,7 +31,7 @@ pub fn set_descriptor_limits(soft: u64, hard: u64) -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
 }
 
-/// CPU time that the calling thread has used, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).
+/// Returns the CPU time of the calling thread, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to writable room for one timespec; the clock exists for every thread.
@@ -40,8 +40,8 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns how often the calling thread has given up its processor to wait in the kernel, as for a lock (ru_nvcsw of getrusage(2)).
-/// Preemption does not count.
+/// Returns how often the calling thread has given up its processor to wait in the kernel, for example for a lock
+/// (ru_nvcsw of getrusage(2)). Preemption does not count.
 pub fn voluntary_switches() -> u64 {
     // SAFETY: rusage is plain data for which all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -51,7 +51,7 @@ pub fn voluntary_switches() -> u64 {
     usage.ru_nvcsw.cast_unsigned()
 }
 
-/// CPU time that all threads of this process have used, in user and kernel mode (CLOCK_PROCESS_CPUTIME_ID).
+/// Returns the CPU time of all threads of this process, in user and kernel mode (CLOCK_PROCESS_CPUTIME_ID).
 pub fn process_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to writable room for one timespec; the clock exists for every process.
@@ -60,8 +60,8 @@ pub fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// CLOCK_MONOTONIC in nanoseconds: the same clock for all threads and processes of this host, so that their times can be
-/// compared.
+/// Returns CLOCK_MONOTONIC in nanoseconds. All threads and processes of this host share this clock, so their times are
+/// comparable.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to writable room for one timespec; the clock exists on every Linux.
@@ -70,7 +70,7 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Columns of the terminal that stdout is; `None` when it is none, or does not know.
+/// Returns the columns of the terminal at stdout, or `None` if stdout is no terminal or its width is unknown.
 pub fn terminal_width() -> Option<usize> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ fills in one winsize through the pointer.

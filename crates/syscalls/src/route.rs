@@ -1,4 +1,4 @@
-//! rtnetlink(7): which address the kernel would send from, and which are its own.
+//! rtnetlink(7): source addresses of routes, and the addresses of this host.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_PREFSRC: u16 = 7;
-/// struct rtmsg, and where in it the type is.
+/// Size of struct rtmsg.
 pub(crate) const HEADER: usize = 12;
 const TYPE: usize = 7;
 
-/// The source address of the route to `destination`.
+/// Returns the source address of the route to `destination`.
 ///
 /// # Errors
 ///
@@ -22,11 +22,11 @@ pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
     source_by(destination, None)
 }
 
-/// The same for what leaves by the device with this index, as link-local addresses of IPv6 need it.
+/// Returns the source address of the route through the device with this index, as IPv6 link-local destinations need it.
 ///
 /// # Errors
 ///
-/// As of [`source_for`]; ENODEV, EINVAL: there is no such device.
+/// The errors of [`source_for`]; ENODEV, EINVAL: there is no such device.
 pub fn source_for_device(destination: IpAddr, device: u32) -> io::Result<IpAddr> {
     source_by(destination, Some(device))
 }
@@ -39,13 +39,13 @@ fn source_by(destination: IpAddr, device: Option<u32>) -> io::Result<IpAddr> {
     source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// Whether what is sent there comes to this host itself, in the calling thread's network namespace: to one of its addresses, to
-/// any of 127.0.0.0/8, or to one that a route of type `local` gives it (ip-route(8)). Unspecified is what connect(2) makes of
-/// it, loopback. False where no route is.
+/// Returns whether packets to `destination` are delivered to this host, in the calling thread's network namespace: to
+/// one of its addresses, to 127.0.0.0/8, or by a route of type `local` (ip-route(8)). The unspecified address means
+/// loopback, as in connect(2). False if there is no route.
 ///
 /// # Errors
 ///
-/// No socket for netlink.
+/// The netlink socket cannot be opened.
 pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     let destination = destination.to_canonical();
     if destination.is_unspecified() {
@@ -54,8 +54,8 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     let mut is_local = false;
     match look_up(destination, None, |route| {
         let is_own = || preferred_source(route.get(HEADER..)?).filter(|source| *source == destination);
-        // A worker of the kernel makes the local route of an IPv6 address some time after it was added (`addrconf_dad_work`);
-        // until then the address is known by being what would be sent from.
+        // A kernel worker adds the local route of a new IPv6 address a little later (`addrconf_dad_work`). Until then
+        // the address is recognised because the route would use it as source.
         is_local |= route.get(TYPE) == Some(&libc::RTN_LOCAL) || is_own().is_some();
     }) {
         Ok(()) => Ok(is_local),
@@ -64,7 +64,7 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     }
 }
 
-/// Errors of a route lookup for an unreachable destination; EAFNOSUPPORT and EOPNOTSUPP: a kernel without IPv6.
+/// Returns whether a route lookup failed because there is no route; EAFNOSUPPORT and EOPNOTSUPP: a kernel without IPv6.
 fn is_no_route(error: &io::Error) -> bool {
     let errnos = [
         libc::ENETUNREACH,
@@ -78,8 +78,9 @@ fn is_no_route(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
 }
 
-/// Adds the rule `prohibit` for what is sent from `source` (ip-rule(8)), in the calling thread's network namespace: connect()
-/// from there to another host fails with EACCES. To this host's own addresses the table `local` leads, which comes first.
+/// Adds the rule `prohibit` for packets from `source` (ip-rule(8)) in the calling thread's network namespace: connect()
+/// from there to another host fails with EACCES. The table `local`, which the kernel looks up first, still routes to
+/// this host.
 pub fn prohibit_from(source: IpAddr) -> io::Result<()> {
     const RTM_NEWRULE: u16 = 32;
     const FRA_SRC: u16 = 2;
@@ -88,7 +89,8 @@ pub fn prohibit_from(source: IpAddr) -> io::Result<()> {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
     };
-    // struct fib_rule_hdr: family, lengths of both prefixes, traffic class, table, two reserved bytes, action; flags.
+    // Layout of struct fib_rule_hdr: family, lengths of both prefixes, traffic class, table, two reserved bytes,
+    // action; flags.
     let mut body = vec![family as u8, 0, (octets.len() * 8) as u8, 0, 0, 0, 0, FR_ACT_PROHIBIT, 0, 0, 0, 0];
     netlink::put_attribute(&mut body, FRA_SRC, &octets);
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
@@ -99,7 +101,7 @@ fn look_up(destination: IpAddr, device: Option<u32>, route: impl FnMut(&[u8])) -
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
     };
-    // Family, length of the destination prefix, and nothing else that a look-up reads.
+    // The family and the length of the destination prefix; a lookup reads no other field.
     let mut body = vec![0; HEADER];
     body[..2].copy_from_slice(&[family as u8, (octets.len() * 8) as u8]);
     body.extend_from_slice(&((4 + octets.len()) as u16).to_ne_bytes());
@@ -111,7 +113,7 @@ fn look_up(destination: IpAddr, device: Option<u32>, route: impl FnMut(&[u8])) -
     netlink::ask(libc::NETLINK_ROUTE, RTM_GETROUTE, false, &body, route)
 }
 
-/// The RTA_PREFSRC among the attributes of a route.
+/// Returns RTA_PREFSRC among the attributes of a route.
 pub(crate) fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
     let value = netlink::attribute(attributes, RTA_PREFSRC)?;
     match value.len() {
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_of_this_host_is_known() {
+    fn local_addresses_are_recognised() {
         let is_local = |text: &str| is_local(text.parse().unwrap()).unwrap();
         for text in ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::ffff:127.0.0.1"] {
             assert!(is_local(text), "{text}");
@@ -142,7 +144,7 @@ mod tests {
             let address: IpAddr = text.parse().unwrap();
             match source_for(address) {
                 Ok(source) => assert_eq!(source, address),
-                // A host without IPv6.
+                // The host has no IPv6.
                 Err(error) => assert!(address.is_ipv6(), "{error}"),
             }
         }

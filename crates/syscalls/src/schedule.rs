@@ -1,11 +1,11 @@
-//! Where and how precisely the calling thread runs.
+//! CPU affinity, priority and timer slack of the calling thread.
 
 use std::io;
 use std::mem;
 
 use crate::check;
 
-/// sched_getaffinity(2): the processors that the calling thread may run on, in ascending order.
+/// Returns the processors that the calling thread may run on, in ascending order (sched_getaffinity(2)).
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
@@ -15,7 +15,7 @@ pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     Ok((0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect())
 }
 
-/// sched_setaffinity(2): the calling thread, and threads that it starts, run on this processor only.
+/// Restricts the calling thread, and threads that it starts later, to this processor (sched_setaffinity(2)).
 ///
 /// # Errors
 ///
@@ -24,11 +24,12 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
     pin_among(&[cpu])
 }
 
-/// sched_setaffinity(2): the calling thread, and threads and processes that it starts, run on these processors only.
+/// Restricts the calling thread, and threads and processes that it starts later, to these processors
+/// (sched_setaffinity(2)).
 ///
 /// # Errors
 ///
-/// EINVAL: none of them is one that this thread may use, or a number is past all that there can be.
+/// EINVAL: this thread may use none of them, or a number is too large for a cpu_set_t.
 pub fn pin_among(cpus: &[usize]) -> io::Result<()> {
     if cpus.iter().any(|cpu| *cpu >= libc::CPU_SETSIZE as usize) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -36,15 +37,15 @@ pub fn pin_among(cpus: &[usize]) -> io::Result<()> {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for cpu in cpus {
-        // SAFETY: the number was found to be within the set.
+        // SAFETY: the check above ensures that the number is within the set.
         unsafe { libc::CPU_SET(*cpu, &mut set) };
     }
     // SAFETY: pointer and size describe one initialised set, which the kernel only reads; 0 is the calling thread.
     check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) }).map(drop)
 }
 
-/// SCHED_BATCH: the calling thread, and threads that it starts, let others of their processor go on when they are woken. No
-/// privilege is needed.
+/// Sets SCHED_BATCH: the calling thread, and threads that it starts later, do not preempt other threads when they wake.
+/// Needs no privilege.
 pub fn give_way() -> io::Result<()> {
     // SAFETY: sched_param is plain data for which zero is a value, the only one that SCHED_BATCH takes.
     let parameters: libc::sched_param = unsafe { mem::zeroed() };
@@ -52,8 +53,8 @@ pub fn give_way() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) }).map(drop)
 }
 
-/// setpriority(2) with a nice value of -20: the calling thread is run before others as soon as it is woken. Threads that it
-/// starts are so as well.
+/// Sets a nice value of -20 (setpriority(2)): the calling thread, and threads that it starts later, preempt other
+/// threads as soon as they wake.
 ///
 /// # Errors
 ///
@@ -63,7 +64,7 @@ pub fn go_first() -> io::Result<()> {
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) }).map(drop)
 }
 
-/// PR_SET_TIMERSLACK of 1 ns: the calling thread's sleeps end when they should, and not up to 50 us later.
+/// Sets a timer slack of 1 ns (PR_SET_TIMERSLACK): sleeps of the calling thread end on time, not up to 50 us later.
 pub fn sleep_precisely() -> io::Result<()> {
     let slack: libc::c_ulong = 1;
     // SAFETY: this operation takes a number and no pointers.

@@ -1,7 +1,8 @@
-//! Seccomp filters that make this kernel refuse a system call or a socket option, so that tests can meet other kernels and full limits.
+//! Seccomp filters that make this kernel refuse a system call or a socket option, so that tests can simulate other
+//! kernels and exhausted limits.
 //!
-//! Each filter holds for the calling thread, for the threads it starts, and across execve(2). It cannot be removed, so install it
-//! on a thread of its own. No privilege is needed.
+//! Each filter holds for the calling thread, for the threads it starts, and across execve(2). It cannot be removed, so
+//! install it on a thread of its own. Needs no privilege.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::check;
 use crate::option::IP_LOCAL_PORT_RANGE;
 
-/// A facility that hosts switch off, or that older kernels lack.
+/// A facility that a host may disable, or that older kernels lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Facility {
     /// New namespaces by unshare(2): EPERM.
@@ -83,10 +84,11 @@ const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Installs a filter that answers `errno` to each of the calls for which all conditions hold, and allows everything else.
+/// Installs a filter that returns `errno` from each of the calls for which all conditions hold, and allows everything
+/// else.
 fn install(calls: &[libc::c_long], conditions: &[Condition], errno: libc::c_int) -> io::Result<()> {
     let mut program = Vec::new();
-    // After each comparison that fails, the program skips to the next call: two instructions for each condition, and the answer.
+    // A failed comparison skips to the next call: over two instructions per further condition, and the return.
     for &call in calls {
         let mut skip = 2 * conditions.len() as u8 + 1;
         program.push(instruction(LOAD, 0, NUMBER));
@@ -118,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// A descriptor that is not open: a system call that the filter lets through fails with EBADF.
+    /// A descriptor that is not open: if the filter allows a system call, it fails with EBADF.
     const CLOSED: libc::c_int = -1;
 
     /// Runs `test` on a thread of its own, since a filter cannot be removed.
@@ -146,7 +148,7 @@ mod tests {
     }
 
     fn receive_many() -> Option<i32> {
-        // SAFETY: room for 0 messages.
+        // SAFETY: the call has room for 0 messages.
         errno(check(unsafe { libc::recvmmsg(CLOSED, ptr::null_mut(), 0, 0, ptr::null_mut()) }))
     }
 

@@ -1,11 +1,11 @@
-//! Memory that forked processes have in common, as counters.
+//! Counters in memory that forked processes share.
 
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// 64-bit numbers in anonymous memory mapped with MAP_SHARED: threads see them, and so do processes that are forked
-/// after they were made. All begin at 0.
+/// 64-bit counters in anonymous memory mapped with MAP_SHARED, visible to all threads and to processes that are forked
+/// later. All start at 0.
 #[derive(Debug)]
 pub struct Counters {
     first: NonNull<AtomicU64>,
@@ -28,7 +28,7 @@ impl Counters {
         let length = count
             .checked_mul(size_of::<AtomicU64>())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: no address is asked for, and anonymous memory has no descriptor.
+        // SAFETY: the kernel chooses the address, and anonymous memory has no descriptor.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -46,7 +46,7 @@ impl Counters {
         Ok(Counters { first, count })
     }
 
-    /// All of them.
+    /// Returns all counters.
     pub fn all(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_numbers_than_addresses_are_refused() {
-        // Times 8 it wraps to 8: room for one number.
+    fn counters_larger_than_the_address_space_are_refused() {
+        // The size in bytes wraps to 8, room for one number.
         for count in [usize::MAX / 8 + 2, usize::MAX] {
             assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
         }

@@ -1,4 +1,4 @@
-//! sock_diag(7): which sockets the kernel has on a tuple, filtered inside the kernel.
+//! sock_diag(7): lists the sockets of the kernel that match a tuple, filtered inside the kernel.
 
 use std::io;
 use std::mem;
@@ -8,62 +8,63 @@ use std::time::Duration;
 use crate::netlink;
 use crate::socket::Transport;
 
-/// States of TCP as sock_diag numbers them (include/net/tcp_states.h); UDP uses the first and `CLOSE`.
+/// TCP states with their numbers in sock_diag (include/net/tcp_states.h); UDP uses `ESTABLISHED` and `CLOSE`.
 pub mod state {
     /// Connected.
     pub const ESTABLISHED: u8 = 1;
-    /// Closed by us last; the port is kept for 60 s.
+    /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
     /// Listening.
     pub const LISTEN: u8 = 10;
 }
 
-/// A socket that the kernel has.
+/// A socket in the kernel's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// One of [`state`], or another of the kernel's.
+    /// A constant of [`state`], or another TCP state.
     pub state: u8,
-    /// Its own address and port.
+    /// Local address and port.
     pub local: SocketAddr,
-    /// Its peer's.
+    /// Address and port of the peer.
     pub remote: SocketAddr,
-    /// Until its timer fires, as far as it has one (idiag_expires): of TIME_WAIT, until its end.
+    /// Time until the timer of the socket expires, if one is active (idiag_expires). In TIME_WAIT: until the state
+    /// ends.
     pub expires: Option<Duration>,
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Local address; an unspecified address stands for all.
+    /// Local address; the unspecified address stands for all addresses.
     pub local: SocketAddr,
-    /// Of the unspecified address of IPv6: whether IPv4 is left out (IPV6_V6ONLY).
+    /// For the unspecified IPv6 address: whether the socket excludes IPv4 (IPV6_V6ONLY).
     pub only_ipv6: bool,
-    /// Connections that wait for accept(2) (sk_ack_backlog, which sock_diag has in idiag_rqueue).
+    /// Connections in the accept queue (sk_ack_backlog, which sock_diag returns in idiag_rqueue).
     pub waiting: u32,
-    /// How many may wait: the backlog of listen(2), cut to net.core.somaxconn (sk_max_ack_backlog, in idiag_wqueue). The
-    /// kernel lets one more in (`sk_acceptq_is_full`).
+    /// Limit of the accept queue: the backlog of listen(2), cut to net.core.somaxconn (sk_max_ack_backlog, in
+    /// idiag_wqueue). The kernel admits one more connection (`sk_acceptq_is_full`).
     pub backlog: u32,
 }
 
 /// A filter for sockets; `None` matches all values.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
-    /// Protocol.
+    /// Transport protocol.
     pub transport: Transport,
-    /// Address of this side.
+    /// Local address.
     pub source: Option<IpAddr>,
-    /// Port of this side.
+    /// Local port.
     pub source_port: Option<u16>,
     /// Address and port of the peer.
     pub destination: SocketAddr,
 }
 
-/// Calls `found` for every socket in the calling thread's network namespace that matches.
+/// Calls `found` for every matching socket in the calling thread's network namespace.
 ///
 /// # Errors
 ///
-/// ENOENT: the kernel has no inet_diag, tcp_diag or udp_diag and cannot load it. EPROTONOSUPPORT: it has no sock_diag. Others
-/// are netlink's. After an error `found` may have been called for some of the sockets.
+/// ENOENT: the kernel has no inet_diag, tcp_diag or udp_diag and cannot load it. EPROTONOSUPPORT: it has no sock_diag.
+/// Other errors are from netlink. After an error `found` may have been called for some of the sockets.
 pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
     let family = if filter.destination.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     dump(filter, family as u8, &mut found)?;
@@ -74,11 +75,11 @@ pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `found` for every TCP socket that listens in the calling thread's network namespace.
+/// Calls `found` for every listening TCP socket in the calling thread's network namespace.
 ///
 /// # Errors
 ///
-/// The same as [`each`].
+/// The errors of [`each`].
 pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
     for family in [libc::AF_INET, libc::AF_INET6] {
         let body = request(family as u8, Transport::Tcp, 1 << state::LISTEN, &[]);
@@ -86,7 +87,7 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
             found(listener(reply, attributes));
         });
         match result {
-            // A kernel without IPv6 has no handler for it.
+            // A kernel without IPv6 has no handler for the family.
             Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
             result => result?,
         }
@@ -94,20 +95,20 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
     Ok(())
 }
 
-/// Number of TCP handshakes under way towards a local port (SYN_RECV), in the calling thread's network namespace. Those whose
-/// state is in a SYN cookie are not among them.
+/// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
+/// namespace. Handshakes whose state is in a SYN cookie do not count.
 ///
 /// # Errors
 ///
-/// The same as [`each_listener`].
+/// The errors of [`each_listener`].
 pub fn handshakes(port: u16) -> io::Result<usize> {
-    // A request socket that waits for the last ACK is SYN_RECV to users, and TCP_NEW_SYN_RECV in the kernel.
+    // A request socket that waits for the last ACK is SYN_RECV to users and TCP_NEW_SYN_RECV in the kernel.
     const SYN_RECV: u32 = 1 << 3 | 1 << 12;
     let mut count = 0;
     for family in [libc::AF_INET, libc::AF_INET6] {
         let body = request(family as u8, Transport::Tcp, SYN_RECV, &[]);
         match ask(&body, |reply, _| count += usize::from(entry(reply).local.port() == port)) {
-            // A kernel without IPv6 has no handler for it.
+            // A kernel without IPv6 has no handler for the family.
             Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
             result => result?,
         }
@@ -117,7 +118,7 @@ pub fn handshakes(port: u16) -> io::Result<usize> {
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const INET_DIAG_REQ_BYTECODE: u16 = 1;
-/// An attribute of replies about IPv6 sockets that listen.
+/// Attribute of replies about listening IPv6 sockets.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_BC_S_COND: u8 = 7;
 const INET_DIAG_BC_D_COND: u8 = 8;
@@ -153,7 +154,7 @@ fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Resul
     ask(&body, |reply, _| found(entry(reply)))
 }
 
-/// Gives each reply, with the bytes of the attributes behind it, to `found`.
+/// Passes each reply, with the bytes of its attributes, to `found`.
 fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, body, |body| {
         if let Some((reply, attributes)) = read(body) {
@@ -162,10 +163,10 @@ fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
     })
 }
 
-/// A reply, with the bytes of the attributes behind it.
+/// Parses a reply. Returns it with the bytes of its attributes.
 fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
     let attributes = body.get(mem::size_of::<Reply>()..)?;
-    // SAFETY: as many bytes as a reply has; it is plain data, and read_unaligned asks for no alignment.
+    // SAFETY: the slice is at least as long as a reply, which is plain data; read_unaligned needs no alignment.
     Some((unsafe { body.as_ptr().cast::<Reply>().read_unaligned() }, attributes))
 }
 
@@ -174,7 +175,7 @@ fn entry(reply: &Reply) -> Entry {
         let ip = if i32::from(reply.family) == libc::AF_INET {
             IpAddr::from(*bytes.first_chunk::<4>().expect("16 bytes hold 4"))
         } else {
-            // Mapped addresses are the IPv4 ones that the caller knows.
+            // Callers know v4-mapped addresses as IPv4 addresses.
             IpAddr::from(bytes).to_canonical()
         };
         SocketAddr::new(ip, u16::from_be_bytes(port))
@@ -197,7 +198,7 @@ fn listener(reply: &Reply, attributes: &[u8]) -> Listener {
     }
 }
 
-/// A reply as both kinds of dumps read it; for the fuzzer.
+/// Parses a reply as both kinds of dumps do; for the fuzzer.
 pub(crate) fn read_any(body: &[u8]) -> Option<(Entry, Listener)> {
     read(body).map(|(reply, attributes)| (entry(&reply), listener(&reply, attributes)))
 }
@@ -207,7 +208,7 @@ fn request(family: u8, transport: Transport, states: u32, program: &[u8]) -> Vec
         Transport::Tcp => libc::IPPROTO_TCP,
         Transport::Udp => libc::IPPROTO_UDP,
     };
-    // struct inet_diag_req_v2: family, protocol, no extensions, padding, states, and no socket in particular.
+    // Layout of struct inet_diag_req_v2: family, protocol, no extensions, padding, states, and an empty socket id.
     let mut body = vec![family, protocol as u8, 0, 0];
     body.extend_from_slice(&states.to_ne_bytes());
     body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
@@ -220,8 +221,8 @@ fn request(family: u8, transport: Transport, states: u32, program: &[u8]) -> Vec
     body
 }
 
-/// A program for the kernel's filter machine (inet_diag_bc_run): conditions in a row, each of which jumps past the end
-/// when it does not hold, which means: leave this socket out.
+/// Returns a program for the kernel's filter machine (inet_diag_bc_run): a list of conditions. A condition that does
+/// not hold jumps past the end, which excludes the socket.
 fn bytecode(filter: &Filter) -> Vec<u8> {
     let mut conditions =
         vec![condition(INET_DIAG_BC_D_COND, filter.destination.ip(), Some(filter.destination.port()))];
@@ -249,7 +250,7 @@ fn bytecode(filter: &Filter) -> Vec<u8> {
     program
 }
 
-/// struct inet_diag_bc_op and struct inet_diag_hostcond; the jump for "no" is left open.
+/// Returns struct inet_diag_bc_op and struct inet_diag_hostcond; the caller fills in the jump for "no".
 fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
     let (family, octets): (i32, Vec<u8>) = match address {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),

@@ -1,4 +1,4 @@
-//! Sockets: open, bind, connect, wait, and what address they have.
+//! Sockets: open, bind, connect, accept, send, receive, wait.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::address::{Endpoint, RawAddress};
 use crate::check;
 
-/// TCP or UDP.
+/// The transport protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// SOCK_STREAM
@@ -17,7 +17,7 @@ pub enum Transport {
     Udp,
 }
 
-/// A new socket of the family of `address`, close-on-exec.
+/// Opens a socket of the family of `address`, close-on-exec.
 pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = match transport {
@@ -31,12 +31,12 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A new raw IPv4 socket for TCP segments that the caller makes (raw(7)), close-on-exec. Needs CAP_NET_RAW.
+/// Opens a raw IPv4 socket for TCP segments that the caller builds (raw(7)), close-on-exec. Needs CAP_NET_RAW.
 pub fn open_raw_tcp() -> io::Result<OwnedFd> {
     open_raw(libc::IPPROTO_TCP)
 }
 
-/// The same for ICMP messages.
+/// Opens a raw IPv4 socket for ICMP messages, like [`open_raw_tcp`].
 pub fn open_raw_icmp() -> io::Result<OwnedFd> {
     open_raw(libc::IPPROTO_ICMP)
 }
@@ -48,7 +48,7 @@ fn open_raw(protocol: libc::c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A new stream socket of the family of `endpoint`, close-on-exec.
+/// Opens a stream socket of the family of `endpoint`, close-on-exec.
 pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     // SAFETY: socket() takes no pointers.
@@ -57,20 +57,20 @@ pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// bind(2) to an endpoint; a unix path must not be there yet.
+/// Binds a socket to an endpoint (bind(2)). The path of a unix socket must not exist yet.
 pub fn bind_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<()> {
     let raw = endpoint.raw()?;
     // SAFETY: pointer and length describe one initialised address that outlives the call.
     check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
 }
 
-/// connect(2) to an endpoint. Where the queue of a unix socket is full, one that does not block has EAGAIN: there is no
-/// handshake that could go on.
+/// Connects a socket to an endpoint (connect(2)). EAGAIN: the accept queue of a unix socket is full and the socket is
+/// non-blocking; no connection is in progress then.
 pub fn connect_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<Connect> {
     connect_raw(socket, &endpoint.raw()?)
 }
 
-/// bind(2)
+/// Binds a socket to an address (bind(2)).
 pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let raw = RawAddress::from(address);
     // SAFETY: pointer and length describe one initialised address that outlives the call.
@@ -82,12 +82,12 @@ pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
 pub enum Connect {
     /// Connected.
     Done,
-    /// The port is found and the handshake under way: EINPROGRESS, or EINTR of a blocking socket, after which calling
-    /// again would be wrong too.
+    /// The port is chosen and the handshake is in progress: EINPROGRESS, or EINTR of a blocking socket. A second
+    /// connect() would be wrong in both cases.
     Pending,
 }
 
-/// connect(2)
+/// Connects a socket to an address (connect(2)).
 pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Connect> {
     connect_raw(socket, &RawAddress::from(address))
 }
@@ -103,22 +103,22 @@ fn connect_raw(socket: BorrowedFd<'_>, raw: &RawAddress) -> io::Result<Connect> 
     }
 }
 
-/// connect(2) to AF_UNSPEC: takes the peer (and an address that was chosen by itself) off the socket again.
+/// Removes the peer of a socket, and a local address that the kernel chose (connect(2) to AF_UNSPEC).
 pub fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
     let raw = RawAddress::empty();
     // SAFETY: pointer and length describe one initialised address, whose family is AF_UNSPEC, that outlives the call.
     check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
 }
 
-/// listen(2); the kernel cuts `backlog` to net.core.somaxconn.
+/// Starts listening (listen(2)); the kernel cuts `backlog` to net.core.somaxconn.
 pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
     // SAFETY: listen() takes no pointers.
     check(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
 }
 
-/// accept4(2), close-on-exec, without asking for the peer's address.
+/// Accepts a connection, close-on-exec, without the peer's address (accept4(2)).
 pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: both address pointers may be null: no address is wanted.
+    // SAFETY: both address pointers may be null, because no address is requested.
     let fd = check(unsafe {
         libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
     })?;
@@ -126,10 +126,10 @@ pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// accept4(2), close-on-exec and non-blocking, without asking for the peer's address.
+/// Accepts a connection, close-on-exec and non-blocking, without the peer's address (accept4(2)).
 pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: both address pointers may be null: no address is wanted.
+    // SAFETY: both address pointers may be null, because no address is requested.
     let fd = check(unsafe {
         libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     })?;
@@ -137,7 +137,7 @@ pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Calls send(2) without SIGPIPE: EPIPE if the peer has closed.
+/// Sends bytes without SIGPIPE (send(2)): EPIPE if the peer has closed.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: pointer and length describe the bytes, which the kernel only reads.
     let sent =
@@ -145,7 +145,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// sendto(2) to an address.
+/// Sends a datagram to an address (sendto(2)).
 pub fn send_to(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
     let raw = RawAddress::from(to);
     // SAFETY: pointers and lengths describe the bytes and an initialised address, which the kernel only reads.
@@ -162,14 +162,14 @@ pub fn send_to(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr) -> io::Resu
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// recv(2); 0 of a stream is its end.
+/// Receives bytes (recv(2)). 0 from a stream socket means the end of the stream.
 pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<usize> {
     // SAFETY: pointer and length describe writable room.
     let received = unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), 0) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Whether recv(2) would not wait: there is something to read, or the end, or an error that recv() would tell.
+/// Returns whether recv(2) would not block: data, the end of the stream, or an error is pending.
 pub fn has_something(socket: BorrowedFd<'_>) -> bool {
     let mut byte = 0_u8;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
@@ -178,13 +178,14 @@ pub fn has_something(socket: BorrowedFd<'_>) -> bool {
     result >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
 }
 
-/// poll(2) until there is something to read or to accept, or an end: `false` when `timeout` is over first. Signals do not end
-/// the wait.
+/// Waits with poll(2) until the socket is readable or has ended. Returns `false` if `timeout` expires first. Signals do
+/// not end the wait.
 pub fn wait_readable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     wait_for(socket, libc::POLLIN, timeout)
 }
 
-/// poll(2) until there is room to write, or an end: `false` when `timeout` is over first. Signals do not end the wait.
+/// Waits with poll(2) until the socket is writable or has ended. Returns `false` if `timeout` expires first. Signals do
+/// not end the wait.
 pub fn wait_writable(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     wait_for(socket, libc::POLLOUT, timeout)
 }
@@ -206,20 +207,20 @@ fn wait_for(socket: BorrowedFd<'_>, events: libc::c_short, timeout: Option<Durat
     }
 }
 
-/// shutdown(2) of both halves: the peer reads the end. A listening unix socket refuses further connections, and accept(2)
-/// returns the queued connections, then EINVAL.
+/// Shuts both halves down (shutdown(2)): the peer reads the end of the stream. A listening unix socket refuses further
+/// connections, and accept(2) returns the queued connections, then EINVAL.
 pub fn shutdown(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: shutdown() takes no pointers.
     check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }).map(drop)
 }
 
-/// shutdown(2) of the writing half: the peer reads the end, and what it still sends can be read.
+/// Shuts the writing half down (shutdown(2)): the peer reads the end of the stream, and its data can still be received.
 pub fn shutdown_write(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: shutdown() takes no pointers.
     check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).map(drop)
 }
 
-/// getsockname(2)
+/// Returns the local address (getsockname(2)).
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     // SAFETY: the pointers describe writable room for the longest address, and its length.
@@ -227,7 +228,7 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_std()
 }
 
-/// Whether the socket is connected, of UDP: has a peer.
+/// Returns whether the socket is connected; for UDP: whether it has a peer.
 pub fn has_peer(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut raw = RawAddress::empty();
     // SAFETY: the pointers describe writable room for the longest address, and its length.
@@ -246,18 +247,18 @@ pub fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> io::Result<
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONBIO, &raw mut flag) }).map(drop)
 }
 
-/// The state of a connecting socket from poll(2).
+/// The state of a connecting socket, from poll(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Connected.
     Connected,
-    /// Failed: SO_ERROR says why.
+    /// Failed; SO_ERROR has the reason.
     Failed,
-    /// Still connecting when the time was up.
+    /// Still connecting when the timeout expired.
     Pending,
 }
 
-/// Waits until a connecting socket is connected or has failed, or `timeout` is over; `None` waits for ever.
+/// Waits until a connecting socket is connected or has failed, or `timeout` expires; `None` waits without a limit.
 pub fn wait_connected(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<Progress> {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     let timeout = timeout.map(|timeout| libc::timespec {

@@ -1,4 +1,4 @@
-//! unix_diag: which unix sockets listen, and their queues.
+//! unix_diag: the accept queues of listening unix sockets.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -6,28 +6,29 @@ use std::path::Path;
 
 use crate::netlink;
 
-/// The queue of a unix socket that listens.
+/// The accept queue of a listening unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// Connections that wait for accept(2).
+    /// Connections in the accept queue.
     pub waiting: u32,
-    /// How many may wait: the backlog of listen(2), cut to net.core.somaxconn. The kernel lets one more in; then a
-    /// connect() that does not block has EAGAIN (`unix_recvq_full`).
+    /// Limit of the accept queue: the backlog of listen(2), cut to net.core.somaxconn. The kernel admits one more
+    /// connection; then a non-blocking connect() fails with EAGAIN (`unix_recvq_full`).
     pub backlog: u32,
 }
 
-/// The queue of the socket that listens at `path`, if it belongs to the calling thread's network namespace. `None`: no socket
-/// listens there, or there is no such path.
+/// Returns the queue of the socket that listens at `path` in the calling thread's network namespace. `None`: no socket
+/// listens there, or the path does not exist.
 ///
 /// # Errors
 ///
-/// The errors of stat(2) on `path`. ENOENT: the kernel has no unix_diag and cannot load it. Others are netlink's.
+/// The errors of stat(2) on `path`. ENOENT: the kernel has no unix_diag and cannot load it. Other errors are from
+/// netlink.
 pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
     let file = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         result => result?,
     };
-    // The kernel gives the inode cut to 32 bits, and the device in its own form (MKDEV).
+    // The kernel returns the lower 32 bits of the inode, and the device in its internal form (MKDEV).
     let device = libc::major(file.dev()) << 20 | libc::minor(file.dev());
     let wanted = [(file.ino() as u32).to_ne_bytes(), device.to_ne_bytes()].concat();
     let mut found = None;
@@ -37,7 +38,7 @@ pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
     Ok(found)
 }
 
-/// The queue that a reply tells of, if it is about the socket at the wanted inode and device.
+/// Returns the queue in a reply, if the reply is about the socket with the wanted inode and device.
 pub(crate) fn queue(reply: &[u8], wanted: &[u8]) -> Option<Queue> {
     let attributes = reply.get(MESSAGE..)?;
     netlink::attribute(attributes, UNIX_DIAG_VFS).filter(|place| *place == wanted)?;
@@ -52,13 +53,13 @@ const UNIX_DIAG_RQLEN: u16 = 4;
 const UDIAG_SHOW_VFS: u32 = 0x02;
 const UDIAG_SHOW_RQLEN: u32 = 0x10;
 
-/// Length of struct unix_diag_msg: family, type, state, padding, inode, cookie.
+/// Size of struct unix_diag_msg: family, type, state, padding, inode, cookie.
 const MESSAGE: usize = 16;
 
-/// States are numbered as in TCP.
+/// unix_diag numbers states as TCP does.
 const LISTEN: u32 = 10;
 
-/// struct unix_diag_req: family, protocol, padding, states, no inode, what to show, no cookie.
+/// Returns struct unix_diag_req: family, protocol, padding, states, no inode, requested attributes, no cookie.
 fn request() -> Vec<u8> {
     let mut body = vec![libc::AF_UNIX as u8, 0, 0, 0];
     for word in [1 << LISTEN, 0, UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN, u32::MAX, u32::MAX] {

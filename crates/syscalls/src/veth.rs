@@ -1,4 +1,4 @@
-//! Pairs of virtual Ethernet devices (veth), made with rtnetlink(7): the cable between two network namespaces.
+//! Creates pairs of virtual Ethernet devices (veth) with rtnetlink(7), which connect two network namespaces.
 
 use std::ffi::CString;
 use std::io;
@@ -19,12 +19,12 @@ const VETH_INFO_PEER: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
-/// Makes a pair: `name` in the calling thread's network namespace, `peer` in the other one. Both are down; frames carry up to
-/// `mtu` bytes of IP.
+/// Creates a pair: `name` in the calling thread's network namespace, `peer` in a second namespace. Both are down, with
+/// an MTU of `mtu` bytes.
 ///
 /// # Errors
 ///
-/// EPERM without CAP_NET_ADMIN in both; EEXIST; EINVAL for an MTU that veth has not got (68 to 65535).
+/// EPERM without CAP_NET_ADMIN in both namespaces; EEXIST; EINVAL for an MTU that veth does not support (68 to 65535).
 pub fn create(name: &str, peer: &str, peer_namespace: BorrowedFd<'_>, mtu: u32) -> io::Result<()> {
     let mut other = link(0, 0);
     attribute(&mut other, IFLA_IFNAME, &text(peer));
@@ -42,11 +42,12 @@ pub fn create(name: &str, peer: &str, peer_namespace: BorrowedFd<'_>, mtu: u32) 
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
 
-/// Gives a device of the calling thread's network namespace an address, of which `bits` are its network's, and sets it up.
+/// Adds an address with a prefix length of `bits` to a device of the calling thread's network namespace, and sets the
+/// device up.
 ///
 /// # Errors
 ///
-/// ENODEV: there is none of this name. EPERM without CAP_NET_ADMIN.
+/// ENODEV: there is no device with this name. EPERM without CAP_NET_ADMIN.
 pub fn set_up(name: &str, address: Ipv4Addr, bits: u8) -> io::Result<()> {
     let zeroed = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: the name is a terminated string, which the call only reads.
@@ -54,7 +55,7 @@ pub fn set_up(name: &str, address: Ipv4Addr, bits: u8) -> io::Result<()> {
     if index == 0 {
         return Err(io::Error::last_os_error());
     }
-    // struct ifaddrmsg: family, prefix length, flags, scope, index.
+    // Layout of struct ifaddrmsg: family, prefix length, flags, scope, index.
     let mut body = vec![libc::AF_INET as u8, bits, 0, 0];
     body.extend_from_slice(&index.to_ne_bytes());
     attribute(&mut body, IFA_LOCAL, &address.octets());
@@ -63,7 +64,7 @@ pub fn set_up(name: &str, address: Ipv4Addr, bits: u8) -> io::Result<()> {
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWLINK, 0, &link(index, libc::IFF_UP as u32))
 }
 
-/// struct ifinfomsg: family, type, index, flags, and which of the flags are meant.
+/// Returns struct ifinfomsg: family, type, index, flags, and the mask of flags to change.
 fn link(index: u32, flags: u32) -> Vec<u8> {
     let mut body = vec![0; 4];
     for word in [index, flags, flags] {
@@ -76,7 +77,7 @@ fn text(name: &str) -> Vec<u8> {
     [name.as_bytes(), &[0]].concat()
 }
 
-/// Length, kind, value, and zeroes up to the next word.
+/// Appends an attribute: length, kind, value, and zero padding to the next word.
 fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     body.extend_from_slice(&kind.to_ne_bytes());
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_padded_and_say_their_own_length() {
+    fn attributes_are_padded_and_carry_their_length() {
         let mut body = Vec::new();
         attribute(&mut body, 3, b"ab\0");
         assert_eq!(body, [&7_u16.to_ne_bytes()[..], &3_u16.to_ne_bytes(), b"ab\0\0"].concat());

@@ -79,7 +79,7 @@ pub fn skip(test: &str, need: &str, reason: &str) {
         !required.split(',').any(|name| name == need),
         "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}"
     );
-    // Not eprintln!: the test runner captures its output when the test passes.
+    // The test runner would capture the output of eprintln! if the test passes.
     writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
 }
 
@@ -112,9 +112,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_test_is_in_its_closure() {
+    fn the_test_name_comes_from_the_closure_type() {
         let closure = || ();
-        assert_eq!(test_name(type_name_of_val(&closure)), "tests::the_name_of_a_test_is_in_its_closure");
+        assert_eq!(test_name(type_name_of_val(&closure)), "tests::the_test_name_comes_from_the_closure_type");
     }
 
     #[test]

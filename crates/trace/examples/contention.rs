@@ -43,7 +43,7 @@ fn main() {
             let named = || thread::Builder::new().name("contention".to_owned());
             let accept = move || {
                 while !over.load(Ordering::Relaxed) {
-                    // EAGAIN without a connection.
+                    // accept() fails with EAGAIN if no connection arrived.
                     drop(socket::accept(listener.as_fd()));
                 }
             };

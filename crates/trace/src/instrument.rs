@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_record::Remark;
+use fourtuple_record::{Remark, format_time};
 
 use crate::error::TraceError;
 
@@ -60,8 +60,7 @@ pub trait Instrument {
         let elapsed = start.elapsed();
         let mut outcome = session.finish(elapsed)?;
         if self.duration().is_some_and(|time| elapsed < time) {
-            let message =
-                format!("stopped after {:.1} s; the figures cover that time", elapsed.as_secs_f64());
+            let message = format!("stopped after {}; the figures cover that time", format_time(elapsed));
             outcome.validity.insert(0, Remark::new("interrupted", message));
         }
         Ok(outcome)

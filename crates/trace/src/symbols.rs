@@ -66,7 +66,7 @@ mod tests {
                          ffffffffc0000000 t nf_conntrack_in\t[nf_conntrack]\n";
 
     #[test]
-    fn an_address_belongs_to_the_function_before_it() {
+    fn an_address_belongs_to_the_preceding_function() {
         let symbols = Symbols::parse(TABLE);
         assert_eq!(symbols.name(0xffff_ffff_8100_0100), Some("tcp_v4_connect"));
         assert_eq!(symbols.name(0xffff_ffff_8100_01ff), Some("tcp_v4_connect"));

@@ -23,7 +23,7 @@ use traced::{StopOnDrop, count, has_missed, traced, until_none_missed};
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A trace of this process and one listener. Tests run at the same time, so each has its own address.
+/// Returns a trace of this process and one listener. Tests run at the same time, so each has its own address.
 fn at(address: SocketAddr) -> Accept {
     Accept {
         process: Some(process::id()),
@@ -38,7 +38,7 @@ fn only(results: &TraceAcceptResults) -> &TraceListener {
     listener
 }
 
-/// A listener of std on a free port of an address that no other test of this process uses.
+/// Opens a listener of std on a free port of an address that no other test of this process uses.
 fn std_listener(address: &str, backlog: i32) -> (TcpListener, SocketAddr) {
     let (socket, address) = listener(address, backlog);
     (TcpListener::from(socket), address)
@@ -330,7 +330,7 @@ fn a_full_queue_is_counted() {
     });
 }
 
-/// Number of connections: FOURTUPLE_TIME_WAITS, else 500.
+/// Returns the number of connections: FOURTUPLE_TIME_WAITS, or 500 by default.
 fn time_waits() -> u64 {
     std::env::var("FOURTUPLE_TIME_WAITS").map_or(500, |number| number.parse().unwrap())
 }

@@ -44,7 +44,7 @@ fn fill(strategy: Strategy, destination: SocketAddr, beyond: u64) -> Known {
             }
             Err(DialError::PortsExhausted { .. }) => {
                 dials += 1;
-                // Neither strategy retries: a failed dial is one call of connect().
+                // These strategies do not retry, so a failed dial is one call of connect().
                 known.refused += 1;
             }
             Err(other) => panic!("{other}"),

@@ -76,7 +76,7 @@ fn connections(name: &str, own_listeners: bool) {
             let (listener, over) = (&listeners[at % listeners.len()], &over);
             spawn(scope, name, move || {
                 while !over.load(Ordering::Relaxed) {
-                    // EAGAIN without a connection; ECONNABORTED when the client has already reset it.
+                    // accept() fails with EAGAIN without a connection, and with ECONNABORTED if the client has already reset it.
                     drop(socket::accept(listener.as_fd()));
                 }
             });
@@ -106,7 +106,7 @@ fn dials(name: &str, own_ports: bool) -> bool {
             let answer = option::set_local_port_range(client.as_fd(), low, low + PORTS - 1).unwrap();
             absent.fetch_or(answer == Answer::Absent, Ordering::Relaxed);
         }
-        // ECONNREFUSED, or EADDRNOTAVAIL while all ports are in use.
+        // connect() fails with ECONNREFUSED, or with EADDRNOTAVAIL while all ports are in use.
         let _ = socket::connect(client.as_fd(), to);
     });
     !absent.load(Ordering::Relaxed)

@@ -32,7 +32,7 @@ fn number(variable: &str, otherwise: u32) -> u32 {
     env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// FOURTUPLE_TRACE_CONNECTS sets the number of connects.
+/// The variable FOURTUPLE_TRACE_CONNECTS sets the number of connects.
 #[test]
 fn every_connect_of_many_is_counted() {
     in_namespace(|| {
@@ -151,7 +151,7 @@ fn connects_after_a_full_range_count_as_retries() {
 }
 
 #[test]
-fn a_closed_port_is_told_from_a_full_range() {
+fn a_closed_port_is_distinguished_from_a_full_range() {
     in_namespace(|| {
         let (listener, destination) = listener("127.0.6.1", 64);
         drop(listener);
@@ -159,14 +159,14 @@ fn a_closed_port_is_told_from_a_full_range() {
             let stream = socket::open(Transport::Tcp, destination, false).unwrap();
             socket::connect(stream.as_fd(), destination).unwrap_err();
         };
-        let run = || traced("a_closed_port_is_told_from_a_full_range", &to(destination), program);
+        let run = || traced("a_closed_port_is_distinguished_from_a_full_range", &to(destination), program);
         let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
         assert_eq!(results.failed.into_iter().collect::<Vec<_>>(), [("ECONNREFUSED".to_owned(), 1)]);
         assert_eq!((results.searches, results.failed_search_ns), (1, None));
     });
 }
 
-/// FOURTUPLE_TRACE_CLOSES sets the number of closes.
+/// The variable FOURTUPLE_TRACE_CLOSES sets the number of closes.
 #[test]
 fn active_closes_are_counted_per_side() {
     in_namespace(|| {

@@ -23,7 +23,7 @@ use self::packages::Kernel;
 use self::plan::Entry;
 use self::programs::Programs;
 use self::qemu::Booted;
-use self::serial::{Ran, Session};
+use self::serial::{ProgramRun, Session};
 use crate::workspace::Workspace;
 
 /// The kernels that are tested, by series.
@@ -216,7 +216,7 @@ fn save(
             fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
         }
         // A failed program already has its fault, and may have written an incomplete record.
-        let passed = |ran: &&Ran| ran.name == entry.name && ran.exit.as_deref() == Some("0");
+        let passed = |ran: &&ProgramRun| ran.name == entry.name && ran.exit.as_deref() == Some("0");
         let Some(ran) = session.ran.iter().find(passed) else { continue };
         let text = ran.output.join("\n");
         match serde_json::from_str::<serde_json::Value>(&text) {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn inodes_differ_so_that_nothing_becomes_a_hard_link() {
+    fn inodes_differ_so_that_no_file_is_a_hard_link() {
         let mut archive = Archive::default();
         archive.file("a", 0o644, b"");
         archive.file("b", 0o644, b"");

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cached_twin_of_an_offered_name_counts_once() {
+    fn a_cached_kernel_that_apt_offers_counts_once() {
         let names = vec!["linux-image-6.1.0-56-cloud-amd64".to_owned(); 2];
         assert_eq!(pick(&names, "6.1").len(), 1);
     }

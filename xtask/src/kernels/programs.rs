@@ -24,7 +24,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The path of the program.
+    /// Returns the path of the program.
     pub(crate) fn content(&self) -> Result<Vec<u8>> {
         fs::read(&self.path).with_context(|| format!("read {}", self.path.display()))
     }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_tests_and_test_files_are_told_apart() {
+    fn unit_tests_and_test_files_are_distinguished() {
         let messages = [
             message("libc", "lib", false, None),
             message("fourtuple", "lib", true, Some("/t/a")),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_gives_its_binaries() {
+    fn cargo_messages_name_the_binaries() {
         let messages = message("guest-init", "bin", false, Some("/t/guest-init"));
         assert_eq!(executables(&messages, false).unwrap()[0].name, "guest-init");
     }

@@ -60,17 +60,19 @@ pub(crate) fn boot(image: &Path, initramfs: &Path, log: &Path, limit: Duration) 
         .spawn()
         .with_context(|| format!("start {PROGRAM}"))?;
     let mut machine = Machine(child);
-    let chunks = listen(&mut machine.0);
+    let chunks = collect_output(&mut machine.0);
 
-    let mut heard = Vec::new();
+    let mut log_bytes = Vec::new();
     let mut up_after = None;
     let mut timed_out = false;
     loop {
         match chunks.recv_timeout((started + limit).saturating_duration_since(Instant::now())) {
             Ok(chunk) => {
                 file.write_all(&chunk).with_context(|| format!("write {}", log.display()))?;
-                heard.extend_from_slice(&chunk);
-                if up_after.is_none() && heard.windows(FIRST_WORD.len()).any(|window| window == FIRST_WORD) {
+                log_bytes.extend_from_slice(&chunk);
+                if up_after.is_none()
+                    && log_bytes.windows(FIRST_WORD.len()).any(|window| window == FIRST_WORD)
+                {
                     up_after = Some(started.elapsed());
                 }
             }
@@ -82,12 +84,12 @@ pub(crate) fn boot(image: &Path, initramfs: &Path, log: &Path, limit: Duration) 
         }
     }
     drop(machine);
-    let log = String::from_utf8_lossy(&heard).into_owned();
+    let log = String::from_utf8_lossy(&log_bytes).into_owned();
     Ok(Booted { log, up_after, elapsed: started.elapsed(), timed_out })
 }
 
 /// Reads both pipes into one queue, since errors of qemu belong in the log too.
-fn listen(child: &mut Child) -> mpsc::Receiver<Vec<u8>> {
+fn collect_output(child: &mut Child) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     if let Some(pipe) = child.stdout.take() {
         let sender = sender.clone();

@@ -4,7 +4,7 @@ const MARK: &str = "FOURTUPLE-GUEST ";
 
 /// One program of the plan.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Ran {
+pub(crate) struct ProgramRun {
     pub(crate) name: String,
     /// The end of the program: `0`, another exit code, `signal-9` or `timeout`; `None` if the machine ended first.
     pub(crate) exit: Option<String>,
@@ -30,7 +30,7 @@ pub(crate) struct Session {
     pub(crate) kernel: Option<String>,
     /// Errors outside of the programs.
     pub(crate) troubles: Vec<String>,
-    pub(crate) ran: Vec<Ran>,
+    pub(crate) ran: Vec<ProgramRun>,
     /// The guest's own count of failures; `None` if the guest did not finish.
     pub(crate) failed: Option<u64>,
 }
@@ -59,7 +59,7 @@ impl Session {
             ("kernel", release) => self.kernel = Some(release.to_owned()),
             ("trouble", what) => self.troubles.push(what.to_owned()),
             ("done", count) => self.failed = count.strip_prefix("failed=").and_then(|n| n.parse().ok()),
-            (name, "begin") => self.ran.push(Ran { name: name.to_owned(), ..Ran::default() }),
+            (name, "begin") => self.ran.push(ProgramRun { name: name.to_owned(), ..ProgramRun::default() }),
             (name, end) => {
                 let Some(ran) = self.ran.iter_mut().rfind(|ran| ran.name == name) else { return };
                 for field in end.split(' ') {
@@ -74,7 +74,7 @@ impl Session {
     }
 }
 
-impl Ran {
+impl ProgramRun {
     fn hear(&mut self, line: &str) {
         let Some(rest) = line.strip_prefix(self.name.as_str()) else { return };
         if let Some(text) = rest.strip_prefix("| ") {
@@ -134,7 +134,7 @@ FOURTUPLE-GUEST done failed=1\r
 ";
 
     #[test]
-    fn a_session_is_read_whole() {
+    fn a_complete_session_is_parsed() {
         let session = Session::parse(LOG);
         assert_eq!(session.kernel.as_deref(), Some("6.1.0-56-cloud-amd64"));
         assert_eq!(session.failed, Some(1));
@@ -150,7 +150,7 @@ FOURTUPLE-GUEST done failed=1\r
     }
 
     #[test]
-    fn a_machine_that_dies_leaves_no_result() {
+    fn a_machine_that_ends_early_has_no_result() {
         let log = "FOURTUPLE-GUEST unit begin\nunit| half\n[ 1.0] Kernel panic - not syncing: oh\n";
         let session = Session::parse(log);
         assert_eq!(session.ran[0].exit, None);

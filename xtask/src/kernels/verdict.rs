@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::kernels::packages::Kernel;
 use crate::kernels::plan::Entry;
 use crate::kernels::qemu::Booted;
-use crate::kernels::serial::{Ran, Session};
+use crate::kernels::serial::{ProgramRun, Session};
 
 /// Number of lines shown of a failed program's output; the log has the full output.
 const TAIL: usize = 60;
@@ -48,10 +48,11 @@ pub(crate) fn print(session: &Session, faults: &[String], booted: &Booted, log: 
     for ran in &session.ran {
         println!("{}", row(ran));
     }
-    for line in session.ran.iter().flat_map(Ran::skipped) {
+    for line in session.ran.iter().flat_map(ProgramRun::skipped) {
         println!("{line}");
     }
-    let is_faulty = |ran: &&Ran| faults.iter().any(|fault| fault.starts_with(&format!("{}: ", ran.name)));
+    let is_faulty =
+        |ran: &&ProgramRun| faults.iter().any(|fault| fault.starts_with(&format!("{}: ", ran.name)));
     for ran in session.ran.iter().filter(is_faulty) {
         println!("--- the end of what {} said", ran.name);
         for line in &ran.everything[ran.everything.len().saturating_sub(TAIL)..] {
@@ -80,7 +81,7 @@ pub(crate) fn print(session: &Session, faults: &[String], booted: &Booted, log: 
     );
 }
 
-fn row(ran: &Ran) -> String {
+fn row(ran: &ProgramRun) -> String {
     let exit = ran.exit.as_deref().unwrap_or("none");
     let seconds = ran.seconds.map_or("-".to_owned(), |seconds| format!("{seconds:.1}"));
     let tests = ran.tests().map_or(String::new(), |tests| {
@@ -140,7 +141,7 @@ FOURTUPLE-GUEST done failed=0";
     }
 
     #[test]
-    fn a_row_shows_what_is_known() {
+    fn a_row_shows_the_known_values() {
         let session = Session::parse("FOURTUPLE-GUEST unit begin\n");
         assert_eq!(row(&session.ran[0]), format!("{:<28} {:>10} {:>8}", "unit", "none", "-"));
         let session = Session::parse(

@@ -19,7 +19,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     faults
 }
 
-/// A module with children is `name/mod.rs`, so `name.rs` must not stand beside a directory `name`.
+/// Returns the fault of a file `name.rs` beside a directory `name`: a module with children is `name/mod.rs`.
 fn twin_of_directory(source: &Source, tree: &Tree) -> Option<Fault> {
     let directory = source.path.with_extension("");
     let is_twin = tree.sources.iter().any(|other| other.path.parent() == Some(directory.as_path()));

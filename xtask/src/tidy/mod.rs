@@ -71,7 +71,7 @@ mod fixture {
     use crate::tidy::tree::{Fault, Tree};
     use crate::workspace::{Dependency, DependencyKind, Package, Workspace};
 
-    /// A package in `crates/<name>` with a library and some dependencies.
+    /// Returns a package in `crates/<name>` with a library and some dependencies.
     pub(super) fn package(name: &str, dependencies: &[(&str, DependencyKind)]) -> Package {
         let directory = Path::new("crates").join(name.trim_start_matches("fourtuple-"));
         Package {

@@ -15,12 +15,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Its tokens, comments among them.
+    /// Returns its tokens, including comments.
     pub(super) fn tokens(&self) -> Vec<Token<'_>> {
         lexer::tokens(&self.text)
     }
 
-    /// Whether all of it is tests, benchmarks or examples, by where it lies.
+    /// Returns whether the whole file is tests, benchmarks or examples, by its path.
     pub(super) fn is_test(&self) -> bool {
         let in_directory =
             |name: &str| self.path.parent().is_some_and(|parent| parent.iter().any(|part| part == name));
@@ -30,7 +30,7 @@ impl Source {
             || self.path.ends_with("tests.rs")
     }
 
-    /// The tokens that are compiled into the product: no comments, and nothing under `#[cfg(test)]`.
+    /// Returns the tokens that are compiled into the product: no comments, and nothing under `#[cfg(test)]`.
     pub(super) fn product_tokens(&self) -> Vec<Token<'_>> {
         if self.is_test() {
             return Vec::new();
@@ -58,12 +58,12 @@ impl Source {
 
 /// A file with prose that is not Rust: Markdown or C.
 pub(super) struct Page {
-    /// Relative to the root of the workspace.
+    /// Path relative to the root of the workspace.
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
 
-/// The files below the root in the order of their paths, without build output and hidden directories.
+/// Returns the files below the root in the order of their paths, without build output and hidden directories.
 pub(super) fn read(root: &Path) -> Result<(Vec<Source>, Vec<Page>)> {
     let (mut sources, mut pages) = (Vec::new(), Vec::new());
     walk(root, root, &mut sources, &mut pages)?;
@@ -95,13 +95,13 @@ fn walk(root: &Path, directory: &Path, sources: &mut Vec<Source>, pages: &mut Ve
     Ok(())
 }
 
-/// A `#[cfg(test)]`: how many tokens it has and whether it is a `#![cfg(test)]`.
+/// A `#[cfg(test)]` or `#![cfg(test)]`, and the number of its tokens.
 struct Attribute {
     inner: bool,
     length: usize,
 }
 
-/// The attribute at the start of the tokens, when it limits something to tests.
+/// Returns the attribute at the start of the tokens if it limits an item to tests.
 fn test_attribute(tokens: &[Token<'_>]) -> Option<Attribute> {
     let inner = tokens.get(1).is_some_and(|token| token.is('!'));
     let open = if inner { 2 } else { 1 };
@@ -113,7 +113,7 @@ fn test_attribute(tokens: &[Token<'_>]) -> Option<Attribute> {
     (has("test") && !has("not")).then_some(Attribute { inner, length: open + body.len() })
 }
 
-/// How many tokens the bracketed group at the start has, brackets included.
+/// Returns the number of tokens of the bracketed group at the start, brackets included.
 fn group_length(tokens: &[Token<'_>]) -> usize {
     let mut depth = 0_usize;
     for (index, token) in tokens.iter().enumerate() {
@@ -129,7 +129,7 @@ fn group_length(tokens: &[Token<'_>]) -> usize {
     tokens.len()
 }
 
-/// How many tokens the item at the start has, with its attributes: up to a `;` or the end of its braces.
+/// Returns the number of tokens of the item at the start, with its attributes: up to a `;` or the end of its braces.
 fn item_length(tokens: &[Token<'_>]) -> usize {
     let mut at = 0;
     while at < tokens.len() {

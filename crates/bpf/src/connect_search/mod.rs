@@ -213,7 +213,7 @@ pub struct Event {
     hole: u16,
 }
 
-// As in connect_search.bpf.c.
+// The layouts must equal the layouts in connect_search.bpf.c.
 const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
 const _: () = assert!(mem::size_of::<Tuple>() == 128 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 56);

@@ -49,7 +49,7 @@ pub(super) struct Caller {
     switches: u64,
 }
 
-// As in connect_search.bpf.c.
+// The layouts must equal the layouts in connect_search.bpf.c.
 const _: () = assert!(mem::size_of::<Caller>() == 64 && mem::offset_of!(Caller, tuple) == 40);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.

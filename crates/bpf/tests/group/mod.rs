@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Group {
     pub(crate) busy: LeastBusy,
-    /// The listener of every seat, until it is closed.
+    /// The open listener of each seat, or `None` after it is closed.
     pub(crate) listeners: Vec<Option<OwnedFd>>,
     pub(crate) address: SocketAddr,
 }

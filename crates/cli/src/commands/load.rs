@@ -7,10 +7,9 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
 use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, News, Scheme, Target, Trust, Workload,
+    Arrival, Close, EngineChoice, HttpRequest, Load, RunProgress, Scheme, Target, Trust, Workload,
 };
-use fourtuple_measure::words::in_words;
-use fourtuple_record::{Remark, Saved};
+use fourtuple_record::{Remark, Saved, format_duration, format_time};
 use fourtuple_syscalls::{Endpoint, resource};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
@@ -34,7 +33,7 @@ pub(crate) struct LoadFlags {
     /// Operations of a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
     /// (keep --hold connections, open and close further connections) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
     #[arg(long, value_enum)]
-    workload: Option<Spoken>,
+    workload: Option<WorkloadName>,
     /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     connections: Option<u32>,
@@ -121,7 +120,7 @@ pub(crate) struct LoadFlags {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Spoken {
+enum WorkloadName {
     Connect,
     Crr,
     Http,
@@ -217,7 +216,7 @@ impl LoadFlags {
         let preflight = judge(&snapshot(&load, &endpoint)?, &need);
         self.warn(&preflight)?;
         let line = Line::new(self.output.quiet, load.length);
-        let mut outcome = load.run(&endpoint, &preflight, &stop, |news| line.tell(news))?;
+        let mut outcome = load.run(&endpoint, &preflight, &stop, |progress| line.show(progress))?;
         line.finish();
         let log = outcome.log.take();
         // The TIME_WAIT sockets now come from this run. The number is informational, so a failure to read it is ignored.
@@ -277,24 +276,26 @@ impl LoadFlags {
 
     fn load(&self) -> anyhow::Result<Load> {
         let by_scheme = match self.target.scheme() {
-            Scheme::Http | Scheme::Https | Scheme::Unix => Spoken::Http,
-            Scheme::Tcp if self.hold.is_some() => Spoken::Hold,
-            Scheme::Tcp => Spoken::Crr,
-            Scheme::Udp => Spoken::Udp,
+            Scheme::Http | Scheme::Https | Scheme::Unix => WorkloadName::Http,
+            Scheme::Tcp if self.hold.is_some() => WorkloadName::Hold,
+            Scheme::Tcp => WorkloadName::Crr,
+            Scheme::Udp => WorkloadName::Udp,
         };
-        let spoken = self.workload.unwrap_or(by_scheme);
-        if spoken == Spoken::Hold && self.hold.is_none() {
+        let workload_name = self.workload.unwrap_or(by_scheme);
+        if workload_name == WorkloadName::Hold && self.hold.is_none() {
             return Err(
                 UsageError("'--workload hold' needs '--hold', the connections to keep".to_owned()).into()
             );
         }
-        self.refuse_strangers(spoken)?;
+        self.refuse_strangers(workload_name)?;
         let bytes = |flag: Option<u32>| flag.unwrap_or(1) as usize;
-        let workload = match spoken {
-            Spoken::Connect | Spoken::Hold => Workload::Connect,
-            Spoken::Crr => Workload::Crr { request: bytes(self.request), response: bytes(self.response) },
-            Spoken::Udp => Workload::Udp { request: bytes(self.request) },
-            Spoken::Http => Workload::Http(self.http()?),
+        let workload = match workload_name {
+            WorkloadName::Connect | WorkloadName::Hold => Workload::Connect,
+            WorkloadName::Crr => {
+                Workload::Crr { request: bytes(self.request), response: bytes(self.response) }
+            }
+            WorkloadName::Udp => Workload::Udp { request: bytes(self.request) },
+            WorkloadName::Http => Workload::Http(self.http()?),
         };
         let arrival = match (self.rate, self.arrival) {
             (None, _) => Arrival::Closed,
@@ -307,7 +308,7 @@ impl LoadFlags {
             // Measured: more connections gain nothing, and 32 connections lose a tenth of the rate.
             (None, None) => 64,
         });
-        let keeps = matches!(spoken, Spoken::Http | Spoken::Udp);
+        let keeps = matches!(workload_name, WorkloadName::Http | WorkloadName::Udp);
         let sources = match &self.source {
             None => SourcePool::any(),
             Some(text) => text
@@ -371,16 +372,16 @@ impl LoadFlags {
     }
 
     /// Refuses flags that have no effect with the other flags.
-    fn refuse_strangers(&self, spoken: Spoken) -> Result<(), UsageError> {
+    fn refuse_strangers(&self, workload_name: WorkloadName) -> Result<(), UsageError> {
         let stray = |flag: &str, accepted: &str| {
             Err(UsageError(format!("'--{flag}' changes nothing here: it is accepted with {accepted}")))
         };
-        let is_http = spoken == Spoken::Http;
-        if self.request.is_some() && !matches!(spoken, Spoken::Crr | Spoken::Udp) {
+        let is_http = workload_name == WorkloadName::Http;
+        if self.request.is_some() && !matches!(workload_name, WorkloadName::Crr | WorkloadName::Udp) {
             stray("request", "the workloads crr and udp")
-        } else if self.request.is_some_and(|bytes| spoken == Spoken::Udp && bytes > 65_507) {
+        } else if self.request.is_some_and(|bytes| workload_name == WorkloadName::Udp && bytes > 65_507) {
             Err(UsageError("invalid value for '--request': a datagram has 65507 bytes at most".to_owned()))
-        } else if self.response.is_some() && spoken != Spoken::Crr {
+        } else if self.response.is_some() && workload_name != WorkloadName::Crr {
             stray("response", "the workload crr")
         } else if (self.method.is_some() || !self.header.is_empty() || self.body.is_some()) && !is_http {
             stray("method', '--header' or '--body", "the workload http")
@@ -390,11 +391,11 @@ impl LoadFlags {
             stray("strategy", "tcp://, http:// and https://")
         } else if self.separate_ack
             && (matches!(self.target.scheme(), Scheme::Udp | Scheme::Unix)
-                || matches!(spoken, Spoken::Connect | Spoken::Hold))
+                || matches!(workload_name, WorkloadName::Connect | WorkloadName::Hold))
         {
             stray("separate-ack", "the workloads crr and http over TCP")
         } else if self.close_every.is_some_and(|every| every != 1)
-            && matches!(spoken, Spoken::Connect | Spoken::Hold)
+            && matches!(workload_name, WorkloadName::Connect | WorkloadName::Hold)
         {
             stray("close-every", "crr, http and udp: nothing is said on these connections")
         } else {
@@ -430,31 +431,31 @@ impl Line {
         Line(Some(bar))
     }
 
-    fn tell(&self, news: &News) {
+    fn show(&self, progress: &RunProgress) {
         let Some(bar) = &self.0 else { return };
-        let mut words = vec![format!("{:.1} s", news.elapsed.as_secs_f64())];
-        if let Some(last) = news.last {
-            let time = |ns| in_words(Duration::from_nanos(ns));
+        let mut words = vec![format_time(progress.elapsed)];
+        if let Some(last) = progress.last {
+            let time = format_duration;
             words.push(format!("{}/s", HumanCount(last.operations)));
             words.push(format!("p50 {} p99 {}", time(last.p50_ns), time(last.p99_ns)));
         }
-        words.push(format!("{} done", HumanCount(news.operations)));
-        if news.errors > 0 {
-            words.push(format!("{} failed", HumanCount(news.errors)));
+        words.push(format!("{} done", HumanCount(progress.operations)));
+        if progress.errors > 0 {
+            words.push(format!("{} failed", HumanCount(progress.errors)));
         }
-        if news.held > 0 {
-            words.push(format!("{} held", HumanCount(news.held)));
+        if progress.held > 0 {
+            words.push(format!("{} held", HumanCount(progress.held)));
         }
-        match (news.ports_left, news.ports_end) {
+        match (progress.ports_left, progress.ports_end) {
             (Some(left), Some(end)) => {
-                let rest = end.saturating_sub(news.elapsed).as_secs_f64();
-                words.push(format!("{} ports left, for {rest:.0} s", HumanCount(left)));
+                let rest = format_time(end.saturating_sub(progress.elapsed));
+                words.push(format!("{} ports left, for {rest}", HumanCount(left)));
             }
             (Some(left), None) => words.push(format!("{} ports left", HumanCount(left))),
             (None, _) => {}
         }
         bar.set_message(words.join("  "));
-        bar.set_position(news.elapsed.as_millis() as u64);
+        bar.set_position(progress.elapsed.as_millis() as u64);
     }
 
     fn finish(self) {

@@ -31,7 +31,7 @@ const MOST_BYTES: u32 = 64 << 20;
 pub(crate) struct ServeFlags {
     /// Protocol: crr (fixed sizes of request and response), http (1.1 and 1.0), udp (echo), sink (reads, never responds)
     #[arg(value_enum)]
-    protocol: Spoken,
+    protocol: ProtocolName,
     /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
     #[arg(long, value_name = "ADDR", value_parser = listen, allow_hyphen_values = true)]
     listen: Endpoint,
@@ -81,7 +81,7 @@ pub(crate) struct ServeFlags {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Spoken {
+enum ProtocolName {
     Crr,
     Http,
     Udp,
@@ -168,13 +168,13 @@ impl ServeFlags {
         self.refuse_strangers()?;
         let bytes = |flag: Option<u32>, default: u32| flag.unwrap_or(default);
         let protocol = match self.protocol {
-            Spoken::Crr => Protocol::Crr {
+            ProtocolName::Crr => Protocol::Crr {
                 request: bytes(self.request, 1).into(),
                 response: bytes(self.response, 1) as usize,
             },
-            Spoken::Http => Protocol::Http { body: bytes(self.body, 2) as usize },
-            Spoken::Udp => Protocol::Udp { request: bytes(self.request, 1) as usize },
-            Spoken::Sink => Protocol::Sink,
+            ProtocolName::Http => Protocol::Http { body: bytes(self.body, 2) as usize },
+            ProtocolName::Udp => Protocol::Udp { request: bytes(self.request, 1) as usize },
+            ProtocolName::Sink => Protocol::Sink,
         };
         let mut serve = Serve::new(protocol, self.listen.clone());
         if let Some(workers) = self.workers {
@@ -202,21 +202,21 @@ impl ServeFlags {
         let refuse = |flag: &str, value: String, accepted: &str| {
             Err(UsageError(format!("invalid value '{value}' for '--{flag}': {accepted}")))
         };
-        let among = |spoken: &[Spoken]| spoken.contains(&self.protocol);
+        let among = |protocols: &[ProtocolName]| protocols.contains(&self.protocol);
         match (self.request, self.response, self.body) {
-            (Some(bytes), ..) if !among(&[Spoken::Crr, Spoken::Udp]) => {
+            (Some(bytes), ..) if !among(&[ProtocolName::Crr, ProtocolName::Udp]) => {
                 refuse("request", bytes.to_string(), "accepted with crr and udp")
             }
-            (_, Some(bytes), _) if !among(&[Spoken::Crr]) => {
+            (_, Some(bytes), _) if !among(&[ProtocolName::Crr]) => {
                 refuse("response", bytes.to_string(), "accepted with crr; udp sends back what it got")
             }
-            (.., Some(bytes)) if !among(&[Spoken::Http]) => {
+            (.., Some(bytes)) if !among(&[ProtocolName::Http]) => {
                 refuse("body", bytes.to_string(), "accepted with http; crr has --response")
             }
-            (Some(bytes), ..) if among(&[Spoken::Udp]) && bytes > 65_507 => {
+            (Some(bytes), ..) if among(&[ProtocolName::Udp]) && bytes > 65_507 => {
                 refuse("request", bytes.to_string(), "a datagram has 65507 bytes at most")
             }
-            _ if self.idle.is_some() && among(&[Spoken::Udp]) => {
+            _ if self.idle.is_some() && among(&[ProtocolName::Udp]) => {
                 Err(UsageError("'--idle' is not accepted with udp, which has no connections".to_owned()))
             }
             _ => match (self.close, self.close_every) {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn discriminator_and_address_have_to_agree() {
+    fn discriminator_and_address_must_match() {
         let address = |last: u8| IpAddr::from([192, 0, 2, last]);
         let mut sessions = Demultiplexer::new();
         assert!(sessions.add(10, address(1), 'a'));

@@ -18,7 +18,7 @@ use crate::bfd::error::{LinkError, socket_failed, thread_failed};
 use crate::bfd::inbox::{self, Inbox};
 use crate::bfd::packet::Diagnostic;
 use crate::bfd::port::Port;
-use crate::bfd::session::{Past, Session, Settings};
+use crate::bfd::session::{SavedState, Session, Settings};
 use crate::bfd::sockets::{self, PORT, Sender as Outwards};
 use crate::bfd::state::{LinkReport, LinkState};
 use crate::bfd::task::{Command, Task};
@@ -33,7 +33,7 @@ pub enum Receive {
     /// A socket that several sessions share, one for each peer.
     Shared(Arc<Port>),
     /// The [`Inbox`] only: BFD packets arrive on data sockets, and the peer must be configured to send them there.
-    Handed,
+    Inbox,
     /// The [`Inbox`], with control packets sent from a data socket bound to [`LinkSettings::local`]: the peer sees one 4-tuple.
     /// The session leaves the socket's data alone.
     InBand {
@@ -143,7 +143,7 @@ pub struct Link {
     peer: SocketAddr,
     thread: Option<JoinHandle<Task>>,
     /// The state of the session's thread while it is not running: before the start, or after [`Link::part`].
-    parted: Option<Box<Task>>,
+    paused: Option<Box<Task>>,
     sender: Arc<OwnedFd>,
     /// The shared port at which the session is registered, with its discriminator and peer; used to remove it at the end.
     registered: Option<(Arc<Port>, u32, IpAddr)>,
@@ -157,11 +157,11 @@ impl Link {
     /// [`LinkError`]
     pub fn start(settings: &LinkSettings) -> Result<Link, LinkError> {
         let mut link = Link::prepare(settings)?;
-        link.go_on()?;
+        link.resume()?;
         Ok(link)
     }
 
-    /// Opens a new session that starts with [`Link::go_on`].
+    /// Opens a new session that starts with [`Link::resume`].
     pub(crate) fn prepare(settings: &LinkSettings) -> Result<Link, LinkError> {
         settings.check()?;
         let LinkSettings { local, device, timers, seed, .. } = *settings;
@@ -169,38 +169,38 @@ impl Link {
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
         let sender = match &settings.receive {
             Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
-            Receive::Own | Receive::Shared(_) | Receive::Handed => {
+            Receive::Own | Receive::Shared(_) | Receive::Inbox => {
                 Outwards(Arc::new(sockets::sender(local, device, &mut random)?))
             }
         };
         let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
-        Link::parted(settings, session, sender, Instant::now())
+        Link::paused(settings, session, sender, Instant::now())
     }
 
-    /// Restores a session that another process had, with its sending socket. The session starts with [`Link::go_on`]. Returns
+    /// Restores a session that another process had, with its sending socket. The session starts with [`Link::resume`]. Returns
     /// `None` if a saved value is missing or out of range.
     pub(crate) fn follow(
         settings: &LinkSettings,
-        past: &Past,
+        saved_state: &SavedState,
         sender: OwnedFd,
     ) -> Result<Option<Link>, LinkError> {
         settings.check()?;
         // The session's times count from an origin, and no saved event may be older than the origin.
-        let now = past.longest_age();
+        let now = saved_state.longest_age();
         let began = Instant::now();
         let origin = began.checked_sub(now).unwrap_or(began);
-        let Some(mut session) = Session::after(past, now, Rng::with_seed(settings.seed)) else {
+        let Some(mut session) = Session::restore(saved_state, now, Rng::with_seed(settings.seed)) else {
             return Ok(None);
         };
         if session.timers() != settings.timers {
             session.set_timers(settings.timers);
         }
-        let link = Link::parted(settings, session, Outwards(Arc::new(sender)), origin)?;
-        link.state.set_failed(past.has_failed());
+        let link = Link::paused(settings, session, Outwards(Arc::new(sender)), origin)?;
+        link.state.set_failed(saved_state.has_failed());
         Ok(Some(link))
     }
 
-    fn parted(
+    fn paused(
         settings: &LinkSettings,
         session: Session,
         sender: Outwards,
@@ -211,15 +211,15 @@ impl Link {
         let receiver = match receive {
             Receive::Own => Some(sockets::receiver(local, device)?),
             Receive::InBand { socket, is_steered: true } => {
-                option::set_hops_told(socket.as_fd(), true)
+                option::set_receive_hops(socket.as_fd(), true)
                     .map_err(socket_failed("setsockopt(IP_RECVTTL)", local))?;
                 Some(socket.try_clone().map_err(socket_failed("dup()", local))?)
             }
-            Receive::Shared(_) | Receive::Handed | Receive::InBand { .. } => None,
+            Receive::Shared(_) | Receive::Inbox | Receive::InBand { .. } => None,
         };
         let kept = Arc::clone(&sender.0);
         let source = sender.address().map_err(socket_failed("getsockname()", local))?;
-        let (inbox, outlet) = inbox::open().map_err(thread_failed("eventfd()"))?;
+        let (inbox, inbox_receiver) = inbox::open().map_err(thread_failed("eventfd()"))?;
         let (commands, orders) = mpsc::channel();
         let state = LinkState::new(origin, LinkReport::of(&session, origin.elapsed()));
         let mut peers = Demultiplexer::new();
@@ -229,7 +229,7 @@ impl Link {
             origin,
             state: state.clone(),
             inbox: inbox.clone(),
-            outlet,
+            inbox_receiver,
             commands: orders,
             sender,
             peer,
@@ -238,7 +238,7 @@ impl Link {
             epoll: Epoll::new().map_err(thread_failed("epoll_create1()"))?,
             unsent: 0,
             leaving: None,
-            parts: false,
+            pauses: false,
         };
         task.watch()?;
         let registered = match receive {
@@ -246,15 +246,15 @@ impl Link {
                 port.add(local_discriminator.get(), peer.ip(), inbox.clone())?;
                 Some((Arc::clone(port), local_discriminator.get(), peer.ip()))
             }
-            Receive::Own | Receive::Handed | Receive::InBand { .. } => None,
+            Receive::Own | Receive::Inbox | Receive::InBand { .. } => None,
         };
-        let parted = Some(Box::new(task));
-        Ok(Link { commands, inbox, state, source, peer, thread: None, parted, sender: kept, registered })
+        let paused = Some(Box::new(task));
+        Ok(Link { commands, inbox, state, source, peer, thread: None, paused, sender: kept, registered })
     }
 
     /// Starts the thread of a prepared or stopped session.
-    pub(crate) fn go_on(&mut self) -> Result<(), LinkError> {
-        if let Some(task) = self.parted.take() {
+    pub(crate) fn resume(&mut self) -> Result<(), LinkError> {
+        if let Some(task) = self.paused.take() {
             let thread = thread::Builder::new().name("bfd".to_owned()).spawn(move || task.run());
             self.thread = Some(thread.map_err(thread_failed("clone()"))?);
         }
@@ -263,17 +263,17 @@ impl Link {
 
     /// Stops the thread and sends nothing to the peer. The session can continue here or in another process before the peer's
     /// detection time expires.
-    pub(crate) fn part(&mut self) {
+    pub(crate) fn pause(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.tell(Command::Part);
+        self.tell(Command::Pause);
         // The panic hook has already reported a panic of the thread.
-        self.parted = thread.join().ok().map(Box::new);
+        self.paused = thread.join().ok().map(Box::new);
     }
 
     /// Returns the saved state of a stopped session, for another process.
-    pub(crate) fn past(&self) -> Option<Past> {
-        let task = self.parted.as_ref()?;
-        Some(task.session.past(task.origin.elapsed(), self.state.has_failed()))
+    pub(crate) fn saved_state(&self) -> Option<SavedState> {
+        let task = self.paused.as_ref()?;
+        Some(task.session.saved_state(task.origin.elapsed(), self.state.has_failed()))
     }
 
     /// Returns the port that the session shares with other sessions, if any.

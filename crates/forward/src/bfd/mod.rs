@@ -25,7 +25,7 @@ pub use inbox::Inbox;
 pub use link::{Link, LinkSettings, Receive};
 pub use packet::{Diagnostic, LENGTH, Packet, State};
 pub use port::Port;
-pub(crate) use session::Past;
+pub(crate) use session::SavedState;
 pub use session::{Action, Session, Settings};
 pub use sockets::PORT;
 pub use state::{LinkReport, LinkState};

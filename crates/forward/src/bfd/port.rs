@@ -49,11 +49,11 @@ impl Port {
     /// [`LinkError::Socket`], such as EADDRINUSE when another socket has the port; [`LinkError::Thread`].
     pub fn open(local: SocketAddr, device: Option<DeviceName>) -> Result<Arc<Port>, LinkError> {
         let port = Port::prepare(local, device, sockets::receiver(local, device)?)?;
-        port.go_on()?;
+        port.resume()?;
         Ok(port)
     }
 
-    /// Creates a port from a socket that another process has received at. The caller starts it with [`Port::go_on`] after it
+    /// Creates a port from a socket that another process has received at. The caller starts it with [`Port::resume`] after it
     /// has registered the sessions, so that packets in the receive queue find them.
     pub(crate) fn prepare(
         local: SocketAddr,
@@ -73,13 +73,13 @@ impl Port {
     }
 
     /// Starts to receive, unless the port already does.
-    pub(crate) fn go_on(&self) -> Result<(), LinkError> {
+    pub(crate) fn resume(&self) -> Result<(), LinkError> {
         let mut thread = locked(&self.thread);
         if thread.is_some() {
             return Ok(());
         }
         self.shared.ends.store(false, Ordering::Release);
-        self.shared.waker.silence();
+        self.shared.waker.clear();
         let epoll = Epoll::new().map_err(thread_failed("epoll_create1()"))?;
         epoll.add(self.shared.waker.as_fd(), 0, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
         epoll.add(self.receiver.as_fd(), 1, Interest::READ).map_err(thread_failed("epoll_ctl()"))?;
@@ -93,9 +93,9 @@ impl Port {
     }
 
     /// Stops receiving: packets stay in the receive queue of the socket.
-    pub(crate) fn part(&self) {
+    pub(crate) fn pause(&self) {
         self.shared.ends.store(true, Ordering::Release);
-        self.shared.waker.ring();
+        self.shared.waker.signal();
         if let Some(thread) = locked(&self.thread).take() {
             // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
@@ -140,7 +140,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.part();
+        self.pause();
     }
 }
 

@@ -34,7 +34,7 @@ fn open(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, Link
 /// RFC 5881, section 5) before they occupy the receive queue or wake the thread; the session checks the hop limit again.
 pub(super) fn receiver(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, LinkError> {
     let receiver = open(address, device)?;
-    option::set_hops_told(receiver.as_fd(), true)
+    option::set_receive_hops(receiver.as_fd(), true)
         .map_err(socket_failed("setsockopt(IP_RECVTTL)", address))?;
     neighbour::refuse_distant(receiver.as_fd())
         .map_err(socket_failed("setsockopt(SO_ATTACH_FILTER)", address))?;

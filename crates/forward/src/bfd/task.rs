@@ -12,7 +12,7 @@ use fourtuple_syscalls::{option, schedule};
 use crate::bfd::demultiplexer::Demultiplexer;
 use crate::bfd::discard::Discard;
 use crate::bfd::error::{LinkError, thread_failed};
-use crate::bfd::inbox::{Inbox, Outlet};
+use crate::bfd::inbox::{Inbox, InboxReceiver};
 use crate::bfd::packet::{Diagnostic, Packet};
 use crate::bfd::session::{Action, HOPS, Session};
 use crate::bfd::sockets::Sender;
@@ -31,7 +31,7 @@ pub(super) enum Command {
     /// Send one last packet and end.
     End,
     /// Stop without a packet: another thread or process continues the session.
-    Part,
+    Pause,
 }
 
 /// The number of packets to receive before the thread checks the timers again.
@@ -46,7 +46,7 @@ pub(super) struct Task {
     pub(super) state: LinkState,
     /// The inbox, for its counters.
     pub(super) inbox: Inbox,
-    pub(super) outlet: Outlet,
+    pub(super) inbox_receiver: InboxReceiver,
     pub(super) commands: Receiver<Command>,
     pub(super) sender: Sender,
     pub(super) peer: SocketAddr,
@@ -57,7 +57,7 @@ pub(super) struct Task {
     /// The latest time at which the thread ends.
     pub(super) leaving: Option<Duration>,
     /// Whether the thread stops without ending the session.
-    pub(super) parts: bool,
+    pub(super) pauses: bool,
 }
 
 impl std::fmt::Debug for Task {
@@ -70,7 +70,7 @@ impl Task {
     /// Adds every descriptor that the thread waits for to its epoll.
     pub(super) fn watch(&self) -> Result<(), LinkError> {
         let failed = || thread_failed("epoll_ctl()");
-        self.epoll.add(self.outlet.waker().as_fd(), 0, Interest::READ).map_err(failed())?;
+        self.epoll.add(self.inbox_receiver.waker().as_fd(), 0, Interest::READ).map_err(failed())?;
         if let Some(receiver) = &self.receiver {
             self.epoll.add(receiver.as_fd(), 1, Interest::READ).map_err(failed())?;
         }
@@ -86,10 +86,10 @@ impl Task {
         loop {
             // Queued packets are processed before the detection time is checked.
             self.receive(&mut batch);
-            self.obey();
-            let wait = if self.parts { None } else { self.act() };
+            self.handle_commands();
+            let wait = if self.pauses { None } else { self.act() };
             self.publish();
-            if self.is_over() || std::mem::take(&mut self.parts) {
+            if self.is_over() || std::mem::take(&mut self.pauses) {
                 return self;
             }
             // `epoll_wait` fails only for invalid arguments; then a busy loop is better than a dead session.
@@ -99,7 +99,7 @@ impl Task {
 
     /// Returns the number of packets in the inbox that the session did not process before its end.
     pub(super) fn left(&self) -> u64 {
-        self.outlet.take().count() as u64
+        self.inbox_receiver.take().count() as u64
     }
 
     fn now(&self) -> Duration {
@@ -121,19 +121,19 @@ impl Task {
                 );
             }
         }
-        for handed in self.outlet.take() {
+        for queued in self.inbox_receiver.take() {
             take(
                 &mut self.session,
                 &self.peers,
                 self.origin.elapsed(),
-                handed.bytes(),
-                Some(handed.from),
-                handed.hops,
+                queued.bytes(),
+                Some(queued.from),
+                queued.hops,
             );
         }
     }
 
-    fn obey(&mut self) {
+    fn handle_commands(&mut self) {
         loop {
             let command = match self.commands.try_recv() {
                 Ok(command) => command,
@@ -147,7 +147,7 @@ impl Task {
                 Command::Timers(timers) => self.session.set_timers(timers),
                 Command::Reset => self.session.reset_forwarding_plane(now),
                 Command::Signal(diagnostic) => self.session.signal(diagnostic),
-                Command::Part => self.parts = true,
+                Command::Pause => self.pauses = true,
                 Command::Drain => {
                     // The session knows no peer, so no peer waits for AdminDown.
                     let is_known = self.session.remote_discriminator().is_some();
@@ -208,7 +208,7 @@ impl Task {
     }
 
     fn is_over(&self) -> bool {
-        self.leaving.is_some_and(|latest| self.session.farewell_was_heard() || self.now() >= latest)
+        self.leaving.is_some_and(|latest| self.session.peer_knows_admin_down() || self.now() >= latest)
     }
 }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use fourtuple_syscalls::message;
 
 use crate::bfd::{Action, Session};
-use crate::handover::Given;
-use crate::handover::line::Line;
+use crate::handover::FinalState;
+use crate::handover::connection::PeerConnection;
 use crate::handover::offer::Offer;
 use crate::settings::Forward;
 
-/// Returns a line with these messages queued, each with so many copies of `descriptor`, and then closed.
-fn line(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>) -> Line {
+/// Returns a connection with these messages queued, each with this many copies of `descriptor`, and then closed.
+fn connection(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>) -> PeerConnection {
     let (ours, theirs) = message::pair().expect("socketpair()");
     for (bytes, number) in messages {
         // An empty message would mean the end of the connection.
@@ -23,22 +23,23 @@ fn line(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>) -> Line {
         }
     }
     drop(theirs);
-    Line::new(ours, Path::new("fuzz")).expect("the peer is this process")
+    PeerConnection::new(ours, Path::new("fuzz")).expect("the peer is this process")
 }
 
 /// Parses messages as the offer of the running process. Returns whether `forward` could take over its sockets.
 pub fn offer(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>, forward: &Forward) -> bool {
-    let Ok(offer) = Offer::hear(&line(messages, descriptor)) else { return false };
+    let Ok(offer) = Offer::receive(&connection(messages, descriptor)) else { return false };
     offer.fits(forward).is_ok() && offer.groups(forward).is_ok()
 }
 
 /// Parses messages as the final handover after the planes of the running process have ended. Runs the restored BFD sessions for
 /// a while with this datagram received, and returns their number.
-pub fn given(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>, datagram: &[u8]) -> Option<usize> {
-    let given = Given::hear(&line(messages, descriptor)).ok()?;
+pub fn inherited(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>, datagram: &[u8]) -> Option<usize> {
+    let inherited = FinalState::receive(&connection(messages, descriptor)).ok()?;
     let mut now = Duration::from_secs(1);
-    for session in &given.sessions {
-        let Some(mut session) = Session::after(&session.past, now, fastrand::Rng::with_seed(1)) else {
+    for session in &inherited.sessions {
+        let Some(mut session) = Session::restore(&session.saved_state, now, fastrand::Rng::with_seed(1))
+        else {
             continue;
         };
         for _ in 0..8 {
@@ -48,8 +49,8 @@ pub fn given(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>, datagram: 
                 Action::WaitForPacket => drop(session.receive(now, datagram, 255)),
             }
         }
-        let copy = Session::after(&session.past(now, false), now, fastrand::Rng::with_seed(1));
+        let copy = Session::restore(&session.saved_state(now, false), now, fastrand::Rng::with_seed(1));
         assert!(copy.is_some(), "a session can be restored from its own saved state");
     }
-    Some(given.sessions.len())
+    Some(inherited.sessions.len())
 }

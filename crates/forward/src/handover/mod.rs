@@ -5,13 +5,13 @@
 //! Until the new process confirms that it has all sockets, the running process can continue, and does so if the new process ends or
 //! sends nothing in time.
 
-mod door;
+mod connection;
 pub(crate) mod error;
 #[doc(hidden)]
 pub mod fuzzing;
-mod line;
 mod offer;
 mod sessions;
+mod takeover_socket;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,19 +20,19 @@ use std::time::{Duration, Instant};
 use fourtuple::spread::UdpGroup;
 use fourtuple_syscalls::message;
 
-pub use door::{Door, Predecessor};
+use connection::{Message, PATIENCE, PeerConnection, Text};
 pub use error::HandoverError;
-use line::{Line, Message, PATIENCE, Text};
 use offer::Offer;
+pub use takeover_socket::{Predecessor, TakeoverSocket};
 
 use crate::bfd;
 use crate::error::ForwardError;
 use crate::running::{EndedPlane, Open, Running, failed};
 use crate::settings::Forward;
 use crate::target::{Target, TargetKey};
-use crate::watch::{Sessions, Watch, Watched};
+use crate::watch::{SessionReport, SessionView, Sessions};
 use crate::worker::{Port, Request};
-use sessions::GivenSession;
+use sessions::InheritedSession;
 
 /// The first message of the new process. The number is the version of the protocol.
 const HELLO: &str = "fourtuple forward takes over, 1";
@@ -41,7 +41,7 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// The outcome of one check for a takeover.
 #[derive(Debug)]
-pub enum Handed {
+pub enum TakeoverOutcome {
     /// No process has connected, or the new process is not ready.
     Nothing,
     /// The takeover failed. The planes continue.
@@ -51,7 +51,7 @@ pub enum Handed {
         /// The PID of the new process; 0 when it is in another PID namespace.
         process: u32,
         /// The BFD sessions before the takeover.
-        bfd: Vec<Watched>,
+        bfd: Vec<SessionReport>,
         /// The time without a running plane: from the end of the planes to the confirmation. Packets waited in the receive queues.
         pause: Duration,
     },
@@ -63,59 +63,62 @@ pub struct TakenOver {
     /// The forwarder with running planes.
     pub running: Running,
     /// The socket at which a later process can take over.
-    pub door: Door,
+    pub takeover_socket: TakeoverSocket,
     /// The PID of the predecessor, in the predecessor's PID namespace.
     pub process: u32,
 }
 
 impl Running {
     /// Checks without waiting for a process that requests the takeover; call this regularly. If that process is ready, this call sends it
-    /// all sockets, with about one system call for each plane and for every 250 clients. After [`Handed::Done`], keep the door until the
+    /// all sockets, with about one system call for each plane and for every 250 clients. After [`TakeoverOutcome::Done`], keep the takeover socket until the
     /// process ends: the successor waits for this end before it binds addresses that only one process can have.
     ///
     /// # Errors
     ///
     /// [`ForwardError::Plane`] and the errors of starting planes, when the own planes could not be restarted. An error of the successor is
-    /// [`Handed::Failed`].
-    pub fn hand_over(&mut self, door: &mut Door) -> Result<Handed, ForwardError> {
-        match self.speak(door) {
-            Ok(false) => return Ok(Handed::Nothing),
+    /// [`TakeoverOutcome::Failed`].
+    pub fn hand_over(
+        &mut self,
+        takeover_socket: &mut TakeoverSocket,
+    ) -> Result<TakeoverOutcome, ForwardError> {
+        match self.handle_message(takeover_socket) {
+            Ok(false) => return Ok(TakeoverOutcome::Nothing),
             Ok(true) => {}
             Err(error) => {
-                if let Some(request) = door.request.take() {
-                    refuse(&request.line, &error);
+                if let Some(request) = takeover_socket.request.take() {
+                    refuse(&request.connection, &error);
                 }
-                return Ok(Handed::Failed(error));
+                return Ok(TakeoverOutcome::Failed(error));
             }
         }
-        let Some(request) = &door.request else { return Ok(Handed::Nothing) };
+        let Some(request) = &takeover_socket.request else { return Ok(TakeoverOutcome::Nothing) };
         let begun = Instant::now();
         let mut ended = self.end_planes()?;
-        let bfd = self.sessions.part();
-        let given = self.give(&request.line, &mut ended);
-        match given.and_then(|()| taken(&request.line)) {
+        let bfd = self.sessions.pause();
+        let inherited = self.send_final_state(&request.connection, &mut ended);
+        match inherited.and_then(|()| taken(&request.connection)) {
             Ok(()) => {
-                let (process, pause) = (request.line.peer.process, begun.elapsed());
+                let (process, pause) = (request.connection.peer.process, begun.elapsed());
                 self.sessions = Sessions::default();
-                door.leave();
-                Ok(Handed::Done { process, bfd, pause })
+                takeover_socket.leave();
+                Ok(TakeoverOutcome::Done { process, bfd, pause })
             }
             Err(error) => {
                 // The new process finds the connection closed, and does not start.
-                door.request = None;
-                self.sessions.go_on()?;
-                self.go_on(ended)?;
-                Ok(Handed::Failed(error))
+                takeover_socket.request = None;
+                self.sessions.resume()?;
+                self.resume(ended)?;
+                Ok(TakeoverOutcome::Failed(error))
             }
         }
     }
 
     /// Handles one message of the new process. Returns whether it is ready to take over.
-    fn speak(&self, door: &mut Door) -> Result<bool, HandoverError> {
-        let path = door.path().to_owned();
-        let listener = door.listener.try_clone();
-        let Some(request) = door.request()? else { return Ok(false) };
-        let Some(received) = request.line.hear()? else {
+    fn handle_message(&self, takeover_socket: &mut TakeoverSocket) -> Result<bool, HandoverError> {
+        let path = takeover_socket.path().to_owned();
+        let listener = takeover_socket.listener.try_clone();
+        let Some(request) = takeover_socket.request()? else { return Ok(false) };
+        let Some(received) = request.connection.receive()? else {
             let after = request.since.elapsed();
             return if after < READY_WITHIN { Ok(false) } else { Err(HandoverError::Silent { path, after }) };
         };
@@ -124,7 +127,7 @@ impl Running {
             HELLO => {
                 let call = |source| HandoverError::Call { call: "dup()", path: path.clone(), source };
                 let listener = listener.map_err(call)?;
-                self.offer(&request.line, listener.as_fd(), &path)?;
+                self.offer(&request.connection, listener.as_fd(), &path)?;
                 Ok(false)
             }
             "ready" => Ok(true),
@@ -133,13 +136,18 @@ impl Running {
     }
 
     /// Sends the offer: the links with their listening sockets.
-    fn offer(&self, line: &Line, door: BorrowedFd<'_>, path: &std::path::Path) -> Result<(), HandoverError> {
+    fn offer(
+        &self,
+        connection: &PeerConnection,
+        takeover_socket: BorrowedFd<'_>,
+        path: &std::path::Path,
+    ) -> Result<(), HandoverError> {
         let failed = |call| move |source| HandoverError::Call { call, path: path.to_owned(), source };
         let offer = Text::of("offer")
             .with("process", std::process::id())
             .with("plane", self.forward.kind)
             .with("links", self.links.len());
-        line.send(offer.as_str(), &[door])?;
+        connection.send(offer.as_str(), &[takeover_socket])?;
         for (number, (open, link)) in self.links.iter().zip(&self.forward.links).enumerate() {
             let text = Text::of("link")
                 .with("number", number)
@@ -153,7 +161,7 @@ impl Running {
             let control = open.group.has_control().then(|| open.group.control()).transpose();
             let control = control.map_err(failed("dup()"))?;
             let sockets: Vec<_> = control.iter().map(AsFd::as_fd).chain(open.group.link()).collect();
-            line.send(text.as_str(), &sockets)?;
+            connection.send(text.as_str(), &sockets)?;
             let seats = 0..open.group.len();
             let members: Vec<OwnedFd> = seats
                 .map(|seat| open.group.member(seat))
@@ -161,20 +169,24 @@ impl Running {
                 .map_err(failed("dup()"))?;
             for some in members.chunks(message::MOST) {
                 let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
-                line.send(Text::of("seats").with("link", number).as_str(), &some)?;
+                connection.send(Text::of("seats").with("link", number).as_str(), &some)?;
             }
         }
-        line.say("that is all")
+        connection.send_text("that is all")
     }
 
     /// Sends the state that is final only after the planes have ended: counters, clients and sessions.
-    fn give(&mut self, line: &Line, ended: &mut [EndedPlane]) -> Result<(), HandoverError> {
+    fn send_final_state(
+        &mut self,
+        connection: &PeerConnection,
+        ended: &mut [EndedPlane],
+    ) -> Result<(), HandoverError> {
         for port in ended.iter_mut().flat_map(|plane| &mut plane.ports) {
             let text = Text::of("port")
                 .with("link", port.link)
                 .with("seat", port.seat)
                 .with("overflowed", port.overflowed);
-            line.say(text.as_str())?;
+            connection.send_text(text.as_str())?;
             let tick = port.path.tick;
             let targets: Vec<&Target> = port.path.targets.iter().collect();
             for some in targets.chunks(message::MOST) {
@@ -191,21 +203,21 @@ impl Running {
                     };
                 }
                 let sockets: Vec<_> = some.iter().map(|target| target.socket.as_fd()).collect();
-                line.send(text.as_str(), &sockets)?;
+                connection.send(text.as_str(), &sockets)?;
             }
         }
-        self.sessions.give(line)?;
-        line.say("that is all")
+        self.sessions.send_final_state(connection)?;
+        connection.send_text("that is all")
     }
 }
 
-fn refuse(line: &Line, why: &dyn std::fmt::Display) {
+fn refuse(connection: &PeerConnection, why: &dyn std::fmt::Display) {
     // The send fails if the peer process has ended, which needs no message.
-    let _ = line.say(&format!("no\n{why}"));
+    let _ = connection.send_text(&format!("no\n{why}"));
 }
 
-fn taken(line: &Line) -> Result<(), HandoverError> {
-    let received = line.wait_or_shut(PATIENCE)?;
+fn taken(connection: &PeerConnection) -> Result<(), HandoverError> {
+    let received = connection.wait_or_shut(PATIENCE)?;
     if received.kind() == "taken" { Ok(()) } else { Err(received.unexpected("taken")) }
 }
 
@@ -220,37 +232,38 @@ impl Forward {
     /// [`ForwardError::Handover`], with [`HandoverError::Differs`] when the settings do not fit; the errors of [`Forward::start`]. The running
     /// process then continues.
     pub fn take_over(&self, from: Predecessor) -> Result<TakenOver, ForwardError> {
-        let Predecessor { path, line } = from;
+        let Predecessor { path, connection } = from;
         let tell = |error: ForwardError| {
-            refuse(&line, &error);
+            refuse(&connection, &error);
             error
         };
         self.check()?;
-        line.say(HELLO)?;
-        let offer = Offer::hear(&line)?;
+        connection.send_text(HELLO)?;
+        let offer = Offer::receive(&connection)?;
         let process = offer.process;
-        let Prepared { mut running, places, listeners, door } = self.prepare(offer).map_err(tell)?;
-        let mut door = Door::with(&path, door);
-        line.say("ready")?;
-        let given = Given::hear(&line)?;
-        let (sessions, left) = running.follow(given.sessions).map_err(tell)?;
+        let Prepared { mut running, places, listeners, takeover_socket } =
+            self.prepare(offer).map_err(tell)?;
+        let mut takeover_socket = TakeoverSocket::with(&path, takeover_socket);
+        connection.send_text("ready")?;
+        let inherited = FinalState::receive(&connection)?;
+        let (sessions, left) = running.follow(inherited.sessions).map_err(tell)?;
         running.sessions = sessions;
         // After this message the predecessor does not continue, unless the send fails.
-        line.say("taken")?;
-        running.sessions.go_on()?;
+        connection.send_text("taken")?;
+        running.sessions.resume()?;
         for mut link in left {
             // The drop sends AdminDown, so that the peer need not wait for its detection time.
-            link.go_on().map_err(ForwardError::from)?;
+            link.resume().map_err(ForwardError::from)?;
         }
-        door.taken_over_from(line);
-        running.adopt(listeners, &places, given.ports)?;
-        Ok(TakenOver { running, door, process })
+        takeover_socket.taken_over_from(connection);
+        running.adopt(listeners, &places, inherited.ports)?;
+        Ok(TakenOver { running, takeover_socket, process })
     }
 
     /// Prepares planes without sockets, and groups without planes.
     fn prepare(&self, offer: Offer) -> Result<Prepared, ForwardError> {
         let seats = offer.fits(self)?;
-        let (groups, door) = offer.groups(self)?;
+        let (groups, takeover_socket) = offer.groups(self)?;
         let (mut links, mut places, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
         let (groups, numbers): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
         self.refuse_loops(groups.iter().map(UdpGroup::address).collect())?;
@@ -265,7 +278,7 @@ impl Forward {
             let its = (0..seats).filter(|seat| seat % self.planes == plane).count();
             running.start_plane(None, Vec::new(), its)?;
         }
-        Ok(Prepared { running, places, listeners, door })
+        Ok(Prepared { running, places, listeners, takeover_socket })
     }
 }
 
@@ -276,11 +289,11 @@ struct Prepared {
     places: Vec<usize>,
     /// The listening sockets of each link, by index.
     listeners: Vec<Vec<OwnedFd>>,
-    door: OwnedFd,
+    takeover_socket: OwnedFd,
 }
 
 /// A listening socket with its state at the end of its plane, and its targets.
-struct GivenPort {
+struct InheritedPort {
     link: usize,
     seat: usize,
     overflowed: u32,
@@ -288,26 +301,26 @@ struct GivenPort {
 }
 
 /// The state that the predecessor sends after its planes have ended.
-struct Given {
-    ports: Vec<GivenPort>,
-    sessions: Vec<GivenSession>,
+struct FinalState {
+    ports: Vec<InheritedPort>,
+    sessions: Vec<InheritedSession>,
 }
 
-impl Given {
-    fn hear(line: &Line) -> Result<Given, HandoverError> {
-        let mut given = Given { ports: Vec::new(), sessions: Vec::new() };
+impl FinalState {
+    fn receive(connection: &PeerConnection) -> Result<FinalState, HandoverError> {
+        let mut inherited = FinalState { ports: Vec::new(), sessions: Vec::new() };
         loop {
-            let received = line.wait()?;
-            match (received.kind(), given.ports.last_mut()) {
-                ("port", _) => given.ports.push(GivenPort {
+            let received = connection.wait()?;
+            match (received.kind(), inherited.ports.last_mut()) {
+                ("port", _) => inherited.ports.push(InheritedPort {
                     link: received.value("link")?,
                     seat: received.value("seat")?,
                     overflowed: received.value("overflowed")?,
                     targets: Vec::new(),
                 }),
                 ("targets", Some(port)) => port.targets.extend(targets(received)?),
-                ("session", _) => given.sessions.push(GivenSession::of(received)?),
-                ("that is all", _) => return Ok(given),
+                ("session", _) => inherited.sessions.push(InheritedSession::of(received)?),
+                ("that is all", _) => return Ok(inherited),
                 _ => return Err(received.unexpected("port, targets, session")),
             }
         }
@@ -340,10 +353,10 @@ fn targets(mut received: Message) -> Result<Vec<(TargetKey, u64, OwnedFd)>, Hand
 impl Running {
     /// Prepares the sessions: sessions of the predecessor, new sessions where it had none, and its sessions that are no longer used. They send
     /// nothing until they are resumed.
-    fn follow(&self, given: Vec<GivenSession>) -> Result<(Sessions, Vec<bfd::Link>), ForwardError> {
+    fn follow(&self, inherited: Vec<InheritedSession>) -> Result<(Sessions, Vec<bfd::Link>), ForwardError> {
         let links = self.links.iter().zip(&self.forward.links);
         let peers = links.filter_map(|(open, link)| Some((link.bfd?, &open.group)));
-        Ok(Sessions::follow(peers, given)?)
+        Ok(Sessions::follow(peers, inherited)?)
     }
 
     /// Gives the prepared planes the sockets of the predecessor.
@@ -351,21 +364,23 @@ impl Running {
         &mut self,
         listeners: Vec<Vec<OwnedFd>>,
         places: &[usize],
-        mut given: Vec<GivenPort>,
+        mut inherited: Vec<InheritedPort>,
     ) -> Result<(), ForwardError> {
         for (open, link) in self.links.iter_mut().zip(&self.forward.links) {
-            open.watch = Watch::new(&self.sessions, link.bfd.as_ref(), open.group.address(), &link.routes);
+            open.watch =
+                SessionView::new(&self.sessions, link.bfd.as_ref(), open.group.address(), &link.routes);
         }
         let mut shares: Vec<Vec<Port>> = (0..self.planes.len()).map(|_| Vec::new()).collect();
         let planes = shares.len();
         for (link, (listeners, place)) in listeners.into_iter().zip(places).enumerate() {
             for (seat, listener) in listeners.into_iter().enumerate() {
                 let mut port = self.port(link, seat, listener)?;
-                let found = given.iter().position(|given| (given.link, given.seat) == (*place, seat));
-                if let Some(given) = found.map(|found| given.swap_remove(found)) {
+                let found =
+                    inherited.iter().position(|inherited| (inherited.link, inherited.seat) == (*place, seat));
+                if let Some(inherited) = found.map(|found| inherited.swap_remove(found)) {
                     // Drops during the takeover count for this process.
-                    port.overflowed = given.overflowed;
-                    port.path.adopt(given.targets);
+                    port.overflowed = inherited.overflowed;
+                    port.path.adopt(inherited.targets);
                 }
                 shares[seat % planes].push(port);
             }

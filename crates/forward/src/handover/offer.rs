@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use fourtuple::spread::UdpGroup;
 
 use crate::error::ForwardError;
+use crate::handover::connection::{Message, PeerConnection};
 use crate::handover::error::HandoverError;
-use crate::handover::line::{Line, Message};
 use crate::plane::kind::PlaneKind;
 use crate::settings::Forward;
 
@@ -16,12 +16,12 @@ pub(super) struct Offer {
     pub(super) process: u32,
     /// The kind of its planes by name. A newer version may have a kind that this version does not know.
     plane: String,
-    door: OwnedFd,
-    links: Vec<Offered>,
+    takeover_socket: OwnedFd,
+    links: Vec<OfferedLink>,
 }
 
 /// One link of the offer.
-struct Offered {
+struct OfferedLink {
     /// The requested address, perhaps with port 0.
     listen: SocketAddr,
     at: SocketAddr,
@@ -37,25 +37,25 @@ struct Offered {
 }
 
 impl Offer {
-    pub(super) fn hear(line: &Line) -> Result<Offer, HandoverError> {
-        let mut received = line.wait()?;
+    pub(super) fn receive(connection: &PeerConnection) -> Result<Offer, HandoverError> {
+        let mut received = connection.wait()?;
         if received.kind() != "offer" {
             return Err(received.unexpected("offer"));
         }
-        let Some(door) = received.descriptors.pop() else {
+        let Some(takeover_socket) = received.descriptors.pop() else {
             return Err(received.unexpected("the socket of the path"));
         };
         let (process, plane, number): (u32, String, usize) =
             (received.value("process")?, received.value("plane")?, received.value("links")?);
-        let mut links: Vec<Offered> = Vec::new();
+        let mut links: Vec<OfferedLink> = Vec::new();
         loop {
-            let mut received = line.wait()?;
-            let is_whole = number == links.len() && links.iter().all(Offered::is_whole);
+            let mut received = connection.wait()?;
+            let is_whole = number == links.len() && links.iter().all(OfferedLink::is_whole);
             match (received.kind(), links.last_mut()) {
-                ("link", _) => links.push(Offered::of(received)?),
+                ("link", _) => links.push(OfferedLink::of(received)?),
                 ("seats", Some(link)) => link.members.append(&mut received.descriptors),
                 ("that is all", _) if is_whole => {
-                    return Ok(Offer { process, plane, door, links });
+                    return Ok(Offer { process, plane, takeover_socket, links });
                 }
                 _ => return Err(received.unexpected("all links with their sockets")),
             }
@@ -75,7 +75,7 @@ impl Offer {
                 let (listen, at) = (link.listen, at.join(", "));
                 return Err(differs(format!("it does not listen at {listen} but at {at}")));
             };
-            let Offered { at, spread, .. } = offered;
+            let OfferedLink { at, spread, .. } = offered;
             let wanted = link.spread_over(offered.seats).to_string();
             if *spread != wanted {
                 return Err(differs(format!(
@@ -100,8 +100,8 @@ impl Offer {
         }
         // Packets that UDP_GRO has coalesced stay coalesced in the receive queue. Planes without UDP_GRO could not split them and have no
         // buffers for them. The same is assumed for planes of an unknown kind.
-        let is_apart = self.plane.parse().is_ok_and(|kind: PlaneKind| !kind.offloads());
-        if !is_apart && !wanted.kind.offloads() {
+        let is_split = self.plane.parse().is_ok_and(|kind: PlaneKind| !kind.offloads());
+        if !is_split && !wanted.kind.offloads() {
             return Err(differs(format!(
                 "its planes are {}, and packets that were put together for them may wait: planes that are {} cannot take them",
                 self.plane, wanted.kind
@@ -113,7 +113,7 @@ impl Offer {
     /// Returns the offered link of each requested link: the link with its bound address, or else with its requested address.
     fn places(&self, wanted: &Forward) -> Vec<Option<usize>> {
         let mut is_free = vec![true; self.links.len()];
-        let by: [fn(&Offered) -> SocketAddr; 2] = [|offered| offered.at, |offered| offered.listen];
+        let by: [fn(&OfferedLink) -> SocketAddr; 2] = [|offered| offered.at, |offered| offered.listen];
         let place = |listen: SocketAddr| {
             let mut found = by.iter().flat_map(|by| {
                 self.links.iter().enumerate().filter(|(_, link)| by(link) == listen).map(|(place, _)| place)
@@ -129,7 +129,7 @@ impl Offer {
     /// Call it only after [`Offer::fits`].
     pub(super) fn groups(self, wanted: &Forward) -> Result<(Vec<(UdpGroup, usize)>, OwnedFd), ForwardError> {
         let places = self.places(wanted);
-        let mut links: Vec<Option<Offered>> = self.links.into_iter().map(Some).collect();
+        let mut links: Vec<Option<OfferedLink>> = self.links.into_iter().map(Some).collect();
         let mut groups = Vec::new();
         for (place, link) in places.into_iter().zip(&wanted.links) {
             let Some((place, offered)) = place.and_then(|place| Some((place, links[place].take()?))) else {
@@ -138,18 +138,18 @@ impl Offer {
             let spread = link.spread_over(offered.seats);
             groups.push((UdpGroup::adopt(spread, offered.members, offered.control, offered.link)?, place));
         }
-        Ok((groups, self.door))
+        Ok((groups, self.takeover_socket))
     }
 }
 
-impl Offered {
-    fn of(mut received: Message) -> Result<Offered, HandoverError> {
+impl OfferedLink {
+    fn of(mut received: Message) -> Result<OfferedLink, HandoverError> {
         let (has_control, has_link): (bool, bool) = (received.value("control")?, received.value("link")?);
         if received.descriptors.len() != usize::from(has_control) + usize::from(has_link) {
             return Err(received.unexpected("a link with its descriptors"));
         }
         let mut descriptors = std::mem::take(&mut received.descriptors).into_iter();
-        Ok(Offered {
+        Ok(OfferedLink {
             listen: received.value("listen")?,
             at: received.value("at")?,
             spread: received.value("spread")?,

@@ -27,6 +27,6 @@ pub(crate) trait Plane: Send {
     ///
     /// # Errors
     ///
-    /// The same as [`Plane::forward`].
+    /// The same errors as [`Plane::forward`].
     fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()>;
 }

@@ -23,7 +23,7 @@ struct Row {
     /// Whether the sockets use UDP_GRO and UDP_SEGMENT.
     offloads: bool,
     /// Checks that the kernel has and permits the required calls.
-    try_out: fn() -> Result<(), ForwardError>,
+    probe: fn() -> Result<(), ForwardError>,
     open: fn() -> Box<dyn Plane>,
 }
 
@@ -33,28 +33,28 @@ const ROWS: [Row; 4] = [
         kind: PlaneKind::OneByOne,
         name: "one-by-one",
         offloads: false,
-        try_out: || Ok(()),
+        probe: || Ok(()),
         open: || Box::new(one_by_one::OneByOne::new()),
     },
     Row {
         kind: PlaneKind::Batched,
         name: "batched",
         offloads: false,
-        try_out: || Ok(()),
+        probe: || Ok(()),
         open: || Box::new(batched::Batched::new()),
     },
     Row {
         kind: PlaneKind::Offload,
         name: "offload",
         offloads: true,
-        try_out: || Ok(()),
+        probe: || Ok(()),
         open: || Box::new(offload::offload()),
     },
     Row {
         kind: PlaneKind::Uring,
         name: "uring",
         offloads: true,
-        try_out: uring::try_out,
+        probe: uring::probe,
         open: || Box::new(uring::Uring::new()),
     },
 ];
@@ -86,8 +86,8 @@ impl PlaneKind {
     /// # Errors
     ///
     /// [`ForwardError::NotPermitted`] and [`ForwardError::Absent`] for kinds that need io_uring; [`ForwardError::Call`].
-    pub fn try_out(self) -> Result<(), ForwardError> {
-        (self.row().try_out)()
+    pub fn probe(self) -> Result<(), ForwardError> {
+        (self.row().probe)()
     }
 
     /// Returns whether the sockets of this kind use UDP_GRO on receive and UDP_SEGMENT on send.

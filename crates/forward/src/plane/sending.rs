@@ -56,9 +56,9 @@ fn send_to(target: &mut Target, from: &impl Messages, counters: &Counters, tick:
     while let Some(refused) =
         send_until_refused(target.socket.as_fd(), &mut target.outgoing, from, first, counters)
     {
-        target.leave_uncut(tick);
+        target.disable_segmentation(tick);
         counters.unsegmented();
-        send_uncut(target, from, refused, counters);
+        send_unsegmented(target, from, refused, counters);
         first = refused + 1;
     }
 }
@@ -91,7 +91,7 @@ fn send_until_refused(
                 if let Some(before) = earlier.take().filter(|before| was_earlier(before, &error)) {
                     counters.failed_later(Drop::of(&before));
                 }
-                if will_not_cut(&error) && outgoing.segment(first).is_some() {
+                if is_segmentation_refused(&error) && outgoing.segment(first).is_some() {
                     return Some(first);
                 }
                 counters.dropped(Drop::of(&error), outgoing.size(first).0);
@@ -113,14 +113,14 @@ fn was_earlier(before: &io::Error, now: &io::Error) -> bool {
 fn may_be_earlier(error: &io::Error) -> bool {
     match Drop::of(error) {
         Drop::Refused | Drop::Unreachable | Drop::TooLong => true,
-        Drop::Other => !will_not_cut(error),
+        Drop::Other => !is_segmentation_refused(error),
         _ => false,
     }
 }
 
 /// Returns whether the kernel refused UDP_SEGMENT. EINVAL: the datagrams are longer than the path MTU, or the kernel lacks UDP_SEGMENT;
 /// EIO: the device cannot compute checksums.
-fn will_not_cut(error: &io::Error) -> bool {
+fn is_segmentation_refused(error: &io::Error) -> bool {
     const EIO: i32 = 5;
     const EINVAL: i32 = 22;
     const EMSGSIZE: i32 = 90;
@@ -128,7 +128,7 @@ fn will_not_cut(error: &io::Error) -> bool {
 }
 
 /// Sends the datagrams of one message as single messages.
-fn send_uncut(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
+fn send_unsegmented(target: &Target, from: &impl Messages, message: usize, counters: &Counters) {
     let Some(segment) = target.outgoing.segment(message).map(usize::from) else { return };
     let mut alone = Outgoing::new();
     for (index, range) in target.outgoing.parts(message) {

@@ -20,7 +20,7 @@ const ROOM: usize = 1025 * 64;
 const BATCH: usize = 64;
 
 /// Checks that the kernel has and permits the required io_uring calls.
-pub(super) fn try_out() -> Result<(), ForwardError> {
+pub(super) fn probe() -> Result<(), ForwardError> {
     let kind = PlaneKind::Uring;
     // The check runs in its own thread: a closed ring interrupts the thread that has created it a little later (`io_ring_exit_work`),
     // which could interrupt a system call of the caller.
@@ -77,7 +77,7 @@ impl Plane for Uring {
         }
         if self.rings[number].is_none() {
             let mut ring = DatagramRing::new(BUFFERS, ROOM)?;
-            ring.go_on(listener)?;
+            ring.resume(listener)?;
             self.rings[number] = Some(ring);
         }
         self.rings[number].as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -85,12 +85,12 @@ impl Plane for Uring {
 
     fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
         let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(false) };
-        let came = ring.receive().map_err(refused("io_uring_enter()"))?;
-        path.is_behind = came == usize::from(BUFFERS);
+        let count = ring.receive().map_err(refused("io_uring_enter()"))?;
+        path.is_behind = count == usize::from(BUFFERS);
         send_on(ring, path);
         // The call fails when the kernel has no memory for one more request. The request then stays queued for the next call.
-        let _ = ring.go_on(listener);
-        Ok(came > 0)
+        let _ = ring.resume(listener);
+        Ok(count > 0)
     }
 
     /// Ends the receive request. Packets that are not in a buffer stay in the receive queue of the socket.

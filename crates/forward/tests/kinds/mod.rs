@@ -3,7 +3,7 @@ use fourtuple_testing::skip;
 
 /// Returns the plane kinds that this machine supports, and counts a skipped test for each kind that it lacks.
 pub(crate) fn kinds(test: &str) -> Vec<PlaneKind> {
-    let is_here = |kind: &PlaneKind| match kind.try_out() {
+    let is_here = |kind: &PlaneKind| match kind.probe() {
         Ok(()) => true,
         Err(error @ (ForwardError::NotPermitted { .. } | ForwardError::Absent { .. })) => {
             skip(test, "io_uring", &error.to_string());

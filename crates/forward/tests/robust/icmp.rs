@@ -33,7 +33,7 @@ fn octets(address: SocketAddr) -> [u8; 4] {
 }
 
 /// Sends an ICMP error `code` for a packet from `from` to `to`, with the next hop's MTU.
-fn complain(router: &OwnedFd, code: u8, mtu: u16, from: SocketAddr, to: SocketAddr) {
+fn send_icmp_error(router: &OwnedFd, code: u8, mtu: u16, from: SocketAddr, to: SocketAddr) {
     let mut message = vec![UNREACHABLE, code, 0, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
     // The ICMP message quotes the packet: the IPv4 header (20 bytes) with a total length of 28, and the UDP header (8 bytes).
@@ -74,7 +74,7 @@ fn an_icmp_error_drops_no_later_packet() {
                         from
                     };
                     for complaints in 1..=3 {
-                        complain(&router, code, 1500, pass(), target.local_addr().unwrap());
+                        send_icmp_error(&router, code, 1500, pass(), target.local_addr().unwrap());
                         // With replies the plane polls the socket for the error. Without replies it sees the error at the next
                         // send.
                         until(|| {
@@ -113,7 +113,7 @@ fn a_smaller_path_mtu_is_learnt() {
             burst(&sender, running.address(0).unwrap(), 10, BYTES);
             take(&target, 10, BYTES);
             let from = source(&running, &sender, &target);
-            complain(&router, TOO_LONG, 1280, from, there);
+            send_icmp_error(&router, TOO_LONG, 1280, from, there);
             let mut packets = 11;
             until(|| {
                 burst(&sender, running.address(0).unwrap(), 10, BYTES);

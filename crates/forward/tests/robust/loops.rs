@@ -17,7 +17,7 @@ fn forward(links: Vec<Link>) -> Forward {
 }
 
 #[test]
-fn an_address_of_this_host_is_no_next_hop_where_it_listens() {
+fn a_local_listening_address_is_refused_as_next_hop() {
     in_namespace(|| {
         device::add_address("lo", "192.0.2.7".parse().unwrap(), 32).unwrap();
         device::add_address("lo", "2001:db8::7".parse().unwrap(), 128).unwrap();
@@ -68,7 +68,7 @@ fn new_routes_cannot_form_a_loop() {
 }
 
 #[test]
-fn links_can_swap_order_but_never_form_a_circle() {
+fn links_may_swap_order_but_not_form_a_circle() {
     in_namespace(|| {
         let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let there = target.local_addr().unwrap();

@@ -21,7 +21,7 @@ fn addresses(texts: &[&str]) -> Vec<IpAddr> {
 
 /// A client that sends to several addresses of a forwarder gets each reply from the address that it sent to.
 #[test]
-fn replies_come_from_the_address_that_was_asked() {
+fn replies_come_from_the_requested_address() {
     in_namespace(|| {
         let v4 = addresses(&["127.0.0.1", "127.0.0.9", "192.0.2.7"]);
         let v6 = addresses(&["::1", "2001:db8::7", "2001:db8::8"]);

@@ -82,7 +82,7 @@ pub enum Retry {
 }
 
 /// The reason why a step failed.
-enum Obstacle {
+enum StepError {
     /// The strategy found no free port.
     Ports,
     /// The source address cannot be used.
@@ -113,7 +113,7 @@ impl<'a> Attempt<'a> {
         };
         if let Some(mut ledger) = dialer.ledger() {
             let begun = &mut attempt.begun;
-            let page = ledger.roomiest(|| *begun.insert(Instant::now()));
+            let page = ledger.highest(|| *begun.insert(Instant::now()));
             attempt.use_page(&ledger, page);
         }
         attempt
@@ -135,12 +135,12 @@ impl<'a> Attempt<'a> {
     }
 
     /// Continues the dial from another source of the pool, or returns the error of the dial if no source is worth trying.
-    fn try_another_source(&mut self, obstacle: Obstacle) -> Result<Step, DialError> {
+    fn try_another_source(&mut self, obstacle: StepError) -> Result<Step, DialError> {
         self.forget_named();
         let why = match &obstacle {
-            Obstacle::Ports => Failure::Exhausted,
-            Obstacle::Source(_) => Failure::Unusable,
-            Obstacle::Other(_) => return Err(self.give_up(obstacle)),
+            StepError::Ports => Failure::Exhausted,
+            StepError::Source(_) => Failure::Unusable,
+            StepError::Other(_) => return Err(self.give_up(obstacle)),
         };
         if why == Failure::Exhausted {
             self.exhausted.get_or_insert(self.source);
@@ -171,9 +171,9 @@ impl<'a> Attempt<'a> {
         self.next_step().ok_or_else(|| self.exhausted(self.source))
     }
 
-    fn give_up(&self, obstacle: Obstacle) -> DialError {
+    fn give_up(&self, obstacle: StepError) -> DialError {
         match (obstacle, self.exhausted) {
-            (Obstacle::Other(error), _) | (Obstacle::Source(error), None) => error,
+            (StepError::Other(error), _) | (StepError::Source(error), None) => error,
             (_, source) => self.exhausted(source.unwrap_or(self.source)),
         }
     }
@@ -183,7 +183,7 @@ impl<'a> Attempt<'a> {
         self.set_device(socket)?;
         self.step = match self.next_step() {
             Some(step) => step,
-            None => self.try_another_source(Obstacle::Ports)?,
+            None => self.try_another_source(StepError::Ports)?,
         };
         self.apply(socket)
     }
@@ -235,7 +235,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Applies the step to `socket`. A step that binds a port is repeated with other ports until bind() succeeds.
-    fn set(&mut self, socket: BorrowedFd<'_>) -> Result<(), Obstacle> {
+    fn set(&mut self, socket: BorrowedFd<'_>) -> Result<(), StepError> {
         loop {
             match self.step {
                 Step::Search => {
@@ -273,7 +273,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Binds the source address and leaves the port to connect(): only connect() can share one port among destinations.
-    fn bind_source(&mut self, socket: BorrowedFd<'_>) -> Result<(), Obstacle> {
+    fn bind_source(&mut self, socket: BorrowedFd<'_>) -> Result<(), StepError> {
         let Some(source) = self.source else { return Ok(()) };
         if self.source_bound {
             return Ok(());
@@ -284,22 +284,22 @@ impl<'a> Attempt<'a> {
         }
         let local = SocketAddr::new(source, 0);
         socket::bind(socket, local).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => Obstacle::Ports,
+            io::ErrorKind::AddrInUse => StepError::Ports,
             _ => self.bind_failed(local, error),
         })?;
         self.source_bound = true;
         Ok(())
     }
 
-    fn bind_failed(&self, local: SocketAddr, error: io::Error) -> Obstacle {
-        Obstacle::Source(match error.kind() {
+    fn bind_failed(&self, local: SocketAddr, error: io::Error) -> StepError {
+        StepError::Source(match error.kind() {
             io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal(local.ip()),
             _ => DialError::Call { call: "bind", address: local, source_address: self.source, error },
         })
     }
 
-    fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, Obstacle> {
-        self.called(call, result).map_err(Obstacle::Other)
+    fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, StepError> {
+        self.called(call, result).map_err(StepError::Other)
     }
 
     /// Calls connect() and adds its duration to the report.
@@ -324,7 +324,7 @@ impl<'a> Attempt<'a> {
     pub(super) fn next_request(&mut self) -> Result<ConnectRequest, DialError> {
         self.step = match self.next_step() {
             Some(step) => step,
-            None => self.try_another_source(Obstacle::Ports)?,
+            None => self.try_another_source(StepError::Ports)?,
         };
         Ok(self.request())
     }
@@ -377,7 +377,7 @@ impl<'a> Attempt<'a> {
         };
         let failed = match (call, error.kind()) {
             ("bind", _) => self.bind_failed(address, error),
-            _ => Obstacle::Source(DialError::Call { call, address, source_address: self.source, error }),
+            _ => StepError::Source(DialError::Call { call, address, source_address: self.source, error }),
         };
         self.step = self.try_another_source(failed).map_err(|error| self.dialer.counted(error))?;
         Ok(self.request())
@@ -436,7 +436,7 @@ impl<'a> Attempt<'a> {
                 self.lost(&error);
                 return Err(error);
             }
-            self.step = self.try_another_source(Obstacle::Source(error))?;
+            self.step = self.try_another_source(StepError::Source(error))?;
             return Ok(Retry::FreshSocket);
         }
         self.attempts += 1;
@@ -456,7 +456,7 @@ impl<'a> Attempt<'a> {
                     self.apply(socket)?;
                     return Ok(Retry::SameSocket);
                 }
-                self.step = self.try_another_source(Obstacle::Ports)?;
+                self.step = self.try_another_source(StepError::Ports)?;
                 Ok(Retry::FreshSocket)
             }
         }
@@ -473,7 +473,7 @@ impl<'a> Attempt<'a> {
         result.map_err(|error| DialError::Call { call, address, source_address, error })
     }
 
-    /// The error for a handshake without an answer in time.
+    /// Returns the error for a handshake without an answer in time.
     pub(super) fn timed_out(&self, after: Duration) -> DialError {
         DialError::TimedOut { destination: self.dialer.destination, source_address: self.source, after }
     }
@@ -491,11 +491,11 @@ impl<'a> Attempt<'a> {
         self.apply(socket)
     }
 
-    fn step_after_conflict(&mut self, local: SocketAddr) -> Result<Step, Obstacle> {
+    fn step_after_conflict(&mut self, local: SocketAddr) -> Result<Step, StepError> {
         self.named = None;
         self.next_step().ok_or(match self.dialer.source_port {
-            Some(_) => Obstacle::Other(DialError::TupleBusy { local, destination: self.dialer.destination }),
-            None => Obstacle::Ports,
+            Some(_) => StepError::Other(DialError::TupleBusy { local, destination: self.dialer.destination }),
+            None => StepError::Ports,
         })
     }
 
@@ -541,7 +541,7 @@ impl<'a> Attempt<'a> {
         SocketAddr::new(self.source.unwrap_or_else(|| self.dialer.unspecified()), port)
     }
 
-    /// The error for exhausted ports, without a census: [`Dialer::counted`] adds it.
+    /// Returns the error for exhausted ports, without a census: [`Dialer::counted`] adds it.
     fn exhausted(&self, source_address: Option<IpAddr>) -> DialError {
         DialError::PortsExhausted {
             source_address,
@@ -550,8 +550,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn not_supported(&self, option: &'static str) -> Obstacle {
-        Obstacle::Other(DialError::NotSupported { option, strategy: self.strategy.to_string() })
+    fn not_supported(&self, option: &'static str) -> StepError {
+        StepError::Other(DialError::NotSupported { option, strategy: self.strategy.to_string() })
     }
 }
 

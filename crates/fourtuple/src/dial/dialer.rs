@@ -158,7 +158,7 @@ impl Dialer {
     ///
     /// # Errors
     ///
-    /// The same as [`Attempt::taken`].
+    /// The same errors as [`Attempt::taken`].
     pub fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
         let mut attempt = Attempt::begin(self);
         let request = attempt.next_request()?;
@@ -175,7 +175,7 @@ impl Dialer {
             && let Some(page) = ledger.page_of(source.ip())
         {
             match source.port() {
-                // From `Attempt::keep`: the kernel chose the port.
+                // `Attempt::keep` returns port 0 if the kernel chose the port.
                 0 => ledger.free_unknown(page),
                 port => ledger.free(page, port),
             }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use crate::dial::rooms::Rooms;
+use crate::dial::rank_tree::RankTree;
 use crate::ports::{PortRange, PortSet};
 
 /// A dialer's record of the ports in use towards its destination, with one page for each source address.
@@ -18,7 +18,7 @@ pub(super) struct PortLedger {
     reserved: PortSet,
     pages: Vec<Page>,
     /// The rank of each page: its free ports plus 1, or 0 while its source is backed off.
-    rooms: Rooms,
+    ranks: RankTree,
     /// Pages whose source is backed off, in the order of their last failure.
     failing: VecDeque<usize>,
     /// End of the back-off that ends first.
@@ -81,13 +81,13 @@ impl PortLedger {
         } else {
             sources.iter().map(|source| page(Some(*source))).collect()
         };
-        let rooms = Rooms::new(pages.len(), empty + 1);
+        let ranks = RankTree::new(pages.len(), empty + 1);
         let by_source = sources.iter().enumerate().map(|(page, source)| (*source, page)).collect();
         PortLedger {
             range,
             reserved,
             pages,
-            rooms,
+            ranks,
             failing: VecDeque::new(),
             next_end: None,
             empty,
@@ -97,21 +97,21 @@ impl PortLedger {
 
     /// Returns the page to dial from: the first page with the most free ports or, while all pages are backed off, the page whose
     /// last failure is the oldest. `now` is called only while a source is backed off.
-    pub(super) fn roomiest(&mut self, now: impl FnOnce() -> Instant) -> usize {
+    pub(super) fn highest(&mut self, now: impl FnOnce() -> Instant) -> usize {
         if let Some(end) = self.next_end {
             let now = now();
             if now >= end {
                 self.end_back_offs(now);
             }
         }
-        let page = self.rooms.roomiest();
-        if self.rooms.get(page) == 0 { self.failing.front().copied().unwrap_or(page) } else { page }
+        let page = self.ranks.highest();
+        if self.ranks.get(page) == 0 { self.failing.front().copied().unwrap_or(page) } else { page }
     }
 
     /// Returns another page for a dial that began at `begun` and whose source has failed: a page that is not backed off, or whose
     /// last failure was before the dial.
     pub(super) fn another(&mut self, begun: Instant, now: Instant) -> Option<usize> {
-        let page = self.roomiest(|| now);
+        let page = self.highest(|| now);
         match self.pages[page].back_off {
             Some(back_off) if back_off.since >= begun => None,
             _ => Some(page),
@@ -152,11 +152,11 @@ impl PortLedger {
 
     fn end_back_offs(&mut self, now: Instant) {
         let pages = &mut self.pages;
-        let (rooms, mut next_end) = (&mut self.rooms, None::<Instant>);
+        let (ranks, mut next_end) = (&mut self.ranks, None::<Instant>);
         self.failing.retain(|&page| {
             let Some(back_off) = pages[page].back_off.filter(|back_off| back_off.until > now) else {
                 pages[page].back_off = None;
-                rooms.set(page, pages[page].room + 1);
+                ranks.set(page, pages[page].room + 1);
                 return false;
             };
             next_end = Some(next_end.map_or(back_off.until, |end| end.min(back_off.until)));
@@ -182,7 +182,7 @@ impl PortLedger {
 
     fn rank(&mut self, page: usize) {
         let entry = &self.pages[page];
-        self.rooms.set(page, if entry.back_off.is_some() { 0 } else { entry.room + 1 });
+        self.ranks.set(page, if entry.back_off.is_some() { 0 } else { entry.room + 1 });
     }
 
     /// Returns whether the source of `page` is backed off.
@@ -228,7 +228,7 @@ impl PortLedger {
     pub(super) fn note_unknown(&mut self, page: usize) {
         self.set_room(page, self.room(page).saturating_sub(1));
         // Rank 1: no free port on any page. Rank 0: all sources are backed off.
-        if self.rooms.get(self.rooms.roomiest()) == 1 {
+        if self.ranks.get(self.ranks.highest()) == 1 {
             (0..self.pages.len()).for_each(|page| self.forget(page));
         }
     }
@@ -298,7 +298,7 @@ mod tests {
         let mut random = Rng::with_seed(5);
         let mut counts = [0; 2];
         for _ in 0..10 {
-            let page = ledger.roomiest(Instant::now);
+            let page = ledger.highest(Instant::now);
             ledger.take(page, &mut random).unwrap();
             counts[page] += 1;
         }
@@ -306,7 +306,7 @@ mod tests {
         ledger.free(1, 100);
         ledger.free(1, 101);
         ledger.free(1, 102);
-        assert_eq!(ledger.roomiest(Instant::now), 1);
+        assert_eq!(ledger.highest(Instant::now), 1);
         assert!(ledger.past_half(0));
     }
 
@@ -329,20 +329,20 @@ mod tests {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         ledger.take(1, &mut Rng::with_seed(5)).unwrap();
-        assert_eq!(ledger.roomiest(|| at(0)), 0);
+        assert_eq!(ledger.highest(|| at(0)), 0);
         ledger.fail(0, Failure::Unusable, at(0));
-        assert_eq!((ledger.roomiest(|| at(99)), ledger.is_backed_off(0)), (1, true));
+        assert_eq!((ledger.highest(|| at(99)), ledger.is_backed_off(0)), (1, true));
         assert_eq!(ledger.another(at(0), at(99)), Some(1));
-        assert_eq!((ledger.roomiest(|| at(100)), ledger.is_backed_off(0)), (0, false), "tried again");
+        assert_eq!((ledger.highest(|| at(100)), ledger.is_backed_off(0)), (0, false), "tried again");
         // The back-off doubles with each failure, up to LONGEST_WAIT.
         ledger.fail(0, Failure::Unusable, at(100));
-        assert_eq!((ledger.roomiest(|| at(299)), ledger.roomiest(|| at(300))), (1, 0));
+        assert_eq!((ledger.highest(|| at(299)), ledger.highest(|| at(300))), (1, 0));
         (0..20).for_each(|_| ledger.fail(0, Failure::Unusable, at(300)));
-        assert_eq!((ledger.roomiest(|| at(10_299)), ledger.roomiest(|| at(10_300))), (1, 0));
+        assert_eq!((ledger.highest(|| at(10_299)), ledger.highest(|| at(10_300))), (1, 0));
         // A success ends the back-off, and the next one is short again.
         ledger.succeed(0);
         ledger.fail(0, Failure::Unusable, at(11_000));
-        assert_eq!((ledger.roomiest(|| at(11_099)), ledger.roomiest(|| at(11_100))), (1, 0));
+        assert_eq!((ledger.highest(|| at(11_099)), ledger.highest(|| at(11_100))), (1, 0));
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         ledger.fail(1, Failure::Unusable, at(0));
         ledger.fail(0, Failure::Unusable, at(1));
-        assert_eq!(ledger.roomiest(|| at(2)), 1, "failed longest ago");
+        assert_eq!(ledger.highest(|| at(2)), 1, "failed longest ago");
         assert_eq!(ledger.another(at(2), at(2)), Some(1));
         ledger.fail(1, Failure::Unusable, at(3));
         assert_eq!(ledger.another(at(2), at(3)), Some(0));
@@ -369,7 +369,7 @@ mod tests {
         ledger.fail(1, Failure::Unusable, now);
         ledger.free(0, port);
         assert!(!ledger.is_backed_off(0) && ledger.is_backed_off(1));
-        assert_eq!(ledger.roomiest(|| now), 0);
+        assert_eq!(ledger.highest(|| now), 0);
     }
 
     #[test]

@@ -10,8 +10,8 @@ mod dialer;
 mod error;
 mod ledger;
 mod random;
+mod rank_tree;
 mod report;
-mod rooms;
 mod source;
 pub mod strategy;
 #[cfg(feature = "tokio")]

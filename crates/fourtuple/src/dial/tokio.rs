@@ -26,7 +26,7 @@ impl DialerBuilder {
     ///
     /// # Errors
     ///
-    /// The same as [`DialerBuilder::build`].
+    /// The same errors as [`DialerBuilder::build`].
     ///
     /// # Panics
     ///
@@ -45,7 +45,7 @@ impl Dialer {
     ///
     /// # Errors
     ///
-    /// The same as [`Dialer::dial`].
+    /// The same errors as [`Dialer::dial`].
     ///
     /// # Panics
     ///

@@ -116,11 +116,11 @@ impl UdpDialer {
         let begun = Instant::now();
         if let Some(port) = self.source_port {
             return match self.try_port(port)? {
-                Tried::Connected(socket) => self.report(socket, 1, begun.elapsed()),
-                Tried::Owned => {
+                DialTrial::Connected(socket) => self.report(socket, 1, begun.elapsed()),
+                DialTrial::Owned => {
                     Err(DialError::WouldShadow { local: self.local(port), destination: self.destination })
                 }
-                Tried::NotShared => {
+                DialTrial::NotShared => {
                     Err(DialError::TupleBusy { local: self.local(port), destination: self.destination })
                 }
             };
@@ -130,7 +130,7 @@ impl UdpDialer {
             let port = self.random_port();
             if !self.reserved.contains(port) {
                 attempts += 1;
-                if let Tried::Connected(socket) = self.try_port(port)? {
+                if let DialTrial::Connected(socket) = self.try_port(port)? {
                     return self.report(socket, attempts, begun.elapsed());
                 }
             }
@@ -139,7 +139,7 @@ impl UdpDialer {
         let start = self.random_port();
         while let Some(port) = taken.next_free(self.range, start) {
             attempts += 1;
-            if let Tried::Connected(socket) = self.try_port(port)? {
+            if let DialTrial::Connected(socket) = self.try_port(port)? {
                 return self.report(socket, attempts, begun.elapsed());
             }
             taken.insert(port);
@@ -152,26 +152,26 @@ impl UdpDialer {
     /// SO_REUSEADDR lets bind() share the port. While it is off again, no other socket can bind the port, and this dialer looks for
     /// an owner of the 4-tuple, connects, and looks once more: if two dialers bound the port at the same time, the second to connect
     /// finds the other socket and closes its own.
-    fn try_port(&self, port: u16) -> Result<Tried, DialError> {
+    fn try_port(&self, port: u16) -> Result<DialTrial, DialError> {
         let socket = self.open()?;
         let reuse = |on| self.call("setsockopt SO_REUSEADDR", option::set_reuse_address(socket.as_fd(), on));
         reuse(true)?;
         let local = self.local(port);
         match socket::bind(socket.as_fd(), local) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(Tried::NotShared),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(DialTrial::NotShared),
             result => result.map_err(|error| self.bind_error(local, error))?,
         }
         reuse(false)?;
         if self.owners(port)? > 0 {
-            return Ok(Tried::Owned);
+            return Ok(DialTrial::Owned);
         }
         self.connect(&socket)?;
         if self.owners(port)? > 1 {
             self.call("connect AF_UNSPEC", socket::disconnect(socket.as_fd()))?;
-            return Ok(Tried::Owned);
+            return Ok(DialTrial::Owned);
         }
         reuse(true)?;
-        Ok(Tried::Connected(socket))
+        Ok(DialTrial::Connected(socket))
     }
 
     /// Counts the sockets that are connected on the 4-tuple with this source port.
@@ -275,7 +275,7 @@ impl UdpDialer {
     }
 }
 
-enum Tried {
+enum DialTrial {
     Connected(OwnedFd),
     /// The 4-tuple has an owner.
     Owned,

@@ -44,7 +44,7 @@ impl AcceptWaker {
     /// Makes [`Acceptor::next`] return `None`: at once, or within 50 ms with the policies `Blocking` and `SharedOneshot`, whose
     /// wait only a timeout ends. If the worker is busy, its next call of `next` returns `None`.
     pub fn wake(&self) {
-        self.0.ring();
+        self.0.signal();
     }
 }
 
@@ -114,7 +114,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// As [`next`](Acceptor::next).
+    /// The same errors as [`next`](Acceptor::next).
     pub fn keep(&mut self, mut connection: Connection) -> Result<(), ListenError> {
         if self.seat.group.is_measured() {
             connection.kept = Some(Instant::now());
@@ -127,7 +127,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// As [`next`](Acceptor::next).
+    /// The same errors as [`next`](Acceptor::next).
     pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, OpenGuard), ListenError> {
         self.forget(&mut connection)?;
         Ok(connection.into_parts())
@@ -164,7 +164,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// As [`next`](Acceptor::next).
+    /// The same errors as [`next`](Acceptor::next).
     pub fn leave(mut self) -> Result<LeaveReport, ListenError> {
         self.leave_group()
     }

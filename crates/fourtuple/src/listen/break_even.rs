@@ -76,7 +76,7 @@ impl<'a> Comparison<'a> {
     /// The number of shared sums.
     pub(crate) const SUMS: usize = 7;
 
-    /// `sums` has [`SUMS`](Comparison::SUMS) elements, initially 0.
+    /// Creates a comparison; `sums` has [`SUMS`](Comparison::SUMS) elements, initially 0.
     pub(crate) fn new(sums: &'a [AtomicU64]) -> Comparison<'a> {
         Comparison { sums }
     }
@@ -147,7 +147,7 @@ impl<'a> Comparison<'a> {
         self.set(Sum::Samples, 0);
     }
 
-    /// Whether the connection is closed after the current request. `chance`: a random number from 0 to 1 for this request.
+    /// Returns whether the connection is closed after the current request. `chance`: a random number from 0 to 1 for this request.
     pub(crate) fn is_last(&self, chance: f64) -> bool {
         chance >= PROBES && self.get(Sum::Closes) != 0
     }

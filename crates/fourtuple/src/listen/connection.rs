@@ -22,7 +22,7 @@ impl OpenGuard {
         OpenGuard { seats: Arc::clone(seats), seat }
     }
 
-    /// Whether the group closes every connection after its next response.
+    /// Returns whether the group closes every connection after its next response.
     pub(crate) fn is_draining(&self) -> bool {
         self.seats.phase() != Phase::Serving
     }
@@ -116,7 +116,7 @@ impl Connection {
         self.born.elapsed()
     }
 
-    /// Whether the server must close the connection after the current response: announce this in the response and drop the
+    /// Returns whether the server must close the connection after the current response: announce this in the response and drop the
     /// connection. [`Recycle`](crate::listen::Recycle) requires it, or the group is
     /// [draining](crate::listen::ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
@@ -142,14 +142,14 @@ impl AsFd for Connection {
     }
 }
 
-/// recv(2) without waiting: returns [`io::ErrorKind::WouldBlock`] when there is no data.
+/// Reads with recv(2) without waiting: returns [`io::ErrorKind::WouldBlock`] when there is no data.
 impl Read for Connection {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         socket::receive(self.socket.as_fd(), room)
     }
 }
 
-/// send(2), which waits for room in the send buffer. The worker serves no other connection meanwhile.
+/// Writes with send(2), which waits for room in the send buffer. The worker serves no other connection meanwhile.
 ///
 /// Returns [`io::ErrorKind::TimedOut`] when the writes since [`next`](crate::listen::Acceptor::next) returned the connection have
 /// waited for longer than [`ListenerGroupBuilder::write_limit`](crate::listen::ListenerGroupBuilder::write_limit) in total, even

@@ -223,7 +223,7 @@ impl Dispatcher {
             self.stats.wakeups += u64::from(!ready.is_empty());
             for event in ready {
                 match event.token() {
-                    WAKER => drop(self.waker.silence()),
+                    WAKER => drop(self.waker.clear()),
                     HANDOFF => self.take_handoff()?,
                     LISTENER => self.accept()?,
                     token if token & WORKER != 0 => self.on_worker_message((token & !WORKER) as usize)?,

@@ -47,7 +47,7 @@ pub struct DrainReport {
 }
 
 impl DrainReport {
-    /// Whether every connection was served to its end.
+    /// Returns whether every connection was served to its end.
     pub fn is_complete(&self) -> bool {
         self.open == 0 && self.queued == 0 && self.handshakes.unwrap_or(0) == 0
     }
@@ -110,7 +110,7 @@ impl ListenerGroup {
         seats.set_phase(Phase::Drained);
         for waker in self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if let Some(waker) = waker.upgrade() {
-                waker.ring();
+                waker.signal();
             }
         }
         let after = self.sums();
@@ -125,7 +125,7 @@ impl ListenerGroup {
         })
     }
 
-    /// Whether a drain of the group has ended: acceptors return no further connection.
+    /// Returns whether a drain of the group has ended: acceptors return no further connection.
     pub fn is_drained(&self) -> bool {
         self.0.seats.phase() == Phase::Drained
     }
@@ -212,7 +212,7 @@ impl ListenerGroup {
     }
 }
 
-/// Whether accept(2) failed because the queue is empty. After shutdown(2) the error is EINVAL.
+/// Returns whether accept(2) failed because the queue is empty. After shutdown(2) the error is EINVAL.
 fn ends_queue(error: &io::Error) -> bool {
     matches!(errno_name(error).as_str(), "EAGAIN" | "EINVAL")
 }

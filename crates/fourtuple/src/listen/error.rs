@@ -115,7 +115,7 @@ pub enum ListenError {
 }
 
 impl ListenError {
-    /// Whether the settings are at fault, rather than the environment.
+    /// Returns whether the settings are at fault, rather than the environment.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

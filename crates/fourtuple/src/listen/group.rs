@@ -149,7 +149,7 @@ impl ListenerGroup {
         if inherited.claim() { self.hand_off_listener(seat, &inherited.listener) } else { Ok(()) }
     }
 
-    /// Registers a waker, which a drain rings at its end.
+    /// Registers a waker, which a drain signals at its end.
     pub(crate) fn register_waker(&self, waker: &Arc<EventFd>) {
         let mut wakers = self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner);
         wakers.retain(|waker| waker.strong_count() > 0);

@@ -147,7 +147,7 @@ pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connect
     send_counted(connection.seats(), to, &bytes, connection.as_fd())
 }
 
-/// Whether a later retry may succeed: the channel has no room, or too many descriptors of this user are in transit
+/// Returns whether a later retry may succeed: the channel has no room, or too many descriptors of this user are in transit
 /// (ETOOMANYREFS).
 pub(crate) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
@@ -315,7 +315,7 @@ mod tests {
     use crate::listen::seats::Seats;
 
     #[test]
-    fn a_connection_arrives_with_its_state() {
+    fn a_handed_over_connection_keeps_its_state() {
         let seats = Arc::new(Seats::new(2).unwrap());
         let queue = HandoffQueue::new(&seats).unwrap();
         assert!(queue.take().unwrap().is_none());

@@ -101,7 +101,7 @@ pub(crate) fn local_endpoint(socket: &OwnedFd, endpoint: &Endpoint) -> Result<En
     Ok(address.map_err(|source| call("getsockname()", endpoint, source))?.into())
 }
 
-/// Whether the kernel moves the queue of a closed SO_REUSEPORT listener to the remaining ones of its group
+/// Returns whether the kernel moves the queue of a closed SO_REUSEPORT listener to the remaining ones of its group
 /// (net.ipv4.tcp_migrate_req, Linux 5.14).
 pub(crate) fn kernel_migrates_queues() -> bool {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")

@@ -184,12 +184,12 @@ impl AcceptPolicy {
         self.row().mechanism
     }
 
-    /// Whether every worker has its own listener.
+    /// Returns whether every worker has its own listener.
     pub fn has_listener_each(self) -> bool {
         self.row().listener_each
     }
 
-    /// Whether a kept connection stays with its worker, so that its next request may wait for this worker while another
+    /// Returns whether a kept connection stays with its worker, so that its next request may wait for this worker while another
     /// worker is idle. `false` for `Blocking`, whose worker has no other connection.
     pub fn pins_connections(self) -> bool {
         self.row().pins

@@ -30,7 +30,7 @@ pub enum Recycle {
 }
 
 impl Recycle {
-    /// Whether the current request of a connection is its last. `chance`: the connection's random number from 0 to 1.
+    /// Returns whether the current request of a connection is its last. `chance`: the connection's random number from 0 to 1.
     pub(crate) fn is_last(self, served: u32, age: Duration, chance: f64) -> bool {
         match self {
             // `Measured` is decided by the group's comparison.

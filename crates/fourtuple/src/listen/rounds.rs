@@ -72,16 +72,16 @@ mod tests {
         let zero = Instant::now();
         let mut rounds = Rounds::default();
         assert_eq!(rounds.misplaced(zero, zero, || true), Duration::ZERO);
-        // Woken by two: the second waits for the first.
+        // Two connections woke the worker: the second waits for the first.
         rounds.woken(after(zero, 100), false);
         assert_eq!(rounds.misplaced(zero, after(zero, 100), || true), Duration::ZERO);
         assert_eq!(rounds.misplaced(zero, after(zero, 110), || true), Duration::from_millis(10));
         assert_eq!(rounds.misplaced(zero, after(zero, 110), || false), Duration::ZERO);
-        // Three were ready after 20 ms of work.
+        // Three connections were ready after 20 ms of work.
         rounds.found(after(zero, 120), false);
         assert_eq!(rounds.misplaced(zero, after(zero, 120), || true), Duration::from_millis(10));
         assert_eq!(rounds.misplaced(zero, after(zero, 125), || true), Duration::from_millis(15));
-        // The last of them was kept after the work had begun.
+        // The last of these connections was kept after the work had begun.
         assert_eq!(rounds.misplaced(after(zero, 116), after(zero, 125), || true), Duration::from_millis(7));
         assert_eq!(rounds.misplaced(after(zero, 121), after(zero, 125), || true), Duration::ZERO);
     }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(rounds.misplaced(zero, after(zero, 20), || false), Duration::ZERO);
         rounds.found(after(zero, 30), true);
         assert_eq!(rounds.misplaced(zero, after(zero, 30), || false), Duration::from_millis(5));
-        // After a sleep what was before is forgotten.
+        // After a sleep the polls before it do not count.
         rounds.woken(after(zero, 40), true);
         assert_eq!(rounds.misplaced(zero, after(zero, 40), || true), Duration::ZERO);
     }

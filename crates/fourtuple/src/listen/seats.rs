@@ -128,7 +128,7 @@ impl Seats {
         Comparison::new(&self.counters.all()[self.count * STRIDE..])
     }
 
-    /// Whether the worker of another seat is idle.
+    /// Returns whether the worker of another seat is idle.
     pub(crate) fn others_idle(&self, seat: usize) -> bool {
         (0..self.count).any(|other| other != seat && self.get(other, Count::Idle) != 0)
     }
@@ -147,7 +147,7 @@ impl Seats {
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 
-    /// Whether a seat other than `seat` is taken.
+    /// Returns whether a seat other than `seat` is taken.
     pub(crate) fn has_others(&self, seat: usize) -> bool {
         (0..self.count).any(|other| other != seat && self.get(other, Count::Taken) == 1)
     }

@@ -88,7 +88,7 @@ impl Session {
         self.born.elapsed()
     }
 
-    /// Whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
+    /// Returns whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
     /// [draining](ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
         self.guard.is_draining() || self.recycle.is_last(self.served, self.age(), self.chance)
@@ -210,7 +210,7 @@ impl AsyncAcceptor {
     ///
     /// # Errors
     ///
-    /// As [`Acceptor::next`]; [`ListenError::Drained`] after the group was [drained](ListenerGroup::drain).
+    /// The same errors as [`Acceptor::next`]; [`ListenError::Drained`] after the group was [drained](ListenerGroup::drain).
     ///
     /// # Panics
     ///
@@ -258,7 +258,7 @@ impl AsyncAcceptor {
     ///
     /// # Errors
     ///
-    /// As [`Acceptor::next`].
+    /// The same errors as [`Acceptor::next`].
     pub async fn leave(mut self) -> Result<LeaveReport, ListenError> {
         self.stop();
         let report = poll_fn(|context| self.bridge.poll_report(context)).await;

@@ -59,7 +59,7 @@ impl CountedSet {
         if self.len == 0 {
             return 0;
         }
-        // In u32, where 65,535 has a successor. The values cast back are at most 65,535.
+        // Computed in u32, because 65,535 has no successor in u16. The values cast back are at most 65,535.
         let (first, end) = (u32::from(low).next_multiple_of(BLOCK), (u32::from(high) + 1) / BLOCK * BLOCK);
         let count = if first >= end {
             self.count_words(low, high, lane)

@@ -29,7 +29,7 @@ impl Lane {
 #[derive(Clone)]
 pub(super) struct FreePorts {
     words: Box<[u64; 1024]>,
-    /// By lane (even, odd): one bit per word, set while the word has a free port of that lane.
+    /// An index by lane (even, odd): one bit per word, set while the word has a free port of that lane.
     open: [[u64; 16]; 2],
     /// First and last word of the range: no port outside of the range is free.
     first: u16,

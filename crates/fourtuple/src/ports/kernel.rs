@@ -271,7 +271,7 @@ impl TupleTable {
             self.pristine_skipped.insert(port);
             self.free.remove(port);
             self.pristine.remove(port);
-            // As for a bound port: a search skips the port before the tuple lookup.
+            // A search skips the port before the tuple lookup, as it skips a bound port.
             self.binds = true;
         }
     }

@@ -235,7 +235,7 @@ impl Plan {
     fn sources_needed(&self, budget: &Budget, by_parity: bool, steady: u64) -> u64 {
         let all = budget.capacity();
         let usable = Some(budget.before_the_cliff()).filter(|&half| by_parity && half > 0).unwrap_or(all);
-        // In 128 bits, because both factors may be large.
+        // Computed in 128 bits, because both factors may be large.
         let needed = (u128::from(steady) * u128::from(self.sources)).div_ceil(u128::from(usable));
         u64::try_from(needed).unwrap_or(u64::MAX).max(1)
     }

@@ -88,7 +88,7 @@ impl PortRange {
 
     /// Iterates over all ports in ascending order.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u16> {
-        // In usize, where 65,535 has a successor. The index is below 65,536.
+        // Computed in usize, because 65,535 has no successor in u16. The index is below 65,536.
         (0..self.len() as usize).map(move |index| self.low + index as u16)
     }
 }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_one_group_goes_on_as_one() {
+    fn an_adopted_group_keeps_its_selector() {
         let group = UdpGroup::open("127.0.0.1:0".parse().unwrap(), 3, &Selector::Random).unwrap();
         let (address, members) = (group.address(), (0..3).map(|seat| group.member(seat).unwrap()).collect());
         let adopted = UdpGroup::adopt(Selector::Random, members, None, None).unwrap();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn sockets_that_form_no_group_are_refused() {
         let socket = || OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap());
         assert!(matches!(
             UdpGroup::adopt(Selector::Hash, Vec::new(), None, None),

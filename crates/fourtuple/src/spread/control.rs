@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_survive_writing_and_parsing() {
         for text in ["bytes:0:1=0xff", "bytes:4:4:0xf0=0x10", "neighbour:0:2=0x7", "ttl=255", "port=3784"] {
             assert_eq!(text.parse::<ControlFilter>().unwrap().to_string(), text);
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_found_by_what_the_kernel_goes_by() {
+    fn packets_match_as_in_the_kernel() {
         let finds = |filter: &str, payload: &[u8], hops, port| {
             filter.parse::<ControlFilter>().unwrap().finds(payload, hops, port)
         };

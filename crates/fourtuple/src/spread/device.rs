@@ -18,7 +18,7 @@ pub struct DeviceNameError {
 }
 
 impl DeviceName {
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
         std::str::from_utf8(&self.0[..end]).unwrap_or_default()
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_kernel() {
+    fn names_equal_the_names_of_the_kernel() {
         for name in ["lo", "veth0", "a.b-c_d", "fifteen-bytes--"] {
             assert_eq!(name.parse::<DeviceName>().unwrap().name(), name);
         }

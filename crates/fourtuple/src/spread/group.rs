@@ -82,7 +82,7 @@ impl UdpGroup {
     ///
     /// # Errors
     ///
-    /// The same as [`UdpGroup::open`]. [`UdpGroupError::NoControl`] with [`Selector::Hash`], whose hash covers all sockets of the group,
+    /// The same errors as [`UdpGroup::open`]. [`UdpGroupError::NoControl`] with [`Selector::Hash`], whose hash covers all sockets of the group,
     /// and for a filter by source port with [`Selector::XdpSourcePort`], which rewrites that port.
     pub fn open_with_control(
         address: SocketAddr,
@@ -421,7 +421,7 @@ impl UdpGroup {
         }
         weights[index] = 0;
         self.steer(&weights)?;
-        membarrier::wait_for_packets_under_way().map_err(self.failure("membarrier()"))?;
+        membarrier::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
         self.live()?.1.leave(index)?;
         self.members[index].take().ok_or(UdpGroupError::NoMember { index })
     }

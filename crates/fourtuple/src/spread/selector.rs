@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_survive_writing_and_parsing() {
         for text in [
             "hash",
             "random",
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_what_there_is() {
+    fn unknown_selectors_are_refused_with_the_known_names() {
         for text in [
             "",
             "flow",

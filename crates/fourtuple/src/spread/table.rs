@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_comes_takes_a_share_of_each() {
+    fn a_joining_member_gets_slots_of_each_member() {
         let mut table = Table::even(4096, 3);
         let moved = table.steer(&[1, 1, 1, 1]);
         assert_eq!(moved.len(), 1024);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_leaves_is_inherited_by_all() {
+    fn the_slots_of_a_leaving_member_go_to_all_members() {
         let mut table = Table::even(4096, 4);
         let moved = table.steer(&[1, 0, 1, 1]);
         assert_eq!(moved.len(), 1024);
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_is_given_away_as_the_weights_say(
+        fn slots_are_divided_by_weight(
             before in prop::collection::vec(0..=u32::MAX, 1..40),
             after in prop::collection::vec(0..=u32::MAX, 1..40),
         ) {

@@ -70,7 +70,7 @@ fn a_busy_worker_that_dies_delays_no_request() {
         }
         group.vacate(0);
         let heir = Worker::start(&group);
-        // The thread may start late.
+        // The thread of the dispatcher may start late.
         let serves = (0..10_000).any(|_| {
             thread::sleep(Duration::from_millis(1));
             ask(&mut *connect(&group), 0).0 == 0

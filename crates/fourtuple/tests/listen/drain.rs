@@ -186,7 +186,7 @@ fn a_full_queue_is_served_before_the_end() {
     });
 }
 
-/// Whether the kernel queues no new connection.
+/// Returns whether the kernel queues no new connection.
 fn refuses(group: &ListenerGroup) -> bool {
     match group.endpoint() {
         Endpoint::Unix(path) => !path.exists(),
@@ -207,7 +207,7 @@ fn a_drain_reports_remaining_connections() {
         let _queued = [connect(&group), connect(&group)];
         let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
         let client = socket::open(Transport::Tcp, address, true).unwrap();
-        const DROP: [option::Instruction; 1] = [(6, 0, 0, 0)]; // BPF_RET | BPF_K: it hears of no SYN-ACK
+        const DROP: [option::Instruction; 1] = [(6, 0, 0, 0)]; // BPF_RET | BPF_K: drops the SYN-ACK
         option::attach_filter(client.as_fd(), &DROP).unwrap();
         socket::connect(client.as_fd(), address).unwrap();
         while sock_diag::handshakes(address.port()).unwrap() == 0 {

@@ -14,7 +14,7 @@ use crate::processes::{Prefork, example};
 
 /// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// An example that returned at the first reset ended after 35 to 131 connections.
+/// Number of connections. An example that ended at the first reset did so after 35 to 131 connections.
 const RESETS: usize = 1000;
 const LISTEN: &str = include_str!("../../examples/listen.rs");
 const DRAIN: &str = include_str!("../../examples/drain.rs");

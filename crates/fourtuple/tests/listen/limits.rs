@@ -152,7 +152,7 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
             }
             let mut readers: Vec<_> = (0..2).map(|_| connect(group)).collect();
             readers.iter_mut().for_each(|stream| stream.write_all(b"m").unwrap());
-            // Both workers have accepted.
+            // Waits until both workers have accepted a connection.
             while group.stats().iter().map(|seat| seat.accepts).sum::<u64>() < 2 {
                 thread::yield_now();
             }

@@ -28,7 +28,7 @@ pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (AcceptPolicy, Fami
         .filter(|(policy, family)| policy.check(*family, Workers::Threads).is_ok())
 }
 
-/// Whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
+/// Returns whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
 pub(crate) fn is_available(policy: AcceptPolicy, test: &str) -> bool {
     match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
         (Ok(_), _) => true,

@@ -154,9 +154,9 @@ impl Dispatching {
         let mut dispatcher = group.dispatcher().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let waker = dispatcher.waker();
-        let told = Arc::clone(&stop);
+        let stop_flag = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            dispatcher.run(&told).unwrap();
+            dispatcher.run(&stop_flag).unwrap();
             dispatcher.stats()
         });
         Dispatching { thread: Some(thread), stop, waker }
@@ -189,9 +189,9 @@ impl Worker {
         let mut acceptor = group.join().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let waker = acceptor.waker();
-        let told = Arc::clone(&stop);
+        let stop_flag = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            while !told.load(Ordering::Acquire) {
+            while !stop_flag.load(Ordering::Acquire) {
                 if let Some(connection) = acceptor.next(None).unwrap() {
                     serve(&mut acceptor, connection);
                 }

@@ -18,13 +18,13 @@ fn reloads() -> u32 {
 }
 
 /// The outcome of the clients: answers, and failed requests.
-struct Seen {
+struct ClientOutcome {
     answers: u64,
     failures: Vec<String>,
 }
 
 /// Runs four clients: two open a connection per request, and two keep a connection for several requests.
-fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> Seen {
+fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> ClientOutcome {
     let stop = AtomicBool::new(false);
     let answers = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> Seen {
         reload();
         stop.store(true, Ordering::Release);
         let failures = clients.into_iter().filter_map(|client| client.join().unwrap()).collect();
-        Seen { answers: answers.load(Ordering::Relaxed), failures }
+        ClientOutcome { answers: answers.load(Ordering::Relaxed), failures }
     })
 }
 

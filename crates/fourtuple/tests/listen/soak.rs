@@ -36,12 +36,12 @@ fn kills() -> u32 {
 
 /// The state that honest clients share.
 #[derive(Default)]
-struct Honest {
+struct HonestClients {
     stop: AtomicBool,
     answers: AtomicU64,
     /// Clients hold it for reading during a connection. The test holds it for writing while it kills a worker, because the request
     /// that this worker serves is lost under every policy.
-    at_it: RwLock<()>,
+    connection_lock: RwLock<()>,
 }
 
 /// Stops the clients when the test ends or fails.
@@ -54,23 +54,23 @@ impl Drop for Stopping<'_> {
 }
 
 /// Opens connections of `requests` requests each until it is stopped. Returns the first failed request.
-fn honest(address: &str, requests: u64, seen: &Honest) -> Result<(), String> {
+fn honest(address: &str, requests: u64, seen: &HonestClients) -> Result<(), String> {
     while !seen.stop.load(Ordering::Acquire) {
-        let at_it = seen.at_it.read().unwrap();
-        let told = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
-        let stream = TcpStream::connect(address).map_err(told("connect"))?;
+        let connection_lock = seen.connection_lock.read().unwrap();
+        let failed = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
+        let stream = TcpStream::connect(address).map_err(failed("connect"))?;
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut stream = BufReader::new(stream);
         for number in 1..=requests {
-            stream.get_mut().write_all(b"?\n").map_err(told("ask"))?;
+            stream.get_mut().write_all(b"?\n").map_err(failed("ask"))?;
             let mut line = String::new();
-            stream.read_line(&mut line).map_err(told("answer"))?;
+            stream.read_line(&mut line).map_err(failed("answer"))?;
             if !line.ends_with(&format!(" {number}\n")) {
                 return Err(format!("request {number} of {requests} was answered with {line:?}"));
             }
             seen.answers.fetch_add(1, Ordering::Relaxed);
         }
-        drop(at_it);
+        drop(connection_lock);
         thread::sleep(Duration::from_micros(500));
     }
     Ok(())
@@ -133,7 +133,7 @@ fn settled(prefork: &mut Prefork) -> u64 {
 }
 
 /// Runs floods, resets and kills beside honest clients. Returns the resets, and the SYNs sent after the last kill.
-fn storm(prefork: &mut Prefork, flood: &mut Flood, at_it: &RwLock<()>) -> (u64, u32) {
+fn storm(prefork: &mut Prefork, flood: &mut Flood, connection_lock: &RwLock<()>) -> (u64, u32) {
     let address = prefork.address.clone();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -141,7 +141,7 @@ fn storm(prefork: &mut Prefork, flood: &mut Flood, at_it: &RwLock<()>) -> (u64, 
         let rude = scope.spawn(|| rude(&address, &stop));
         for kill in 0..kills() {
             (0..VOLLEYS).for_each(|_| flood.volley());
-            let _no_request_runs = at_it.write().unwrap();
+            let _no_request_runs = connection_lock.write().unwrap();
             let said = prefork.order(&format!("kill {}", kill as usize % WORKERS));
             assert!(said.ends_with("Killed(9)"), "{said}");
         }
@@ -165,12 +165,12 @@ fn least_busy_workers_survive_floods_resets_and_kills() {
         let mut prefork = Prefork::start(&example, "reuseport-least-busy", WORKERS);
         let address = prefork.address.clone();
         let mut flood = Flood::open(address.parse().unwrap());
-        let seen = Honest::default();
+        let seen = HonestClients::default();
         let (resets, last, leaked, mut quiet) = thread::scope(|scope| {
             let stopping = Stopping(&seen.stop);
             let (address, seen) = (&address, &seen);
             let clients = [1, 1, 1, 20].map(|requests| scope.spawn(move || honest(address, requests, seen)));
-            let (resets, last) = storm(&mut prefork, &mut flood, &seen.at_it);
+            let (resets, last) = storm(&mut prefork, &mut flood, &seen.connection_lock);
             let leaked = settled(&mut prefork);
 
             let before = prefork.counts("stats");

@@ -106,10 +106,10 @@ fn a_control_socket_loses_no_control_packet() {
 
 #[cfg(feature = "bpf")]
 #[test]
-fn a_control_socket_beside_a_table_loses_none() {
+fn a_control_socket_with_a_table_loses_no_packet() {
     in_namespace(|| {
         none_is_lost(
-            "a_control_socket_beside_a_table_loses_none",
+            "a_control_socket_with_a_table_loses_no_packet",
             &["map:random", "map:flow:0:4", "map:hash", "xdp:64"],
         );
     });

@@ -122,11 +122,11 @@ const AHEAD: u64 = 100;
 
 fn start(to: SocketAddr) -> Sender {
     let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let (told, counted) = (stop.clone(), received.clone());
+    let (stop_flag, counted) = (stop.clone(), received.clone());
     let socket = UdpSocket::bind((to.ip(), 0)).unwrap();
     let thread = thread::spawn(move || {
         let mut sent = 0;
-        while !told.load(Ordering::Relaxed) {
+        while !stop_flag.load(Ordering::Relaxed) {
             if sent - counted.load(Ordering::Relaxed) < AHEAD {
                 socket.send_to(&(sent as u32).to_be_bytes(), to).unwrap();
                 sent += 1;
@@ -213,9 +213,9 @@ fn members_come_and_go_under_traffic_and_nothing_is_lost() {
 
 /// Any process of the same user can bind with SO_REUSEPORT, and becomes a member without notice.
 #[test]
-fn a_stranger_gets_packets_by_hash_but_none_by_table() {
+fn a_foreign_socket_gets_packets_by_hash_but_not_by_table() {
     in_namespace(|| {
-        let test = "a_stranger_gets_packets_by_hash_but_none_by_table";
+        let test = "a_foreign_socket_gets_packets_by_hash_but_not_by_table";
         for spread in ["map:hash", "hash"] {
             let Some(group) = open(test, local(), 1, spread) else { return };
             let stranger = socket::open(Transport::Udp, group.address(), true).unwrap();

@@ -41,7 +41,7 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     }
     if !even.is_empty() {
         lines.push(format!(
-            "Even under light load: {}. Even is not fast, though: which of them makes requests wait least is asked by \
+            "Even under light load: {}. Even is not fast, though: which of them makes requests wait least is measured by \
              `fourtuple lab keepalive`.",
             list(even.iter().copied())
         ));

@@ -8,8 +8,8 @@ use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::schedule;
 
 use crate::accept::Accept;
+use crate::pool::address::ServerAddress;
 use crate::pool::client::Client;
-use crate::pool::place::Place;
 use crate::pool::run::Measured;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
@@ -26,7 +26,7 @@ pub(crate) fn run(
     watch: &Watch<'_>,
 ) -> Result<Measured, LabError> {
     let _ = schedule::sleep_precisely();
-    let place = Place::at(pool.endpoint().clone());
+    let place = ServerAddress::at(pool.endpoint().clone());
     let close_every = u64::from(policy == AcceptPolicy::Blocking);
     let mut client = Client::new(&place, close_every, 0);
     let mut held = Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn run(
             measured.cut = true;
             break;
         }
-        client.ask(accept.work, monotonic_ns());
+        client.request(accept.work, monotonic_ns());
         held.extend(client.take_connection());
         thread::sleep(REST);
         if connection % 16 == 0 {
@@ -44,8 +44,8 @@ pub(crate) fn run(
             watch.progress.at(share / u64::from(accept.connections));
         }
     }
-    measured.load = std::mem::take(&mut client.diary.answered);
-    measured.add_errors(std::mem::take(&mut client.diary.errors));
+    measured.load = std::mem::take(&mut client.results.answered);
+    measured.add_errors(std::mem::take(&mut client.results.errors));
     measured.seats = pool.settled(measured.load.len() as u64, held.len() as u64);
     drop(held);
     pool.settled(0, 0);

@@ -13,10 +13,10 @@ use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
 use crate::keepalive::client_ports;
 use crate::namespace::Namespace;
+use crate::pool::address::ListenAddress;
 use crate::pool::client::nanos;
 use crate::pool::matrix::Pair;
-use crate::pool::place::Room;
-use crate::pool::run::Crowd;
+use crate::pool::run::ClientLoad;
 use crate::pool::series::{self, Cell};
 use crate::pool::sums::Label;
 use crate::pool::workers::{BACKLOG, Pool};
@@ -35,7 +35,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Both loads.
+    /// The two loads, light first.
     pub const ALL: [Load; 2] = [Load::Light, Load::Heavy];
 
     /// Returns the name that records use.
@@ -153,12 +153,12 @@ impl Accept {
         let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
-                let room = Room::new(spec.pair.family)?;
+                let room = ListenAddress::new(spec.pair.family)?;
                 let pool =
                     Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 match spec.load {
                     Load::Light => light::run(self, spec.pair.policy, pool, watch),
-                    Load::Heavy => self.crowd(repeat).run(pool, watch),
+                    Load::Heavy => self.client_load(repeat).run(pool, watch),
                 }
             })
         })?;
@@ -167,8 +167,8 @@ impl Accept {
         Ok((results, remarks))
     }
 
-    fn crowd(&self, repeat: u32) -> Crowd {
-        Crowd {
+    fn client_load(&self, repeat: u32) -> ClientLoad {
+        ClientLoad {
             clients: self.clients,
             close_every: 1,
             mix: Mix::all(self.work),

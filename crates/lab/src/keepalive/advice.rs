@@ -1,7 +1,5 @@
-use std::time::Duration;
-
-use fourtuple_measure::words::{counted, grouped, in_words, percent};
-use fourtuple_record::{AcceptCell, AcceptResults};
+use fourtuple_measure::words::{counted, grouped, percent};
+use fourtuple_record::{AcceptCell, AcceptResults, format_duration};
 
 /// Ratio of two tails from which advice mentions the difference.
 const WORTH_A_WORD: f64 = 1.5;
@@ -38,20 +36,20 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
                 "Over {family}, keeping connections costs requests their workers: with exclusive (epoll and EPOLLEXCLUSIVE) \
                  p99.9 of the wait is {} when connections are {}, and {} when they are closed after every request: \
                  {times:.1} times. {} of 10,000 requests waited over {} with them, {} without.",
-                time(kept.wait_ns.p999),
+                format_duration(kept.wait_ns.p999),
                 closing(kept.close_every),
-                time(closed.wait_ns.p999),
+                format_duration(closed.wait_ns.p999),
                 tenth(kept.slow_per_10k),
-                time(slow_ns),
+                format_duration(slow_ns),
                 tenth(closed.slow_per_10k),
             )
         } else {
             format!(
                 "Over {family}, keeping connections does not make the tail of exclusive longer under this load: p99.9 of the \
                  wait is {} when they are {}, and {} when they are closed after every request.",
-                time(kept.wait_ns.p999),
+                format_duration(kept.wait_ns.p999),
                 closing(kept.close_every),
-                time(closed.wait_ns.p999),
+                format_duration(closed.wait_ns.p999),
             )
         });
     }
@@ -67,7 +65,7 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
              connections {}{}.",
             name(best),
             closing(best.close_every),
-            time(best.wait_ns.p999),
+            format_duration(best.wait_ns.p999),
             name(worst),
             closing(worst.close_every),
             if cpu > 0.0 { format!(", at {} of its CPU time per request", percent(cpu)) } else { String::new() },
@@ -84,8 +82,8 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
             "Connections can stay open: with {} they belong to no worker until they have a request, and p99.9 of the wait is \
              {} (closing after every request: {}).",
             free.policy,
-            time(free.wait_ns.p999),
-            time(closed.wait_ns.p999),
+            format_duration(free.wait_ns.p999),
+            format_duration(closed.wait_ns.p999),
         ));
     }
     if let Some(best) = best.filter(|best| best.server.is_none()) {
@@ -149,10 +147,6 @@ fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-fn time(ns: u64) -> String {
-    in_words(Duration::from_nanos(ns))
-}
-
 fn tenth(number: f64) -> String {
     if number < 10.0 { format!("{number:.1}") } else { grouped(number.round() as u64) }
 }
@@ -174,7 +168,7 @@ mod tests {
             workers: 8,
             clients: 24,
             balance_of_accepts: false,
-            slow: Duration::from_millis(5),
+            slow: std::time::Duration::from_millis(5),
         };
         let mut cell = Sums::new(label).cell();
         (cell.operations, cell.cpu_ns_per_request) = (1000, 20_000);
@@ -199,7 +193,7 @@ mod tests {
             cell("shared-oneshot", 0, 6),
         ]);
         assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(lines[0].contains("34 ms when connections are never closed, and 11 ms"), "{}", lines[0]);
+        assert!(lines[0].contains("34.0ms when connections are never closed, and 11.0ms"), "{}", lines[0]);
         assert!(lines[0].contains("3.1 times"), "{}", lines[0]);
         assert!(lines[1].contains("shared-oneshot with connections never closed"), "{}", lines[1]);
         assert!(

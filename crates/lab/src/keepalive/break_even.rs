@@ -1,14 +1,14 @@
 //! The break-even point of `Recycle::Measured`: one more run, in which workers may close connections and clients never do.
 
 use fourtuple::listen::Recycle;
-use fourtuple_measure::words::{counted, in_words};
-use fourtuple_record::{BreakEven, Remark};
+use fourtuple_measure::words::counted;
+use fourtuple_record::{BreakEven, Remark, format_duration};
 
 use crate::keepalive::{Keepalive, client_ports};
 use crate::namespace::Namespace;
+use crate::pool::address::ListenAddress;
 use crate::pool::client::nanos;
 use crate::pool::matrix::Pair;
-use crate::pool::place::Room;
 use crate::pool::words::in_rust;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
@@ -38,11 +38,11 @@ pub(super) fn measure(
 fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
     Namespace::run(|namespace| {
         namespace.set_range(client_ports())?;
-        let room = Room::new(pair.family)?;
+        let room = ListenAddress::new(pair.family)?;
         let workers = keepalive.workers as usize;
         let pool = Pool::start(&room.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
         let group = pool.group().clone();
-        let measured = keepalive.crowd(0, 0).run(pool, watch)?;
+        let measured = keepalive.client_load(0, 0).run(pool, watch)?;
         Ok(group.break_even().filter(|_| !measured.cut).map(|found| BreakEven {
             fresh_connection_ns: nanos(found.fresh_connection),
             misplaced_wait_ns: nanos(found.misplaced_wait),
@@ -54,7 +54,7 @@ fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<Br
 
 /// Returns the break-even point in words, and the setting that follows from it.
 pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
-    let time = |ns| in_words(std::time::Duration::from_nanos(ns));
+    let time = |ns| format_duration(ns);
     let Pair { policy, family } = pair;
     format!(
         "Break-even of {policy} over {family}: a fresh connection costs {}, and a request on a kept one waits {} for its worker \
@@ -88,7 +88,7 @@ mod tests {
             advice(pair, &BreakEven { fresh_connection_ns, misplaced_wait_ns, requests, closes })
         };
         let closes = said(1_200_000, 2000, true);
-        for part in ["rotate over tcp4", "costs 12.2 us", "waits 1.2 ms", "mean of 2,000 requests"] {
+        for part in ["rotate over tcp4", "costs 12.2us", "waits 1.20ms", "mean of 2,000 requests"] {
             assert!(closes.contains(part), "{part:?} in {closes}");
         }
         assert!(closes.ends_with("policy(AcceptPolicy::ROTATE).recycle(Recycle::Measured)."), "{closes}");

@@ -13,10 +13,10 @@ use fourtuple::ports::PortRange;
 use fourtuple_record::{AcceptResults, AcceptSettings, Remark};
 
 use crate::namespace::Namespace;
+use crate::pool::address::{ListenAddress, ServerAddress};
 use crate::pool::client::nanos;
 use crate::pool::matrix::Pair;
-use crate::pool::place::{Place, Room};
-use crate::pool::run::{Crowd, Measured};
+use crate::pool::run::{ClientLoad, Measured};
 use crate::pool::series::{self, Cell};
 use crate::pool::sums::Label;
 use crate::pool::workers::{BACKLOG, Pool};
@@ -87,14 +87,14 @@ impl Keepalive {
             return Err(LabError::setting("close-every", "(none)", "at least one is needed"));
         }
         match &self.server {
-            Some(url) => Place::of_url(url).map(drop),
+            Some(url) => ServerAddress::of_url(url).map(drop),
             None => self.selection.check(),
         }
     }
 
     /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> AcceptSettings {
-        let names = |server: &str| match Place::of_url(server) {
+        let names = |server: &str| match ServerAddress::of_url(server) {
             Ok(place) => vec![Family::of(&place.endpoint).to_string()],
             Err(_) => Vec::new(),
         };
@@ -176,10 +176,10 @@ impl Keepalive {
         let mut remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
-                let room = Room::new(spec.pair.family)?;
+                let room = ListenAddress::new(spec.pair.family)?;
                 let pool =
                     Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
-                self.crowd(spec.close_every, repeat).run(pool, watch)
+                self.client_load(spec.close_every, repeat).run(pool, watch)
             })
         })?;
         let mut results = series::results(cells, skipped);
@@ -194,7 +194,7 @@ impl Keepalive {
     }
 
     fn run_there(&self, server: &str, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
-        let place = Place::of_url(server)?;
+        let place = ServerAddress::of_url(server)?;
         let family = Family::of(&place.endpoint);
         let mut cells: Vec<Cell<u64>> = self
             .close_every
@@ -206,15 +206,15 @@ impl Keepalive {
             .collect();
         let length_ms = self.length.as_millis() as u64;
         let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
-            let (measured, connections) = self.crowd(close_every, repeat).ask(&place, watch)?;
+            let (measured, connections) = self.client_load(close_every, repeat).run_against(&place, watch)?;
             drop(connections);
             Ok::<Measured, LabError>(measured)
         })?;
         Ok((series::results(cells, Vec::new()), remarks))
     }
 
-    fn crowd(&self, close_every: u64, repeat: u32) -> Crowd {
-        Crowd {
+    fn client_load(&self, close_every: u64, repeat: u32) -> ClientLoad {
+        ClientLoad {
             clients: self.clients,
             close_every,
             mix: self.mix,

@@ -2,7 +2,7 @@ use fourtuple_measure::Verdict;
 use fourtuple_record::{LabLocksResults, LocksSide};
 
 use crate::locks::change::Change;
-use crate::locks::verdict::Judged;
+use crate::locks::verdict::FigureVerdict;
 
 /// Number of processors up to which waits for spinlocks are rare.
 const FEW: usize = 4;
@@ -11,7 +11,12 @@ const FEW: usize = 4;
 const WORTH_A_WORD: f64 = 0.001;
 
 /// Returns advice for one change: its effect, and what to set.
-pub(super) fn of_pair(change: Change, rate: &Judged, cpu: &Judged, sides: [&LocksSide; 2]) -> String {
+pub(super) fn of_pair(
+    change: Change,
+    rate: &FigureVerdict,
+    cpu: &FigureVerdict,
+    sides: [&LocksSide; 2],
+) -> String {
     let figures = format!("{}; {}{}", rate.words, cpu.words, waits(sides));
     let verdicts = [rate.verdict, cpu.verdict];
     let (better, worse) = (verdicts.contains(&Verdict::Faster), verdicts.contains(&Verdict::Slower));
@@ -82,9 +87,9 @@ mod tests {
     use super::super::sums::Sums;
     use super::*;
 
-    fn judged(verdict: Verdict, words: &str) -> Judged {
+    fn figure_verdict(verdict: Verdict, words: &str) -> FigureVerdict {
         let ratio = LocksRatio { value: 1.0, low: None, high: None };
-        Judged { verdict, ratio, words: words.to_owned() }
+        FigureVerdict { verdict, ratio, words: words.to_owned() }
     }
 
     fn side(waits: Option<f64>) -> LocksSide {
@@ -99,11 +104,16 @@ mod tests {
 
     fn said(rate: Verdict, cpu: Verdict, waits: [Option<f64>; 2]) -> String {
         let [before, after] = waits.map(side);
-        of_pair(Change::Sources, &judged(rate, "RATE"), &judged(cpu, "CPU"), [&before, &after])
+        of_pair(
+            Change::Sources,
+            &figure_verdict(rate, "RATE"),
+            &figure_verdict(cpu, "CPU"),
+            [&before, &after],
+        )
     }
 
     #[test]
-    fn changes_that_pay_are_named_with_their_setting() {
+    fn changes_with_gain_are_named_with_their_setting() {
         let line = said(Verdict::Faster, Verdict::TooNoisy, [Some(0.25), Some(0.0)]);
         assert!(line.starts_with("Dialing from several sources pays here: RATE; CPU;"), "{line}");
         assert!(
@@ -113,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_do_not_pay_are_not_recommended() {
+    fn changes_without_gain_are_not_recommended() {
         for (rate, cpu, part) in [
             (Verdict::Slower, Verdict::Same, "costs here"),
             (Verdict::Faster, Verdict::Slower, "worsens another"),

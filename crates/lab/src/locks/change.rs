@@ -10,13 +10,13 @@ use crate::locks::settings::Locks;
 /// One change of a server or of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// From one listener that all workers share to a listener for each worker (SO_REUSEPORT): separates the listener's lock
+    /// Replaces the shared listener by a listener for each worker (SO_REUSEPORT), which separates the listener's lock
     /// and its accept queue.
     Reuseport,
-    /// From one source address to several: connects from one source begin the port search at the same place, and contend
+    /// Replaces one source address by several: connects from one source begin the port search at the same place, and contend
     /// for the same bucket lock (`__inet_hash_connect`).
     Sources,
-    /// From the kernel's search by parity to a search of the full range, with most ports taken: a search that finds the
+    /// Replaces the search by parity by a search of the full range, with most ports taken: a search that finds the
     /// even ports taken has locked the bucket of each.
     FullRange,
 }
@@ -80,7 +80,7 @@ impl Change {
     }
 }
 
-/// All ports that need no privilege to bind.
+/// Returns all ports that need no privilege to bind.
 pub(super) fn wide() -> PortRange {
     PortRange::new(1024, u16::MAX).expect("not backwards")
 }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_never_run_out_and_half_of_them_do_where_they_should() {
+    fn setups_exhaust_half_of_the_ports_as_planned() {
         for queries in [FEWEST_QUERIES, 10_000, MOST_QUERIES] {
             for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
                 let ports = setup.range.len();

@@ -21,8 +21,8 @@ use fourtuple_record::{LabLocksResults, LabLocksSettings, LocksPair, Remark};
 
 use crate::locks::sums::Sums;
 use crate::locks::trial::Trial;
-use crate::locks::verdict::Verdicts;
-use crate::locks::waits::Counted;
+use crate::locks::verdict::PairVerdicts;
+use crate::locks::waits::CountedWaits;
 use crate::{LabError, Watch};
 
 pub use change::Change;
@@ -63,7 +63,7 @@ impl Locks {
         watch: &Watch<'_>,
     ) -> Result<(LabLocksResults, Vec<Remark>), LabError> {
         self.check()?;
-        let mut course = Course {
+        let mut state = RunState {
             settings: self,
             watch,
             untraced: (!self.trace).then(|| "lock waits were not to be counted".to_owned()),
@@ -75,27 +75,27 @@ impl Locks {
         let mut pairs = Vec::new();
         for &change in &self.changes {
             if let Some(why) = change.impossible(found) {
-                course.remarks.push(Remark::new("skipped", why));
+                state.remarks.push(Remark::new("skipped", why));
                 continue;
             }
-            match course.pair(change) {
+            match state.pair(change) {
                 Ok(pair) => pairs.extend(pair),
                 // The results of earlier changes are kept.
                 Err(error) if !pairs.is_empty() => {
-                    course.remarks.push(Remark::new("failed", format!("{} failed: {error}", change.name())));
+                    state.remarks.push(Remark::new("failed", format!("{} failed: {error}", change.name())));
                 }
                 Err(error) => return Err(error),
             }
             if watch.stopped() {
                 let message = format!("interrupted at {}: trials are missing", change.name());
-                course.remarks.push(Remark::new("interrupted", message));
+                state.remarks.push(Remark::new("interrupted", message));
                 break;
             }
         }
         if pairs.is_empty() && watch.stopped() {
             return Err(LabError::Interrupted);
         }
-        let Course { untraced, mut blind_spots, lost, remarks, .. } = course;
+        let RunState { untraced, mut blind_spots, lost, remarks, .. } = state;
         blind_spots.extend(lost);
         let mut results = LabLocksResults { pairs, untraced, blind_spots, advice: Vec::new() };
         results.advice = advice::advice(&results, cpus());
@@ -104,7 +104,7 @@ impl Locks {
 }
 
 /// The state that all changes of a run share.
-struct Course<'a> {
+struct RunState<'a> {
     settings: &'a Locks,
     watch: &'a Watch<'a>,
     /// The reason why lock waits are no longer counted.
@@ -117,12 +117,12 @@ struct Course<'a> {
     remarks: Vec<Remark>,
 }
 
-impl Course<'_> {
+impl RunState<'_> {
     /// Runs all trials of a change; returns `None` if no pair of trials was completed.
     fn pair(&mut self, change: Change) -> Result<Option<LocksPair>, LabError> {
         let Locks { repeats, seed, .. } = *self.settings;
         let mut sides = change.sides(self.settings).map(Sums::new);
-        let mut verdicts = Verdicts::new(NARROW);
+        let mut verdicts = PairVerdicts::new(NARROW);
         // The first trial of a change warms the kernel up; its times are not used.
         self.watch.progress.begin(&format!("{} (warming up)", change.name()), self.settings.queries.into());
         self.timed(&sides[0])?;
@@ -168,7 +168,7 @@ impl Course<'_> {
             waits::count(&mut || drop(queries()))
         })?;
         match counted {
-            Ok(Counted { waits, blind_spots, lost }) if !trial.cut => {
+            Ok(CountedWaits { waits, blind_spots, lost }) if !trial.cut => {
                 side.add_traced(&trial, &waits);
                 // A trial without waits does not show which waits the tracer can see.
                 if self.most_waits.is_none_or(|most| waits.waits > most) {
@@ -185,7 +185,7 @@ impl Course<'_> {
     }
 
     /// Queries that fail at once would give a meaningless rate.
-    fn say_failures(&mut self, change: Change, sides: &[Sums; 2]) {
+    fn remark_failures(&mut self, change: Change, sides: &[Sums; 2]) {
         for (side, name) in sides.iter().zip(["before", "after"]).filter(|(side, _)| side.failed() > 0) {
             let message = format!("{} {name}: {} queries failed", change.name(), side.failed());
             self.remarks.push(Remark::new("failures", message));
@@ -196,11 +196,11 @@ impl Course<'_> {
         &mut self,
         change: Change,
         sides: [Sums; 2],
-        verdicts: Verdicts,
+        verdicts: PairVerdicts,
         seed: u64,
     ) -> Result<Option<LocksPair>, LabError> {
         let (Some(rate), Some(cpu)) = (verdicts.rate(), verdicts.cpu()) else { return Ok(None) };
-        self.say_failures(change, &sides);
+        self.remark_failures(change, &sides);
         let mut random = Rng::with_seed(seed);
         let [before, after] = [&sides[0], &sides[1]].map(|side| side.side(&mut random));
         let advice = advice::of_pair(change, &rate, &cpu, [&before, &after]);

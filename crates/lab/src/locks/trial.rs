@@ -23,7 +23,7 @@ use crate::{LabError, Watch, start};
 /// Port of the server, below every range of the clients.
 const SERVER: u16 = 80;
 
-/// How often a worker without events checks the stop flag.
+/// Interval at which a worker without events checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(500);
 
 /// Longest wait for an answer.
@@ -131,7 +131,7 @@ fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<T
             .enumerate()
             .map(|(number, dialers)| start::thread(scope, move || ask(number, dialers)))
             .collect();
-        let threads = threads.inspect_err(|_| together.call_off())?;
+        let threads = threads.inspect_err(|_| together.cancel())?;
         together.begin(threads.len());
         let begun = Instant::now();
         let mut trial = Trial::default();

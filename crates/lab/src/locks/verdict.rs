@@ -5,7 +5,7 @@ use fourtuple_record::LocksRatio;
 
 /// One figure of a pair.
 #[derive(Clone, Debug)]
-pub(super) struct Judged {
+pub(super) struct FigureVerdict {
     /// The verdict. Higher figures are better.
     pub(super) verdict: Verdict,
     pub(super) ratio: LocksRatio,
@@ -14,16 +14,16 @@ pub(super) struct Judged {
 
 /// Rates and CPU times of the trials of a change, by pair.
 #[derive(Clone, Debug)]
-pub(super) struct Verdicts {
+pub(super) struct PairVerdicts {
     narrow: f64,
     rate: Comparison,
     /// Queries per CPU time, so that a higher value is better, as for the rate.
     cpu: Comparison,
 }
 
-impl Verdicts {
-    pub(super) fn new(narrow: f64) -> Verdicts {
-        Verdicts { narrow, rate: Comparison::new(narrow), cpu: Comparison::new(narrow) }
+impl PairVerdicts {
+    pub(super) fn new(narrow: f64) -> PairVerdicts {
+        PairVerdicts { narrow, rate: Comparison::new(narrow), cpu: Comparison::new(narrow) }
     }
 
     /// Adds the rate and the CPU time per query of a pair of trials.
@@ -37,16 +37,16 @@ impl Verdicts {
     }
 
     /// Compares the rates. The number of pairs is fixed beforehand, so there is one test only, at the full level of 5%.
-    pub(super) fn rate(&self) -> Option<Judged> {
+    pub(super) fn rate(&self) -> Option<FigureVerdict> {
         let conclusion = self.rate.conclude()?;
         let ratio = ratio(&conclusion);
         let verdict = conclusion.verdict;
         let words = words(verdict, ratio, self.narrow, ["more", "fewer"], "queries per second");
-        Some(Judged { verdict, ratio, words })
+        Some(FigureVerdict { verdict, ratio, words })
     }
 
     /// Compares CPU times: a ratio below 1 is cheaper.
-    pub(super) fn cpu(&self) -> Option<Judged> {
+    pub(super) fn cpu(&self) -> Option<FigureVerdict> {
         let conclusion = self.cpu.conclude()?;
         let of_rate = ratio(&conclusion);
         let ratio = LocksRatio {
@@ -56,7 +56,7 @@ impl Verdicts {
         };
         let verdict = conclusion.verdict;
         let words = words(verdict, ratio, self.narrow, ["less", "more"], "CPU time per query");
-        Some(Judged { verdict, ratio, words })
+        Some(FigureVerdict { verdict, ratio, words })
     }
 }
 
@@ -68,7 +68,7 @@ fn ratio(conclusion: &Conclusion) -> LocksRatio {
     }
 }
 
-/// `5.8% more queries per second, 4.1 to 7.4`.
+/// Formats a verdict: `5.8% more queries per second, 4.1 to 7.4`.
 fn words(verdict: Verdict, ratio: LocksRatio, narrow: f64, [better, worse]: [&str; 2], of: &str) -> String {
     let percent = |ratio: f64| (ratio - 1.0).abs() * 100.0;
     let interval = |direction: &str| {
@@ -96,13 +96,14 @@ mod tests {
     use super::*;
 
     fn verdicts(pairs: usize, after: f64) -> [(LocksRatio, String); 2] {
-        let mut verdicts = Verdicts::new(0.05);
+        let mut verdicts = PairVerdicts::new(0.05);
         for number in 0..pairs {
             // The noise is small and cancels out.
             let noise = 1.0 + 0.002 * (number % 3) as f64;
             verdicts.push((20_000.0 * noise, 50_000.0), (20_000.0 * after, 50_000.0 / after * noise));
         }
-        [verdicts.rate().unwrap(), verdicts.cpu().unwrap()].map(|judged| (judged.ratio, judged.words))
+        [verdicts.rate().unwrap(), verdicts.cpu().unwrap()]
+            .map(|figure_verdict| (figure_verdict.ratio, figure_verdict.words))
     }
 
     #[test]
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_claimed_of_few_pairs_or_of_no_difference() {
+    fn few_pairs_and_equal_sides_claim_no_difference() {
         let [(rate, words), (_, cpu)] = verdicts(7, 2.0);
         assert_eq!((rate.low, rate.high), (None, None));
         assert_eq!(
@@ -130,6 +131,6 @@ mod tests {
         let [(_, words), (_, cpu)] = verdicts(8, 1.002);
         assert_eq!(words, "no difference larger than 5% in queries per second");
         assert_eq!(cpu, "no difference larger than 5% in CPU time per query");
-        assert!(Verdicts::new(0.05).rate().is_none());
+        assert!(PairVerdicts::new(0.05).rate().is_none());
     }
 }

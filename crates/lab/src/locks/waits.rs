@@ -41,7 +41,7 @@ impl Waits {
 
 /// The waits counted during the queries.
 #[derive(Clone, Debug)]
-pub(super) struct Counted {
+pub(super) struct CountedWaits {
     pub(super) waits: Waits,
     /// Waits that the trace cannot see.
     pub(super) blind_spots: Vec<String>,
@@ -51,7 +51,7 @@ pub(super) struct Counted {
 
 /// Counts lock waits of this process while `queries` run. Returns the reason if waits cannot be counted; `queries` is then
 /// not run.
-pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
+pub(super) fn count(queries: &mut dyn FnMut()) -> Result<CountedWaits, String> {
     let locks = Locks { process: Some(process::id()), ..Locks::default() };
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -71,7 +71,7 @@ pub(super) fn count(queries: &mut dyn FnMut()) -> Result<Counted, String> {
         let outcome = outcome.map_err(|error| error.to_string())?;
         let results = outcome.results;
         let classes = results.classes.into_iter().map(|class| (class.class, (class.waits, class.wait_ns)));
-        Ok(Counted {
+        Ok(CountedWaits {
             waits: Waits {
                 queries: 0,
                 waits: results.waits,

@@ -12,20 +12,20 @@ use crate::{LabError, Namespace};
 const FULL: [u32; 2] = [1472, 2972];
 /// Approximate time that the published router spent on a packet besides moving it: 1.3 Gbit/s of 1500 bytes on one plane.
 const AS_PUBLISHED: Duration = Duration::from_micros(6);
-/// Works per packet, from none to a look-up and a signature.
+/// CPU time per packet, from none to the time of a route look-up and a signature.
 const WORKS: [Duration; 3] = [Duration::ZERO, AS_PUBLISHED, Duration::from_micros(20)];
 const PLANES: [u32; 3] = [1, 2, 4];
 
 impl Planes {
     /// Returns whether any list was given.
-    pub(super) fn asks_for_some(&self) -> bool {
+    pub(super) fn has_lists(&self) -> bool {
         let Planes { kinds, planes, bytes, spreads, flows, work, .. } = self;
         [kinds.len(), planes.len(), bytes.len(), spreads.len(), flows.len(), work.len()] != [0; 6]
     }
 
     /// Returns the cells with these kinds of plane, each once.
     pub(super) fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
-        let cells = if self.asks_for_some() { self.every_combination(kinds) } else { questions(kinds) };
+        let cells = if self.has_lists() { self.every_combination(kinds) } else { default_cells(kinds) };
         in_order(cells.into_iter())
     }
 
@@ -59,7 +59,7 @@ impl Planes {
 }
 
 /// Returns the default cells: cost of a packet by plane kind, distribution over planes, gain from planes, and the published figure.
-fn questions(kinds: &[PlaneKind]) -> Vec<Spec> {
+fn default_cells(kinds: &[PlaneKind]) -> Vec<Spec> {
     let mut cells = Vec::new();
     let cell = |kind, planes, bytes| Spec {
         kind,
@@ -106,7 +106,7 @@ pub(super) fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
 }
 
 /// Starts a forwarder of this kind and ends it, to check that the host supports the kind.
-pub(super) fn try_out(kind: PlaneKind) -> Result<(), LabError> {
+pub(super) fn probe(kind: PlaneKind) -> Result<(), LabError> {
     Namespace::run(|_| {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let link = Link::new(any, SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
@@ -118,7 +118,7 @@ pub(super) fn try_out(kind: PlaneKind) -> Result<(), LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planes::settings::Over;
+    use crate::planes::settings::NetworkKind;
 
     fn nothing_given() -> Planes {
         Planes {
@@ -130,7 +130,7 @@ mod tests {
             work: Vec::new(),
             packets: 1000,
             repeats: 1,
-            over: Over::Veth,
+            over: NetworkKind::Veth,
             seed: 1,
         }
     }

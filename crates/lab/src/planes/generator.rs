@@ -17,12 +17,12 @@ use crate::planes::sink::Arrivals;
 
 /// Packets per send call.
 const BURST: u64 = 64;
-/// Most packets in flight. Below net.core.netdev_max_backlog (1000), so that no device drops them.
+/// Maximum number of packets in flight, below net.core.netdev_max_backlog (1000), so that no device drops packets.
 const WINDOW: u64 = 512;
 
 /// The processor of the generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Placement {
     /// The last processor, which has the fewest planes.
     Apart,
     /// The first processor, shared with all planes, which have lower priority: the generator fills their queues, then they
@@ -30,21 +30,21 @@ pub(super) enum Place {
     Between,
 }
 
-impl Place {
+impl Placement {
     /// Returns the processor, among the processors that this thread may use.
     pub(super) fn processor(self) -> io::Result<Option<usize>> {
         let allowed = schedule::allowed_cpus()?;
         Ok(match self {
-            Place::Apart => allowed.last().copied(),
-            Place::Between => allowed.first().copied(),
+            Placement::Apart => allowed.last().copied(),
+            Placement::Between => allowed.first().copied(),
         })
     }
 
     /// Returns the sleep between two checks for room in the window.
     fn pause(self) -> Duration {
         match self {
-            Place::Apart => Duration::from_micros(20),
-            Place::Between => Duration::from_micros(200),
+            Placement::Apart => Duration::from_micros(20),
+            Placement::Between => Duration::from_micros(200),
         }
     }
 }
@@ -76,7 +76,7 @@ pub(super) struct Generator {
 
 /// The counts and times of one pass of the generator.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct SendCounts {
     pub(super) packets: u64,
     /// Time of the first packet sent, CLOCK_MONOTONIC.
     pub(super) begun_ns: u64,
@@ -104,10 +104,10 @@ impl Generator {
         &self,
         packets: u64,
         window: u64,
-        place: Place,
+        place: Placement,
         arrivals: &Arrivals,
         watch: &Watch<'_>,
-    ) -> io::Result<Sent> {
+    ) -> io::Result<SendCounts> {
         let _ = schedule::sleep_precisely();
         // On one processor, packets do not overtake each other before they reach a plane.
         if let Some(processor) = place.processor()? {
@@ -118,21 +118,22 @@ impl Generator {
         let mut made = vec![0_u64; self.sockets.len()];
         let mut batch = Batch::new(BURST as usize, self.bytes as usize);
         let mut outgoing = Outgoing::new();
-        let mut pace = Pace::new(arrivals, place.pause());
-        let mut sent = Sent { begun_ns: resource::monotonic_ns(), ..Sent::default() };
+        let mut in_flight = InFlight::new(arrivals, place.pause());
+        let mut sent = SendCounts { begun_ns: resource::monotonic_ns(), ..SendCounts::default() };
         let mut turn = 0;
         while sent.packets < packets {
             if watch.stopped() {
                 sent.cut = true;
                 break;
             }
-            let room = window.saturating_sub(pace.under_way(sent.packets));
+            let room = window.saturating_sub(in_flight.in_flight(sent.packets));
             let burst = (packets - sent.packets).min(BURST);
             if room < burst.min(window) {
-                sent.waited_ns += pace.wait(sent.packets);
+                sent.waited_ns += in_flight.wait(sent.packets);
                 // With planes on the same processor, the generator refills their queues once they are empty, not sooner.
-                while place == Place::Between && pace.under_way(sent.packets) > 0 && !watch.stopped() {
-                    sent.waited_ns += pace.wait(sent.packets);
+                while place == Placement::Between && in_flight.in_flight(sent.packets) > 0 && !watch.stopped()
+                {
+                    sent.waited_ns += in_flight.wait(sent.packets);
                 }
                 continue;
             }
@@ -161,8 +162,8 @@ impl Generator {
             sent.packets += first as u64;
         }
         sent.sending_ns = resource::monotonic_ns() - sent.begun_ns;
-        while !sent.cut && pace.under_way(sent.packets) > 0 && !watch.stopped() {
-            pace.wait(sent.packets);
+        while !sent.cut && in_flight.in_flight(sent.packets) > 0 && !watch.stopped() {
+            in_flight.wait(sent.packets);
         }
         sent.cpu = resource::thread_cpu_time();
         Ok(sent)
@@ -170,7 +171,7 @@ impl Generator {
 }
 
 /// The progress of the packets in flight: arrivals that were seen, and packets given up as lost.
-struct Pace<'a> {
+struct InFlight<'a> {
     arrivals: &'a Arrivals,
     pause: Duration,
     /// Packets that did not arrive in time.
@@ -179,12 +180,12 @@ struct Pace<'a> {
     seen_ns: u64,
 }
 
-impl<'a> Pace<'a> {
-    fn new(arrivals: &'a Arrivals, pause: Duration) -> Pace<'a> {
-        Pace { arrivals, pause, lost: 0, seen: 0, seen_ns: resource::monotonic_ns() }
+impl<'a> InFlight<'a> {
+    fn new(arrivals: &'a Arrivals, pause: Duration) -> InFlight<'a> {
+        InFlight { arrivals, pause, lost: 0, seen: 0, seen_ns: resource::monotonic_ns() }
     }
 
-    fn under_way(&self, sent: u64) -> u64 {
+    fn in_flight(&self, sent: u64) -> u64 {
         sent.saturating_sub(self.lost + self.arrivals.packets.load(Ordering::Acquire))
     }
 

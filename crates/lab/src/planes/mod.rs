@@ -20,14 +20,14 @@ use crate::planes::sums::Sums;
 use crate::{LabError, Watch};
 
 pub use advice::advice;
-pub use settings::{Over, Planes, SpreadBy};
+pub use settings::{NetworkKind, Planes, SpreadBy};
 
 impl Planes {
     /// Returns the settings as a record keeps them.
     pub fn settings(&self) -> PlanesSettings {
         let cells = self.cells(&PlaneKind::ALL);
         PlanesSettings {
-            every_combination: self.asks_for_some(),
+            every_combination: self.has_lists(),
             plane: choice::in_order(cells.iter().map(|spec| spec.kind.to_string())),
             planes: choice::in_order(cells.iter().map(|spec| spec.planes)),
             bytes: choice::in_order(cells.iter().map(|spec| spec.bytes)),
@@ -49,7 +49,7 @@ impl Planes {
     /// the first result.
     pub fn run(&self, watch: &Watch<'_>) -> Result<(PlanesResults, Vec<Remark>), LabError> {
         self.check()?;
-        let (kinds, skipped) = self.kinds_here()?;
+        let (kinds, skipped) = self.available_kinds()?;
         let mut cells: Vec<Sums> = self.cells(&kinds).into_iter().map(Sums::new).collect();
         let mut remarks = self.run_cells(&mut cells, watch)?;
         remarks.extend(sums::doubts(&cells));
@@ -102,13 +102,13 @@ impl Planes {
 
     /// Probes the kinds of plane. A kind that the settings name must work; with no kind named, kinds that this kernel lacks or
     /// does not permit are skipped.
-    fn kinds_here(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
+    fn available_kinds(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
         let named = !self.kinds.is_empty();
         let wanted =
             if named { choice::in_order(self.kinds.iter().copied()) } else { PlaneKind::ALL.to_vec() };
         let (mut here, mut skipped) = (Vec::new(), Vec::new());
         for kind in wanted {
-            match choice::try_out(kind) {
+            match choice::probe(kind) {
                 Ok(()) => here.push(kind),
                 Err(LabError::Forward(
                     error @ (ForwardError::Absent { .. } | ForwardError::NotPermitted { .. }),

@@ -10,7 +10,7 @@ const NUMBER: Range<usize> = 4..12;
 /// Length of the shortest packet with both numbers, in bytes.
 pub(super) const SHORTEST: u32 = 16;
 
-/// The position of the flow in the payload, for selectors by key.
+/// Returns the position of the flow in the payload, for selectors by key.
 pub(super) fn key() -> FlowKey {
     FlowKey::whole(FLOW.start as u16, FLOW.len() as u8)
 }

@@ -9,22 +9,22 @@ use crate::planes::packet;
 
 /// The network between the generator, the planes and the sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum NetworkKind {
     /// Pairs of veth devices between three network namespaces.
     Veth,
     /// The loopback device of one namespace.
     Loopback,
 }
 
-impl Over {
-    /// Both networks.
-    pub const ALL: [Over; 2] = [Over::Veth, Over::Loopback];
+impl NetworkKind {
+    /// The two kinds of network.
+    pub const ALL: [NetworkKind; 2] = [NetworkKind::Veth, NetworkKind::Loopback];
 
     /// Returns the name in records.
     pub fn name(self) -> &'static str {
         match self {
-            Over::Veth => "veth",
-            Over::Loopback => "loopback",
+            NetworkKind::Veth => "veth",
+            NetworkKind::Loopback => "loopback",
         }
     }
 }
@@ -78,7 +78,7 @@ pub struct Planes {
     /// Runs of every cell: 1 to 100.
     pub repeats: u32,
     /// The network to run over.
-    pub over: Over,
+    pub over: NetworkKind,
     /// Seed of the resampling that gives the confidence intervals.
     pub seed: u64,
 }

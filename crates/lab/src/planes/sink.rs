@@ -11,7 +11,7 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, resource, schedule};
 
-use crate::planes::generator::Place;
+use crate::planes::generator::Placement;
 use crate::planes::packet::Order;
 
 /// Requested size of the receive queue in bytes; the kernel limits it to net.core.rmem_max.
@@ -44,7 +44,7 @@ pub(super) struct Sink {
 
 /// The observations of the sink.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct SinkCounts {
     pub(super) reordered: u64,
     /// Packets that the kernel dropped because the receive queue was full.
     pub(super) dropped: u64,
@@ -63,14 +63,14 @@ impl Sink {
     }
 
     /// Counts packets until told to end.
-    pub(super) fn run(&self, flows: u32, place: Place, arrivals: &Arrivals) -> Seen {
+    pub(super) fn run(&self, flows: u32, place: Placement, arrivals: &Arrivals) -> SinkCounts {
         // Oversleeping only makes packets wait longer.
         let _ = schedule::sleep_precisely();
         let mut pause = PAUSE;
-        if place == Place::Between {
+        if place == Placement::Between {
             // On one processor, each wakeup of the sink could let the scheduler run the plane instead of the generator
             // before the queue is full.
-            if let Ok(Some(last)) = Place::Apart.processor() {
+            if let Ok(Some(last)) = Placement::Apart.processor() {
                 let _ = schedule::pin_to(last);
             }
             pause *= 4;
@@ -95,6 +95,6 @@ impl Sink {
             arrivals.packets.fetch_add(packets, Ordering::Release);
         }
         let dropped = option::dropped(self.socket.as_fd()).unwrap_or(0);
-        Seen { reordered: order.reordered, dropped: dropped.into(), cpu: resource::thread_cpu_time() }
+        SinkCounts { reordered: order.reordered, dropped: dropped.into(), cpu: resource::thread_cpu_time() }
     }
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use fourtuple_syscalls::{netns, veth};
 
-use crate::planes::settings::Over;
+use crate::planes::settings::NetworkKind;
 use crate::{LabError, Namespace};
 
-/// Both networks are reserved for documentation (RFC 5737), and exist only between the namespaces.
+/// Addresses of two networks that RFC 5737 reserves for documentation; they exist only between the namespaces.
 const GENERATOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const ROUTER_TO_SINK: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
@@ -39,10 +39,10 @@ pub(super) struct Topology {
 
 impl Topology {
     /// Sets up the topology around the calling thread's namespace, with devices whose MTU allows packets of `mtu` bytes.
-    pub(super) fn new(_router: &Namespace, over: Over, mtu: u32) -> Result<Topology, LabError> {
+    pub(super) fn new(_router: &Namespace, over: NetworkKind, mtu: u32) -> Result<Topology, LabError> {
         let here = || netns::current().map_err(LabError::Namespace);
         let localhost = Ipv4Addr::LOCALHOST;
-        if over == Over::Loopback {
+        if over == NetworkKind::Loopback {
             return Ok(Topology {
                 generator: here()?,
                 router: here()?,

@@ -8,25 +8,25 @@ use fourtuple::spread::Selector;
 use fourtuple_forward::{Forward, Link, PlaneCounts, Running};
 use fourtuple_syscalls::schedule;
 
-use crate::planes::generator::{self, Generator, Place, Sent};
+use crate::planes::generator::{self, Generator, Placement, SendCounts};
 use crate::planes::packet;
-use crate::planes::settings::{Over, Spec, SpreadBy};
-use crate::planes::sink::{Arrivals, QUEUE, Seen, Sink};
+use crate::planes::settings::{NetworkKind, Spec, SpreadBy};
+use crate::planes::sink::{Arrivals, QUEUE, Sink, SinkCounts};
 use crate::planes::topology::Topology;
 use crate::{LabError, Namespace, Watch, start};
 
 /// The measurements of one pass of packets.
 pub(super) struct Measured {
-    pub(super) sent: Sent,
+    pub(super) sent: SendCounts,
     pub(super) arrived: u64,
     /// Time of the last arrival, CLOCK_MONOTONIC; 0 if no packet arrived.
     pub(super) last_ns: u64,
     pub(super) planes: Vec<PlaneCounts>,
-    pub(super) sink: Seen,
+    pub(super) sink: SinkCounts,
 }
 
 /// The results of a run.
-pub(super) struct Passes {
+pub(super) struct RunMeasurements {
     /// Measurements with generator, planes and sink in parallel, as far as there are processors.
     pub(super) abreast: Measured,
     /// Measurements of one plane that takes turns with the generator on one processor. A plane faster than the generator
@@ -34,8 +34,8 @@ pub(super) struct Passes {
     pub(super) in_turns: Option<Measured>,
 }
 
-impl Passes {
-    /// Whether the run was told to stop.
+impl RunMeasurements {
+    /// Returns whether the run was told to stop.
     pub(super) fn is_cut(&self) -> bool {
         self.abreast.sent.cut || self.in_turns.as_ref().is_some_and(|pass| pass.sent.cut)
     }
@@ -51,13 +51,19 @@ impl Measured {
 
 impl Spec {
     /// Runs the cell in namespaces of its own.
-    pub(super) fn run(&self, packets: u64, over: Over, watch: &Watch<'_>) -> Result<Passes, LabError> {
+    pub(super) fn run(
+        &self,
+        packets: u64,
+        over: NetworkKind,
+        watch: &Watch<'_>,
+    ) -> Result<RunMeasurements, LabError> {
         Namespace::run(|namespace| {
             let topology = Topology::new(namespace, over, self.mtu())?;
-            let abreast = self.pass(&topology, packets, Place::Apart, watch)?;
+            let abreast = self.pass(&topology, packets, Placement::Apart, watch)?;
             let again = self.planes == 1 && !abreast.sent.cut;
-            let in_turns = again.then(|| self.pass(&topology, packets, Place::Between, watch)).transpose()?;
-            Ok(Passes { abreast, in_turns })
+            let in_turns =
+                again.then(|| self.pass(&topology, packets, Placement::Between, watch)).transpose()?;
+            Ok(RunMeasurements { abreast, in_turns })
         })
     }
 
@@ -65,7 +71,7 @@ impl Spec {
         &self,
         topology: &Topology,
         packets: u64,
-        place: Place,
+        place: Placement,
         watch: &Watch<'_>,
     ) -> Result<Measured, LabError> {
         let (listen, to) = (topology.listen, topology.to);
@@ -96,9 +102,9 @@ impl Spec {
     }
 
     /// Starts the planes. A thread inherits the CPU affinity and the scheduling policy of the thread that starts it.
-    fn start(&self, topology: &Topology, place: Place) -> Result<Running, LabError> {
+    fn start(&self, topology: &Topology, place: Placement) -> Result<Running, LabError> {
         let forward = self.forward(topology);
-        if place == Place::Apart {
+        if place == Placement::Apart {
             return Ok(forward.start()?);
         }
         let begin = || {

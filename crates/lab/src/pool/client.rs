@@ -11,16 +11,16 @@ use fastrand::Rng;
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::resource::monotonic_ns;
 
+use crate::pool::address::ServerAddress;
 use crate::pool::mix::{Mix, Pause};
-use crate::pool::place::Place;
-use crate::pool::wire::{self, Told};
+use crate::pool::wire::{self, ServerTiming};
 
 /// Longest sleep between two checks of the stop flag; longer pauses are split.
 const NAP: Duration = Duration::from_millis(20);
 
 /// An answered request. Times are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answered {
+pub(crate) struct AnsweredRequest {
     /// Intended time of sending. If the client wakes late, the delay is part of the latency.
     pub(crate) intended_ns: u64,
     /// Time of sending; for a new connection the time before connect().
@@ -30,33 +30,33 @@ pub(crate) struct Answered {
     /// Requested service time.
     pub(crate) asked_ns: u64,
     /// The worker and times that the response named.
-    pub(crate) told: Told,
+    pub(crate) timing: ServerTiming,
     /// Whether the request was the first on its connection.
     pub(crate) first: bool,
 }
 
 /// The results of one client.
 #[derive(Debug, Default)]
-pub(crate) struct Diary {
-    pub(crate) answered: Vec<Answered>,
+pub(crate) struct ClientResults {
+    pub(crate) answered: Vec<AnsweredRequest>,
     /// Requests that failed, by the name of the errno.
     pub(crate) errors: BTreeMap<String, u64>,
 }
 
 /// One client.
 pub(crate) struct Client<'a> {
-    place: &'a Place,
+    place: &'a ServerAddress,
     /// Number of requests after which the client closes its connection; 0: never.
     close_every: u64,
     /// Index of the next source address.
     turn: usize,
-    open: Option<Open>,
+    open: Option<OpenConnection>,
     bytes: Vec<u8>,
-    pub(crate) diary: Diary,
+    pub(crate) results: ClientResults,
 }
 
 /// A connection.
-struct Open {
+struct OpenConnection {
     stream: TcpStream,
     /// Number of requests sent on this connection.
     sent: u64,
@@ -89,7 +89,7 @@ impl Failure {
 
 /// The behaviour of a client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Habit {
+pub(crate) struct ClientSettings {
     pub(crate) mix: Mix,
     pub(crate) pause: Pause,
     /// Seed of the client's random generator: the sequence of service times and pauses does not depend on the server.
@@ -97,42 +97,42 @@ pub(crate) struct Habit {
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(place: &'a Place, close_every: u64, turn: usize) -> Client<'a> {
-        Client { place, close_every, turn, open: None, bytes: Vec::new(), diary: Diary::default() }
+    pub(crate) fn new(place: &'a ServerAddress, close_every: u64, turn: usize) -> Client<'a> {
+        Client { place, close_every, turn, open: None, bytes: Vec::new(), results: ClientResults::default() }
     }
 
     /// Sends requests and pauses until `until_ns`, or until told to stop. The last connection stays open.
-    pub(crate) fn go_on(&mut self, habit: Habit, until_ns: u64, stop: &AtomicBool) {
-        let mut random = Rng::with_seed(habit.seed);
-        let mut due = monotonic_ns() + nanos(habit.pause.draw(&mut random));
+    pub(crate) fn run(&mut self, settings: ClientSettings, until_ns: u64, stop: &AtomicBool) {
+        let mut random = Rng::with_seed(settings.seed);
+        let mut due = monotonic_ns() + nanos(settings.pause.draw(&mut random));
         while due < until_ns && sleep_until(due, stop) {
-            let work = habit.mix.draw(&mut random);
-            let pause = habit.pause.draw(&mut random);
-            self.ask(work, due);
+            let work = settings.mix.draw(&mut random);
+            let pause = settings.pause.draw(&mut random);
+            self.request(work, due);
             due = monotonic_ns() + nanos(pause);
         }
     }
 
     /// Sends one request and waits for the answer; counts a failure.
-    pub(crate) fn ask(&mut self, work: Duration, intended_ns: u64) {
+    pub(crate) fn request(&mut self, work: Duration, intended_ns: u64) {
         match self.exchange(work, intended_ns) {
-            Ok(answered) => self.diary.answered.push(answered),
+            Ok(answered) => self.results.answered.push(answered),
             Err(failure) => {
                 self.open = None;
-                *self.diary.errors.entry(failure.name()).or_default() += 1;
+                *self.results.errors.entry(failure.name()).or_default() += 1;
                 // The pause keeps a refused client from retrying at once.
                 thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    fn exchange(&mut self, work: Duration, intended_ns: u64) -> Result<Answered, Failure> {
+    fn exchange(&mut self, work: Duration, intended_ns: u64) -> Result<AnsweredRequest, Failure> {
         let sent_ns = monotonic_ns();
         let mut open = match self.open.take() {
             Some(open) => open,
             None => {
                 self.turn = self.turn.wrapping_add(1);
-                Open { stream: self.place.connect(self.turn)?, sent: 0 }
+                OpenConnection { stream: self.place.connect(self.turn)?, sent: 0 }
             }
         };
         open.sent += 1;
@@ -141,23 +141,23 @@ impl<'a> Client<'a> {
         self.bytes.clear();
         wire::write_request(&mut self.bytes, &self.place.path, &self.place.host, work, last);
         open.stream.write_all(&self.bytes)?;
-        let heard = self.listen(&mut open.stream)?;
+        let response = self.read_response(&mut open.stream)?;
         let received_ns = monotonic_ns();
-        if !last && !heard.close {
+        if !last && !response.close {
             self.open = Some(open);
         }
-        Ok(Answered {
+        Ok(AnsweredRequest {
             intended_ns: intended_ns.min(sent_ns),
             sent_ns,
             received_ns,
             asked_ns: nanos(work),
-            told: heard.told,
+            timing: response.timing,
             first,
         })
     }
 
     /// Reads one complete answer.
-    fn listen(&mut self, stream: &mut TcpStream) -> Result<wire::Heard, Failure> {
+    fn read_response(&mut self, stream: &mut TcpStream) -> Result<wire::Response, Failure> {
         self.bytes.clear();
         let mut room = [0; 4096];
         loop {
@@ -167,13 +167,13 @@ impl<'a> Client<'a> {
                 Err(error) => return Err(error.into()),
             };
             self.bytes.extend_from_slice(&room[..count]);
-            let heard =
-                wire::read_answer(&self.bytes).map_err(|wire::Malformed(why)| Failure::Malformed(why))?;
-            match heard {
-                Some(heard) if heard.length.is_some_and(|length| self.bytes.len() >= length) => {
-                    return Ok(heard);
+            let response =
+                wire::parse_response(&self.bytes).map_err(|wire::Malformed(why)| Failure::Malformed(why))?;
+            match response {
+                Some(response) if response.length.is_some_and(|length| self.bytes.len() >= length) => {
+                    return Ok(response);
                 }
-                Some(heard) if count == 0 && heard.length.is_none() => return Ok(heard),
+                Some(response) if count == 0 && response.length.is_none() => return Ok(response),
                 _ if count == 0 => return Err(Failure::Ended),
                 _ => {}
             }

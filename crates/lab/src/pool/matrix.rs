@@ -2,8 +2,8 @@
 
 use fourtuple::listen::{AcceptPolicy, Family, ListenError, Recycle};
 
+use crate::pool::address::ListenAddress;
 use crate::pool::mix::Spend;
-use crate::pool::place::Room;
 use crate::pool::workers::Pool;
 use crate::{LabError, Namespace};
 
@@ -57,7 +57,7 @@ impl Selection {
             for &policy in &self.policies {
                 let pair = Pair { policy, family };
                 let tried = Namespace::run(|_| {
-                    let room = Room::new(family)?;
+                    let room = ListenAddress::new(family)?;
                     Pool::start(&room.endpoint, policy, workers, Spend::Sleep, Recycle::Never)?.end()
                 });
                 match tried {

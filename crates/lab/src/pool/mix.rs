@@ -16,7 +16,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// All requests take this long.
+    /// Returns a mix in which all requests take this long.
     pub fn all(time: Duration) -> Mix {
         Mix { short: time, long: time, long_share: 0.0 }
     }
@@ -74,7 +74,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_share_of_long_requests_is_what_was_asked() {
+    fn the_share_of_long_requests_is_as_requested() {
         let mix = Mix { short: MS, long: 9 * MS, long_share: 0.05 };
         let mut random = Rng::with_seed(4);
         let long = (0..20_000).filter(|_| mix.draw(&mut random) == 9 * MS).count();

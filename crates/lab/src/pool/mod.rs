@@ -5,10 +5,10 @@
 //! that the clients can also load nginx or haproxy: a request names the service time, and an answer may name the worker and
 //! its timestamps.
 
+pub(crate) mod address;
 pub(crate) mod client;
 pub(crate) mod matrix;
 pub(crate) mod mix;
-pub(crate) mod place;
 pub(crate) mod run;
 pub(crate) mod series;
 pub(crate) mod sums;

@@ -10,16 +10,16 @@ use fourtuple::listen::SeatStats;
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::schedule;
 
-use crate::pool::client::{Answered, Client, Diary, Habit, nanos};
+use crate::pool::address::ServerAddress;
+use crate::pool::client::{AnsweredRequest, Client, ClientResults, ClientSettings, nanos};
 use crate::pool::mix::{Mix, Pause};
-use crate::pool::place::Place;
 use crate::pool::workers::Pool;
 use crate::start::Start;
 use crate::{LabError, Watch, start};
 
 /// The clients of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct ClientLoad {
     pub(crate) clients: u32,
     /// Number of requests after which a connection is closed; 0: never.
     pub(crate) close_every: u64,
@@ -41,8 +41,8 @@ pub(crate) const PROBE_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Measured {
     /// Start of the run, CLOCK_MONOTONIC.
     pub(crate) begun_ns: u64,
-    pub(crate) load: Vec<Answered>,
-    pub(crate) probe: Option<Vec<Answered>>,
+    pub(crate) load: Vec<AnsweredRequest>,
+    pub(crate) probe: Option<Vec<AnsweredRequest>>,
     pub(crate) errors: BTreeMap<String, u64>,
     /// Counters of each worker, read at the end while connections are still open; empty for an external server.
     pub(crate) seats: Vec<SeatStats>,
@@ -60,7 +60,7 @@ impl Measured {
     }
 
     /// Returns the number of requests answered, including the probe's.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Answered> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &AnsweredRequest> {
         self.load.iter().chain(self.probe.iter().flatten())
     }
 }
@@ -68,11 +68,11 @@ impl Measured {
 /// Interval at which the run checks the time.
 const TICK: Duration = Duration::from_millis(50);
 
-impl Crowd {
+impl ClientLoad {
     /// Runs against the lab's own server, and then ends the server.
     pub(crate) fn run(&self, pool: Pool, watch: &Watch<'_>) -> Result<Measured, LabError> {
-        let place = Place::at(pool.endpoint().clone());
-        let (mut measured, connections) = self.ask(&place, watch)?;
+        let place = ServerAddress::at(pool.endpoint().clone());
+        let (mut measured, connections) = self.run_against(&place, watch)?;
         measured.seats = pool.settled(measured.all().count() as u64, connections.len() as u64);
         // Clients close before the workers end; otherwise an ending worker would pass its connections to other workers.
         drop(connections);
@@ -82,27 +82,27 @@ impl Crowd {
     }
 
     /// Runs against any server. Connections that are open at the end stay open until they are dropped.
-    pub(crate) fn ask(
+    pub(crate) fn run_against(
         &self,
-        place: &Place,
+        place: &ServerAddress,
         watch: &Watch<'_>,
     ) -> Result<(Measured, Vec<TcpStream>), LabError> {
         let together = Start::default();
         let over = AtomicBool::new(false);
         let mut measured = Measured::default();
         let mut connections = Vec::new();
-        let begin = |habit: Habit, number: usize| {
+        let begin = |settings: ClientSettings, number: usize| {
             let (together, over) = (&together, &over);
             move || {
                 // With the default timer slack a client would send its requests late.
                 let _ = schedule::sleep_precisely();
                 let mut client = Client::new(place, self.close_every, number);
                 if !together.wait() {
-                    return (None, client.diary);
+                    return (None, client.results);
                 }
                 let until = monotonic_ns().saturating_add(nanos(self.length));
-                client.go_on(habit, until, over);
-                (client.take_connection(), client.diary)
+                client.run(settings, until, over);
+                (client.take_connection(), client.results)
             }
         };
         thread::scope(|scope| -> Result<(), LabError> {
@@ -111,18 +111,19 @@ impl Crowd {
             let load: Result<Vec<_>, LabError> = (0..self.clients)
                 .map(|number| {
                     let pause = Pause::Exponential(self.pause);
-                    let habit = Habit { mix: self.mix, pause, seed: seed(u64::from(number) + 1) };
-                    start::thread(scope, begin(habit, number as usize))
+                    let settings = ClientSettings { mix: self.mix, pause, seed: seed(u64::from(number) + 1) };
+                    start::thread(scope, begin(settings, number as usize))
                 })
                 .collect();
             let probe = self.probe.map(|work| {
-                let habit = Habit { mix: Mix::all(work), pause: Pause::Fixed(PROBE_PAUSE), seed: seed(0) };
-                start::thread(scope, begin(habit, self.clients as usize))
+                let settings =
+                    ClientSettings { mix: Mix::all(work), pause: Pause::Fixed(PROBE_PAUSE), seed: seed(0) };
+                start::thread(scope, begin(settings, self.clients as usize))
             });
             let (load, probe) = match (load, probe.transpose()) {
                 (Ok(load), Ok(probe)) => (load, probe),
                 (Err(error), _) | (_, Err(error)) => {
-                    together.call_off();
+                    together.cancel();
                     return Err(error);
                 }
             };
@@ -142,19 +143,19 @@ impl Crowd {
                 thread::sleep(Duration::from_nanos(end - now).min(TICK));
             }
             over.store(true, Ordering::Relaxed);
-            let mut join = |thread: thread::ScopedJoinHandle<'_, (Option<TcpStream>, Diary)>| {
-                let (connection, diary) =
+            let mut join = |thread: thread::ScopedJoinHandle<'_, (Option<TcpStream>, ClientResults)>| {
+                let (connection, results) =
                     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 connections.extend(connection);
-                diary
+                results
             };
-            for diary in load.into_iter().map(&mut join).collect::<Vec<_>>() {
-                measured.load.extend(diary.answered);
-                measured.add_errors(diary.errors);
+            for results in load.into_iter().map(&mut join).collect::<Vec<_>>() {
+                measured.load.extend(results.answered);
+                measured.add_errors(results.errors);
             }
-            if let Some(diary) = probe.map(join) {
-                measured.probe = Some(diary.answered);
-                measured.add_errors(diary.errors);
+            if let Some(results) = probe.map(join) {
+                measured.probe = Some(results.answered);
+                measured.add_errors(results.errors);
             }
             Ok(())
         })?;

@@ -130,7 +130,7 @@ fn doubts<S>(cell: &Cell<S>) -> Vec<Remark> {
         remarks.push(Remark::new(
             "work-not-done",
             format!(
-                "{title}: {} of {} answers came sooner than the work that was asked for takes: the server does not do \
+                "{title}: {} of {} answers came sooner than the requested work takes: the server does not do \
                  what ?work= says, so that its waits are too short",
                 cell.sums.too_soon, found.operations
             ),

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use fourtuple::listen::Family;
-use fourtuple_measure::misplaced::{AllBusy, Passage};
+use fourtuple_measure::misplaced::{AllBusy, ServedRequest};
 use fourtuple_measure::{Histogram, balance, median_interval};
 use fourtuple_record::{AcceptCell, Probe, WaitNs};
 
-use crate::pool::client::{Answered, nanos};
+use crate::pool::client::{AnsweredRequest, nanos};
 use crate::pool::run::Measured;
 
 /// The settings of a cell.
@@ -30,7 +30,7 @@ pub(crate) struct Label {
 /// The fields of a request that the sums need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
-    pub(crate) passage: Passage,
+    pub(crate) request: ServedRequest,
     pub(crate) waited_ns: u64,
 }
 
@@ -146,15 +146,15 @@ impl Sums {
         }
         self.cpu += measured.cpu;
         if measured.seats.is_empty() {
-            self.add_told(measured);
+            self.add_server_timing(measured);
         } else {
             self.add_seats(measured);
         }
         let served = self.served(measured);
-        let passages: Vec<Passage> = served.iter().map(|served| served.passage).collect();
-        let all_busy = AllBusy::of(&passages, self.requests.len());
+        let requests: Vec<ServedRequest> = served.iter().map(|served| served.request).collect();
+        let all_busy = AllBusy::of(&requests, self.requests.len());
         self.misplaced_ns +=
-            passages.iter().map(|passage| u128::from(all_busy.misplaced_ns(passage))).sum::<u128>();
+            requests.iter().map(|request| u128::from(all_busy.misplaced_ns(request))).sum::<u128>();
         served
     }
 
@@ -176,12 +176,12 @@ impl Sums {
 
     /// Adds the counts of an external server's workers from its responses. The first response of a connection names the worker that
     /// accepted the connection.
-    fn add_told(&mut self, measured: &Measured) {
+    fn add_server_timing(&mut self, measured: &Measured) {
         let names = names(measured);
         let workers = names.len().max(self.label.workers);
         let (mut accepts, mut requests, mut busy) = (vec![0; workers], vec![0; workers], vec![0; workers]);
         for answered in measured.all() {
-            let Some(worker) = answered.told.worker.and_then(|name| names.get(&name)) else { continue };
+            let Some(worker) = answered.timing.worker.and_then(|name| names.get(&name)) else { continue };
             accepts[*worker] += u64::from(answered.first);
             requests[*worker] += 1;
             busy[*worker] += service_ns(answered);
@@ -205,11 +205,11 @@ impl Sums {
         } else {
             (0..measured.seats.len()).map(|seat| (seat as u64, seat)).collect()
         };
-        let served = |answered: &Answered| {
-            let worker = *names.get(&answered.told.worker?)?;
+        let served = |answered: &AnsweredRequest| {
+            let worker = *names.get(&answered.timing.worker?)?;
             let (begun_ns, ended_ns) = span(answered);
-            let passage = Passage { sent_ns: answered.sent_ns, begun_ns, ended_ns, worker };
-            Some(Served { passage, waited_ns: wait_ns(answered) })
+            let request = ServedRequest { sent_ns: answered.sent_ns, begun_ns, ended_ns, worker };
+            Some(Served { request, waited_ns: wait_ns(answered) })
         };
         measured.all().filter_map(served).collect()
     }
@@ -264,8 +264,8 @@ impl Sums {
 
 /// Returns the begin and end of the service: the worker's own timestamps if they are on the client's clock; else the
 /// requested service time, ending with the arrival of the answer.
-fn span(answered: &Answered) -> (u64, u64) {
-    match (answered.told.begun_ns, answered.told.ended_ns) {
+fn span(answered: &AnsweredRequest) -> (u64, u64) {
+    match (answered.timing.begun_ns, answered.timing.ended_ns) {
         (Some(begun), Some(ended))
             if answered.sent_ns <= begun && begun <= ended && ended <= answered.received_ns =>
         {
@@ -279,23 +279,23 @@ fn span(answered: &Answered) -> (u64, u64) {
 }
 
 /// Returns the service time of a request: the difference of the worker's own timestamps, else the time that was asked for.
-fn service_ns(answered: &Answered) -> u64 {
-    match (answered.told.begun_ns, answered.told.ended_ns) {
+fn service_ns(answered: &AnsweredRequest) -> u64 {
+    match (answered.timing.begun_ns, answered.timing.ended_ns) {
         (Some(begun), Some(ended)) if begun <= ended => ended - begun,
         _ => answered.asked_ns,
     }
 }
 
 /// Returns the latency less the service time.
-pub(crate) fn wait_ns(answered: &Answered) -> u64 {
+pub(crate) fn wait_ns(answered: &AnsweredRequest) -> u64 {
     (answered.received_ns - answered.intended_ns).saturating_sub(service_ns(answered))
 }
 
 /// Maps the workers' own identifiers (such as process identifiers) to indexes.
 fn names(measured: &Measured) -> BTreeMap<u64, usize> {
-    let told: std::collections::BTreeSet<u64> =
-        measured.all().filter_map(|answered| answered.told.worker).collect();
-    told.into_iter().enumerate().map(|(place, name)| (name, place)).collect()
+    let timing: std::collections::BTreeSet<u64> =
+        measured.all().filter_map(|answered| answered.timing.worker).collect();
+    timing.into_iter().enumerate().map(|(place, name)| (name, place)).collect()
 }
 
 fn add_each(sums: &mut Vec<u64>, more: &[u64]) {
@@ -313,7 +313,7 @@ fn mean(values: &[f64]) -> Option<f64> {
 mod tests {
     use fourtuple::listen::SeatStats;
 
-    use super::super::wire::Told;
+    use super::super::wire::ServerTiming;
     use super::*;
 
     fn label(workers: usize) -> Label {
@@ -330,9 +330,16 @@ mod tests {
         }
     }
 
-    fn answered(intended_ns: u64, begun: u64, ended: u64, received_ns: u64, worker: u64) -> Answered {
-        let told = Told { worker: Some(worker), begun_ns: Some(begun), ended_ns: Some(ended) };
-        Answered { intended_ns, sent_ns: intended_ns + 1, received_ns, asked_ns: 10, told, first: true }
+    fn answered(intended_ns: u64, begun: u64, ended: u64, received_ns: u64, worker: u64) -> AnsweredRequest {
+        let timing = ServerTiming { worker: Some(worker), begun_ns: Some(begun), ended_ns: Some(ended) };
+        AnsweredRequest {
+            intended_ns,
+            sent_ns: intended_ns + 1,
+            received_ns,
+            asked_ns: 10,
+            timing,
+            first: true,
+        }
     }
 
     fn seats(requests: [u64; 2]) -> Vec<SeatStats> {
@@ -381,14 +388,14 @@ mod tests {
     #[test]
     fn external_workers_are_known_by_their_answers() {
         let mut sums = Sums::new(Label { server: Some("nginx".to_owned()), ..label(3) });
-        let silent = |intended: u64, received: u64, worker: Option<u64>| Answered {
-            told: Told { worker, ..Told::default() },
+        let silent = |intended: u64, received: u64, worker: Option<u64>| AnsweredRequest {
+            timing: ServerTiming { worker, ..ServerTiming::default() },
             ..answered(intended, 0, 0, received, 0)
         };
         let load = vec![silent(0, 30, Some(4711)), silent(0, 20, Some(815)), silent(50, 90, None)];
         let served = sums.add(&Measured { load, ..Measured::default() });
         assert_eq!(served.len(), 2, "the third answer names no worker");
-        assert_eq!((served[0].passage.worker, served[0].passage.begun_ns), (1, 20));
+        assert_eq!((served[0].request.worker, served[0].request.begun_ns), (1, 20));
         let cell = sums.cell();
         assert_eq!((cell.workers, &cell.requests, cell.operations), (3, &vec![1, 1, 0], 3));
         assert_eq!((cell.wait_ns.max, cell.wakeups_per_accept, cell.accepts), (30, None, vec![1, 1, 0]));
@@ -398,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_number() {
+    fn a_missing_measurement_has_no_number() {
         let mut sums = Sums::new(label(2));
         sums.add(&Measured { seats: seats([0, 0]), ..Measured::default() });
         let cell = sums.cell();

@@ -1,6 +1,6 @@
 //! The timeline of one request that waits for a busy worker while another worker is idle.
 
-use fourtuple_measure::misplaced::{AllBusy, Passage};
+use fourtuple_measure::misplaced::{AllBusy, ServedRequest};
 use fourtuple_record::{Span, Timeline, Waiter};
 
 use crate::pool::sums::{Label, Served};
@@ -22,30 +22,30 @@ pub(crate) fn longest(
     begun_ns: u64,
     served: &[Served],
 ) -> Option<(u64, Timeline)> {
-    let passages: Vec<Passage> = served.iter().map(|served| served.passage).collect();
-    let all_busy = AllBusy::of(&passages, workers);
-    let mut found: Vec<(u64, usize)> = passages
+    let requests: Vec<ServedRequest> = served.iter().map(|served| served.request).collect();
+    let all_busy = AllBusy::of(&requests, workers);
+    let mut found: Vec<(u64, usize)> = requests
         .iter()
         .enumerate()
-        .map(|(index, passage)| (all_busy.misplaced_ns(passage), index))
+        .map(|(index, request)| (all_busy.misplaced_ns(request), index))
         .filter(|(misplaced, _)| *misplaced > 0)
         .collect();
     found.sort_unstable_by(|a, b| b.cmp(a));
-    let busy_ns = |worker: usize, passage: &Passage| -> u64 {
-        let of_worker = passages.iter().filter(|other| other.worker == worker && *other != passage);
+    let busy_ns = |worker: usize, request: &ServedRequest| -> u64 {
+        let of_worker = requests.iter().filter(|other| other.worker == worker && *other != request);
         of_worker
             .map(|other| {
-                let from = other.begun_ns.max(passage.sent_ns);
-                other.ended_ns.min(passage.begun_ns).saturating_sub(from)
+                let from = other.begun_ns.max(request.sent_ns);
+                other.ended_ns.min(request.begun_ns).saturating_sub(from)
             })
             .sum()
     };
     let (misplaced, chosen) = found.into_iter().take(CANDIDATES).find(|(_, index)| {
-        let passage = &passages[*index];
-        let waited = passage.begun_ns - passage.sent_ns;
-        busy_ns(passage.worker, passage) as f64 >= BEHIND * waited as f64
+        let request = &requests[*index];
+        let waited = request.begun_ns - request.sent_ns;
+        busy_ns(request.worker, request) as f64 >= BEHIND * waited as f64
     })?;
-    let chosen = passages[chosen];
+    let chosen = requests[chosen];
     let idle = (0..workers).filter(|&worker| worker != chosen.worker);
     let idle_worker = idle.min_by_key(|&worker| busy_ns(worker, &chosen))?;
     let margin = ((chosen.ended_ns - chosen.sent_ns) / 2).max(MARGIN_NS);
@@ -54,11 +54,11 @@ pub(crate) fn longest(
     let since = |ns: u64| ns.saturating_sub(begun_ns);
     let mut spans = vec![Vec::new(); workers];
     for served in served {
-        let passage = served.passage;
-        if passage.ended_ns > from && passage.begun_ns < to && passage.worker < workers {
-            spans[passage.worker].push(Span {
-                from_ns: since(passage.begun_ns),
-                to_ns: since(passage.ended_ns),
+        let request = served.request;
+        if request.ended_ns > from && request.begun_ns < to && request.worker < workers {
+            spans[request.worker].push(Span {
+                from_ns: since(request.begun_ns),
+                to_ns: since(request.ended_ns),
                 waited_ns: served.waited_ns,
             });
         }
@@ -107,8 +107,9 @@ mod tests {
     }
 
     fn served(worker: usize, sent: u64, begun: u64, ended: u64) -> Served {
-        let passage = Passage { sent_ns: sent * MS, begun_ns: begun * MS, ended_ns: ended * MS, worker };
-        Served { passage, waited_ns: (begun - sent) * MS }
+        let request =
+            ServedRequest { sent_ns: sent * MS, begun_ns: begun * MS, ended_ns: ended * MS, worker };
+        Served { request, waited_ns: (begun - sent) * MS }
     }
 
     #[test]

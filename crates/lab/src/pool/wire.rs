@@ -10,7 +10,7 @@ const MOST_HEADERS: usize = 32;
 
 /// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     /// Requested service time.
     pub(crate) work: Duration,
     /// Whether the connection closes after the answer.
@@ -21,7 +21,7 @@ pub(crate) struct Asked {
 
 /// The worker that served a request, and its timestamps: CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ServerTiming {
     /// X-Worker: a number; for the lab's own workers the seat.
     pub(crate) worker: Option<u64>,
     /// X-Begin: start of the service.
@@ -32,9 +32,9 @@ pub(crate) struct Told {
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct Response {
     /// The worker and times that the response names.
-    pub(crate) told: Told,
+    pub(crate) timing: ServerTiming,
     /// Whether the server closes the connection.
     pub(crate) close: bool,
     /// Length of the answer in bytes; `None`: the answer ends when the server closes.
@@ -56,7 +56,7 @@ pub(crate) fn write_request(out: &mut Vec<u8>, path: &str, host: &str, work: Dur
 }
 
 /// Parses the request at the start of `bytes`; returns `None` if more bytes are needed.
-pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Asked>, Malformed> {
+pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<Request>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let length = match request.parse(bytes) {
@@ -76,11 +76,11 @@ pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Asked>, Malformed> {
         return Err(Malformed("a request with a body"));
     }
     let close = closes(request.headers, request.version);
-    Ok(Some(Asked { work: Duration::from_nanos(work), close, length }))
+    Ok(Some(Request { work: Duration::from_nanos(work), close, length }))
 }
 
 /// Appends an answer to `out`.
-pub(crate) fn write_answer(out: &mut Vec<u8>, worker: usize, begun_ns: u64, ended_ns: u64, close: bool) {
+pub(crate) fn write_response(out: &mut Vec<u8>, worker: usize, begun_ns: u64, ended_ns: u64, close: bool) {
     let closing = if close { "Connection: close\r\n" } else { "" };
     out.extend_from_slice(
         format!(
@@ -92,7 +92,7 @@ pub(crate) fn write_answer(out: &mut Vec<u8>, worker: usize, begun_ns: u64, ende
 }
 
 /// Parses the head of the answer at the start of `bytes`; returns `None` if more bytes are needed.
-pub(crate) fn read_answer(bytes: &[u8]) -> Result<Option<Heard>, Malformed> {
+pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let head = match response.parse(bytes) {
@@ -112,8 +112,8 @@ pub(crate) fn read_answer(bytes: &[u8]) -> Result<Option<Heard>, Malformed> {
         None => None,
     };
     let tell = |name| value(response.headers, name).and_then(|text| text.parse().ok());
-    Ok(Some(Heard {
-        told: Told { worker: tell("x-worker"), begun_ns: tell("x-begin"), ended_ns: tell("x-end") },
+    Ok(Some(Response {
+        timing: ServerTiming { worker: tell("x-worker"), begun_ns: tell("x-begin"), ended_ns: tell("x-end") },
         // Without a length, the end of the connection ends the answer (RFC 9112, 6.3).
         close: body.is_none() || closes(response.headers, response.version),
         length: body.map(|body| head.saturating_add(body)),
@@ -142,33 +142,33 @@ mod tests {
     const WORK: Duration = Duration::from_nanos(100_000);
 
     #[test]
-    fn a_request_is_read_as_it_was_written_also_in_pieces() {
+    fn a_request_survives_writing_and_parsing_in_pieces() {
         for (path, close) in [("/", false), ("/", true), ("/a?b=c", true)] {
             let mut bytes = Vec::new();
             write_request(&mut bytes, path, "lab", WORK, close);
             for cut in 0..bytes.len() {
-                assert_eq!(read_request(&bytes[..cut]), Ok(None), "{cut} of {path}");
+                assert_eq!(parse_request(&bytes[..cut]), Ok(None), "{cut} of {path}");
             }
             let length = bytes.len();
             bytes.extend_from_slice(b"GET /the/next");
-            assert_eq!(read_request(&bytes), Ok(Some(Asked { work: WORK, close, length })));
+            assert_eq!(parse_request(&bytes), Ok(Some(Request { work: WORK, close, length })));
         }
     }
 
     #[test]
-    fn an_answer_is_read_as_it_was_written_also_in_pieces() {
+    fn a_response_survives_writing_and_parsing_in_pieces() {
         for close in [false, true] {
             let mut bytes = Vec::new();
-            write_answer(&mut bytes, 3, 70, 90, close);
+            write_response(&mut bytes, 3, 70, 90, close);
             let head = bytes.len() - 3;
             for cut in 0..head {
-                assert_eq!(read_answer(&bytes[..cut]), Ok(None), "{cut}");
+                assert_eq!(parse_response(&bytes[..cut]), Ok(None), "{cut}");
             }
-            let told = Told { worker: Some(3), begun_ns: Some(70), ended_ns: Some(90) };
+            let timing = ServerTiming { worker: Some(3), begun_ns: Some(70), ended_ns: Some(90) };
             for cut in head..=bytes.len() {
                 assert_eq!(
-                    read_answer(&bytes[..cut]),
-                    Ok(Some(Heard { told, close, length: Some(bytes.len()) }))
+                    parse_response(&bytes[..cut]),
+                    Ok(Some(Response { timing, close, length: Some(bytes.len()) }))
                 );
             }
         }
@@ -177,18 +177,21 @@ mod tests {
     #[test]
     fn answers_of_external_servers_are_parsed() {
         let plain = b"HTTP/1.1 200 OK\r\nServer: nginx\r\ncontent-length: 2\r\n\r\nok";
-        let heard = read_answer(plain).unwrap().unwrap();
-        assert_eq!((heard.told, heard.close, heard.length), (Told::default(), false, Some(plain.len())));
+        let response = parse_response(plain).unwrap().unwrap();
+        assert_eq!(
+            (response.timing, response.close, response.length),
+            (ServerTiming::default(), false, Some(plain.len()))
+        );
         let old = b"HTTP/1.0 200 OK\r\n\r\nuntil the end";
-        let heard = read_answer(old).unwrap().unwrap();
-        assert_eq!((heard.close, heard.length), (true, None));
+        let response = parse_response(old).unwrap().unwrap();
+        assert_eq!((response.close, response.length), (true, None));
         for (bytes, why) in [
             (&b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"[..], "another status than 200"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "a chunked answer"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "a length that is no number"),
             (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
         ] {
-            assert_eq!(read_answer(bytes), Err(Malformed(why)));
+            assert_eq!(parse_response(bytes), Err(Malformed(why)));
         }
     }
 
@@ -201,9 +204,9 @@ mod tests {
             (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", "a request with a body"),
             (&endless, "a head that is too long"),
         ] {
-            assert_eq!(read_request(bytes), Err(Malformed(why)));
+            assert_eq!(parse_request(bytes), Err(Malformed(why)));
         }
-        let idle = read_request(b"GET / HTTP/1.1\r\n\r\n").unwrap().unwrap();
+        let idle = parse_request(b"GET / HTTP/1.1\r\n\r\n").unwrap().unwrap();
         assert_eq!((idle.work, idle.close), (Duration::ZERO, false));
     }
 }

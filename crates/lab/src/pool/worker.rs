@@ -17,7 +17,7 @@ use crate::pool::wire;
 /// Longest piece of work between two checks of the stop flag; longer work is split.
 const NAP: Duration = Duration::from_millis(20);
 
-/// How often a worker without events checks the stop flag.
+/// Interval at which a worker without events checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(500);
 
 /// The next step for a connection.
@@ -55,10 +55,10 @@ fn serve_one(
     answer: &mut Vec<u8>,
 ) -> Next {
     let mut room = [0; 2048];
-    let asked = loop {
+    let request = loop {
         // A client that sends anything but HTTP requests gets its connection closed.
-        match wire::read_request(&connection.carry) {
-            Ok(Some(asked)) => break asked,
+        match wire::parse_request(&connection.carry) {
+            Ok(Some(request)) => break request,
             Ok(None) => {}
             Err(_) => return Next::Close,
         }
@@ -70,12 +70,12 @@ fn serve_one(
             Err(_) => return Next::Close,
         }
     };
-    connection.carry.drain(..asked.length);
-    work(asked.work, spend, stop);
-    let close = asked.close || connection.is_last();
+    connection.carry.drain(..request.length);
+    work(request.work, spend, stop);
+    let close = request.close || connection.is_last();
     answer.clear();
     // The end is recorded before the answer is written, so the time for the write counts as wait.
-    wire::write_answer(answer, seat, begun_ns, monotonic_ns(), close);
+    wire::write_response(answer, seat, begun_ns, monotonic_ns(), close);
     if connection.write_all(answer).is_err() {
         return Next::Close;
     }

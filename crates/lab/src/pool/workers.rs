@@ -37,12 +37,12 @@ impl<F> Serve for F where
 pub(crate) struct Pool {
     group: ListenerGroup,
     stop: Arc<AtomicBool>,
-    hands: Vec<Hand>,
+    threads: Vec<WorkerThread>,
     count: usize,
 }
 
 /// The thread of a worker, or of the dispatcher.
-struct Hand {
+struct WorkerThread {
     thread: JoinHandle<Result<Duration, ListenError>>,
     waker: Option<AcceptWaker>,
 }
@@ -70,29 +70,29 @@ impl Pool {
     ) -> Result<Pool, LabError> {
         let listen = ListenerGroupBuilder::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
         let group = listen.recycle(recycle).open()?;
-        let mut pool = Pool { group, stop: Arc::default(), hands: Vec::new(), count };
+        let mut pool = Pool { group, stop: Arc::default(), threads: Vec::new(), count };
         for _ in 0..count {
-            pool.hire(serve.clone())?;
+            pool.start_worker(serve.clone())?;
         }
         if pool.group.policy() == AcceptPolicy::Dispatcher {
-            pool.hire_dispatcher()?;
+            pool.start_dispatcher()?;
         }
         Ok(pool)
     }
 
     /// Starts the dispatcher thread, which accepts for all workers; its CPU time is added to the workers' time.
-    fn hire_dispatcher(&mut self) -> Result<(), LabError> {
+    fn start_dispatcher(&mut self) -> Result<(), LabError> {
         let mut dispatcher = self.group.dispatcher()?;
         let (waker, stop) = (dispatcher.waker(), Arc::clone(&self.stop));
         let thread = thread::Builder::new()
             .name("dispatcher".to_owned())
             .spawn(move || dispatcher.run(&stop).map(|()| resource::thread_cpu_time()))
             .map_err(LabError::call("start a dispatcher"))?;
-        self.hands.push(Hand { thread, waker: Some(waker) });
+        self.threads.push(WorkerThread { thread, waker: Some(waker) });
         Ok(())
     }
 
-    fn hire(&mut self, serve: impl Serve) -> Result<(), LabError> {
+    fn start_worker(&mut self, serve: impl Serve) -> Result<(), LabError> {
         let (group, stop) = (self.group.clone(), Arc::clone(&self.stop));
         let (sender, joined) = mpsc::channel();
         let work = move || {
@@ -108,7 +108,7 @@ impl Pool {
             serve(&mut acceptor, &stop)
         };
         let thread = thread::Builder::new()
-            .name(format!("worker {}", self.hands.len()))
+            .name(format!("worker {}", self.threads.len()))
             .spawn(work)
             .map_err(LabError::call("start a worker"))?;
         let (waker, result) = match joined.recv() {
@@ -117,7 +117,7 @@ impl Pool {
             // The thread panicked; `finish` joins the thread and resumes the panic.
             Err(_) => (None, Ok(())),
         };
-        self.hands.push(Hand { thread, waker });
+        self.threads.push(WorkerThread { thread, waker });
         result
     }
 
@@ -160,11 +160,14 @@ impl Pool {
 
     fn finish(&mut self) -> Result<Duration, LabError> {
         self.stop.store(true, Ordering::Relaxed);
-        self.hands.iter().filter_map(|hand| hand.waker.as_ref()).for_each(AcceptWaker::wake);
+        self.threads
+            .iter()
+            .filter_map(|worker_thread| worker_thread.waker.as_ref())
+            .for_each(AcceptWaker::wake);
         let mut cpu = Duration::ZERO;
         let mut failed = None;
-        for hand in self.hands.drain(..) {
-            match hand.thread.join() {
+        for worker_thread in self.threads.drain(..) {
+            match worker_thread.thread.join() {
                 Ok(Ok(time)) => cpu += time,
                 Ok(Err(error)) => drop(failed.get_or_insert(error)),
                 Err(panic) if !thread::panicking() => std::panic::resume_unwind(panic),

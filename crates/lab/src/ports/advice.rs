@@ -1,4 +1,4 @@
-use fourtuple_record::{PortsResults, StrategyResult};
+use fourtuple_record::{PortsResults, StrategyResult, format_duration};
 use fourtuple_syscalls::socket::Transport;
 
 /// Returns advice: what the results show about this kernel, and what to set.
@@ -20,8 +20,8 @@ fn udp(results: &PortsResults) -> Vec<String> {
                 "UDP ports are not searched by halves: bind() and connect() take {} on average for even ports and {} for \
                  odd ones. A socket has its port for every destination, so there are {} in all; \
                  fourtuple::dial::UdpDialer can share them (Sharing::Shared).",
-                us(even.mean),
-                us(odd.mean),
+                format_duration(even.mean),
+                format_duration(odd.mean),
                 results.tuples
             ),
         );
@@ -41,15 +41,15 @@ fn tcp(results: &PortsResults) -> Vec<String> {
             lines.push(format!(
                 "By default this kernel looks for a port among one half of the range first: connect() takes {} on \
                  average until {} connections to one destination are held, and {} beyond ({} ports).",
-                us(fast.mean),
+                format_duration(fast.mean),
                 fast.count,
-                us(slow.mean),
+                format_duration(slow.mean),
                 parity
             ));
         } else {
             lines.push(format!(
                 "By default connect() takes {} on average here, with no cliff at half of the range at this fill.",
-                us(run.connect_ns.all.map_or(0, |all| all.mean))
+                format_duration(run.connect_ns.all.map_or(0, |all| all.mean))
             ));
         }
     }
@@ -112,10 +112,6 @@ fn failures(results: &PortsResults) -> Vec<String> {
 fn is_linear(run: &StrategyResult) -> bool {
     let first_half = || run.scatter.iter().flat_map(|scatter| scatter.dots().take(run.dials as usize / 2));
     first_half().any(|dot| !dot.failed && dot.odd) && first_half().any(|dot| !dot.failed && !dot.odd)
-}
-
-fn us(ns: u64) -> String {
-    if ns < 1_000_000 { format!("{:.1} us", ns as f64 / 1e3) } else { format!("{:.2} ms", ns as f64 / 1e6) }
 }
 
 #[cfg(test)]

@@ -15,13 +15,13 @@ use fourtuple_syscalls::socket::{self, Transport};
 use crate::LabError;
 
 /// The result of one dial.
-pub(super) enum Dialed {
+pub(super) enum DialOutcome {
     Connected { socket: OwnedFd, port: u16, time: Duration, attempts: u32 },
     Failed { errno: &'static str, attempts: u32 },
 }
 
 /// A dialer that opens sockets one at a time with a given strategy.
-pub(super) enum Dials {
+pub(super) enum StrategyDialer {
     Tcp(Box<Dialer>),
     /// UDP with the kernel's own choice of port, dialed by the library.
     Udp(UdpDialer),
@@ -35,7 +35,7 @@ pub(super) enum Dials {
     },
 }
 
-impl Dials {
+impl StrategyDialer {
     pub(super) fn new(
         transport: Transport,
         strategy: Strategy,
@@ -51,12 +51,12 @@ impl Dials {
                     let pool = SourcePool::several(sources).expect("addresses of one family, and few");
                     builder = builder.sources(pool);
                 }
-                Dials::Tcp(Box::new(builder.build()?))
+                StrategyDialer::Tcp(Box::new(builder.build()?))
             }
             Transport::Udp if strategy == Strategy::Auto => {
-                Dials::Udp(UdpDialer::new(destination, None, Sharing::Exclusive)?)
+                StrategyDialer::Udp(UdpDialer::new(destination, None, Sharing::Exclusive)?)
             }
-            Transport::Udp => Dials::UdpSteps {
+            Transport::Udp => StrategyDialer::UdpSteps {
                 strategy,
                 range,
                 local: destination.ip(),
@@ -69,25 +69,29 @@ impl Dials {
     /// Returns the strategy that `auto` chose.
     pub(super) fn chosen(&self) -> String {
         match self {
-            Dials::Tcp(dialer) => dialer.choice().to_string(),
-            Dials::Udp(_) | Dials::UdpSteps { .. } => "kernel-default".to_owned(),
+            StrategyDialer::Tcp(dialer) => dialer.choice().to_string(),
+            StrategyDialer::Udp(_) | StrategyDialer::UdpSteps { .. } => "kernel-default".to_owned(),
         }
     }
 
-    pub(super) fn dial(&mut self) -> Result<Dialed, LabError> {
+    pub(super) fn dial(&mut self) -> Result<DialOutcome, LabError> {
         match self {
-            Dials::Tcp(dialer) => ended(dialer.dial().map(|(stream, report)| (stream.into(), report))),
-            Dials::Udp(dialer) => ended(dialer.dial().map(|(socket, report)| (socket.into(), report))),
-            Dials::UdpSteps { strategy, range, local, destination, random } => {
+            StrategyDialer::Tcp(dialer) => {
+                ended(dialer.dial().map(|(stream, report)| (stream.into(), report)))
+            }
+            StrategyDialer::Udp(dialer) => {
+                ended(dialer.dial().map(|(socket, report)| (socket.into(), report)))
+            }
+            StrategyDialer::UdpSteps { strategy, range, local, destination, random } => {
                 udp_steps(*strategy, *range, *local, *destination, random)
             }
         }
     }
 }
 
-fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> Result<Dialed, LabError> {
+fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> Result<DialOutcome, LabError> {
     match result {
-        Ok((socket, report)) => Ok(Dialed::Connected {
+        Ok((socket, report)) => Ok(DialOutcome::Connected {
             socket,
             port: report.source.port(),
             time: report.connect,
@@ -95,20 +99,20 @@ fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> R
         }),
         // The errno that connect() or bind() returned.
         Err(DialError::PortsExhausted { .. } | DialError::TupleBusy { .. }) => {
-            Ok(Dialed::Failed { errno: "EADDRNOTAVAIL", attempts: 1 })
+            Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: 1 })
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// socket, [window,] bind, connect, as published; bind() is where UDP chooses.
+/// Makes the published calls: socket(), the window option if any, bind() and connect(). For UDP, bind() chooses the port.
 fn udp_steps(
     strategy: Strategy,
     range: PortRange,
     local: IpAddr,
     destination: SocketAddr,
     random: &mut Rng,
-) -> Result<Dialed, LabError> {
+) -> Result<DialOutcome, LabError> {
     let socket = socket::open(Transport::Udp, destination, false).map_err(LabError::call("socket"))?;
     let mut time = Duration::ZERO;
     let mut tried = 0;
@@ -136,13 +140,13 @@ fn udp_steps(
                 time += begun.elapsed();
                 let port =
                     socket::local_address(socket.as_fd()).map_err(LabError::call("getsockname"))?.port();
-                return Ok(Dialed::Connected { socket, port, time, attempts: tried });
+                return Ok(DialOutcome::Connected { socket, port, time, attempts: tried });
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => time += begun.elapsed(),
             Err(error) => return Err(LabError::call("bind")(error)),
         }
     }
-    Ok(Dialed::Failed { errno: "EADDRINUSE", attempts: tried })
+    Ok(DialOutcome::Failed { errno: "EADDRINUSE", attempts: tried })
 }
 
 /// Makes one TCP connect() to `destination`, whose port table is empty, with the calls of `strategy`.

@@ -13,7 +13,7 @@ use fourtuple_syscalls::socket::Transport;
 
 use crate::namespace::Namespace;
 use crate::ports::Ports;
-use crate::ports::dialers::{self, Dialed, Dials};
+use crate::ports::dialers::{self, DialOutcome, StrategyDialer};
 use crate::{LabError, Watch};
 
 /// Dials between two pauses, in which sockets are parked and the floor is measured; the pauses are not timed.
@@ -55,7 +55,7 @@ pub(super) fn fill(
     let source = sources.first().copied();
     let seed = settings.seed.wrapping_add(u64::from(repeat));
     let mut random = Rng::with_seed(seed);
-    let mut dials = Dials::new(settings.transport, strategy, range, sources, destination, seed)?;
+    let mut dials = StrategyDialer::new(settings.transport, strategy, range, sources, destination, seed)?;
     let chosen = (strategy == Strategy::Auto).then(|| dials.chosen());
     let mut parking = Parking::new().map_err(LabError::call("hold sockets"))?;
     let mut tally = Tally::new(settings.tuples(), settings.dials());
@@ -131,7 +131,7 @@ impl Tally {
 
     fn batch(
         &mut self,
-        dials: &mut Dials,
+        dials: &mut StrategyDialer,
         count: u64,
         parking: &mut Parking,
         watch: &Watch<'_>,
@@ -146,11 +146,11 @@ impl Tally {
             let took = begun.elapsed();
             self.elapsed += took;
             match dialed {
-                Dialed::Connected { socket, port, time, attempts } => {
+                DialOutcome::Connected { socket, port, time, attempts } => {
                     self.connected(port, time, attempts);
                     parking.park(socket);
                 }
-                Dialed::Failed { errno, attempts } => {
+                DialOutcome::Failed { errno, attempts } => {
                     self.retries += u64::from(attempts.saturating_sub(1));
                     *self.errors.entry(errno.to_owned()).or_default() += 1;
                     self.scatter.push(took.as_nanos() as u64, false, true);
@@ -189,9 +189,9 @@ impl Tally {
 
     /// Measures the floor of UDP before the fill, since UDP ports are held against every destination; the sockets are then
     /// closed.
-    fn udp_floor(&mut self, dials: &mut Dials) -> Result<(), LabError> {
+    fn udp_floor(&mut self, dials: &mut StrategyDialer) -> Result<(), LabError> {
         for _ in 0..4 * FLOOR_BATCH {
-            if let Dialed::Connected { time, .. } = dials.dial()? {
+            if let DialOutcome::Connected { time, .. } = dials.dial()? {
                 for part in &mut self.parts {
                     part.floors += 1;
                     part.floor_total_ns += time.as_nanos() as u64;

@@ -1,10 +1,10 @@
-use fourtuple_record::{TimeWaitResults, TimeWaitRun};
+use fourtuple_record::{TimeWaitResults, TimeWaitRun, format_duration};
 
 /// Returns advice from the runs: the findings, and the settings that help here.
 pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
     let mut lines = vec![format!(
-        "One source that closes first has {} ports to one destination, each waits 60 s: more than {:.0} connections per \
+        "One source that closes first has {} ports to one destination, each waits 60.0s: more than {:.0} connections per \
          second cannot last.",
         results.ports, results.ceiling_per_s
     )];
@@ -12,21 +12,21 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
         && let Some(at) = run.stalled_at
     {
         lines.push(format!(
-            "Transaction {at} found no port (EADDRNOTAVAIL) and {}; the {} before it took {:.2} s.",
+            "Transaction {at} found no port (EADDRNOTAVAIL) and {}; the {} before it took {}.",
             if run.cut {
                 format!(
-                    "was not waited for: {:.1} s would have been left of its 60 s",
-                    run.predicted_stall_ns as f64 / 1e9
+                    "was not waited for: {} would have been left of its 60.0s",
+                    format_duration(run.predicted_stall_ns)
                 )
             } else {
                 format!(
-                    "waited {:.1} s ({:.1} s were predicted)",
-                    run.stall_ns as f64 / 1e9,
-                    run.predicted_stall_ns as f64 / 1e9
+                    "waited {} ({} were predicted)",
+                    format_duration(run.stall_ns),
+                    format_duration(run.predicted_stall_ns)
                 )
             },
             at - 1,
-            (at - 1) as f64 / run.rate_per_s.max(1e-9),
+            format_duration(((at - 1) as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
         ));
     }
     let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(name).collect();
@@ -38,8 +38,8 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
         && !run.cut
     {
         lines.push(format!(
-            "tcp_tw_reuse=1 shortened the stall to {:.2} s: a port is taken over once it has waited for a second (before Linux 6.14: up to a second).",
-            run.stall_ns as f64 / 1e9
+            "tcp_tw_reuse=1 shortened the stall to {}: a port is taken over once it has waited for a second (before Linux 6.14: up to a second).",
+            format_duration(run.stall_ns)
         ));
     }
     lines

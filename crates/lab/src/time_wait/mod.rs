@@ -204,7 +204,7 @@ impl TimeWait {
     }
 }
 
-/// The range of [`Remedy::WiderRange`]: all ports that need no privilege to bind.
+/// Returns the range of [`Remedy::WiderRange`]: all ports that need no privilege to bind.
 fn wide() -> PortRange {
     PortRange::new(1024, u16::MAX).expect("not backwards")
 }

@@ -37,8 +37,8 @@ impl<E: Engine> Driver<'_, E> {
         let slot = &self.slots[number as usize];
         let parts = [
             ("late", slot.started - slot.intended),
-            ("connect", if slot.request == 1 { slot.asked.saturating_sub(slot.started) } else { 0 }),
-            ("response", now - slot.asked.max(slot.started)),
+            ("connect", if slot.request == 1 { slot.requested_at.saturating_sub(slot.started) } else { 0 }),
+            ("response", now - slot.requested_at.max(slot.started)),
         ];
         let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
         self.tally.slow.push(Slow {
@@ -77,7 +77,7 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// Returns the name of the error of the operation of `number`, if its time is over.
+    /// Returns the error name of the operation of `number` if its timeout has expired.
     pub(super) fn overdue(&self, number: u32, now: u64) -> Option<Cow<'static, str>> {
         let slot = &self.slots[number as usize];
         let took = now.saturating_sub(slot.timed_from);
@@ -90,7 +90,7 @@ impl<E: Engine> Driver<'_, E> {
         }))
     }
 
-    /// Cancels the operations whose time is over. The next call is due when the next operation can be overdue.
+    /// Cancels the operations whose timeout has expired. The next call is due when the next operation can be overdue.
     pub(super) fn look_for_late(&mut self, now: u64) -> io::Result<()> {
         let timeout = self.operation_limit();
         let mut next = now + timeout;
@@ -113,7 +113,7 @@ impl<E: Engine> Driver<'_, E> {
         Ok(())
     }
 
-    /// Publishes the counts of the current second on the board. `next` is the second that begins.
+    /// Publishes the counts of the current second. `next` is the second that begins.
     pub(super) fn flush(&mut self, next: u64) {
         self.part.in_flight = u64::from(self.active);
         self.shared.board.add(self.share.number, self.second, &self.part, next);

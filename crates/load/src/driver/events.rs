@@ -33,9 +33,9 @@ impl<E: Engine> Driver<'_, E> {
         self.part.connections += 1;
         let slot = &mut self.slots[number as usize];
         slot.local = slot.attempt.take().map(Attempt::keep);
-        slot.asked = now;
+        slot.requested_at = now;
         slot.search_ns = search_ns;
-        slot.phase = Phase::Asking;
+        slot.phase = Phase::AwaitingResponse;
         if let Some(search) = search_ns {
             self.tally.search.record(search);
         }
@@ -66,7 +66,7 @@ impl<E: Engine> Driver<'_, E> {
         let slot = &mut self.slots[number as usize];
         if slot.handshaking && slot.protocol.established() {
             slot.handshaking = false;
-            slot.asked = now;
+            slot.requested_at = now;
             if let Some(search) = slot.search_ns {
                 self.tally.handshake.record(now.saturating_sub(slot.opened).saturating_sub(search));
             }
@@ -92,7 +92,7 @@ impl<E: Engine> Driver<'_, E> {
         }
         if !slot.has_first_byte && slot.protocol.established() && count > 0 {
             slot.has_first_byte = true;
-            self.tally.first_byte.record(now - slot.asked);
+            self.tally.first_byte.record(now - slot.requested_at);
         }
         match slot.protocol.receive(self.engine.received(number, count)) {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
@@ -106,20 +106,21 @@ impl<E: Engine> Driver<'_, E> {
                 }
                 self.done(number, closing, now)
             }
-            ParseOutcome::ClosedUnanswered if self.may_ask_again(number) => self.ask_again(number),
+            ParseOutcome::ClosedUnanswered if self.may_retry(number) => self.retry_request(number),
             ParseOutcome::ClosedUnanswered => self.give_up_on(number, Cow::Borrowed("closed-early"), now),
             ParseOutcome::Failed(name) => self.give_up_on(number, name, now),
         }
     }
 
-    /// Whether the request of `number` may be sent again after its connection ended before the first byte of a response. It may
-    /// on a kept connection, which the server may have closed before it read the request (RFC 9112, 9.3.1).
-    fn may_ask_again(&self, number: u32) -> bool {
+    /// Returns whether the request of `number` may be sent again after its connection ended before the first byte of a
+    /// response: yes on a kept connection, which the server may have closed before it read the request (RFC 9112,
+    /// 9.3.1).
+    fn may_retry(&self, number: u32) -> bool {
         self.slots[number as usize].request > 1 && self.shared.load.workload.may_be_sent_again()
     }
 
     /// Sends a request again on a new connection. It is the first request there, so it is not sent a third time.
-    fn ask_again(&mut self, number: u32) -> io::Result<()> {
+    fn retry_request(&mut self, number: u32) -> io::Result<()> {
         self.tally.retried += 1;
         self.reconnect(number)
     }
@@ -130,7 +131,7 @@ impl<E: Engine> Driver<'_, E> {
         let load = self.shared.load;
         let slot = &mut self.slots[number as usize];
         // A workload that sends nothing closes each connection at once.
-        let last = slot.request == load.close_every || load.workload.says_nothing();
+        let last = slot.request == load.close_every || load.workload.sends_nothing();
         if (closing || last) && load.close == Close::Server {
             slot.phase = Phase::Draining;
             slot.timed_from = now;
@@ -200,13 +201,13 @@ impl<E: Engine> Driver<'_, E> {
         }
         let slot = &self.slots[number as usize];
         if slot.phase == Phase::Probing {
-            // Neither data nor FIN has arrived: the connection is open.
+            // The connection is open: neither data nor FIN has arrived.
             let is_open = error.kind() == io::ErrorKind::WouldBlock;
-            return if is_open { self.ask(number, now) } else { self.reconnect(number) };
+            return if is_open { self.send_request(number, now) } else { self.reconnect(number) };
         }
         let is_gone = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
-        if is_gone && !slot.has_first_byte && self.may_ask_again(number) {
-            return self.ask_again(number);
+        if is_gone && !slot.has_first_byte && self.may_retry(number) {
+            return self.retry_request(number);
         }
         self.give_up_on(number, Cow::Owned(errno_name(error)), now)
     }
@@ -234,11 +235,11 @@ impl<E: Engine> Driver<'_, E> {
             return self.free(number, now);
         }
         self.active -= 1;
-        self.rest(now + FAILED_RETRY.max(self.shared.load.pause.as_nanos() as u64), number);
+        self.pause_until(now + FAILED_RETRY.max(self.shared.load.pause.as_nanos() as u64), number);
         Ok(())
     }
 
-    /// The port can be named again where no TIME_WAIT keeps it.
+    /// Returns the port of a closed connection to the dialer, unless it is in TIME_WAIT on this side.
     pub(super) fn give_back(&mut self, number: u32) {
         if let Some(local) = self.slots[number as usize].local.take() {
             self.shared.origin.release(local);
@@ -255,7 +256,7 @@ impl<E: Engine> Driver<'_, E> {
         self.engine.close(number)
     }
 
-    /// Makes `number` free for the next operation, which begins at once or later.
+    /// Makes `number` available for the next operation, which begins at once or later.
     pub(super) fn free(&mut self, number: u32, now: u64) -> io::Result<()> {
         self.active -= 1;
         if self.share.schedule.is_some() {
@@ -269,7 +270,7 @@ impl<E: Engine> Driver<'_, E> {
         }
         let pause = self.shared.load.pause.as_nanos() as u64;
         if pause > 0 {
-            self.rest(now + pause, number);
+            self.pause_until(now + pause, number);
             return Ok(());
         }
         if self.ended || !self.ticket() {
@@ -279,19 +280,19 @@ impl<E: Engine> Driver<'_, E> {
         self.start(number, None)
     }
 
-    /// Inserts into the queue by time. Nearly always that is at its end, because all pauses but those after a failure are
-    /// equally long.
-    pub(super) fn rest(&mut self, until: u64, number: u32) {
-        let at = self.resting.partition_point(|(at, _)| *at <= until);
-        self.resting.insert(at, (until, number));
+    /// Inserts into the queue by time, nearly always at its end, because all pauses except those after a failure have
+    /// the same length.
+    pub(super) fn pause_until(&mut self, until: u64, number: u32) {
+        let at = self.pausing.partition_point(|(at, _)| *at <= until);
+        self.pausing.insert(at, (until, number));
     }
 }
 
-/// An error of connect() that comes later is an answer of the network, and not of this host's routing table.
+/// Time in nanoseconds within which connect() reports a routing error of this host; a later error is from the network.
 const AT_ONCE: u64 = 100_000_000;
 
-/// Whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of bind(),
-/// EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
+/// Returns whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of
+/// bind(), EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
 fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
     match (stage, error.kind()) {
         (Stage::Bind | Stage::Connect, io::ErrorKind::AddrInUse) => true,

@@ -16,9 +16,9 @@ use fourtuple::dial::Attempt;
 use fourtuple_syscalls::resource;
 
 use crate::arrival::Schedule;
-use crate::board::{Board, Part};
 use crate::engine::Engine;
 use crate::origin::Origin;
+use crate::second_sums::{SecondSums, ThreadSecond};
 use crate::settings::Load;
 use crate::tally::Tally;
 use crate::workload::{ProtocolState, TlsSetup};
@@ -36,10 +36,10 @@ const MOST_A_TURN: usize = 256;
 /// Time between two attempts to get a port while none is free, in nanoseconds. One connection tries; the others wait.
 const PORT_RETRY: u64 = 50_000_000;
 
-/// Longest time that an operation may take, from its start, once the time of the run is over.
+/// Maximum duration of an operation, from its start, after the end of the run.
 const LONGEST_GRACE: u64 = 2_000_000_000;
 
-/// Time that operations in progress have once the run was stopped from outside.
+/// Maximum remaining time of operations in progress after the run was stopped from outside.
 const GRACE_WHEN_STOPPED: u64 = 50_000_000;
 
 /// Idle time, in nanoseconds, after which a kept connection is read before it is used again: the server may have closed it.
@@ -52,7 +52,7 @@ const FAILED_RETRY: u64 = 1_000_000;
 pub(crate) struct Shared<'a> {
     pub(crate) load: &'a Load,
     pub(crate) origin: &'a Origin,
-    pub(crate) board: &'a Board,
+    pub(crate) board: &'a SecondSums,
     pub(crate) live: &'a Live,
     pub(crate) stop: &'a AtomicBool,
     pub(crate) begun: Instant,
@@ -99,7 +99,7 @@ enum Phase {
     /// An operation has begun on a kept connection; a read before the request finds out whether the server has closed it.
     Probing,
     /// The request was sent; the response is not complete.
-    Asking,
+    AwaitingResponse,
     /// The operation is complete; the FIN of the server is due.
     Draining,
     /// Open and idle.
@@ -108,9 +108,9 @@ enum Phase {
 }
 
 impl Phase {
-    /// Whether the timeout applies in this phase.
+    /// Returns whether the timeout applies in this phase.
     fn is_waiting(self) -> bool {
-        matches!(self, Phase::Opening | Phase::Probing | Phase::Asking | Phase::Draining)
+        matches!(self, Phase::Opening | Phase::Probing | Phase::AwaitingResponse | Phase::Draining)
     }
 }
 
@@ -131,7 +131,7 @@ struct Slot<'a> {
     /// End of the last operation on an open connection.
     idle_since: u64,
     /// Time at which the connection was established or, on a kept connection, the request was sent.
-    asked: u64,
+    requested_at: u64,
     search_ns: Option<u64>,
     /// The time of the handshake (TCP, and TLS with https) is not recorded yet.
     handshaking: bool,
@@ -150,20 +150,21 @@ pub(crate) struct Driver<'a, E> {
     /// Closed connections without an operation, in an open loop.
     closed: Vec<u32>,
     /// Pausing connections with the end of their pause, in order of time, in a closed loop.
-    resting: VecDeque<(u64, u32)>,
+    pausing: VecDeque<(u64, u32)>,
     /// Connections that have an operation and wait for a port.
     portless: VecDeque<u32>,
     stalled: Option<Stalled>,
     /// Number of operations in progress.
     active: u32,
-    /// Numbers of held connections that are not open yet: not begun, and in progress.
+    /// Number of held connections whose opening has not begun.
     to_hold: u32,
+    /// Number of held connections that are being opened.
     opening_held: u32,
     tally: Tally,
-    part: Part,
+    part: ThreadSecond,
     second: u64,
     ended: bool,
-    /// The time of the run is over: an operation in progress has at most [`LONGEST_GRACE`] from its start.
+    /// The run has reached its end: an operation in progress has at most [`LONGEST_GRACE`] from its start.
     is_past_end: bool,
     started_from: u64,
     /// Start of the current time in which an operation is due and all connections are busy.
@@ -193,7 +194,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             timed_from: 0,
             opened: 0,
             idle_since: 0,
-            asked: 0,
+            requested_at: 0,
             search_ns: None,
             handshaking: false,
             has_first_byte: false,
@@ -206,14 +207,14 @@ impl<'a, E: Engine> Driver<'a, E> {
             slots: (0..count).map(slot).collect(),
             warm: Vec::new(),
             closed: (share.hold..count).rev().collect(),
-            resting: VecDeque::new(),
+            pausing: VecDeque::new(),
             portless: VecDeque::new(),
             stalled: None,
             active: 0,
             to_hold: share.hold,
             opening_held: 0,
             tally: Tally::new(),
-            part: Part::new(),
+            part: ThreadSecond::new(),
             second: 0,
             ended: false,
             is_past_end: false,
@@ -243,7 +244,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         let mut give_up = u64::MAX;
         if self.share.schedule.is_none() {
             let all: Vec<u32> = self.closed.drain(..).rev().collect();
-            self.resting.extend(all.into_iter().map(|slot| (0, slot)));
+            self.pausing.extend(all.into_iter().map(|slot| (0, slot)));
         }
         loop {
             let now = self.now();
@@ -355,7 +356,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         nanoseconds(self.shared.load.timeout)
     }
 
-    /// Longest time that an operation may take, from its start.
+    /// Returns the maximum duration of an operation, from its start.
     fn operation_limit(&self) -> u64 {
         if self.is_past_end { self.timeout().min(LONGEST_GRACE) } else { self.timeout() }
     }
@@ -390,8 +391,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
     }
 
-    /// Whether all operations of a run with `--operations` have begun. A thread without connections needs this check, because it
-    /// never takes a ticket.
+    /// Returns whether all operations of a run with `--operations` have begun. A thread without connections needs this
+    /// check, because it never takes a ticket.
     fn is_given_out(&self) -> bool {
         let most = self.shared.load.operations;
         most.is_some_and(|most| self.shared.tickets.load(Ordering::Relaxed) >= most)
@@ -429,18 +430,18 @@ impl<'a, E: Engine> Driver<'a, E> {
             return Ok(());
         }
         for _ in 0..most {
-            let Some((at, slot)) = self.resting.front().copied() else { break };
+            let Some((at, slot)) = self.pausing.front().copied() else { break };
             if at > now || !self.ticket() {
                 return Ok(());
             }
-            self.resting.pop_front();
+            self.pausing.pop_front();
             self.tally.offered += 1;
             self.start(slot, None)?;
         }
         Ok(())
     }
 
-    /// Whether an operation can begin: on an idle connection, or on a new one unless the ports are exhausted.
+    /// Returns whether an operation can begin: on an idle connection, or on a new one unless the ports are exhausted.
     fn has_free(&self) -> bool {
         !self.warm.is_empty() || (!self.closed.is_empty() && self.stalled.is_none())
     }
@@ -453,7 +454,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                 if self.has_free() {
                     due = due.min(self.started_from + schedule.next());
                 }
-            } else if let Some((at, _)) = self.resting.front() {
+            } else if let Some((at, _)) = self.pausing.front() {
                 due = due.min(*at);
             }
             due = due.min(end.unwrap_or(u64::MAX));

@@ -31,14 +31,14 @@ impl<E: Engine> Driver<'_, E> {
             slot.phase = Phase::Probing;
             return self.engine.probe(number);
         }
-        self.ask(number, now)
+        self.send_request(number, now)
     }
 
     /// Sends the request of an operation on its open connection.
-    pub(super) fn ask(&mut self, number: u32, now: u64) -> io::Result<()> {
+    pub(super) fn send_request(&mut self, number: u32, now: u64) -> io::Result<()> {
         let slot = &mut self.slots[number as usize];
-        slot.phase = Phase::Asking;
-        slot.asked = now;
+        slot.phase = Phase::AwaitingResponse;
+        slot.requested_at = now;
         slot.has_first_byte = false;
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);

@@ -11,7 +11,8 @@ use crate::engine::{EngineChoice, Event};
 use crate::settings::Close;
 use crate::workload::{Trust, Workload};
 
-/// Events of one turn after which the engine gives none: a driver without a bound fails the test and does not hang.
+/// Number of events of one turn after which the engine returns none, so that a driver without a bound fails the test
+/// and does not hang.
 const ENDLESS: u64 = 100_000;
 
 /// An engine whose connections always have more bytes to receive.
@@ -46,7 +47,7 @@ impl Engine for Endless {
     }
 
     fn cancel(&mut self, _slot: u32) -> io::Result<()> {
-        // Another event of the slot is always quicker.
+        // Each slot always has another event before the cancellation.
         Ok(())
     }
 
@@ -73,7 +74,7 @@ impl Engine for Endless {
     }
 }
 
-/// A run of 50 ms with two connections, whose operations have `timeout`.
+/// Returns a run of 50 ms with two connections, whose operations have `timeout`.
 fn load(timeout: Duration) -> Load {
     Load {
         target: "tcp://127.0.0.1:1".parse().unwrap(),
@@ -105,7 +106,7 @@ fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
     let shared = Shared {
         load,
         origin: &Origin::plain(&load.sources),
-        board: &Board::new(1, false, Duration::ZERO),
+        board: &SecondSums::new(1, false, Duration::ZERO),
         live: &Live::default(),
         stop,
         begun: Instant::now(),
@@ -128,7 +129,7 @@ fn a_turn_is_bounded_though_bytes_keep_coming() {
 }
 
 #[test]
-fn after_its_time_a_run_ends_with_the_grace_of_its_operations() {
+fn a_run_ends_within_the_grace_of_its_operations() {
     // The operations begin with the run: LONGEST_GRACE from their start ends before LONGEST_GRACE from the end of the run.
     let (tally, _) = run(&load(Duration::from_secs(60)), &AtomicBool::new(false));
     assert_eq!(tally.errors.into_iter().collect::<Vec<_>>(), [("unanswered".into(), 2)]);

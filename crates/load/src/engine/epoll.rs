@@ -327,5 +327,5 @@ impl Engine for EpollEngine {
     }
 }
 
-/// ECANCELED
+/// Errno of a cancelled call, on every Linux.
 const CANCELED: i32 = 125;

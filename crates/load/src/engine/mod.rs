@@ -23,7 +23,7 @@ pub enum EngineChoice {
 }
 
 impl EngineChoice {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             EngineChoice::Auto => "auto",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::ConnectRequest;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::option;
-use fourtuple_syscalls::ring::{self, Opening, Ring, Step};
+use fourtuple_syscalls::ring::{self, OpenOptions, Ring, Step};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::engine::{Engine, Event, Options, Stage};
@@ -88,7 +88,7 @@ impl Engine for UringEngine {
             }
             return Ok(());
         }
-        let opening = Opening {
+        let opening = OpenOptions {
             source: request.source,
             window: request.window.map(|window| (window.low(), window.high())),
             reset_on_close: self.options.reset_on_close,
@@ -164,23 +164,23 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
         let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
-        let opening = Opening {
+        let opening = OpenOptions {
             source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
             // RST: the test leaves no TIME_WAIT socket.
             reset_on_close: with_options,
             ack_with_data: with_options,
-            ..Opening::default()
+            ..OpenOptions::default()
         };
         ring.open(0, &opening, b"?")?;
         let connected = next(&mut ring)?;
         let ring::Event { step: Step::Connect, result: Ok(_), .. } = connected else {
-            return Ok(Err(told(&connected)));
+            return Ok(Err(describe(&connected)));
         };
         let accepted = listener.accept()?.0;
         socket::send(accepted.as_fd(), b"!")?;
         let received = next(&mut ring)?;
         let ring::Event { step: Step::Receive, result: Ok(1), .. } = received else {
-            return Ok(Err(told(&received)));
+            return Ok(Err(describe(&received)));
         };
         option::set_reset_on_close(accepted.as_fd())?;
         drop(accepted);
@@ -199,7 +199,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
     }
 }
 
-fn told(event: &ring::Event) -> String {
+fn describe(event: &ring::Event) -> String {
     match &event.result {
         Ok(count) => format!("{:?} in a chain gave {count}", event.step),
         Err(error) => format!("{:?} in a chain: {}", event.step, fourtuple_syscalls::errno_name(error)),

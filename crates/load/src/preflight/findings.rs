@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use fourtuple::ports::TIME_WAIT;
-use fourtuple_measure::words::{counted, grouped, in_words, percent};
+use fourtuple_measure::words::{counted, grouped, percent};
+use fourtuple_record::format_time;
 
-use crate::preflight::forecast::{ASSUMED_CONNECTIONS_PER_S, Basis, Course};
+use crate::preflight::forecast::{ASSUMED_CONNECTIONS_PER_S, RateSource, TupleUsage};
 use crate::preflight::{Closer, Finding, Need, Remedy, Severity, Snapshot, Transport, remedy};
 
 /// File descriptors needed besides one per connection: rings, epoll, timers, files.
@@ -22,7 +23,7 @@ const TRACKED_AFTER_RESET: Duration = Duration::from_secs(10);
 const TAKEN: f64 = 0.1;
 
 /// Returns the findings that apply to every run.
-pub(super) fn without_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec<Finding> {
+pub(super) fn without_ports(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Vec<Finding> {
     let each = [unseen(snapshot, need), descriptors(snapshot, need, course), backlog(snapshot, need, course)];
     each.into_iter().flatten().collect()
 }
@@ -48,7 +49,7 @@ fn unseen(snapshot: &Snapshot, need: &Need) -> Option<Finding> {
 }
 
 /// Returns the findings for runs over IP.
-pub(super) fn of_ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Vec<Finding> {
+pub(super) fn of_ports(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Vec<Finding> {
     let mut found = Vec::new();
     if snapshot.ports() == 0 {
         found.push(no_ports(snapshot));
@@ -79,7 +80,7 @@ fn no_ports(snapshot: &Snapshot) -> Finding {
     finding("range-reserved", Severity::Refuse, message, vec![Remedy::Other(order.to_owned())])
 }
 
-fn ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+fn ports(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     let stall = course.stall();
     if stall.is_none() && !course.is_tight() {
         return None;
@@ -112,13 +113,13 @@ fn ports(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
         return Some(finding("ports", Severity::Refuse, message, remedies));
     }
     let after = match (stall.at, course.basis) {
-        (Some(at), _) => format!("it would stall after {}", in_words(at)),
-        (None, Basis::Assumed) if course.leaves_time_wait() && need.operations.is_none() => {
+        (Some(at), _) => format!("it would stall after {}", format_time(at)),
+        (None, RateSource::Assumed) if course.leaves_time_wait() && need.operations.is_none() => {
             let seconds = stall.after_connections.saturating_sub(course.at_once) as f64 / course.rate;
             format!(
                 "at {} new connections a second and thread, which is an assumption, it would stall after {}",
                 grouped((ASSUMED_CONNECTIONS_PER_S.min(course.rate / need.threads.max(1) as f64)) as u64),
-                in_words(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+                format_time(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
             )
         }
         (None, _) => format!("it would stall after {}", counted(stall.after_connections, "connection")),
@@ -132,11 +133,11 @@ fn per(kept: Duration) -> String {
     match kept {
         TIME_WAIT => " a minute".to_owned(),
         kept if kept == Duration::from_secs(1) => " a second".to_owned(),
-        kept => format!(" every {}", in_words(kept)),
+        kept => format!(" every {}", format_time(kept)),
     }
 }
 
-fn taken(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
+fn taken(snapshot: &Snapshot, course: &TupleUsage) -> Option<Finding> {
     let taken = &snapshot.taken;
     // TIME_WAIT sockets that connect() reuses are no obstacle.
     let (all, budget) =
@@ -161,7 +162,7 @@ fn taken(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
     })
 }
 
-fn descriptors(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     let (limits, threads) = (snapshot.descriptors, need.threads.max(1));
     let connections = course.at_most.saturating_add(need.hold);
     let beside = limits.open + SPARE_DESCRIPTORS + 4 * threads;
@@ -216,7 +217,7 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Find
     Some(finding("descriptors", Severity::Refuse, message, remedies))
 }
 
-fn tracking(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+fn tracking(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     // An empty table means that no rule uses connection tracking.
     let table = snapshot.conntrack.filter(|table| table.count > 0)?;
     let room = table.max.saturating_sub(table.count);
@@ -251,7 +252,7 @@ fn tracking(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding
     Some(finding("conntrack", severity, message, remedies))
 }
 
-fn time_wait(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+fn time_wait(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     let ours = need.closer == Closer::Client;
     if !(ours && course.churns) {
         return None;
@@ -273,7 +274,7 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Findin
 }
 
 /// Returns the capacity of a queue: one more than its backlog (`sk_acceptq_is_full`, `unix_recvq_full`).
-fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding> {
+fn backlog(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     let queue = snapshot.listener.filter(|_| need.transport != Transport::Udp)?;
     let at_once = course.at_most;
     (at_once > queue.backlog + queue.sockets).then(|| {
@@ -308,7 +309,7 @@ fn backlog(snapshot: &Snapshot, need: &Need, course: &Course) -> Option<Finding>
 
 /// Returns a finding if the SYN backlog is too small. Without SYN cookies the kernel reserves a quarter of tcp_max_syn_backlog for
 /// known peers (`tcp_conn_request`).
-fn handshakes(snapshot: &Snapshot, course: &Course) -> Option<Finding> {
+fn handshakes(snapshot: &Snapshot, course: &TupleUsage) -> Option<Finding> {
     let limit = snapshot.tcp_max_syn_backlog - snapshot.tcp_max_syn_backlog / 4;
     let here = snapshot.listener.is_some() && !snapshot.tcp_syncookies;
     (here && course.at_most > limit).then(|| {

@@ -26,7 +26,7 @@ pub struct Stall {
 
 /// The source of the rate of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Basis {
+pub(super) enum RateSource {
     /// An open loop: the requested rate.
     Offered,
     /// A closed loop with pauses, which limit its rate.
@@ -37,12 +37,12 @@ pub(super) enum Basis {
 
 /// The use of 4-tuples by a run.
 #[derive(Clone, Debug)]
-pub(super) struct Course {
+pub(super) struct TupleUsage {
     /// Time for which a 4-tuple stays in use after the end of its connection.
     pub(super) kept: Duration,
     /// New connections per second.
     pub(super) rate: f64,
-    pub(super) basis: Basis,
+    pub(super) basis: RateSource,
     /// Number of connections that are certainly open at once, in a closed loop.
     pub(super) at_once: u64,
     /// Maximum number of open connections.
@@ -66,8 +66,8 @@ pub(super) struct Course {
     room: u64,
 }
 
-impl Course {
-    pub(super) fn of(snapshot: &Snapshot, need: &Need) -> Course {
+impl TupleUsage {
+    pub(super) fn of(snapshot: &Snapshot, need: &Need) -> TupleUsage {
         let requests = need.requests_per_connection;
         let per_connection = requests.max(1) as f64;
         let reuse = snapshot.reuse();
@@ -76,7 +76,7 @@ impl Course {
             _ => Duration::ZERO,
         };
         let (rate, basis) = match need.rate_per_s {
-            Some(rate) => (rate.max(0.0) / per_connection, Basis::Offered),
+            Some(rate) => (rate.max(0.0) / per_connection, RateSource::Offered),
             None => closed_loop(need, per_connection),
         };
         let operations = need.operations;
@@ -86,11 +86,11 @@ impl Course {
         };
         let at_most = total.map_or(need.connections, |total| total.min(need.connections));
         let taken = &snapshot.taken;
-        Course {
+        TupleUsage {
             kept,
             rate,
             basis,
-            at_once: if basis == Basis::Offered { 0 } else { at_most },
+            at_once: if basis == RateSource::Offered { 0 } else { at_most },
             at_most,
             total,
             length: need.length.map_or(f64::INFINITY, |length| length.as_secs_f64()),
@@ -104,14 +104,14 @@ impl Course {
         }
     }
 
-    /// Whether 4-tuples stay in use after the end of their connections.
+    /// Returns whether 4-tuples stay in use after the end of their connections.
     pub(super) fn leaves_time_wait(&self) -> bool {
         self.churns && !self.kept.is_zero()
     }
 
     /// Returns the maximum number of connections within `span` seconds from the start.
     pub(super) fn opened_in(&self, span: f64) -> u64 {
-        // `as` saturates.
+        // The conversion with `as` saturates.
         let opened = (self.rate * span.min(self.length)).ceil() as u64;
         opened.saturating_add(self.at_once).min(self.total.unwrap_or(u64::MAX))
     }
@@ -150,8 +150,8 @@ impl Course {
     fn stall_if(&self, first_back: f64, in_flight: u64) -> Option<Stall> {
         let total = self.total.map_or(i128::MAX, i128::from);
         let at = |seconds: f64| match self.basis {
-            Basis::Offered => Duration::try_from_secs_f64(seconds).ok(),
-            Basis::Paused | Basis::Assumed => None,
+            RateSource::Offered => Duration::try_from_secs_f64(seconds).ok(),
+            RateSource::Paused | RateSource::Assumed => None,
         };
         if self.free_now() < 0 && self.hold > 0 {
             return Some(Stall { at: at(0.0), after_connections: 0 });
@@ -188,14 +188,14 @@ impl Course {
 }
 
 /// Returns the maximum rate of a closed loop.
-fn closed_loop(need: &Need, per_connection: f64) -> (f64, Basis) {
+fn closed_loop(need: &Need, per_connection: f64) -> (f64, RateSource) {
     let threads = need.threads.max(1) as f64;
     let assumed = threads * ASSUMED_CONNECTIONS_PER_S.min(ASSUMED_REQUESTS_PER_S / per_connection);
     if need.pause.is_zero() {
-        return (assumed, Basis::Assumed);
+        return (assumed, RateSource::Assumed);
     }
     let paused = need.connections as f64 / need.pause.as_secs_f64() / per_connection;
-    if paused < assumed { (paused, Basis::Paused) } else { (assumed, Basis::Assumed) }
+    if paused < assumed { (paused, RateSource::Paused) } else { (assumed, RateSource::Assumed) }
 }
 
 /// Returns the time from the start of the run to the exhaustion of ports, at the rate measured so far: `left` 4-tuples are
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_live_forecast_goes_on_at_the_rate_so_far() {
+    fn the_live_forecast_continues_at_the_rate_so_far() {
         let seconds = Duration::from_secs;
         let minute = seconds(60);
         assert_eq!(predict_live(8_000, 2_000, seconds(2), minute), Some(seconds(10)));

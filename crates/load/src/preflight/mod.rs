@@ -12,7 +12,7 @@ mod remedy;
 mod snapshot;
 
 pub use forecast::{ASSUMED_CONNECTIONS_PER_S, ASSUMED_REQUESTS_PER_S, LATEST_TIMER, Stall, predict_live};
-pub use hindsight::{Hindsight, NoPort, Offered, Seen, hindsight};
+pub use hindsight::{Hindsight, NoPort, Offered, RunMeasurements, hindsight};
 pub use judge::{Closer, Finding, Need, Preflight, Severity, Transport, judge};
 pub use read::ReadError;
 pub use remedy::Remedy;

@@ -3,9 +3,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use fourtuple::ports::PortRange;
-use fourtuple_measure::words::{counted, in_words};
+use fourtuple_measure::words::counted;
+use fourtuple_record::format_time;
 
-use crate::preflight::forecast::Course;
+use crate::preflight::forecast::TupleUsage;
 use crate::preflight::{Closer, Need, Snapshot};
 
 /// A remedy, formatted as flags or commands to type.
@@ -28,7 +29,7 @@ pub enum Remedy {
     CloseEvery(u64),
     /// A wider net.ipv4.ip_local_port_range: its first and last port.
     Range(u16, u16),
-    /// net.ipv4.tcp_tw_reuse=1
+    /// The sysctl net.ipv4.tcp_tw_reuse=1.
     TwReuse,
     /// A wait until the TIME_WAIT sockets of earlier connections have expired.
     Wait(Duration),
@@ -48,7 +49,7 @@ const MOST: u64 = fourtuple::dial::MOST_SOURCES as u64;
 /// Returns the remedies for a run without enough ports. Each is tested by judging the run with it.
 pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
     let enough = |snapshot: &Snapshot, need: &Need| {
-        let course = Course::of(snapshot, need);
+        let course = TupleUsage::of(snapshot, need);
         course.stall().is_none() && !course.is_tight()
     };
     let with = |change: &dyn Fn(&mut Snapshot)| {
@@ -61,7 +62,7 @@ pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
         change(&mut changed);
         enough(snapshot, &changed)
     };
-    let course = Course::of(snapshot, need);
+    let course = TupleUsage::of(snapshot, need);
     let mut remedies = Vec::new();
     if snapshot.taken.time_wait > 0 && with(&|changed| changed.taken.forget_time_wait()) {
         let seconds = (snapshot.taken.time_wait_back.len() as u64).max(1);
@@ -84,7 +85,7 @@ pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
             remedies.push(Remedy::CloseEvery(requests));
         }
         let fastest = need.rate_per_s.unwrap_or(course.rate * need.requests_per_connection as f64) as u64;
-        // A lower rate needs fewer ports, so the search runs from the other end.
+        // A lower rate needs fewer ports, so the search runs over the reduction of the rate.
         let slower = |less: u64| asked(&|changed| changed.rate_per_s = Some((fastest - less) as f64));
         if fastest > 1
             && let Some(less) = smallest(1, fastest - 1, &slower)
@@ -132,8 +133,8 @@ fn smallest(mut low: u64, mut high: u64, enough: &dyn Fn(u64) -> bool) -> Option
 }
 
 impl Remedy {
-    /// Whether the text is an instruction, and not a thing to use.
-    pub(super) fn is_an_order(&self) -> bool {
+    /// Returns whether the text is an instruction, and not a setting.
+    pub(super) fn is_instruction(&self) -> bool {
         matches!(self, Remedy::Wait(_) | Remedy::Other(_))
     }
 }
@@ -152,7 +153,7 @@ impl fmt::Display for Remedy {
                 write!(formatter, "sysctl net.ipv4.ip_local_port_range=\"{low} {high}\"")
             }
             Remedy::TwReuse => formatter.write_str("sysctl net.ipv4.tcp_tw_reuse=1"),
-            Remedy::Wait(time) => write!(formatter, "wait {}", in_words(*time)),
+            Remedy::Wait(time) => write!(formatter, "wait {}", format_time(*time)),
             Remedy::Connections(count) => write!(formatter, "--connections {count}"),
             Remedy::Engine(name) => write!(formatter, "--engine {name}"),
             Remedy::Threads(count) => write!(formatter, "--threads {count}"),

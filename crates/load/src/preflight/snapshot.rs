@@ -55,11 +55,11 @@ pub struct Snapshot {
 /// The 4-tuples in use, by the state of their sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// ESTABLISHED; for UDP, connected.
+    /// Sockets in ESTABLISHED; for UDP, connected sockets.
     pub established: u64,
-    /// TIME_WAIT.
+    /// Sockets in TIME_WAIT.
     pub time_wait: u64,
-    /// In the handshake, or closing.
+    /// Sockets in the handshake, or closing.
     pub other: u64,
     /// Number of TIME_WAIT sockets that expire in the first second from now, in the second one, and so on (idiag_expires).
     pub time_wait_back: Vec<u64>,
@@ -103,7 +103,7 @@ pub struct ListenQueue {
 /// The table of connection tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conntrack {
-    /// net.netfilter.nf_conntrack_max
+    /// The sysctl net.netfilter.nf_conntrack_max.
     pub max: u64,
     /// net.netfilter.nf_conntrack_count, of this namespace. 0 usually means that no rule uses connection tracking.
     pub count: u64,

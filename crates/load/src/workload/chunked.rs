@@ -75,7 +75,7 @@ fn size(line: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn hear(text: &str, piece: usize) -> Progress {
+    fn parse_in_pieces(text: &str, piece: usize) -> Progress {
         let mut chunked = Chunked::new();
         let mut pieces = text.as_bytes().chunks(piece).peekable();
         while let Some(bytes) = pieces.next() {
@@ -101,9 +101,9 @@ mod tests {
             ("ffffffffffffffffff\r\n", Progress::Malformed),
         ] {
             for piece in 1..=text.len() {
-                assert_eq!(hear(text, piece), expected, "{text:?} in pieces of {piece}");
+                assert_eq!(parse_in_pieces(text, piece), expected, "{text:?} in pieces of {piece}");
             }
         }
-        assert_eq!(hear("0\r\n\r\nx", 99), Progress::Malformed);
+        assert_eq!(parse_in_pieces("0\r\n\r\nx", 99), Progress::Malformed);
     }
 }

@@ -4,7 +4,7 @@ use crate::workload::response::Response;
 /// An HTTP/1.1 request.
 #[derive(Clone, Debug)]
 pub struct HttpRequest {
-    /// `GET`
+    /// The method, for example `GET`.
     pub method: String,
     /// Path and query.
     pub path: String,
@@ -19,7 +19,7 @@ pub struct HttpRequest {
 }
 
 impl HttpRequest {
-    /// Whether the method is idempotent (RFC 9110, 9.2.2).
+    /// Returns whether the method is idempotent (RFC 9110, 9.2.2).
     pub(super) fn is_idempotent(&self) -> bool {
         ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"].contains(&self.method.as_str())
     }

@@ -41,7 +41,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(&self) -> &'static str {
         match self {
             Workload::Connect => "connect",
@@ -51,13 +51,13 @@ impl Workload {
         }
     }
 
-    /// Whether the workload sends nothing: it opens and closes connections.
-    pub(crate) fn says_nothing(&self) -> bool {
+    /// Returns whether the workload sends nothing: it opens and closes connections.
+    pub(crate) fn sends_nothing(&self) -> bool {
         matches!(self, Workload::Connect | Workload::Crr { request: 0, .. })
     }
 
-    /// Whether a request may be sent again if its connection was closed before the first byte of a response. The server may
-    /// have processed the first request, so the method must be idempotent (RFC 9110, 9.2.2).
+    /// Returns whether a request may be sent again if its connection was closed before the first byte of a response.
+    /// The server may have processed the first request, so the method must be idempotent (RFC 9110, 9.2.2).
     pub(crate) fn may_be_sent_again(&self) -> bool {
         matches!(self, Workload::Http(request) if request.is_idempotent())
     }

@@ -53,7 +53,7 @@ pub(crate) trait ProtocolState {
         false
     }
 
-    /// Whether requests can be sent: false during a TLS handshake.
+    /// Returns whether requests can be sent: false during a TLS handshake.
     fn established(&self) -> bool {
         true
     }

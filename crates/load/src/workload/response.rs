@@ -172,7 +172,7 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, ()> {
     Ok(Some(head))
 }
 
-/// Whether a comma-separated list has `word`.
+/// Returns whether a comma-separated list contains `word`.
 fn mentions(value: &[u8], word: &str) -> bool {
     let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     words.any(|one| one.eq_ignore_ascii_case(word.as_bytes()))
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     /// Returns the outcome at the end, which must not depend on the pieces in which the bytes arrive.
-    fn hear(text: &str, ends: bool) -> ParseOutcome {
+    fn parse_in_pieces(text: &str, ends: bool) -> ParseOutcome {
         let whole = in_pieces(text, ends, text.len());
         for piece in 1..text.len().min(40) {
             assert_eq!(in_pieces(text, ends, piece), whole, "in pieces of {piece}: {text:?}");
@@ -193,15 +193,15 @@ mod tests {
 
     fn in_pieces(text: &str, ends: bool, piece: usize) -> ParseOutcome {
         let mut response = Response::new(false);
-        let mut heard = ParseOutcome::NeedMore;
+        let mut outcome = ParseOutcome::NeedMore;
         for bytes in text.as_bytes().chunks(piece) {
-            assert_eq!(heard, ParseOutcome::NeedMore, "{text:?}");
-            heard = response.receive(bytes);
-            if matches!(heard, ParseOutcome::Failed(_)) {
-                return heard;
+            assert_eq!(outcome, ParseOutcome::NeedMore, "{text:?}");
+            outcome = response.receive(bytes);
+            if matches!(outcome, ParseOutcome::Failed(_)) {
+                return outcome;
             }
         }
-        if ends { response.receive(b"") } else { heard }
+        if ends { response.receive(b"") } else { outcome }
     }
 
     fn answer(closing: bool, failure: Option<&'static str>) -> ParseOutcome {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_end_where_they_say() {
+    fn responses_end_at_their_declared_length() {
         for (text, ends, expected) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", false, answer(false, None)),
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", false, answer(true, None)),
@@ -233,7 +233,7 @@ mod tests {
                 answer(false, None),
             ),
         ] {
-            assert_eq!(hear(text, ends), expected, "{text:?}");
+            assert_eq!(parse_in_pieces(text, ends), expected, "{text:?}");
         }
     }
 
@@ -251,10 +251,10 @@ mod tests {
             assert_eq!(in_pieces(text, false, text.len()), ParseOutcome::MALFORMED, "{text:?}");
         }
         for text in ["HTTP/1.1 200 OK\r\nContent-Le", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nx"] {
-            assert_eq!(hear(text, true), ParseOutcome::CLOSED_EARLY, "{text:?}");
+            assert_eq!(parse_in_pieces(text, true), ParseOutcome::CLOSED_EARLY, "{text:?}");
         }
         assert_eq!(Response::new(false).receive(b""), ParseOutcome::ClosedUnanswered);
-        assert_eq!(hear("HTTP/1.1 100 Continue\r\n\r\n", true), ParseOutcome::CLOSED_EARLY);
+        assert_eq!(parse_in_pieces("HTTP/1.1 100 Continue\r\n\r\n", true), ParseOutcome::CLOSED_EARLY);
         let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(LONGEST_HEAD));
         assert_eq!(in_pieces(&endless, false, 9999), ParseOutcome::MALFORMED);
     }

@@ -87,7 +87,8 @@ impl ProtocolState for Tls {
             return failed(&Error::HandshakeNotComplete);
         };
         if bytes.is_empty() {
-            // Without close_notify the stream may have been cut anywhere (RFC 9112, 9.8): this is no end of a body.
+            // Without close_notify the stream may have been cut at any byte (RFC 9112, 9.8), so this is not the end of
+            // a body.
             let is_unanswered =
                 !connection.is_handshaking() && inner.receive(&[]) == ParseOutcome::ClosedUnanswered;
             return if is_unanswered { ParseOutcome::ClosedUnanswered } else { ParseOutcome::CLOSED_EARLY };
@@ -118,7 +119,7 @@ impl ProtocolState for Tls {
 
     fn idle(&mut self, bytes: &[u8]) -> bool {
         let Tls { connection: Some(connection), plain, .. } = self else { return false };
-        // Session tickets and new keys may come at any time, a response may not.
+        // Session tickets and new keys may arrive at any time, but a response must not.
         let mut is_silent = true;
         let decrypted = decrypt(connection, plain, bytes, |_| is_silent = false);
         is_silent && matches!(decrypted, Ok(End::Open))

@@ -17,10 +17,10 @@ use crate::run::{self, until};
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 const BODY: usize = 100;
 
-/// The actions of a client on its connection. Returns the number of bytes of responses that it read.
+/// A client that acts on its connection and returns the number of response bytes that it read.
 type Client = fn(&mut TcpStream) -> u64;
 
-/// Name, client, number of requests that the server processes, and the error that it counts.
+/// Name, client, number of requests that the server processes, and the error that the server counts.
 const CLIENTS: &[(&str, Client, u64, Option<&str>)] = &[
     ("says nothing", |_| 0, 0, None),
     ("sends half a head", |stream| say(stream, "GET / HT"), 0, Some("request-cut")),
@@ -103,7 +103,7 @@ fn say(stream: &mut TcpStream, text: &str) -> u64 {
     0
 }
 
-/// The RST goes out when the connection is closed.
+/// Sends a RST when the connection is closed.
 fn reset(stream: &mut TcpStream) -> u64 {
     option::set_reset_on_close(stream.as_fd()).unwrap();
     0
@@ -137,7 +137,7 @@ fn refused(stream: &mut TcpStream, text: &str, status: &str) -> u64 {
     bytes.len() as u64
 }
 
-/// Servers without an accept policy and with two policies.
+/// Returns servers without an accept policy and with two policies.
 fn modes() -> Vec<Serve> {
     let with = |policy| {
         let mut serve = run::serve(Protocol::Http { body: BODY });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fourtuple_load::{Arrival, EngineChoice, Load, Workload};
 use fourtuple_testing::in_namespace;
 
-use crate::run::{self, ENGINES, Ran, get, load, run, until};
+use crate::run::{self, ENGINES, RunOutcome, get, load, run, until};
 use crate::script::Act::{self, Drip, Flood, HalfClose, Read, Reset, Send, Wait};
 use crate::script::peer;
 
@@ -49,7 +49,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("endless headers", &[Read, Send("HTTP/1.1 200 OK\r\n"), Flood("X: y\r\n")], Fail("malformed")),
     ("endless size of a chunk", &[Read, Send(CHUNKS), Flood("0")], Fail("malformed")),
     ("nothing at all", &[Read, Wait(600)], Fail("timeout")),
-    // FIN at each point.
+    // Cases with a FIN at each point.
     ("close before the request", &[], Fail("closed-early or ECONNRESET or EPIPE")),
     ("close after the request", &[Read], Fail("closed-early")),
     ("close in the status line", &[Read, Send("HTTP/1.1 2")], Fail("closed-early")),
@@ -64,7 +64,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("half-close in the body", &[Read, Send(HALF), HalfClose], Fail("closed-early")),
     ("half-close as the end of the body", &[Read, Send(REST), Send("text"), HalfClose], Done),
     ("half-close after a whole response", &[Read, Send(WHOLE), HalfClose], DoneAgain),
-    // RST at each point.
+    // Cases with a RST at each point.
     ("reset before the request", &[Reset], Fail("closed-early or ECONNRESET or EPIPE")),
     ("reset after the request", &[Read, Reset], Fail("ECONNRESET")),
     ("reset in the head", &[Read, Send("HTTP/1.1 200 OK\r\nContent-Le"), Reset], Fail("ECONNRESET")),
@@ -74,7 +74,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("close after a whole response", &[Read, Send(WHOLE)], DoneAgain),
     ("reset after a whole response", &[Read, Send(WHOLE), Reset], DoneAgain),
     ("close after two", &[Read, Send(WHOLE), Read, Send(WHOLE)], DoneAgain),
-    // Status lines.
+    // Cases of status lines.
     ("another protocol", &[Read, Send("SSH-2.0-OpenSSH_9.2\r\n")], Fail("malformed")),
     ("no status", &[Read, Send("HTTP/1.1 OK\r\n\r\n")], Fail("malformed")),
     ("status 000", &[Read, Send("HTTP/1.1 000 Nothing\r\nContent-Length: 0\r\n\r\n")], Fail("malformed")),
@@ -97,7 +97,7 @@ fn against(engine: EngineChoice, name: &str, address: std::net::SocketAddr) -> L
 }
 
 /// Checks that each operation has the expected outcome.
-fn require(name: &str, outcome: Outcome, ran: &Ran) {
+fn require(name: &str, outcome: Outcome, ran: &RunOutcome) {
     let (done, failed) = (ran.results.operations, ran.results.errors.values().sum::<u64>());
     match outcome {
         Done | DoneAgain => assert_eq!((done, failed), (OPERATIONS, 0), "{name}: {ran:#?}"),
@@ -213,7 +213,7 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
 }
 
 #[test]
-fn a_connection_that_was_idle_and_is_open_goes_on() {
+fn an_idle_connection_that_is_still_open_is_reused() {
     const OPEN: &[Act] = &[Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE)];
     in_namespace(|| {
         for engine in ENGINES {
@@ -236,11 +236,11 @@ fn a_run_ends_though_bytes_keep_coming() {
         for engine in ENGINES {
             let (address, _) = peer(FLOOD);
             let mut load = against(engine, "", address);
-            // By --for: no operation has reached its timeout.
+            // The run ends by --for: no operation has reached its timeout.
             (load.operations, load.length) = (None, Some(300 * MILLISECOND));
             let Some(ran) = run("hostile::length", &load) else { continue };
             assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
-            // By the stop flag.
+            // The run ends by the stop flag.
             let (address, log) = peer(FLOOD);
             let mut load = against(engine, "", address);
             load.operations = None;
@@ -260,7 +260,7 @@ fn a_run_ends_though_bytes_keep_coming() {
 }
 
 #[test]
-fn a_rate_that_cannot_be_met_does_not_lengthen_the_run() {
+fn an_impossible_rate_does_not_lengthen_the_run() {
     in_namespace(|| {
         let (address, _) = peer(&[Read, Wait(10_000)]);
         for engine in ENGINES {

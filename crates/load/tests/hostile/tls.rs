@@ -37,7 +37,7 @@ impl Peer {
         self.flush()
     }
 
-    /// The response and close_notify in one segment.
+    /// Sends the response and close_notify in one segment.
     fn send_and_close(&mut self, text: &str) -> io::Result<()> {
         self.connection.writer().write_all(text.as_bytes())?;
         self.close_notify()

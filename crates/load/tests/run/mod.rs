@@ -19,16 +19,16 @@ use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_serve::{Protocol, Running, Serve};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
 
-/// Both engines.
+/// The two engines.
 pub(crate) const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice::Epoll];
 
 /// The workload with a request and a response of one byte.
 pub(crate) const SMALL: Workload = Workload::Crr { request: 1, response: 1 };
 
-/// The same protocol for the server.
+/// The server's protocol for [`SMALL`].
 pub(crate) const SMALL_SERVED: Protocol = Protocol::Crr { request: 1, response: 1 };
 
-/// Default settings of a run.
+/// Returns a run with default settings.
 pub(crate) fn load(engine: EngineChoice, target: &str, workload: Workload) -> Load {
     let keeps = matches!(workload, Workload::Http(_) | Workload::Udp { .. });
     Load {
@@ -70,7 +70,7 @@ pub(crate) fn get(target: &str) -> Workload {
 
 /// The outcome of a run.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct RunOutcome {
     pub(crate) results: LoadResults,
     pub(crate) remarks: Vec<Remark>,
     pub(crate) log: Option<String>,
@@ -78,7 +78,7 @@ pub(crate) struct Ran {
     pub(crate) took: Duration,
 }
 
-impl Ran {
+impl RunOutcome {
     pub(crate) fn error(&self, name: &str) -> u64 {
         self.results.errors.get(name).copied().unwrap_or(0)
     }
@@ -99,7 +99,7 @@ impl Ran {
 
     /// Checks the invariants of each run.
     fn require_sound(&self) {
-        let Ran { results, .. } = self;
+        let RunOutcome { results, .. } = self;
         let sum = |of: fn(&fourtuple_record::Second) -> u64| results.seconds.iter().map(of).sum::<u64>();
         assert_eq!(sum(|second| second.operations), results.operations, "{self:#?}");
         assert_eq!(sum(|second| second.connections), results.connections, "{self:#?}");
@@ -116,13 +116,13 @@ impl Ran {
     }
 }
 
-/// Executes the run in the namespace of this thread, without regard to the preflight. `None`, with a message, if the engine is not
-/// available.
-pub(crate) fn run(test: &str, load: &Load) -> Option<Ran> {
+/// Executes the run in the namespace of this thread, even if the preflight would refuse it. Returns `None`, with a message,
+/// if the engine is not available.
+pub(crate) fn run(test: &str, load: &Load) -> Option<RunOutcome> {
     run_until(test, load, &AtomicBool::new(false))
 }
 
-pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ran> {
+pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<RunOutcome> {
     match attempt(load, stop) {
         Ok(ran) => Some(ran),
         Err(LoadError::Engine(why)) => {
@@ -134,7 +134,7 @@ pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ra
 }
 
 /// Executes the run or returns its error. A run that does not end by itself is stopped and fails the test.
-pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<Ran, LoadError> {
+pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<RunOutcome, LoadError> {
     let endpoint = load.resolve()?;
     let (need, preflight) = (load.need(&endpoint), preflight(load, &endpoint));
     let begun = Instant::now();
@@ -159,7 +159,7 @@ pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<Ran, LoadError> 
     let outcome = outcome?;
     let log = outcome.log.clone();
     let (results, remarks) = outcome.results(load, &need, &preflight, None);
-    let ran = Ran { results, remarks, log, took };
+    let ran = RunOutcome { results, remarks, log, took };
     ran.require_sound();
     Ok(ran)
 }

@@ -70,7 +70,7 @@ const LADDER: [u64; 8] = [4325, 2848, 0, 682, 141, 4, 0, 0];
 const EVEN: [u64; 8] = [1010, 1013, 1016, 975, 987, 994, 1000, 1005];
 const HASHED: [u64; 8] = [1110, 913, 1056, 905, 1087, 894, 1030, 1005];
 
-/// A ladder over two families under two loads; skips combinations that Unix sockets do not support.
+/// Returns the results of a ladder over two families under two loads; skips combinations that Unix sockets do not support.
 pub(crate) fn accept() -> AcceptRecord {
     let mut cells = Vec::new();
     for family in ["unix", "tcp4"] {
@@ -97,7 +97,7 @@ pub(crate) fn accept() -> AcceptRecord {
     record("lab accept", AcceptSettings { server: Some("unix:/run/my nginx".into()), ..settings() }, results)
 }
 
-/// Keep-alive ties connections to a busy worker unless connections are shared.
+/// Returns the results of kept connections, which wait for a busy worker unless workers share them.
 pub(crate) fn keepalive() -> AcceptRecord {
     let closings = [1, 2, 5, 100, 0];
     let mut cells = Vec::new();
@@ -172,7 +172,7 @@ pub(crate) fn keepalive() -> AcceptRecord {
     record("lab keepalive", settings, results)
 }
 
-/// Without balance, intervals and counters: every field that may be null is null.
+/// Returns a record without balance, intervals and counters: every field that may be null is null.
 pub(crate) fn bare_keepalive() -> AcceptRecord {
     let mut record = keepalive();
     (record.results.timeline, record.results.break_even) = (None, None);
@@ -184,14 +184,14 @@ pub(crate) fn bare_keepalive() -> AcceptRecord {
     record
 }
 
-/// Skipped combinations only.
+/// Returns a record with skipped combinations only.
 pub(crate) fn refused() -> AcceptRecord {
     let mut record = accept();
     record.results.cells.clear();
     record
 }
 
-/// A hostile record that attacks the page and the terminal.
+/// Returns a hostile record that attacks the page and the terminal.
 pub(crate) fn hostile_keepalive() -> AcceptRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
     let mut record = keepalive();

@@ -68,7 +68,7 @@ pub(crate) fn forward() -> ForwardRecord {
     record("forward", settings, results)
 }
 
-/// Without a default next hop, key, BFD or end, and without packets: every field that may be null is null.
+/// Returns a record without a default next hop, key, BFD or end, and without packets: every field that may be null is null.
 pub(crate) fn bare_forward() -> ForwardRecord {
     let mut record = forward();
     let link = &mut record.settings.links[0];

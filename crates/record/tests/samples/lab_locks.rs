@@ -30,7 +30,7 @@ fn side(policy: &str, queries_per_s: f64, waits_per_query: f64) -> LocksSide {
     }
 }
 
-/// One change, which has an effect.
+/// Returns a record of one change, which has an effect.
 pub(crate) fn lab_locks() -> LabLocksRecord {
     let settings = LabLocksSettings {
         changes: vec!["reuseport".into()],
@@ -65,7 +65,7 @@ pub(crate) fn lab_locks() -> LabLocksRecord {
     record("lab locks", settings, results)
 }
 
-/// A record without permission to trace, with one pair only.
+/// Returns a record without permission to trace, with one pair only.
 pub(crate) fn untraced_lab_locks() -> LabLocksRecord {
     let mut record = lab_locks();
     record.settings.traced = 0;
@@ -83,7 +83,7 @@ pub(crate) fn untraced_lab_locks() -> LabLocksRecord {
     record
 }
 
-/// A hostile record: markup in every text, and impossible numbers.
+/// Returns a hostile record: markup in every text, and impossible numbers.
 pub(crate) fn hostile_lab_locks() -> LabLocksRecord {
     let mut record = lab_locks();
     let evil = || "</script><b onclick=x>\u{1b}[2J".to_owned();

@@ -40,7 +40,7 @@ fn quantiles(samples: u64, p50: u64) -> Quantiles {
     Quantiles { samples, mean: p50 * 11 / 10, p50, p99: p50 * 5, p999: p50 * 14, max: p50 * 130 }
 }
 
-/// A run of `seconds` at `rate(second)`; the median time of an operation is 95us.
+/// Returns a run of `seconds` at `rate(second)`; the median time of an operation is 95us.
 fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
     let mut noise = Noise(seconds);
     let seconds: Vec<Second> = (0..seconds)
@@ -104,7 +104,7 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
     }
 }
 
-/// An open loop over HTTP that exhausts the ports after 12 seconds and continues when TIME_WAIT ends.
+/// Returns an open loop over HTTP that exhausts the ports after 12 seconds and continues when TIME_WAIT ends.
 pub(crate) fn stalled() -> LoadRecord {
     let mut settings = settings("http://127.0.0.1:8080/", "http");
     settings.arrival = "poisson".into();
@@ -172,7 +172,7 @@ pub(crate) fn steady() -> LoadRecord {
     record("load", settings, results)
 }
 
-/// Ten thousand held connections with some churn, until Ctrl-C.
+/// Returns a run with ten thousand held connections with some churn, until Ctrl-C.
 pub(crate) fn hold() -> LoadRecord {
     let mut settings = settings("tcp://[::1]:9000", "hold");
     (settings.arrival, settings.rate_per_s) = ("even".into(), Some(100.0));
@@ -199,7 +199,7 @@ pub(crate) fn hold() -> LoadRecord {
     record("load", settings, results)
 }
 
-/// A closed loop without a time limit, on an address without ports: every field that may be null is null.
+/// Returns a closed loop without a time limit, on an address without ports: every field that may be null is null.
 pub(crate) fn bare_load() -> LoadRecord {
     let mut record = steady();
     (record.settings.operations, record.settings.for_ns) = (Some(480_000), None);
@@ -207,7 +207,7 @@ pub(crate) fn bare_load() -> LoadRecord {
     record
 }
 
-/// A run without a response.
+/// Returns a run without a response.
 pub(super) fn empty() -> LoadRecord {
     let mut results = results(0, |_| 0);
     (results.rate_per_s, results.offered_per_s) = (0.0, 0.0);
@@ -216,7 +216,7 @@ pub(super) fn empty() -> LoadRecord {
     record("load", settings("http://127.0.0.1:9/", "http"), results)
 }
 
-/// A hostile record that attacks the page and the terminal.
+/// Returns a hostile record that attacks the page and the terminal.
 pub(crate) fn hostile_load() -> LoadRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
     let mut record = stalled();

@@ -66,7 +66,7 @@ fn record<S, R>(command: &str, settings: S, results: R) -> Record<S, R> {
     }
 }
 
-/// One run over `dials` ports. `cost(fill, odd)` is the mean time in connect(), `failing(fill)` the share that fails.
+/// Returns one run over `dials` ports. `cost(fill, odd)` is the mean time in connect(), `failing(fill)` the share that fails.
 fn run(
     strategy: &str,
     repeat: u32,
@@ -188,7 +188,7 @@ pub(crate) fn ports(names: &[&str], repeats: u32, dials: u64) -> PortsRecord {
     record("lab ports", settings, PortsResults { tuples: dials, strategies, advice })
 }
 
-/// The full experiment of Cloudflare, "connect() - why are you so slow?", at its size.
+/// Returns the full experiment of Cloudflare, "connect() - why are you so slow?", at its size.
 pub(crate) fn full_ports() -> PortsRecord {
     let names = [
         "kernel-default",
@@ -311,7 +311,7 @@ pub(crate) fn plan() -> PlanRecord {
     record("plan", settings, results)
 }
 
-/// A plan without a cliff, whose ports run out.
+/// Returns a plan without a cliff, whose ports run out.
 fn bare_plan() -> PlanRecord {
     let mut record = plan();
     (record.results.cliff_connections, record.results.exhausted_after_ns) = (None, Some(133 * SECOND));
@@ -361,7 +361,7 @@ pub(crate) fn compare() -> CompareRecord {
     record("compare", settings, results)
 }
 
-/// Two loads, each with a server; in some trials the client was the bottleneck.
+/// Returns a comparison of two loads, each with a server; in some trials the client was the bottleneck.
 pub(crate) fn compared_loads() -> CompareRecord {
     let mut record = compare();
     let load = "load tcp://127.0.0.1:8080 --operations 20000 --close rst";
@@ -374,7 +374,7 @@ pub(crate) fn compared_loads() -> CompareRecord {
     record
 }
 
-/// Saved records with too few trials: every field that may be null is null.
+/// Returns a comparison of saved records with too few trials: every field that may be null is null.
 fn bare_compare() -> CompareRecord {
     let mut record = compare();
     (record.settings.for_ns, record.settings.fresh_namespace) = (None, None);
@@ -382,7 +382,7 @@ fn bare_compare() -> CompareRecord {
     record
 }
 
-/// One trial per side, and numbers that no command measures.
+/// Returns a comparison with one trial per side, and numbers that no command measures.
 fn odd_compare() -> CompareRecord {
     let mut record = compare();
     record.settings =
@@ -393,7 +393,7 @@ fn odd_compare() -> CompareRecord {
     record
 }
 
-/// The ladder of EPOLLEXCLUSIVE: eight workers on a Unix socket, 8,000 connections.
+/// Returns a record with the ladder of EPOLLEXCLUSIVE: eight workers on a Unix socket, 8,000 connections.
 pub(crate) fn serve() -> ServeRecord {
     let settings = ServeSettings {
         listen: "unix:/run/four tuple".into(),
@@ -435,7 +435,7 @@ pub(crate) fn serve() -> ServeRecord {
     record("serve", settings, results)
 }
 
-/// One worker, without an end: every field that may be null is null.
+/// Returns a server with one worker and no end: every field that may be null is null.
 fn bare_serve() -> ServeRecord {
     let mut record = serve();
     let errors = BTreeMap::from([("ECONNRESET".into(), 1)]);
@@ -444,7 +444,7 @@ fn bare_serve() -> ServeRecord {
     record
 }
 
-/// A server without clients, with names that no server writes.
+/// Returns a server without clients, with names that no server writes.
 fn odd_serve() -> ServeRecord {
     let mut record = serve();
     record.results.workers = vec![ServeWorker { requests: u64::MAX, ..ServeWorker::default() }; 2];
@@ -455,7 +455,7 @@ fn odd_serve() -> ServeRecord {
     record
 }
 
-/// A range of 15,000 ports that fills up: even ports for the first half of the time, then odd ones, with an idle
+/// Returns a trace of a range of 15,000 ports that fills up: even ports for the first half of the time, then odd ones, with an idle
 /// second in between.
 fn heat() -> TraceHeat {
     let columns = (0..100_u64).map(|column| match column {
@@ -565,7 +565,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
     record("trace connect", settings, results)
 }
 
-/// A record with every filter, on a kernel without the first instrument.
+/// Returns a record with every filter, on a kernel without the first instrument.
 fn filtered_trace_connect() -> TraceConnectRecord {
     let mut record = trace_connect();
     (record.settings.process, record.settings.cgroup) = (Some(7), Some("/sys/fs/cgroup/web".into()));
@@ -574,14 +574,14 @@ fn filtered_trace_connect() -> TraceConnectRecord {
     record
 }
 
-/// A record with every filter.
+/// Returns a record with every filter.
 fn filtered_trace_accept() -> TraceAcceptRecord {
     let mut record = trace_accept();
     record.settings.cgroup = Some("/sys/fs/cgroup/web".into());
     record
 }
 
-/// Without filters, times or port counts: every field that may be null is null.
+/// Returns a record without filters, times or port counts: every field that may be null is null.
 pub(crate) fn bare_trace_connect() -> TraceConnectRecord {
     let mut record = trace_connect();
     record.settings = TraceConnectSettings {
@@ -608,7 +608,7 @@ pub(crate) fn bare_trace_connect() -> TraceConnectRecord {
     record
 }
 
-/// Without filters or times: every field that may be null is null.
+/// Returns a record without filters or times: every field that may be null is null.
 pub(crate) fn bare_trace_accept() -> TraceAcceptRecord {
     let mut record = empty_trace_accept();
     record.results = trace_accept().results;
@@ -619,7 +619,7 @@ pub(crate) fn bare_trace_accept() -> TraceAcceptRecord {
     record
 }
 
-/// A trace during which no process connected.
+/// Returns a trace during which no process connected.
 fn empty_trace() -> TraceConnectRecord {
     let mut record = trace_connect();
     record.settings = TraceConnectSettings {
@@ -652,7 +652,7 @@ fn empty_trace() -> TraceConnectRecord {
     record
 }
 
-/// A ladder at one listener, and a listener whose queue is full.
+/// Returns a trace of a ladder at one listener, and a listener whose queue is full.
 pub(crate) fn trace_accept() -> TraceAcceptRecord {
     let settings = TraceAcceptSettings {
         process: Some(4711),
@@ -744,7 +744,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
     record("trace accept", settings, results)
 }
 
-/// A trace during which no process accepted.
+/// Returns a trace during which no process accepted.
 fn empty_trace_accept() -> TraceAcceptRecord {
     let mut record = trace_accept();
     record.settings = TraceAcceptSettings {
@@ -769,7 +769,7 @@ fn empty_trace_accept() -> TraceAcceptRecord {
     record
 }
 
-/// A hostile record that attacks the page and the terminal.
+/// Returns a hostile record that attacks the page and the terminal.
 pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
     let mut record = ports(&["random-window:500"], 1, 64);
@@ -791,7 +791,7 @@ pub(crate) fn hostile() -> PortsRecord {
     record
 }
 
-/// Every kind of record, with and without its optional fields, as the commands write them.
+/// Returns every kind of record, with and without its optional fields, as the commands write them.
 pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
     let strategies = ["kernel-default", "random-window:500", "random-window:10000", "auto"];
     let mut repeats = ports(&["kernel-default", "random-window:500"], 3, 1_000);

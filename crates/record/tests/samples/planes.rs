@@ -57,7 +57,7 @@ fn settings() -> PlanesSettings {
     }
 }
 
-/// The full figure, the cost per packet, and one 4-tuple with the selectors `hash` and `random`.
+/// Returns the full figure, the cost per packet, and one 4-tuple with the selectors `hash` and `random`.
 pub(crate) fn planes() -> PlanesRecord {
     let mut cells = vec![
         cell("one-by-one", 1, 64, 0, 2927),
@@ -91,7 +91,7 @@ pub(crate) fn planes() -> PlanesRecord {
     record("lab planes", settings(), results)
 }
 
-/// One run of one cell without a counterpart: every field that may be null is null.
+/// Returns one run of one cell without a counterpart: every field that may be null is null.
 pub(crate) fn bare_planes() -> PlanesRecord {
     let mut record = planes();
     let cell = PlanesCell {
@@ -110,7 +110,7 @@ pub(crate) fn bare_planes() -> PlanesRecord {
     record
 }
 
-/// A run interrupted before its first cell.
+/// Returns a run interrupted before its first cell.
 pub(crate) fn no_planes() -> PlanesRecord {
     let settings = PlanesSettings { every_combination: true, over: "loopback".into(), ..settings() };
     let mut odd = cell("<script>alert(1)</script>", 1, 64, 0, 100);

@@ -60,7 +60,7 @@ pub(crate) fn trace_locks() -> TraceLocksRecord {
     record("trace locks", settings, results)
 }
 
-/// A trace without waits: every field that may be null is null.
+/// Returns a trace without waits: every field that may be null is null.
 pub(crate) fn bare_trace_locks() -> TraceLocksRecord {
     let mut record = trace_locks();
     record.settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };

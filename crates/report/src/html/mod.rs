@@ -182,7 +182,7 @@ fn block(record: usize, block: &Block) -> Markup {
     }
 }
 
-/// Short facts in a row.
+/// Returns short facts in one row.
 fn facts(facts: &[String]) -> Markup {
     html! { ul.words { @for fact in facts { li { (fact) } } } }
 }

@@ -154,7 +154,7 @@ fn label(cell: &AcceptCell) -> &str {
     cell.server.as_deref().unwrap_or(&cell.policy)
 }
 
-/// `never`, `5`.
+/// Formats `never`, `5`.
 fn close_every(requests: u64) -> String {
     if requests == 0 { "never".to_owned() } else { count(requests) }
 }
@@ -188,7 +188,7 @@ fn jain(cell: &AcceptCell) -> Cell {
     Cell::toned(index(cell.jain), tone)
 }
 
-/// `12 12 12 12`; a dash when the counts are not known.
+/// Formats `12 12 12 12`; a dash when the counts are not known.
 fn each(counts: &[u64]) -> String {
     if counts.is_empty() {
         return NOTHING.to_owned();

@@ -46,7 +46,7 @@ fn facts(settings: &ForwardSettings) -> Vec<String> {
     facts
 }
 
-/// `BFD every 50.0ms, from the peer every 300ms, detection multiplier 3`; `None` without a BFD session.
+/// Formats `BFD every 50.0ms, from the peer every 300ms, detection multiplier 3`; `None` without a BFD session.
 fn timers(link: &ForwardLink) -> Option<String> {
     let timers = link.bfd_timers?;
     let receive = match timers.receive_interval_ns {

@@ -138,7 +138,7 @@ fn time(ns: f64) -> String {
     duration(ns.round() as u64)
 }
 
-/// `bhash 12 (31ns a query), listener 3.10 (4ns a query)`; waits per 1,000 queries.
+/// Formats `bhash 12 (31ns a query), listener 3.10 (4ns a query)`; waits per 1,000 queries.
 fn classes(side: &LocksSide) -> String {
     let one = |class: &fourtuple_record::LocksClass| {
         let (waits, wait) = (per_thousand(class.waits_per_query), time(class.wait_ns_per_query));
@@ -156,7 +156,7 @@ fn per_thousand(per_query: f64) -> String {
     }
 }
 
-/// `ratio 1.058, 95% interval 1.041 to 1.074`.
+/// Formats `ratio 1.058, 95% interval 1.041 to 1.074`.
 fn ratio(ratio: &LocksRatio) -> String {
     let value = words::ratio(ratio.value);
     match ratio.low.zip(ratio.high) {

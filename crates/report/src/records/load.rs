@@ -312,7 +312,7 @@ fn budget(document: &mut Document, ports: &LoadPorts, results: &LoadResults) {
     }
 }
 
-/// `budget 28,232 tuples`, `31 in use before`, ...
+/// Formats `budget 28,232 tuples`, `31 in use before`, ...
 fn ports_facts(ports: &LoadPorts) -> Vec<String> {
     let mut facts = vec![
         format!("budget {}", plural(ports.budget, "tuple")),

@@ -46,7 +46,7 @@ pub(crate) fn document(saved: &Saved) -> Document {
     }
 }
 
-/// `kernel 6.18.5`, `2 CPUs`, `kvm`.
+/// Formats `kernel 6.18.5`, `2 CPUs`, `kvm`.
 pub(crate) fn host_facts(host: &Host) -> Vec<String> {
     let machine = match host.virtualization.as_str() {
         "" => "virtualization unknown",

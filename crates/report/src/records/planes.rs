@@ -170,7 +170,7 @@ fn table(cells: &[&PlanesCell]) -> Table {
         .into()
 }
 
-/// `one 4-tuple`, `64 4-tuples`.
+/// Formats `one 4-tuple`, `64 4-tuples`.
 fn tuples(cell: &PlanesCell) -> String {
     if cell.flows == 1 { "one 4-tuple".to_owned() } else { format!("{} 4-tuples", count(cell.flows.into())) }
 }

@@ -74,7 +74,7 @@ fn runs(runs: &[TimeWaitRun]) -> Table {
         .into()
 }
 
-/// `16,384`, or `12,000/16,384` when the run was cut.
+/// Formats `16,384`, or `12,000/16,384` when the run was cut.
 fn transactions(run: &TimeWaitRun) -> String {
     if run.completed == run.transactions {
         count(run.completed)
@@ -83,7 +83,7 @@ fn transactions(run: &TimeWaitRun) -> String {
     }
 }
 
-/// A stall: `none`, `58.9s`.
+/// Formats the length of a stall: `none`, `58.9s`.
 fn none_or(stall_ns: u64) -> String {
     if stall_ns == 0 { "none".to_owned() } else { duration(stall_ns) }
 }

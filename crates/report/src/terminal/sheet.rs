@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wraps_at_spaces_and_cuts_what_has_none() {
+    fn text_wraps_at_spaces_and_long_words_are_cut() {
         assert_eq!(wrap("one two  three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefghij kl", 4), ["abcd", "efgh", "ij", "kl"]);
         assert_eq!(wrap("", 4), [""]);

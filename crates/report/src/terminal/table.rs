@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_right_and_names_left() {
+    fn numbers_are_right_aligned_and_names_left_aligned() {
         let (lines, dropped) = lines(&sample(), 80);
         assert_eq!(
             lines,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_the_expendable_goes_and_then_names_are_cut() {
+    fn narrow_tables_omit_columns_and_then_cut_names() {
         assert_eq!(lines(&sample(), 20).1, ["p50"]);
         assert_eq!(lines(&sample(), 20).0[1], "full-range  49.3k/s");
         assert_eq!(lines(&sample(), 16).0[1], "full-r…  49.3k/s");

@@ -108,7 +108,7 @@ fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
     Step { used: bytes.len(), answer: None }
 }
 
-/// Whether a header with a comma-separated list contains `word`.
+/// Returns whether a header with a comma-separated list contains `word`.
 fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
     request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).any(|header| {
         header

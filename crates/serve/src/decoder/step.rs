@@ -48,21 +48,21 @@ pub(crate) enum Answer {
     HeadClose,
     /// 100: the client may send the body.
     Continue,
-    /// 400
+    /// 400: the request is malformed.
     BadRequest,
     /// 411: the request has no Content-Length.
     LengthRequired,
-    /// 431
+    /// 431: the head is too large.
     HeaderTooLarge,
 }
 
 impl Answer {
-    /// Whether this is a response to a valid request, which has a service time and is counted.
+    /// Returns whether this is a response to a valid request, which has a service time and is counted.
     pub(crate) fn is_response(self) -> bool {
         matches!(self, Answer::Keep | Answer::Close | Answer::HeadKeep | Answer::HeadClose)
     }
 
-    /// Whether the server closes the connection after it.
+    /// Returns whether the server closes the connection after it.
     pub(crate) fn ends(self) -> bool {
         !matches!(self, Answer::Keep | Answer::HeadKeep | Answer::Continue)
     }

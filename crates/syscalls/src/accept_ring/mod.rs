@@ -1,6 +1,6 @@
 //! One-shot accept and poll operations of io_uring, each with exactly one completion.
 //!
-//! No operation of it reads or writes memory of the process, so that dropping it at any time is safe.
+//! No operation of the ring reads or writes memory of the process, so the ring can be dropped at any time.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,14 +12,14 @@ use io_uring::{IoUring, opcode, squeue};
 
 use crate::{check, socket};
 
-/// Set in the user data of an accept, whose result is a descriptor.
+/// Bit in the user data of an accept operation, whose result is a descriptor.
 const ACCEPT: u64 = 1 << 63;
-/// Set in the user data of what cancels another operation.
+/// Bit in the user data of a cancel operation.
 const CANCEL: u64 = 1 << 62;
 const TOKEN: u64 = CANCEL - 1;
-/// Operations handed over with one call.
+/// Number of entries in the submission queue.
 const ENTRIES: u32 = 256;
-/// Completions that have room; the kernel keeps those beyond (IORING_FEAT_NODROP).
+/// Number of entries in the completion queue. The kernel buffers further completions (IORING_FEAT_NODROP).
 const COMPLETIONS: u32 = 1024;
 
 /// The result of an operation.
@@ -27,37 +27,38 @@ const COMPLETIONS: u32 = 1024;
 pub enum Outcome {
     /// A connection, close-on-exec and non-blocking.
     Accepted(OwnedFd),
-    /// There is something to read, or an end.
+    /// The descriptor is readable or has reached its end.
     Ready,
     /// The operation was cancelled. A cancelled accept may have consumed the wakeup for a connection, which then woke no other waiter.
     Cancelled,
-    /// It failed.
+    /// The operation failed.
     Failed(io::Error),
 }
 
-/// A ring for the thread that created it.
+/// An io_uring instance for the thread that created it.
 pub struct AcceptRing {
     ring: IoUring,
-    /// Operations whose completion is still to come.
-    under_way: usize,
-    /// An operation could not be handed over. It names a descriptor that may be closed by now, so nothing is handed over any more.
+    /// Operations in progress.
+    in_progress: usize,
+    /// A submission failed. The queued entry names a descriptor that may be closed by now, so nothing is submitted any
+    /// more.
     is_broken: bool,
 }
 
 impl AcceptRing {
-    /// A ring whose completions come when the thread waits for them, and never interrupt what it does else
-    /// (IORING_SETUP_DEFER_TASKRUN).
+    /// Creates a ring that processes completions only while its thread waits for them (IORING_SETUP_DEFER_TASKRUN), so
+    /// that completions never interrupt the thread.
     ///
     /// # Errors
     ///
-    /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.1.
+    /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.1.
     pub fn new() -> io::Result<AcceptRing> {
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_cqsize(COMPLETIONS)
             .build(ENTRIES)?;
-        Ok(AcceptRing { ring, under_way: 0, is_broken: false })
+        Ok(AcceptRing { ring, in_progress: 0, is_broken: false })
     }
 
     /// Probes whether an accept on a non-blocking listener waits for a connection and can be cancelled. Older kernels complete it with
@@ -74,33 +75,33 @@ impl AcceptRing {
         Ok(matches!(self.outcome(), Some((0, Outcome::Cancelled))))
     }
 
-    /// Asks for the next connection of `listener`. From then on the ring holds it open until the operation is over.
-    /// `token`, like the token of each operation, is below 2^62. The waiter is the last in the listener's queue of waiters
-    /// (`io_async_queue_proc`) and leaves it when it is woken.
+    /// Submits an accept of the next connection of `listener`. The ring keeps the listener open until the operation has
+    /// completed. `token`, like the token of each operation, is below 2^62. The kernel adds the waiter to the end of
+    /// the listener's wait queue (`io_async_queue_proc`) and removes it when it is woken.
     pub fn accept(&mut self, token: u64, listener: BorrowedFd<'_>) -> io::Result<()> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let descriptor = Fd(listener.as_raw_fd());
         let entry = opcode::Accept::new(descriptor, ptr::null_mut(), ptr::null_mut()).flags(flags).build();
         self.push(entry.user_data(token & TOKEN | ACCEPT))?;
-        self.hand_over()
+        self.submit_last()
     }
 
-    /// Asks to be told when `descriptor` has something to read or has come to an end. From then on the ring holds it open until
-    /// the operation is over.
+    /// Submits a poll that completes when `descriptor` is readable or has reached its end. The ring keeps the
+    /// descriptor open until the operation has completed.
     pub fn poll(&mut self, token: u64, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
         let entry = opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), events).build();
         self.push(entry.user_data(token & TOKEN))?;
-        self.hand_over()
+        self.submit_last()
     }
 
-    /// Hands over the operation that was queued last, while its descriptor is borrowed: a number that waited in the queue could
-    /// be another file's by the time the kernel looks at it.
-    fn hand_over(&mut self) -> io::Result<()> {
-        let handed = self.submit();
-        self.is_broken |= handed.is_err();
-        self.under_way += usize::from(handed.is_ok());
-        handed
+    /// Submits the operation that was queued last, while its descriptor is borrowed. If the entry waited in the queue,
+    /// its descriptor number could belong to a different file when the kernel reads it.
+    fn submit_last(&mut self) -> io::Result<()> {
+        let submitted = self.submit();
+        self.is_broken |= submitted.is_err();
+        self.in_progress += usize::from(submitted.is_ok());
+        submitted
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -113,14 +114,14 @@ impl AcceptRing {
         Ok(())
     }
 
-    /// Ends the accept under `token`; its outcome follows, which may be a connection.
+    /// Cancels the accept under `token`. Its outcome follows and may still be a connection.
     pub fn cancel(&mut self, token: u64) -> io::Result<()> {
         let entry = opcode::AsyncCancel::new(token & TOKEN | ACCEPT).build();
         self.push(entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(CANCEL))
     }
 
-    /// Hands over what was asked and waits until an operation is over, a signal comes or `timeout` is over (`None`: for
-    /// ever).
+    /// Submits the queued operations and waits until an operation completes, a signal arrives or `timeout` expires
+    /// (`None`: no timeout).
     ///
     /// # Errors
     ///
@@ -143,16 +144,16 @@ impl AcceptRing {
         }
     }
 
-    /// The next operation that is over, by its token.
+    /// Returns the next completed operation, with its token.
     pub fn outcome(&mut self) -> Option<(u64, Outcome)> {
         loop {
             let completion = self.ring.completion().next()?;
             let (data, result) = (completion.user_data(), completion.result());
-            // Nothing to cancel: it is over already, or will be at once.
+            // The result of a cancel operation does not matter: the cancelled operation has a completion of its own.
             if data & ACCEPT == 0 && data & CANCEL != 0 {
                 continue;
             }
-            self.under_way -= 1;
+            self.in_progress -= 1;
             let outcome = if result == -libc::ECANCELED {
                 Outcome::Cancelled
             } else if result < 0 {
@@ -169,7 +170,7 @@ impl AcceptRing {
 
     fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
         self.check()?;
-        // SAFETY: an entry of this ring has no pointer but null: the kernel reads and writes no memory for it.
+        // SAFETY: the entries of this ring have null pointers only, so the kernel reads and writes no memory for them.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit()?;
         }
@@ -182,16 +183,16 @@ impl AcceptRing {
 }
 
 impl Drop for AcceptRing {
-    /// Waits until no operation is in progress, so that a later close() of a descriptor takes effect at once. In another thread
-    /// than its own that is left to the kernel, which does it a little later.
+    /// Waits until no operation is in progress, so that a later close() of a descriptor takes effect at once. When
+    /// another thread drops the ring, the kernel cancels the operations a little later.
     fn drop(&mut self) {
         let begun = Instant::now();
         let all = opcode::AsyncCancel2::new(io_uring::types::CancelBuilder::any()).build().user_data(CANCEL);
-        while self.under_way > 0 && begun.elapsed() < Duration::from_secs(1) {
+        while self.in_progress > 0 && begun.elapsed() < Duration::from_secs(1) {
             if self.push(all.clone()).is_err() || self.wait(Some(Duration::from_millis(1))).is_err() {
                 break;
             }
-            // The connection of an accept without a caller is closed.
+            // An accept without a caller may complete with a connection; dropping the outcome closes it.
             while self.outcome().is_some() {}
         }
         while self.outcome().is_some() {}
@@ -206,7 +207,8 @@ fn private_listener() -> io::Result<OwnedFd> {
     // SAFETY: the call above returned a new descriptor, which has no other owner.
     let listener = unsafe { OwnedFd::from_raw_fd(fd) };
     let family = libc::AF_UNIX as libc::sa_family_t;
-    // SAFETY: pointer and length describe a family, which is all that a bind to a name of the kernel's choice reads.
+    // SAFETY: pointer and length describe an address family only; bind() then chooses an abstract name and reads
+    // nothing else.
     check(unsafe {
         libc::bind(
             listener.as_raw_fd(),

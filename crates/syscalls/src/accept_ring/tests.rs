@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 
-/// `None` where io_uring is switched off.
+/// Returns a ring, or `None` if io_uring is disabled on this host.
 fn ring() -> Option<AcceptRing> {
     match AcceptRing::new() {
         Ok(ring) => Some(ring),
@@ -77,12 +77,12 @@ fn dropping_a_ring_releases_its_descriptors() {
 }
 
 #[test]
-fn an_accept_keeps_its_listener_open() {
+fn a_pending_accept_keeps_its_listener_open() {
     let Some(mut ring) = ring() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     ring.accept(1, listener.as_fd()).unwrap();
-    // The number of the closed listener may become another file's; the request must not name that one.
+    // The descriptor number of the closed listener may be reused; the request must not refer to the new file.
     drop(listener);
     let _other = UnixStream::pair().unwrap();
     let _client = TcpStream::connect(address).unwrap();

@@ -1,6 +1,6 @@
-//! Many datagrams with one system call: recvmmsg(2), sendmmsg(2), and what lets one message be many (UDP_GRO, UDP_SEGMENT).
+//! Many datagrams with one system call: recvmmsg(2) and sendmmsg(2), with UDP_GRO and UDP_SEGMENT.
 //!
-//! What is sent lies where it was received: [`Outgoing`] names parts of [`Messages`], so that forwarding copies nothing.
+//! Forwarding copies no payload: [`Outgoing`] refers to ranges of the received [`Messages`].
 
 use std::io;
 use std::mem;
@@ -13,27 +13,28 @@ use crate::address::{self, RawAddress};
 use crate::check;
 use crate::control;
 
-/// include/uapi/linux/udp.h: of a message that is sent, the bytes of each datagram that it is cut into.
+/// Socket option and control message of a send (include/uapi/linux/udp.h): the size of the datagrams that the kernel
+/// cuts.
 const UDP_SEGMENT: libc::c_int = 103;
-/// The same of a message that was put together when it was received; as an option, whether that is done.
+/// Socket option that enables GRO, and control message with the size of the coalesced datagrams.
 pub(crate) const UDP_GRO: libc::c_int = 104;
 
-/// The most datagrams that every kernel with UDP_SEGMENT makes of one message (UDP_MAX_SEGMENTS before Linux 6.9).
+/// The maximum number of datagrams in one message on every kernel with UDP_SEGMENT (UDP_MAX_SEGMENTS before Linux 6.9).
 pub const SEGMENTS: usize = 64;
-/// The most bytes of one message, over IPv4 and IPv6 alike.
+/// The maximum payload of one message in bytes, over IPv4 and IPv6.
 pub const LONGEST: usize = 65_507;
 
-/// Room for the control messages that are asked for: GRO size, overflow count, address of arrival, hops.
+/// Room for the requested control messages: GRO size, overflow count, destination address, TTL.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
 const NO_CONTROL: Control = Control([0; 128]);
 
-/// Room for messages, and what was received into it.
+/// Buffers for messages, and the messages of the last receive call.
 pub struct Batch {
     room: usize,
-    /// `room` bytes for each message.
+    /// The payload buffers, `room` bytes for each message.
     bytes: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
     control: Vec<Control>,
@@ -42,26 +43,26 @@ pub struct Batch {
     received: usize,
 }
 
-// SAFETY: all pointers in `parts` and `headers` are to the heap memory of the other fields, which goes where the value goes.
+// SAFETY: all pointers in `parts` and `headers` are to heap memory of the other fields, which moves with the value.
 unsafe impl Send for Batch {}
 
 /// One message of a [`Batch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The payload: of several datagrams if `segment` is set.
+    /// The payload. If `segment` is set, it contains several datagrams.
     pub bytes: &'a [u8],
-    /// Whether it was longer than the room, so that its end is missing.
+    /// Whether the message was longer than its buffer, so that its end is missing.
     pub truncated: bool,
-    /// With UDP_GRO: the bytes of each datagram in it; the last may be shorter.
+    /// With UDP_GRO: the size of each datagram in the payload; the last datagram may be shorter.
     pub segment: Option<u16>,
-    /// With SO_RXQ_OVFL: how many datagrams this socket has lost since it was made because its queue was full, modulo 2^32.
-    /// The kernel tells it when it is not 0.
+    /// With SO_RXQ_OVFL: the number of datagrams that this socket has lost since it was opened because its receive
+    /// queue was full, modulo 2^32. The kernel omits a count of 0.
     pub overflowed: Option<u32>,
-    /// With IP_PKTINFO, or IPV6_RECVPKTINFO: the address that it was sent to.
+    /// With IP_PKTINFO or IPV6_RECVPKTINFO: the destination address.
     pub arrived_at: Option<IpAddr>,
-    /// With the same: an address of this host that an answer can be sent from. That is the one above, unless that is of many.
+    /// With the same options: a local address for replies. It differs from `arrived_at` for multicast and broadcast.
     pub answer_from: Option<IpAddr>,
-    /// With IP_RECVTTL, or IPV6_RECVHOPLIMIT: how many hops it had left.
+    /// With IP_RECVTTL or IPV6_RECVHOPLIMIT: the TTL or hop limit of the received packet.
     pub hops: Option<u8>,
     pub(crate) name: &'a libc::sockaddr_storage,
 }
@@ -75,7 +76,7 @@ impl Datagram<'_> {
 
 /// Received messages by number, from which [`Outgoing`] sends without a copy.
 pub trait Messages {
-    /// The bytes of message `index`, or of all the room that it is in.
+    /// Returns the bytes of message `index`, or its whole buffer.
     fn bytes(&self, index: usize) -> &[u8];
 }
 
@@ -86,7 +87,7 @@ impl Messages for Batch {
 }
 
 impl Batch {
-    /// Room for `messages` of `room` bytes each. With UDP_GRO a message is up to 64 KiB.
+    /// Allocates buffers of `room` bytes for `messages` messages. With UDP_GRO a message has up to 64 KiB.
     pub fn new(messages: usize, room: usize) -> Batch {
         let empty = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         Batch {
@@ -96,18 +97,19 @@ impl Batch {
             names: vec![unsafe { mem::zeroed() }; messages],
             control: vec![NO_CONTROL; messages],
             parts: vec![empty; messages],
-            // SAFETY: mmsghdr is numbers and pointers, for which zero is a value.
+            // SAFETY: mmsghdr consists of numbers and pointers, for which zero is a valid value.
             headers: vec![unsafe { mem::zeroed() }; messages],
             received: 0,
         }
     }
 
-    /// Receives the queued messages, as many as there is room for, without waiting (recvmmsg(2)). Replaces the messages of the last
-    /// call.
+    /// Receives queued messages without waiting (recvmmsg(2)), as many as the batch has buffers for. Replaces the
+    /// messages of the previous call.
     ///
     /// # Errors
     ///
-    /// WouldBlock when there is none; ECONNREFUSED and the like of a connected socket, whose last message met no one.
+    /// WouldBlock if the queue is empty. On a connected socket also ECONNREFUSED and other ICMP errors for earlier
+    /// messages.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
         for (at, header) in self.headers.iter_mut().enumerate() {
@@ -122,7 +124,8 @@ impl Batch {
             header.msg_hdr.msg_controllen = size_of::<Control>() as _;
             header.msg_hdr.msg_flags = 0;
         }
-        // SAFETY: every header describes memory of this value, large enough for what it says, and nothing else refers to that.
+        // SAFETY: every header describes memory of this value with its exact length, and no other reference to this
+        // memory exists.
         let received = check(unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -142,17 +145,17 @@ impl Batch {
         self.bytes.get_mut(start..start.saturating_add(self.room)).unwrap_or_default()
     }
 
-    /// How many messages the last [`Batch::receive`] brought.
+    /// Returns the number of messages that the last [`Batch::receive`] returned.
     pub fn len(&self) -> usize {
         self.received
     }
 
-    /// Whether it brought none.
+    /// Returns whether the last [`Batch::receive`] returned no message.
     pub fn is_empty(&self) -> bool {
         self.received == 0
     }
 
-    /// One of them; `None` beyond the last.
+    /// Returns message `index`, or `None` beyond the last message.
     pub fn get(&self, index: usize) -> Option<Datagram<'_>> {
         let header = self.headers[..self.received].get(index)?;
         let length = (header.msg_len as usize).min(self.room);
@@ -171,13 +174,13 @@ impl Batch {
         Some(datagram)
     }
 
-    /// All of them.
+    /// Iterates over all messages.
     pub fn iter(&self) -> impl Iterator<Item = Datagram<'_>> {
         (0..self.received).filter_map(|index| self.get(index))
     }
 }
 
-/// Fills in what the control messages in `control`, as the kernel wrote them, tell about a datagram.
+/// Fills in the fields of a datagram from the control messages in `control`, which the kernel wrote.
 pub(crate) fn read_control(control: &[u8], datagram: &mut Datagram<'_>) {
     for message in control::messages(control) {
         match (message.level, message.kind) {
@@ -189,16 +192,16 @@ pub(crate) fn read_control(control: &[u8], datagram: &mut Datagram<'_>) {
                 datagram.overflowed = message.word().map(u32::from_ne_bytes);
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                // struct in_pktinfo: device, ipi_spec_dst, ipi_addr.
+                // Layout of struct in_pktinfo: device, ipi_spec_dst, ipi_addr.
                 let Some([_, _, _, _, answer @ .., a, b, c, d]) = message.data.first_chunk::<12>() else {
                     continue;
                 };
                 datagram.arrived_at = Some(Ipv4Addr::new(*a, *b, *c, *d).into());
-                // Of a broadcast the address of the device that it came to.
+                // For a broadcast, ipi_spec_dst is the address of the receiving device.
                 datagram.answer_from = Some(Ipv4Addr::from(*answer).into());
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                // struct in6_pktinfo: address, device.
+                // Layout of struct in6_pktinfo: address, device.
                 let Some([address @ .., _, _, _, _]) = message.data.first_chunk::<20>() else { continue };
                 let address = Ipv6Addr::from(*address).to_canonical();
                 datagram.arrived_at = Some(address);
@@ -212,23 +215,23 @@ pub(crate) fn read_control(control: &[u8], datagram: &mut Datagram<'_>) {
     }
 }
 
-/// A part of a message that was received.
+/// A range of a received message.
 #[derive(Clone, Debug)]
 struct Part {
     message: usize,
     range: Range<usize>,
 }
 
-/// A message that is to be sent.
+/// A message to send.
 struct Message {
     name: Option<RawAddress>,
-    /// Of the family of `name`.
+    /// The source address, of the same family as `name`.
     from: Option<IpAddr>,
     segment: Option<u16>,
     parts: Range<usize>,
 }
 
-/// Messages to be sent, made of parts of what was received.
+/// Messages to send, which consist of ranges of received messages.
 #[derive(Default)]
 pub struct Outgoing {
     messages: Vec<Message>,
@@ -242,72 +245,73 @@ pub struct Outgoing {
 unsafe impl Send for Outgoing {}
 
 impl Outgoing {
-    /// Nothing yet.
+    /// Returns an empty list of messages.
     pub fn new() -> Outgoing {
         Outgoing::default()
     }
 
-    /// Forgets all messages.
+    /// Removes all messages.
     pub fn clear(&mut self) {
         self.messages.clear();
         self.parts.clear();
     }
 
-    /// How many messages there are.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Begins a message to `to`, or to the peer of a connected socket. With `segment` the kernel makes datagrams of so many
-    /// bytes of it (UDP_SEGMENT, Linux 4.18), [`SEGMENTS`] at most, the last of them perhaps shorter.
+    /// Adds an empty message to `to`, or to the peer of a connected socket. With `segment` the kernel splits the
+    /// payload into datagrams of this size (UDP_SEGMENT, Linux 4.18), at most [`SEGMENTS`]; the last datagram may be
+    /// shorter.
     pub fn message(&mut self, to: Option<SocketAddr>, segment: Option<u16>) {
         let at = self.parts.len();
         self.messages.push(Message { name: to.map(RawAddress::from), from: None, segment, parts: at..at });
     }
 
-    /// Has the message that was begun last, which is to `to`, sent from this address of the host (IP_PKTINFO, IPV6_PKTINFO), of
-    /// a socket that is bound to all; without a message nothing.
+    /// Sets the source address of the last message, which goes to `to` (IP_PKTINFO, IPV6_PKTINFO), for sockets bound to
+    /// the unspecified address. Has no effect without a message.
     pub fn from_last(&mut self, from: IpAddr, to: SocketAddr) {
         if let Some(message) = self.messages.last_mut() {
             message.from = match (from, to) {
-                // A socket of both families sends over IPv4 from an address that is written as IPv6.
+                // A dual-stack socket sends IPv4 from a v4-mapped IPv6 address.
                 (IpAddr::V4(from), SocketAddr::V6(_)) => Some(from.to_ipv6_mapped().into()),
                 _ => Some(from),
             };
         }
     }
 
-    /// Changes into how long datagrams the message that was begun last is cut; without a message nothing.
-    pub fn cut_last(&mut self, segment: u16) {
+    /// Changes the segment size of the last message. Has no effect without a message.
+    pub fn set_segment_last(&mut self, segment: u16) {
         if let Some(message) = self.messages.last_mut() {
             message.segment = Some(segment);
         }
     }
 
-    /// The parts of message `index`, as they were given to [`Outgoing::part`].
+    /// Returns the parts of message `index`, as passed to [`Outgoing::part`].
     pub fn parts(&self, index: usize) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let parts = self.messages.get(index).map_or(0..0, |message| message.parts.clone());
         self.parts[parts].iter().map(|part| (part.message, part.range.clone()))
     }
 
-    /// Appends bytes to the message that was begun last: `range` of message `index` of the [`Messages`] passed to
-    /// [`Outgoing::send`].
+    /// Appends bytes to the last message: `range` of message `index` of the [`Messages`] passed to [`Outgoing::send`].
     ///
     /// # Panics
     ///
-    /// Without a message.
+    /// Panics if there is no message.
     pub fn part(&mut self, index: usize, range: Range<usize>) {
         let message = self.messages.last_mut().expect("a message was begun");
         self.parts.push(Part { message: index, range });
         message.parts.end = self.parts.len();
     }
 
-    /// How many datagrams message `index` is on the wire, and their bytes together; nothing beyond the last.
+    /// Returns the number of datagrams of message `index` on the wire and their total size; zeroes beyond the last
+    /// message.
     pub fn size(&self, index: usize) -> (usize, usize) {
         let Some(message) = self.messages.get(index) else { return (0, 0) };
         let bytes: usize = self.parts[message.parts.clone()].iter().map(|part| part.range.len()).sum();
@@ -316,22 +320,24 @@ impl Outgoing {
         (datagrams, bytes)
     }
 
-    /// Into how long datagrams message `index` is cut, if it is.
+    /// Returns the segment size of message `index`, if the message is split.
     pub fn segment(&self, index: usize) -> Option<u16> {
         self.messages.get(index)?.segment
     }
 
-    /// sendmmsg(2) of the messages from `first` on, without waiting: how many of them were sent. The kernel stops at the first
-    /// that it does not send, and gives that one's error only when nothing was sent before it.
+    /// Sends the messages from `first` on without waiting (sendmmsg(2)) and returns how many were sent. The kernel
+    /// stops at the first message that fails; it returns the error of this message only if no message before it was
+    /// sent.
     ///
     /// # Errors
     ///
-    /// The error of message `first`: WouldBlock when the socket's buffer is full; EINVAL or EIO where UDP_SEGMENT cannot be
-    /// done (a datagram longer than the path's MTU, a device that cannot checksum); EMSGSIZE, ECONNREFUSED, ENETUNREACH.
+    /// The error of message `first`: WouldBlock if the send buffer is full; EINVAL or EIO if UDP_SEGMENT is not
+    /// possible (a datagram longer than the path MTU, a device without checksum offload); EMSGSIZE, ECONNREFUSED,
+    /// ENETUNREACH.
     ///
     /// # Panics
     ///
-    /// When a part is not in `from`.
+    /// Panics if a part refers to a message that is not in `from`.
     pub fn send(&mut self, socket: BorrowedFd<'_>, from: &impl Messages, first: usize) -> io::Result<usize> {
         let messages = self.messages.get(first..).unwrap_or_default();
         if messages.is_empty() {
@@ -345,7 +351,7 @@ impl Outgoing {
         self.control.resize(self.control.len().max(messages.len()), NO_CONTROL);
         self.headers.clear();
         for (message, control) in messages.iter().zip(&mut self.control) {
-            // SAFETY: mmsghdr is numbers and pointers, for which zero is a value.
+            // SAFETY: mmsghdr consists of numbers and pointers, for which zero is a valid value.
             let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
             if let Some(name) = &message.name {
                 header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
@@ -356,7 +362,8 @@ impl Outgoing {
             put_control(&mut header.msg_hdr, control, message);
             self.headers.push(header);
         }
-        // SAFETY: every header describes memory of this value or of `from` that outlives the call; the kernel only reads it.
+        // SAFETY: every header describes memory of this value or of `from` that outlives the call; the kernel only
+        // reads it.
         let sent = check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
@@ -369,7 +376,7 @@ impl Outgoing {
     }
 }
 
-/// Writes the control messages of a message, if it has any.
+/// Writes the control messages of a message if it needs them.
 fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Message) {
     let mut used = 0;
     if let Some(segment) = message.segment {
@@ -377,7 +384,7 @@ fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Messa
     }
     match message.from {
         Some(IpAddr::V4(from)) => {
-            // The device is the route's business.
+            // Device 0: the route determines the device.
             let address = libc::in_addr { s_addr: u32::from(from).to_be() };
             let none = libc::in_addr { s_addr: 0 };
             let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: none };
@@ -396,7 +403,7 @@ fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Messa
     }
 }
 
-/// Writes a control message behind the `used` bytes of those before it: how many are used now.
+/// Appends a control message after the first `used` bytes and returns the new number of used bytes.
 fn put<T: Copy>(
     control: &mut Control,
     used: usize,
@@ -409,8 +416,8 @@ fn put<T: Copy>(
     let (space, length) = unsafe { (libc::CMSG_SPACE(length) as usize, libc::CMSG_LEN(length)) };
     let room = &mut control.0[used..used + space];
     let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
-    // SAFETY: `room` has space for a header and the value behind it, as CMSG_SPACE says, which is checked above; CMSG_SPACE
-    // keeps it aligned, and nothing is read. The value is plain data.
+    // SAFETY: `room` has space for a header and its value (CMSG_SPACE), which is checked above; CMSG_SPACE keeps the
+    // alignment, and nothing is read. The value is plain data.
     unsafe {
         (*message).cmsg_level = level;
         (*message).cmsg_type = kind;

@@ -16,7 +16,7 @@ fn receive(batch: &mut Batch, socket: &UdpSocket) -> usize {
 }
 
 #[test]
-fn what_came_goes_on_without_a_copy() {
+fn received_data_is_forwarded_without_a_copy() {
     let (sender, router) = pair();
     let target = UdpSocket::bind("127.0.0.1:0").expect("bind");
     for text in ["one", "", "three"] {
@@ -39,7 +39,7 @@ fn what_came_goes_on_without_a_copy() {
 }
 
 #[test]
-fn one_message_is_many_datagrams_and_back() {
+fn one_message_is_split_and_coalesced() {
     let (sender, receiver) = pair();
     let (source, _) = pair();
     let answer = option::set_udp_gro(receiver.as_fd(), true).expect("UDP_GRO");
@@ -65,7 +65,7 @@ fn one_message_is_many_datagrams_and_back() {
 }
 
 #[test]
-fn what_is_too_long_is_said() {
+fn truncated_datagrams_are_marked() {
     let (sender, receiver) = pair();
     sender.send_to(&[1; 100], receiver.local_addr().unwrap()).expect("send");
     let mut batch = Batch::new(1, 60);
@@ -76,7 +76,7 @@ fn what_is_too_long_is_said() {
 }
 
 #[test]
-fn where_it_was_sent_to_is_told() {
+fn the_destination_address_is_reported() {
     let (sender, _) = pair();
     let receiver = UdpSocket::bind("0.0.0.0:0").expect("bind");
     option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
@@ -88,9 +88,9 @@ fn where_it_was_sent_to_is_told() {
 }
 
 #[test]
-fn an_answer_comes_from_where_the_question_went_to() {
+fn a_reply_leaves_from_the_requested_address() {
     for (bind, to) in [("0.0.0.0:0", "127.0.0.7"), ("[::]:0", "127.0.0.8"), ("[::]:0", "::1")] {
-        // A host without IPv6.
+        // The host has no IPv6.
         let Ok(receiver) = UdpSocket::bind(bind) else { continue };
         option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
         let there = SocketAddr::new(to.parse().unwrap(), receiver.local_addr().unwrap().port());
@@ -103,7 +103,7 @@ fn an_answer_comes_from_where_the_question_went_to() {
         let (client, from) = (datagram.from().unwrap(), datagram.answer_from.unwrap());
         assert_eq!(from, there.ip(), "{bind}");
         let mut outgoing = Outgoing::new();
-        // Cut as well: both control messages find their room.
+        // With a segment size the message needs a second control message, which must fit too.
         outgoing.message(Some(client), Some(4));
         outgoing.from_last(from, client);
         outgoing.part(0, 0..8);
@@ -117,11 +117,11 @@ fn an_answer_comes_from_where_the_question_went_to() {
 }
 
 #[test]
-fn how_many_hops_it_had_left_is_told() {
+fn the_ttl_of_a_datagram_is_reported() {
     for (to, bind) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("127.0.0.1", "[::]:0")] {
-        // A host without IPv6.
+        // The host has no IPv6.
         let Ok(receiver) = UdpSocket::bind(bind) else { continue };
-        option::set_hops_told(receiver.as_fd(), true).expect("IP_RECVTTL");
+        option::set_receive_hops(receiver.as_fd(), true).expect("IP_RECVTTL");
         let target = (to.parse::<IpAddr>().unwrap(), receiver.local_addr().unwrap().port());
         let mut batch = Batch::new(1, 60);
         for hops in [255, 64, 1] {

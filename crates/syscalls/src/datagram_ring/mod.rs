@@ -1,8 +1,8 @@
-//! io_uring for datagrams: one request receives all that comes to a socket (multishot recvmsg, Linux 6.0), into buffers that the
-//! kernel takes from a ring of them (Linux 5.19).
+//! io_uring for datagrams: one request receives all datagrams of a socket (multishot recvmsg, Linux 6.0), into buffers
+//! that the kernel takes from a shared ring (Linux 5.19).
 //!
-//! What was received stays where the kernel has put it until it is told to go on, so that
-//! [`Outgoing`](crate::datagram::Outgoing) sends it from there, and forwarding copies nothing.
+//! A received datagram stays in its buffer until the next [`resume`](DatagramRing::go_on), so
+//! [`Outgoing`](crate::datagram::Outgoing) sends it from there and forwarding copies no payload.
 
 use std::io;
 use std::mem;
@@ -17,84 +17,86 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 
 use crate::datagram::{Datagram, Messages, read_control};
 
-/// User data of the request that receives, and of what cancels it.
+/// User data of the receive request.
 const RECEIVE: u64 = 1;
 const CANCEL: u64 = 2;
-/// The ring of buffers; there is one.
+/// Id of the only buffer group.
 const GROUP: u16 = 0;
 
-/// struct io_uring_recvmsg_out, with which the kernel begins each buffer.
+/// The header at the start of each buffer (struct io_uring_recvmsg_out).
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Out {
+struct RecvmsgHeader {
     name: u32,
     control: u32,
     payload: u32,
     flags: u32,
 }
 
-/// After that there is this much room for the sender's address,
+/// Size of the room for the sender's address, after the header.
 const NAME: usize = size_of::<libc::sockaddr_storage>();
-/// and this much for control messages: GRO size, overflow count, address of arrival over IPv6, hops.
+/// Size of the room for control messages: GRO size, overflow count, IPv6 destination address, TTL.
 const CONTROL: usize = 24 + 24 + 40 + 24;
-/// Then the payload begins: on a cache line of its own.
-const HEAD: usize = size_of::<Out>() + NAME + CONTROL;
+/// Offset of the payload, which starts on its own cache line.
+const HEAD: usize = size_of::<RecvmsgHeader>() + NAME + CONTROL;
 const LINE: usize = 64;
 
 const _: () = assert!(HEAD.is_multiple_of(LINE));
 
-/// Receives datagrams of one socket, for the thread that made it. The kernel does so whenever that thread makes a system call,
-/// and wakes it for it: a call that waits ends with EINTR, and then the descriptor of the ring is readable.
+/// Receives the datagrams of one socket for the thread that created it. The kernel runs the receive work at any system
+/// call of that thread and wakes the thread for it: a blocking call fails with EINTR, and then the descriptor of the
+/// ring is readable.
 ///
-/// Not put off until the thread asks for it, as the other rings of this crate have it (IORING_SETUP_DEFER_TASKRUN): such a ring
+/// Unlike the other rings of this crate, it does not defer the work (IORING_SETUP_DEFER_TASKRUN), because such a ring
 /// wakes no epoll (`io_req_local_work_add`, seen on Linux 6.18).
 pub struct DatagramRing {
     ring: IoUring,
-    /// Declared after `ring`: dropped when the kernel can no longer write to the buffers.
+    /// The buffers. Declared after `ring`, so that they are dropped when the kernel can no longer write to them.
     buffers: Buffers,
-    /// Says how much room there is for names and control messages.
+    /// The msghdr of the request, with the sizes of the room for addresses and control messages.
     header: Box<libc::msghdr>,
-    /// Whether the request is under way: the kernel ends it when it finds no buffer, after an empty datagram, and on errors.
+    /// Whether the request is active. The kernel ends it if no buffer is free, after an empty datagram, and on errors.
     is_receiving: bool,
-    /// The request could not be handed over. It names a descriptor that may be closed by now, so nothing is handed over any more.
+    /// A submission failed. The queued entry names a descriptor that may be closed by now, so nothing is submitted any
+    /// more.
     is_broken: bool,
     received: Vec<Received>,
 }
 
-// SAFETY: the pointers are to memory that goes where the value goes. The kernel writes to buffers that it was given and has not
-// completed yet. No other reference to such a buffer exists, whichever thread owns the value.
+// SAFETY: all pointers are to memory that moves with the value. The kernel writes only to buffers that it was given and
+// has not completed. No other reference to such a buffer exists, whichever thread owns the value.
 unsafe impl Send for DatagramRing {}
 
 #[derive(Clone, Copy)]
 struct Received {
     buffer: u16,
-    /// Of all that the kernel has written, the head included.
+    /// Number of bytes that the kernel wrote, with the header.
     length: usize,
 }
 
 impl DatagramRing {
-    /// A ring with `buffers` buffers, a power of two up to 32,768, for datagrams of up to `room` bytes: what is longer is
-    /// truncated. With UDP_GRO a message is up to 64 KiB. Its descriptor is readable when there is something to
-    /// [`receive`](DatagramRing::receive).
+    /// Creates a ring with `buffers` buffers, a power of two up to 32,768, for datagrams of up to `room` bytes; longer
+    /// datagrams are truncated. With UDP_GRO a message has up to 64 KiB. The descriptor of the ring is readable if
+    /// [`receive`](DatagramRing::receive) has messages to return.
     ///
     /// # Errors
     ///
-    /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or `buffers` is no power of
-    /// two. ENOMEM, also where a buffer would be 4 GiB or more; EMFILE.
+    /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or
+    /// `buffers` is not a power of two. ENOMEM, also if a buffer would have 4 GiB or more; EMFILE.
     pub fn new(buffers: u16, room: usize) -> io::Result<DatagramRing> {
         let ring = IoUring::builder()
             .setup_single_issuer()
-            // No interrupt for a thread that computes: its next system call is soon.
+            // No interrupt for a busy thread: it makes a system call soon anyway.
             .setup_coop_taskrun()
-            // More than there are buffers: nothing ever has to wait for room.
+            // More completions than buffers, so that the completion queue cannot overflow.
             .setup_cqsize(4 * u32::from(buffers.max(16)))
             .build(8)?;
         let mut buffers = Buffers::new(buffers, room)?;
         let (address, number) = (buffers.memory.start.as_ptr() as u64, buffers.number);
-        // SAFETY: the mapping begins with an entry for each buffer, and is there as long as the ring.
+        // SAFETY: the mapping starts with an entry for each buffer and lives as long as the ring.
         unsafe { ring.submitter().register_buf_ring_with_flags(address, number, GROUP, 0) }?;
         (0..number).for_each(|buffer| buffers.give(buffer));
-        // SAFETY: msghdr is numbers and pointers, for which zero is a value.
+        // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
         let mut header: Box<libc::msghdr> = Box::new(unsafe { mem::zeroed() });
         header.msg_namelen = NAME as libc::socklen_t;
         header.msg_controllen = CONTROL as _;
@@ -111,40 +113,40 @@ impl DatagramRing {
     pub fn works() -> io::Result<bool> {
         let (near, far) = UnixDatagram::pair()?;
         let mut ring = DatagramRing::new(4, 64)?;
-        ring.go_on(far.as_fd())?;
+        ring.resume(far.as_fd())?;
         for text in [b"one", b"two"] {
             near.send(text)?;
-            let came = ring.receive()? == 1 && ring.get(0).is_some_and(|datagram| datagram.bytes == text);
-            if !came || !ring.is_receiving {
+            let arrived = ring.receive()? == 1 && ring.get(0).is_some_and(|datagram| datagram.bytes == text);
+            if !arrived || !ring.is_receiving {
                 return Ok(false);
             }
-            ring.go_on(far.as_fd())?;
+            ring.resume(far.as_fd())?;
         }
         Ok(ring.stop()? == 0 && !ring.is_receiving)
     }
 
-    /// Gives the buffers of what was received back to the kernel, and has it receive from `socket` if it does not, or had to
-    /// stop: at the beginning, and whenever what was received is done with. The socket must be the same every time.
+    /// Returns the received buffers to the kernel, and submits the receive request for `socket` if it is not active.
+    /// Call it at the start and after each batch is processed, always with the same socket.
     ///
     /// # Errors
     ///
     /// EEXIST: the calling thread did not create the ring. ENOMEM.
-    pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn resume(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.recycle();
         if self.is_receiving {
             return Ok(());
         }
         let socket = Fd(socket.as_raw_fd());
         self.push(&opcode::RecvMsgMulti::new(socket, &raw const *self.header, GROUP).build(), RECEIVE)?;
-        // While the socket is borrowed: a number that waited in the queue could be another file's by then.
-        let handed = self.enter();
-        self.is_broken |= handed.is_err();
-        self.is_receiving = handed.is_ok();
-        handed
+        // Submitted while the socket is borrowed: in the queue, its descriptor number could come to mean another file.
+        let submitted = self.enter();
+        self.is_broken |= submitted.is_err();
+        self.is_receiving = submitted.is_ok();
+        submitted
     }
 
-    /// Returns the number of messages since the last [`go_on`](DatagramRing::go_on), without waiting. Messages beyond the number of
-    /// buffers stay in the socket's queue until the next `go_on`.
+    /// Returns the number of messages since the last [`resume`](DatagramRing::go_on), without waiting. Messages beyond the number of
+    /// buffers stay in the socket's queue until the next `resume`.
     ///
     /// # Errors
     ///
@@ -157,17 +159,20 @@ impl DatagramRing {
         Ok(self.received.len())
     }
 
-    /// Ends receiving. What is in buffers already comes as from [`receive`](DatagramRing::receive), in place of what came
-    /// before; 0 says that this was all, and that the rest is in the socket's queue: to be asked until then.
+    /// Stops receiving. Replaces the previous messages with messages that are still in buffers, as
+    /// [`receive`](DatagramRing::receive) does. Call it until it returns 0; the remaining datagrams are in the socket's
+    /// queue.
     ///
     /// # Errors
     ///
-    /// EEXIST: the calling thread did not create the ring. TimedOut: the kernel has not ended it within a second.
+    /// EEXIST: the calling thread did not create the ring. TimedOut: the kernel has not ended the request within a
+    /// second.
     pub fn stop(&mut self) -> io::Result<usize> {
         self.recycle();
         let begun = Instant::now();
         loop {
-            // Before anything is given to the caller: as long as packets come there is always something to give.
+            // Cancels before returning messages: under continuous traffic there would always be another message to
+            // return.
             if self.is_receiving {
                 self.cancel()?;
             }
@@ -181,13 +186,13 @@ impl DatagramRing {
         }
     }
 
-    /// One of the messages of the last [`receive`](DatagramRing::receive); `None` beyond the last.
+    /// Returns message `index` of the last [`receive`](DatagramRing::receive), or `None` beyond the last message.
     pub fn get(&self, index: usize) -> Option<Datagram<'_>> {
         let received = self.received.get(index)?;
         let start = self.buffers.start(received.buffer);
-        // SAFETY: the kernel has begun this buffer with these numbers, and does not write there until it gets it back; it is
-        // aligned to 64 bytes.
-        let out = unsafe { start.cast::<Out>().read() };
+        // SAFETY: the kernel has written this header and does not write to the buffer until it gets it back. The buffer
+        // is aligned to 64 bytes.
+        let out = unsafe { start.cast::<RecvmsgHeader>().read() };
         let mut datagram = Datagram {
             bytes: self.bytes(index),
             truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
@@ -196,14 +201,16 @@ impl DatagramRing {
             arrived_at: None,
             answer_from: None,
             hops: None,
-            // SAFETY: as above; the address follows the numbers, 16 bytes behind the beginning, and all of the room for it was
-            // zeroed when it was mapped.
-            name: unsafe { &*start.add(size_of::<Out>()).cast() },
+            // SAFETY: as above; the address follows the 16 bytes of the header, and the whole room for it was zeroed
+            // when the memory was mapped.
+            name: unsafe { &*start.add(size_of::<RecvmsgHeader>()).cast() },
         };
         if out.control > 0 {
             let length = (out.control as usize).min(CONTROL);
-            // SAFETY: the room for control messages is in the buffer, and all of it was zeroed when it was mapped.
-            let control = unsafe { std::slice::from_raw_parts(start.add(size_of::<Out>() + NAME), length) };
+            // SAFETY: the room for control messages is within the buffer, and all of it was zeroed when the memory was
+            // mapped.
+            let control =
+                unsafe { std::slice::from_raw_parts(start.add(size_of::<RecvmsgHeader>() + NAME), length) };
             read_control(control, &mut datagram);
         }
         Some(datagram)
@@ -214,7 +221,7 @@ impl DatagramRing {
         (0..self.received.len()).filter_map(|index| self.get(index))
     }
 
-    /// Has the request ended, and waits a little for its last completion.
+    /// Cancels the request and waits up to a second for its last completion.
     fn cancel(&mut self) -> io::Result<()> {
         self.check()?;
         let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
@@ -248,13 +255,13 @@ impl DatagramRing {
         }
     }
 
-    /// Hands over what was asked, and has the kernel receive what is there.
+    /// Submits the queued entries and lets the kernel run pending receive work.
     fn enter(&mut self) -> io::Result<()> {
         self.check()?;
         loop {
             let asked = self.ring.submission().len() as u32;
             let flags = EnterFlags::GETEVENTS.bits();
-            // SAFETY: numbers only.
+            // SAFETY: the call takes numbers and no pointers.
             match unsafe { self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None) } {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => result.map(drop)?,
@@ -280,15 +287,15 @@ impl Messages for DatagramRing {
     fn bytes(&self, index: usize) -> &[u8] {
         let Some(received) = self.received.get(index) else { return &[] };
         let start = self.buffers.start(received.buffer);
-        // SAFETY: so far the kernel has written, `collect` has compared it with the buffer, and it does not write there until
-        // it gets the buffer back.
+        // SAFETY: `collect` has checked the number of written bytes against the size of the buffer, and the kernel does
+        // not write to the buffer until it gets it back.
         unsafe { std::slice::from_raw_parts(start.add(HEAD), received.length - HEAD) }
     }
 }
 
 impl AsFd for DatagramRing {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring has the descriptor open as long as it lives.
+        // SAFETY: the ring keeps the descriptor open as long as it lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
@@ -302,15 +309,15 @@ impl Drop for DatagramRing {
     }
 }
 
-/// The ring of buffers, and after it the buffers.
+/// A mapping with the ring of buffer entries, followed by the buffers.
 struct Buffers {
     memory: Mapping,
     number: u16,
-    /// Of a buffer, head and room.
+    /// Size of a buffer: header and room.
     length: usize,
-    /// From a buffer to the next one.
+    /// Distance between the starts of two buffers.
     stride: usize,
-    /// From the beginning of the memory to the first of them.
+    /// Offset of the first buffer in the mapping.
     offset: usize,
     tail: u16,
 }
@@ -320,8 +327,8 @@ impl Buffers {
         let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
         let length =
             HEAD.checked_add(room).filter(|length| u32::try_from(*length).is_ok()).ok_or_else(too_large)?;
-        // An odd number of cache lines, so that the beginnings of packets, which is all that there is of short ones, do not meet
-        // in the same sets of the cache.
+        // An odd number of cache lines, so that the starts of buffers are spread over all sets of the cache. Short
+        // packets occupy the start of a buffer only.
         let stride = (length.div_ceil(LINE) | 1) * LINE;
         let offset = (usize::from(number) * size_of::<BufRingEntry>()).next_multiple_of(LINE);
         let whole = usize::from(number).checked_mul(stride).and_then(|buffers| buffers.checked_add(offset));
@@ -332,17 +339,17 @@ impl Buffers {
     fn start(&self, buffer: u16) -> *mut u8 {
         debug_assert!(buffer < self.number);
         let at = self.offset + usize::from(buffer % self.number) * self.stride;
-        // SAFETY: within the mapping, which was made for so many buffers.
+        // SAFETY: the offset is within the mapping, which was made for this number of buffers.
         unsafe { self.memory.start.as_ptr().add(at) }
     }
 
-    /// Lets the kernel have one.
+    /// Returns a buffer to the kernel.
     fn give(&mut self, buffer: u16) {
         let first: *mut BufRingEntry = self.memory.start.as_ptr().cast();
         let at = usize::from(self.tail % self.number);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the mapping begins with so many entries. The kernel reads only the entries before the tail, and only
-        // this value writes to them; the tail is a 16-bit number within the first of them, which no setter touches.
+        // SAFETY: the mapping starts with the ring of entries. The kernel reads only the entries before the tail, and
+        // only this value writes entries. The tail is a 16-bit number within the first entry, which no setter changes.
         unsafe {
             let entry = &mut *first.add(at);
             entry.set_addr(self.start(buffer) as u64);
@@ -354,17 +361,17 @@ impl Buffers {
     }
 }
 
-/// Anonymous memory, zeroed, of which pages are there when they are used.
+/// Anonymous zeroed memory. The kernel allocates its pages at the first access.
 struct Mapping {
     start: NonNull<u8>,
     length: usize,
-    /// Not to be given free.
+    /// Whether the memory is leaked instead of unmapped on drop.
     is_kept: bool,
 }
 
 impl Mapping {
     fn new(length: usize) -> io::Result<Mapping> {
-        // SAFETY: no address is asked for, and anonymous memory has no descriptor.
+        // SAFETY: the kernel chooses the address, and anonymous memory has no descriptor.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -386,7 +393,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if !self.is_kept {
-            // SAFETY: mmap() returned this address for this length, and no reference exists.
+            // SAFETY: mmap() returned this address for this length, and no reference to the memory exists.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
         }
     }

@@ -7,7 +7,7 @@ use crate::datagram::Outgoing;
 use crate::epoll::{Epoll, Interest, Ready};
 use crate::option;
 
-/// `None` where io_uring is switched off.
+/// Returns a ring, or `None` if io_uring is disabled on this host.
 fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
     match DatagramRing::new(buffers, room) {
         Ok(ring) => Some(ring),
@@ -29,20 +29,20 @@ fn pair() -> (UdpSocket, UdpSocket) {
     (sender, receiver)
 }
 
-/// Numbers that came in the last messages.
+/// Returns the numbers in the payloads of the last messages.
 fn numbers(ring: &DatagramRing) -> impl Iterator<Item = u32> + '_ {
     ring.iter().map(|datagram| u32::from_be_bytes(datagram.bytes.try_into().unwrap()))
 }
 
 #[test]
-fn what_came_is_told_and_goes_on_without_a_copy() {
+fn ring_buffers_are_forwarded_without_a_copy() {
     let Some(mut ring) = ring(8, 2048) else { return };
     assert!(DatagramRing::works().unwrap());
     let (sender, router) = pair();
     let target = UdpSocket::bind("127.0.0.1:0").unwrap();
-    // What waits already, and an empty datagram, after which the kernel ends the request.
+    // Queued datagrams, and an empty datagram, after which the kernel ends the request.
     sender.send(b"one").unwrap();
-    ring.go_on(router.as_fd()).unwrap();
+    ring.resume(router.as_fd()).unwrap();
     let epoll = Epoll::new().unwrap();
     epoll.add(ring.as_fd(), 7, Interest::READ).unwrap();
     let mut room = [Ready::NONE];
@@ -67,7 +67,7 @@ fn what_came_is_told_and_goes_on_without_a_copy() {
             let length = target.recv(&mut there).unwrap();
             got.push(there[..length].to_vec());
         }
-        ring.go_on(router.as_fd()).unwrap();
+        ring.resume(router.as_fd()).unwrap();
     }
     assert_eq!(got, [&b"one"[..], b"", b"three"]);
     assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
@@ -75,21 +75,21 @@ fn what_came_is_told_and_goes_on_without_a_copy() {
 }
 
 #[test]
-fn with_fewer_buffers_than_packets_none_is_lost() {
+fn no_packet_is_lost_with_fewer_buffers_than_packets() {
     let Some(mut ring) = ring(4, 64) else { return };
     let (sender, receiver) = pair();
     for number in 0..50_u32 {
         sender.send(&number.to_be_bytes()).unwrap();
     }
     let (mut got, mut ends) = (Vec::new(), 0);
-    ring.go_on(receiver.as_fd()).unwrap();
+    ring.resume(receiver.as_fd()).unwrap();
     while got.len() < 50 {
         ring.receive().unwrap();
         assert!(ring.received.len() <= 4);
         got.extend(numbers(&ring));
-        // The kernel had no buffer for the next (ENOBUFS), which stayed in the queue.
+        // The kernel had no buffer for the next datagram (ENOBUFS), which stayed in the queue.
         ends += u32::from(!ring.is_receiving);
-        ring.go_on(receiver.as_fd()).unwrap();
+        ring.resume(receiver.as_fd()).unwrap();
         assert!(ring.is_receiving || !ring.ring.completion().is_empty());
     }
     assert!(got.into_iter().eq(0..50));
@@ -103,7 +103,7 @@ fn stop_returns_buffered_packets_and_leaves_the_rest_queued() {
     let (sender, receiver) = pair();
     receiver.set_nonblocking(true).unwrap();
     for round in 0..20 {
-        ring.go_on(receiver.as_fd()).unwrap();
+        ring.resume(receiver.as_fd()).unwrap();
         for number in 0..20_u32 {
             sender.send(&number.to_be_bytes()).unwrap();
             if number == round {
@@ -126,13 +126,13 @@ fn stop_returns_buffered_packets_and_leaves_the_rest_queued() {
 }
 
 #[test]
-fn it_stops_also_when_packets_never_stop() {
+fn stop_ends_under_continuous_packets() {
     let Some(mut ring) = ring(8, 64) else { return };
     let (sender, receiver) = pair();
-    ring.go_on(receiver.as_fd()).unwrap();
+    ring.resume(receiver.as_fd()).unwrap();
     let mut stops = 0;
     loop {
-        // The kernel receives it before this call is back, if it still does.
+        // If the request is still active, the kernel receives this datagram before send() returns.
         sender.send(b"more").unwrap();
         if ring.stop().unwrap() == 0 {
             break;
@@ -143,17 +143,17 @@ fn it_stops_also_when_packets_never_stop() {
 }
 
 #[test]
-fn what_the_kernel_tells_beside_the_payload_is_read() {
+fn control_messages_of_datagrams_are_read() {
     let Some(mut ring) = ring(8, 60) else { return };
     let receiver = UdpSocket::bind("0.0.0.0:0").unwrap();
     option::set_packet_info(receiver.as_fd(), true).unwrap();
-    option::set_hops_told(receiver.as_fd(), true).unwrap();
+    option::set_receive_hops(receiver.as_fd(), true).unwrap();
     let port = receiver.local_addr().unwrap().port();
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
     option::set_hops(sender.as_fd(), 9).unwrap();
     sender.send_to(&[7; 60], ("127.0.0.7", port)).unwrap();
     sender.send_to(&[7; 61], ("127.0.0.8", port)).unwrap();
-    ring.go_on(receiver.as_fd()).unwrap();
+    ring.resume(receiver.as_fd()).unwrap();
     ring.receive().unwrap();
     let seen: Vec<_> = ring
         .iter()
@@ -179,7 +179,7 @@ fn one_message_may_be_many_datagrams() {
     assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).unwrap(), 1);
     let mut bytes = 0;
     while bytes < 250 {
-        ring.go_on(receiver.as_fd()).unwrap();
+        ring.resume(receiver.as_fd()).unwrap();
         ring.receive().unwrap();
         for datagram in ring.iter() {
             assert!(datagram.segment.is_none_or(|segment| segment == 100), "{datagram:?}");
@@ -193,13 +193,13 @@ fn one_message_may_be_many_datagrams() {
 fn a_packet_wakes_a_waiting_epoll() {
     let Some(mut ring) = ring(64, 64) else { return };
     let (sender, receiver) = pair();
-    ring.go_on(receiver.as_fd()).unwrap();
+    ring.resume(receiver.as_fd()).unwrap();
     let epoll = Epoll::new().unwrap();
     epoll.add(ring.as_fd(), 7, Interest::READ).unwrap();
     let (ask, asked) = mpsc::channel::<u32>();
     let sending = thread::spawn(move || {
         asked.iter().for_each(|number| {
-            // Most often the other one sleeps by then.
+            // By then the other thread sleeps in most runs.
             thread::sleep(Duration::from_millis(1));
             sender.send(&number.to_be_bytes()).unwrap();
         })
@@ -208,24 +208,24 @@ fn a_packet_wakes_a_waiting_epoll() {
     for number in 0..100 {
         ask.send(number).unwrap();
         let begun = Instant::now();
-        // A wait may end early: it is interrupted for the kernel to receive.
+        // The wait may end early, because the kernel interrupts it to receive.
         while epoll.wait(&mut room, Some(Duration::from_secs(20))).unwrap().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(20), "no packet {number}");
         }
         ring.receive().unwrap();
         assert!(numbers(&ring).eq([number]));
-        ring.go_on(receiver.as_fd()).unwrap();
+        ring.resume(receiver.as_fd()).unwrap();
     }
     drop(ask);
     sending.join().unwrap();
 }
 
 #[test]
-fn it_is_for_the_thread_that_made_it() {
+fn only_the_thread_that_created_the_ring_may_use_it() {
     let Some(mut ring) = ring(8, 64) else { return };
     let (sender, receiver) = pair();
-    ring.go_on(receiver.as_fd()).unwrap();
-    // It can be dropped elsewhere all the same, and what comes to the socket then does no harm.
+    ring.resume(receiver.as_fd()).unwrap();
+    // Another thread can still drop the ring, and later datagrams to the socket do no harm.
     let elsewhere = thread::spawn(move || {
         let refused = ring.stop().unwrap_err().raw_os_error();
         (refused, ring.is_receiving)
@@ -236,7 +236,8 @@ fn it_is_for_the_thread_that_made_it() {
 
 #[test]
 fn buffers_larger_than_the_address_space_are_refused() {
-    // Without checks: the head's length wraps; a buffer is larger than the 32 bits of its entry.
+    // Sizes that would overflow without checks: the header size wraps, or a buffer exceeds the 32-bit length of its
+    // entry.
     for room in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
         let error = Buffers::new(32_768, room).err().unwrap();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{room}");
@@ -248,16 +249,16 @@ fn a_ring_that_could_not_submit_stays_broken() {
     let Some(mut ring) = ring(8, 64) else { return };
     let (_, receiver) = pair();
     let (mut ring, receiver) = thread::spawn(move || {
-        let error = ring.go_on(receiver.as_fd()).unwrap_err();
+        let error = ring.resume(receiver.as_fd()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
         (ring, receiver)
     })
     .join()
     .unwrap();
-    // The request in the queue names the receiver's number, which may be another file by now.
+    // The queued request names the receiver's descriptor number, which may be reused by now.
     drop(receiver);
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
-    for error in [ring.go_on(other.as_fd()).unwrap_err(), ring.receive().unwrap_err()] {
+    for error in [ring.resume(other.as_fd()).unwrap_err(), ring.receive().unwrap_err()] {
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -1,4 +1,4 @@
-//! Steps that are linked, in the making and under way.
+//! Chains of linked steps: a builder, and the bookkeeping of a chain in progress.
 
 use std::io;
 
@@ -24,7 +24,7 @@ impl Chain {
         &self.steps[..usize::from(self.length)]
     }
 
-    /// Forgets the oldest `count` steps.
+    /// Removes the oldest `count` steps.
     pub(super) fn drop_first(&mut self, count: usize) {
         let length = usize::from(self.length);
         self.steps.copy_within(count..length, 0);
@@ -32,7 +32,7 @@ impl Chain {
     }
 }
 
-/// A chain in the making.
+/// A chain under construction.
 pub(super) struct Builder<'a> {
     pub(super) ring: &'a mut Ring,
     slot: u32,

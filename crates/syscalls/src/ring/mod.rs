@@ -1,8 +1,8 @@
-//! io_uring for connections: whole chains of socket, options, bind, connect, send and receive, on direct descriptors, with
-//! one system call for many connections.
+//! io_uring for connections: chains of socket, options, bind, connect, send and receive on direct descriptors, with one
+//! system call for many connections.
 //!
-//! A [`Ring`] has slots, each for one connection, and owns all memory that the kernel reads or writes for them. The steps
-//! of a chain are linked: one that fails ends it, and its error is the [`Event`] that follows.
+//! A [`Ring`] has one slot per connection, and owns all memory that the kernel reads or writes for the slots. The steps
+//! of a chain are linked: a step that fails ends the chain, and its error is the next [`Event`].
 
 mod chain;
 
@@ -21,32 +21,32 @@ use crate::address::{Endpoint, RawAddress};
 use crate::option::IP_LOCAL_PORT_RANGE;
 use crate::socket::Transport;
 
-/// Steps of the longest chain: socket, four options, bind, connect, send, receive.
+/// Number of steps of the longest chain: socket, four options, bind, connect, send, receive.
 const LONGEST: usize = 9;
 
 /// A step of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Step {
-    /// socket(2) into the slot.
+    /// Opens a socket in the slot (socket(2)).
     Open,
-    /// One of the options before connect().
+    /// Sets one of the options before connect().
     Option,
-    /// bind(2)
+    /// Binds the socket (bind(2)).
     Bind,
-    /// connect(2), also of a socket that was adopted: it then says what became of the connection.
+    /// Connects the socket (connect(2)). For an adopted socket, a second connect() returns the result of the first.
     Connect,
-    /// send(2) of all bytes.
+    /// Sends all bytes (send(2)).
     Send,
-    /// recv(2)
+    /// Receives bytes (recv(2)).
     Receive,
-    /// close(2)
+    /// Closes the connection (close(2)).
     Close,
-    /// Waiting for the peer to close.
+    /// Waits until the peer closes.
     Watch,
-    /// Cancelling what the slot does.
+    /// Cancels the operation of the slot.
     Cancel,
-    /// Waiting for the connection of a socket that was adopted.
+    /// Waits until an adopted socket is connected.
     Adopt,
 }
 
@@ -64,7 +64,7 @@ impl Step {
         Step::Adopt,
     ];
 
-    /// Whether success goes without saying.
+    /// Returns whether a successful step causes no event.
     fn is_silent(self) -> bool {
         matches!(
             self,
@@ -75,26 +75,27 @@ impl Step {
 
 /// The options and the address of a socket before connect().
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Opening {
-    /// Source to bind: with port 0 the port is left to connect() (IP_BIND_ADDRESS_NO_PORT), else it is shared by
-    /// SO_REUSEADDR.
+pub struct OpenOptions {
+    /// Source address to bind. With port 0, connect() chooses the port (IP_BIND_ADDRESS_NO_PORT); another port is
+    /// shared with SO_REUSEADDR.
     pub source: Option<SocketAddr>,
     /// IP_LOCAL_PORT_RANGE, both bounds inclusive.
     pub window: Option<(u16, u16)>,
-    /// SO_LINGER of 0: closing sends RST.
+    /// SO_LINGER with 0 seconds: close() sends RST.
     pub reset_on_close: bool,
-    /// TCP_QUICKACK off: the handshake's last ACK waits for the data that follow at once (tcp_rcv_synsent_state_process).
+    /// Clears TCP_QUICKACK: the last ACK of the handshake waits for data that follows at once
+    /// (`tcp_rcv_synsent_state_process`).
     pub ack_with_data: bool,
 }
 
 /// The result of a step.
 #[derive(Debug)]
 pub struct Event {
-    /// Whose.
+    /// The slot of the step.
     pub slot: u32,
-    /// Which.
+    /// The step that completed.
     pub step: Step,
-    /// Bytes of [`Step::Receive`], or what failed. After a failure nothing of the slot is under way.
+    /// The bytes of [`Step::Receive`], or the error. After an error no operation of the slot is in progress.
     pub result: io::Result<usize>,
 }
 
@@ -106,7 +107,7 @@ pub struct Ring {
     destination: Box<RawAddress>,
     slots: Vec<Slot>,
     room: usize,
-    /// Completions that will still come.
+    /// Number of completions still expected.
     awaited: usize,
     enters: u64,
     entries: usize,
@@ -118,9 +119,9 @@ struct Slot {
     window: Box<u32>,
     outgoing: Vec<u8>,
     received: Box<[u8]>,
-    /// The steps of the chain under way that are not known to be over.
+    /// The steps of the current chain that are not known to be complete.
     chain: Chain,
-    /// An error whose followers are still to be heard of.
+    /// A failed step of which later steps of the chain have not completed yet.
     failed: Option<(Step, i32)>,
 }
 
@@ -130,12 +131,12 @@ static OFF: libc::c_int = 0;
 static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 impl Ring {
-    /// A ring for `slots` connections to `destination`, each with `room` bytes to receive into.
+    /// Creates a ring for `slots` connections to `destination`, each with `room` bytes of receive buffer.
     ///
     /// # Errors
     ///
-    /// ENOSYS, EPERM: switched off here. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE: more slots than
-    /// RLIMIT_NOFILE.
+    /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE:
+    /// more slots than RLIMIT_NOFILE.
     pub fn new(transport: Transport, destination: &Endpoint, slots: u32, room: usize) -> io::Result<Self> {
         let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096);
         let ring = IoUring::builder()
@@ -160,15 +161,16 @@ impl Ring {
         })
     }
 
-    /// System calls made so far.
+    /// Returns the number of system calls so far.
     pub fn enters(&self) -> u64 {
         self.enters
     }
 
-    /// Opens a connection on `slot`, whose last one must be closed; sends `bytes` and receives, unless there are none.
+    /// Opens a connection on `slot`, whose previous connection must be closed. If `bytes` is not empty, sends them and
+    /// receives.
     ///
     /// Events: [`Step::Connect`], then [`Step::Receive`]; or the step that failed.
-    pub fn open(&mut self, slot: u32, opening: &Opening, bytes: &[u8]) -> io::Result<()> {
+    pub fn open(&mut self, slot: u32, opening: &OpenOptions, bytes: &[u8]) -> io::Result<()> {
         let (family, kind) = (self.family, self.kind);
         self.idle(slot).source = opening.source.map(|source| Box::new(RawAddress::from(source)));
         let mut chain = Builder::new(self, slot)?;
@@ -206,17 +208,17 @@ impl Ring {
         chain.submit()
     }
 
-    /// Takes a socket on which connect() was begun and not waited for into `slot`, and goes on as [`Ring::open`] does.
+    /// Moves a socket with a connect() in progress into `slot`, and continues like [`Ring::open`].
     pub fn adopt(&mut self, slot: u32, socket: OwnedFd, bytes: &[u8]) -> io::Result<()> {
         self.idle(slot);
-        // What is queued must not come after this: a close of the slot's last connection, above all.
+        // Submits queued entries first, above all a close of the slot's previous connection.
         self.submit()?;
         self.ring.submitter().register_files_update(slot, &[socket.as_raw_fd()])?;
         self.enters += 1;
         drop(socket);
         let mut chain = Builder::new(self, slot)?;
         chain.push(Step::Adopt, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
-        // Whether it is there or refused: a second connect() says so (__inet_stream_connect).
+        // A second connect() returns the result of the first (__inet_stream_connect).
         chain.connect();
         if !bytes.is_empty() {
             chain.send(bytes);
@@ -225,7 +227,7 @@ impl Ring {
         chain.submit()
     }
 
-    /// Sends `bytes` on an open connection, if there are any, and receives.
+    /// Sends `bytes` on an open connection, if not empty, and receives.
     pub fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()> {
         self.idle(slot);
         let mut chain = Builder::new(self, slot)?;
@@ -236,7 +238,7 @@ impl Ring {
         chain.submit()
     }
 
-    /// Receives what has come already; EAGAIN where nothing has.
+    /// Receives data that has already arrived; EAGAIN if there is none.
     pub fn probe(&mut self, slot: u32) -> io::Result<()> {
         self.idle(slot);
         let mut chain = Builder::new(self, slot)?;
@@ -252,7 +254,7 @@ impl Ring {
         chain.submit()
     }
 
-    /// Closes what `slot` has open. No event follows, and the slot can be opened again at once.
+    /// Closes the connection of `slot`. No event follows, and the slot can be opened again at once.
     pub fn close(&mut self, slot: u32) -> io::Result<()> {
         self.idle(slot);
         self.make_room()?;
@@ -261,8 +263,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Ends what `slot` does: the event of the step that is under way follows, with ECANCELED. Between two steps of a chain
-    /// nothing is under way: where no event follows it is to be called again.
+    /// Cancels the operation of `slot`: the event of the step in progress follows, with ECANCELED. Between two steps of
+    /// a chain no operation is in progress; if no event follows, call this again.
     pub fn cancel(&mut self, slot: u32) -> io::Result<()> {
         self.make_room()?;
         let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(Fixed(slot)).all()).build();
@@ -270,10 +272,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands over what was asked and waits until a completion is there or `timeout` is over.
+    /// Submits the queued entries and waits until a completion arrives or `timeout` expires.
     ///
-    /// Even without time to wait it asks for one: else the kernel would not do the work that it has put off for this thread
-    /// (IORING_SETUP_DEFER_TASKRUN), and nothing would ever complete.
+    /// It requests a completion even if `timeout` is zero: otherwise the kernel would not run the work that it deferred
+    /// for this thread (IORING_SETUP_DEFER_TASKRUN), and nothing would ever complete.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         self.enters += 1;
         let timeout = Timespec::from(timeout);
@@ -287,13 +289,13 @@ impl Ring {
         }
     }
 
-    /// The next event that has come in.
+    /// Returns the next event.
     pub fn event(&mut self) -> Option<Event> {
         loop {
             let completion = self.ring.completion().next()?;
             let (number, step) = (completion.user_data() >> 8, completion.user_data() as u8);
             let step = Step::ALL[usize::from(step)];
-            // Nothing to close or to cancel: the connection was gone already.
+            // The results of close and cancel do not matter: the connection may be closed already.
             if matches!(step, Step::Close | Step::Cancel) {
                 continue;
             }
@@ -303,11 +305,11 @@ impl Ring {
         }
     }
 
-    /// Takes a completion into the books; gives an event unless more is to come before it may be told.
+    /// Records a completion. Returns an event, unless the chain has further completions that must come first.
     fn settle(&mut self, number: u32, step: Step, result: i32) -> Option<Event> {
         let slot = &mut self.slots[number as usize];
         let at = slot.chain.as_slice().iter().position(|waiting| *waiting == step as u8)?;
-        // Earlier steps of the chain have succeeded without a completion.
+        // Earlier steps of the chain succeeded without a completion.
         slot.chain.drop_first(at + 1);
         if !step.is_silent() || slot.failed.is_some() {
             self.awaited -= 1;
@@ -319,7 +321,7 @@ impl Ring {
             });
         }
         let is_cut = step == Step::Send && result >= 0;
-        // A partial send ends the chain with a completion: the peer has closed meanwhile.
+        // A partial send ends the chain with a completion: the peer has closed the connection in the meantime.
         let result = if is_cut { -libc::ECONNRESET } else { result };
         if result >= 0 {
             return Some(Event { slot: number, step, result: Ok(result as usize) });
@@ -328,7 +330,7 @@ impl Ring {
         let loud =
             slot.chain.as_slice().iter().filter(|step| !Step::ALL[usize::from(**step)].is_silent()).count();
         if step.is_silent() || followers == 0 {
-            // One that was to succeed in silence takes the whole rest with it (REQ_F_SKIP_LINK_CQES).
+            // A failed silent step takes all later steps with it, without completions (REQ_F_SKIP_LINK_CQES).
             self.awaited -= loud;
             slot.chain = Chain::default();
             return Some(Event { slot: number, step, result: Err(io::Error::from_raw_os_error(-result)) });
@@ -339,18 +341,18 @@ impl Ring {
         None
     }
 
-    /// The first `count` bytes that `slot` received last.
+    /// Returns the first `count` bytes of the last receive of `slot`.
     ///
     /// # Panics
     ///
-    /// Panics when the slot is receiving again.
+    /// Panics if a receive is in progress on the slot.
     pub fn received(&self, slot: u32, count: usize) -> &[u8] {
         let slot = &self.slots[slot as usize];
         assert!(slot.chain.as_slice().is_empty(), "the kernel may be writing there");
         &slot.received[..count]
     }
 
-    /// Whether something of `slot` is under way.
+    /// Returns whether an operation of `slot` is in progress.
     pub fn is_busy(&self, slot: u32) -> bool {
         !self.slots[slot as usize].chain.as_slice().is_empty()
     }
@@ -361,7 +363,7 @@ impl Ring {
         slot
     }
 
-    /// Room for the longest chain: one that is cut in two by a submission is two.
+    /// Ensures room for the longest chain, because a submission between two entries would cut the chain in two.
     fn make_room(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         queue.sync();
@@ -385,9 +387,9 @@ impl Ring {
     }
 
     fn push(&mut self, entry: squeue::Entry) {
-        // SAFETY: every pointer in an entry is to memory of this ring's slots (heap that does not move), to its destination
-        // or to a static. It is neither freed nor changed while the slot is busy: `idle` and `received` see to that, and
-        // `drop` waits.
+        // SAFETY: every pointer in an entry is to memory of this ring's slots (heap that does not move), to its
+        // destination or to a static. This memory is neither freed nor changed while the slot is busy: `idle` and
+        // `received` check this, and `drop` waits.
         unsafe { self.ring.submission().push(&entry) }.expect("there is room for a chain");
     }
 }
@@ -403,8 +405,8 @@ fn out_of_range() -> io::Error {
 impl Drop for Ring {
     fn drop(&mut self) {
         let begun = Instant::now();
-        // Cancelling takes effect in the background, and what is cancelled may write until its completion is there. Each
-        // step of a chain is under way only when the one before it is over, so that once is not enough.
+        // A cancel takes effect asynchronously, and the kernel may write until the cancelled operation completes. The
+        // next step of a chain starts when the step before it completes, so one cancel is not enough.
         while self.submit().is_ok() && self.awaited > 0 && begun.elapsed() < Duration::from_secs(1) {
             let _ = self.ring.submitter().register_sync_cancel(None, CancelBuilder::any());
             if self.wait(Duration::from_millis(1)).is_err() {
@@ -416,7 +418,7 @@ impl Drop for Ring {
             // The kernel may still write to the memory, so it is leaked.
             mem::forget(mem::take(&mut self.slots));
         }
-        // Closes the sockets here and now, not in a worker of the kernel some time later.
+        // Unregisters the files to close the sockets at once, not later in a kernel worker.
         let _ = self.ring.submitter().unregister_files();
     }
 }

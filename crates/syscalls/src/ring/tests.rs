@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 use crate::socket::Connect;
 
-/// A ring to a listener that answers one byte with another, or a word on why there is none.
+/// Returns a ring to a listener that answers each byte with a byte, or `None` with a message that says why not.
 fn ring(slots: u32) -> Option<(Ring, TcpListener)> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let destination = Endpoint::Inet(listener.local_addr().unwrap());
@@ -41,9 +41,9 @@ fn errno(event: &Event) -> Option<i32> {
 }
 
 #[test]
-fn a_chain_connects_asks_and_is_answered_again_and_again() {
+fn a_chain_connects_and_exchanges_repeatedly() {
     let Some((mut ring, listener)) = ring(2) else { return };
-    // Not waited for, so that a failure here is not a test without an end.
+    // A thread that is not joined, so that a failure here does not hang the test.
     thread::spawn(move || {
         for (mut stream, _) in std::iter::repeat_with(|| listener.accept().unwrap()) {
             let mut byte = [0];
@@ -54,7 +54,8 @@ fn a_chain_connects_asks_and_is_answered_again_and_again() {
     });
     {
         for round in 0..3 {
-            ring.open(1, &Opening { reset_on_close: round == 2, ..Opening::default() }, b"a").unwrap();
+            ring.open(1, &OpenOptions { reset_on_close: round == 2, ..OpenOptions::default() }, b"a")
+                .unwrap();
             let connected = event(&mut ring);
             assert_eq!((connected.slot, connected.step, connected.result.unwrap()), (1, Step::Connect, 0));
             assert_eq!(event(&mut ring).result.unwrap(), 1);
@@ -71,17 +72,17 @@ fn a_chain_connects_asks_and_is_answered_again_and_again() {
 }
 
 #[test]
-fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
+fn a_failed_chain_reports_one_event_after_its_last_completion() {
     let Some((mut ring, listener)) = ring(2) else { return };
-    let opening = Opening { source: Some("127.0.0.2:0".parse().unwrap()), ..Opening::default() };
-    let foreign = Opening { source: Some("192.0.2.1:0".parse().unwrap()), ..Opening::default() };
-    // A step that is to succeed in silence fails, and takes the loud ones after it along.
+    let opening = OpenOptions { source: Some("127.0.0.2:0".parse().unwrap()), ..OpenOptions::default() };
+    let foreign = OpenOptions { source: Some("192.0.2.1:0".parse().unwrap()), ..OpenOptions::default() };
+    // A silent step fails and ends the later steps of its chain without completions.
     ring.open(0, &foreign, b"a").unwrap();
     let failed = event(&mut ring);
     assert_eq!((failed.step, errno(&failed)), (Step::Bind, Some(libc::EADDRNOTAVAIL)));
     assert_eq!((ring.awaited, ring.is_busy(0)), (0, false));
     drop(listener);
-    // A loud one fails, and all that follow are heard of.
+    // A step with an event fails, and all later steps complete too.
     for _ in 0..3 {
         ring.open(0, &opening, b"a").unwrap();
         let refused = event(&mut ring);
@@ -93,14 +94,14 @@ fn a_failure_is_told_once_when_nothing_of_the_chain_is_left() {
 }
 
 #[test]
-fn what_waits_can_be_cancelled_and_a_socket_adopted() {
+fn waits_can_be_cancelled_and_sockets_adopted() {
     let Some((mut ring, listener)) = ring(1) else { return };
     let address = listener.local_addr().unwrap();
     ring.adopt(0, connecting(address), b"a").unwrap();
     assert_eq!(event(&mut ring).step, Step::Connect);
     let (mut accepted, _) = listener.accept().unwrap();
     accepted.read_exact(&mut [0]).unwrap();
-    // Between two steps there is nothing to cancel: the next one begins when the ring is waited for.
+    // Between two steps there is nothing to cancel: the next step begins during the next wait of the ring.
     ring.wait(Duration::ZERO).unwrap();
     ring.cancel(0).unwrap();
     let cancelled = event(&mut ring);
@@ -113,8 +114,8 @@ fn what_waits_can_be_cancelled_and_a_socket_adopted() {
     let refused = event(&mut ring);
     assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
     ring.close(0).unwrap();
-    ring.open(0, &Opening::default(), b"a").unwrap();
-    // Dropped while it waits for an answer that never comes.
+    ring.open(0, &OpenOptions::default(), b"a").unwrap();
+    // Dropped during a receive that would never complete.
     drop(ring);
     drop(listener);
 }

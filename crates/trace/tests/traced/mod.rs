@@ -15,7 +15,7 @@ use fourtuple_record::{
 use fourtuple_testing::skip;
 use fourtuple_trace::{Connect, Instrument, Outcome, Results, TraceError};
 
-/// A trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
+/// Returns a trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
 pub(crate) fn to(destination: SocketAddr) -> Connect {
     Connect {
         process: Some(process::id()),
@@ -63,14 +63,14 @@ where
     })
 }
 
-/// Returns what the host lacks for a trace; `None` if the error is a defect.
+/// Returns the facility that the host lacks for a trace; `None` if the error is a defect.
 fn need(error: &TraceError) -> Option<&'static str> {
     use BpfError::{Absent, NotPermitted};
     match error {
         TraceError::Bpf(NotPermitted { .. } | Absent { .. })
         | TraceError::Locks(NotPermitted { .. } | Absent { .. })
         | TraceError::Accept(NotPermitted { .. }) => Some("bpf"),
-        // Before Linux 6.3.
+        // Kernels before Linux 6.3 lack the tracepoint.
         TraceError::Accept(Absent { .. }) => Some("sk_data_ready"),
         TraceError::NoCgroup(_) => Some("cgroup"),
         TraceError::HiddenSymbols | TraceError::Flame(NotPermitted { .. } | Absent { .. }) => Some("perf"),
@@ -119,12 +119,12 @@ pub(crate) fn until_none_missed<T, R: Notes>(
     }
 }
 
-/// Number of values in a distribution that is absent when empty.
+/// Returns the number of values in a distribution that is absent when empty.
 pub(crate) fn count(distribution: Option<Distribution>) -> u64 {
     distribution.map_or(0, |distribution| distribution.count)
 }
 
-/// The results of this process for `destination`.
+/// Returns the results of this process for `destination`.
 pub(crate) fn tuple(results: &TraceConnectResults, destination: SocketAddr) -> &TraceTuple {
     let own = results
         .tuples

@@ -69,7 +69,7 @@ pub(super) fn lines(
     lines
 }
 
-/// Why some planes got nothing.
+/// Explains why some planes received no packets.
 fn too_few(spreads: &[Selector]) -> String {
     const ELSE: &str = "Where packets have a flow of their own in the payload, --spread flow:OFFSET:WIDTH uses all planes and \
                         keeps flows in order; --spread random does not keep them.";

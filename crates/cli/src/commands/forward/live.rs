@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_since_the_last_time() {
+    fn rates_cover_the_time_since_the_last_call() {
         let plane = |received, bytes| ForwardPlane { received, sent_bytes: bytes, ..ForwardPlane::default() };
         let (last, now) = ([plane(1_000, 0), plane(0, 0)], [plane(4_000, 125_000_000), plane(1_000, 0)]);
         let bfd = ForwardBfd {

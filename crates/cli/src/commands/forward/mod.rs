@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use fourtuple_forward::{
-    ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, Watched,
+    ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, SessionReport,
 };
 use fourtuple_measure::balance;
 use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved};
@@ -167,17 +167,17 @@ impl ForwardFlags {
                 metrics.tell();
             }
         }
-        let mut handed = None;
+        let mut sessions_before = None;
         let mut table = live::Table::new(self.output.quiet);
-        let mut told = begun;
+        let mut last_report = begun;
         while !stop.load(Ordering::Relaxed) {
             let left = self.time.map_or(LOOK, |time| time.saturating_sub(begun.elapsed()));
             if left.is_zero() {
                 break;
             }
             running.check()?;
-            handed = takeover.look(&mut running, self.output.quiet)?;
-            if handed.is_some() {
+            sessions_before = takeover.look(&mut running, self.output.quiet)?;
+            if sessions_before.is_some() {
                 break;
             }
             if let (None, Some(address), true) = (&metrics, self.metrics, takeover.is_alone()) {
@@ -186,8 +186,8 @@ impl ForwardFlags {
             if reload.swap(false, Ordering::Relaxed) {
                 self.reload(&running, &forward, &links);
             }
-            if told.elapsed() >= TELL {
-                told = Instant::now();
+            if last_report.elapsed() >= TELL {
+                last_report = Instant::now();
                 let planes = planes_of(&running, links.len());
                 let bfd = sessions(running.bfd());
                 table.tell(begun.elapsed(), &planes, &bfd);
@@ -202,7 +202,7 @@ impl ForwardFlags {
         let listen =
             (0..links.len()).filter_map(|link| running.address(link)).map(|address| address.to_string());
         let listen = listen.collect();
-        let bfd = sessions(handed.unwrap_or_else(|| running.end_bfd()));
+        let bfd = sessions(sessions_before.unwrap_or_else(|| running.end_bfd()));
         let (limit, lacks_gro) = (running.client_limit(), running.lacks_gro());
         let planes = sum(&running.drain()?);
         let validity: Vec<Remark> =
@@ -416,9 +416,9 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
 }
 
 /// Converts sessions to the fields of a record.
-fn sessions(watched: Vec<Watched>) -> Vec<ForwardBfd> {
-    let session = |watched: Watched| {
-        let Watched { peer, device, port, report, reception, discarded_by_port, overflowed_at_port } =
+fn sessions(watched: Vec<SessionReport>) -> Vec<ForwardBfd> {
+    let session = |watched: SessionReport| {
+        let SessionReport { peer, device, port, report, reception, discarded_by_port, overflowed_at_port } =
             watched;
         let mut discarded: BTreeMap<String, u64> = BTreeMap::new();
         let reasons = report.discards.iter().chain(discarded_by_port.iter());

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_forward::PlaneKind;
-use fourtuple_lab::planes::{Over, Planes, SpreadBy};
+use fourtuple_lab::planes::{NetworkKind, Planes, SpreadBy};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
@@ -46,7 +46,7 @@ pub(super) struct PlanesFlags {
     repeats: u32,
     /// Links between generator, planes and sink: veth, or loopback for kernels without veth
     #[arg(long, value_name = "HOW", default_value = "veth", value_parser = over)]
-    over: Over,
+    over: NetworkKind,
     #[command(flatten)]
     output: Output,
 }
@@ -62,8 +62,8 @@ fn spread(text: &str) -> Result<SpreadBy, String> {
     })
 }
 
-fn over(text: &str) -> Result<Over, String> {
-    let found = Over::ALL.into_iter().find(|over| over.name() == text);
+fn over(text: &str) -> Result<NetworkKind, String> {
+    let found = NetworkKind::ALL.into_iter().find(|over| over.name() == text);
     found.ok_or_else(|| format!("{text:?} is not accepted: expected veth or loopback"))
 }
 

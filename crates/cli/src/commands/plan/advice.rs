@@ -1,8 +1,7 @@
-use std::time::Duration;
-
 use fourtuple::dial::Strategy;
 use fourtuple::ports::{Budget, Closer, Plan, PlanOutcome, WindowSearch, steady_tuples};
-use fourtuple_measure::words::{counted, decimal, grouped, in_words};
+use fourtuple_measure::words::{counted, decimal, grouped};
+use fourtuple_record::{format_duration, format_time};
 
 /// Returns the advice for a plan, one sentence or two a line: how many connections fit, when the ports run out and when
 /// connect() gets slow, and which settings help.
@@ -25,20 +24,20 @@ pub(super) fn lines(plan: &Plan, budget: &Budget, outcome: &PlanOutcome) -> Vec<
 fn churn(plan: &Plan, budget: &Budget, outcome: &PlanOutcome) -> Option<String> {
     let (rate, steady) = (plan.arrival_per_s?, outcome.steady_tuples?);
     let wait = match plan.closer {
-        Closer::Us => ", then 60 s in TIME_WAIT",
+        Closer::Us => ", then 60.0s in TIME_WAIT",
         Closer::Them => "",
     };
     let held = format!(
         "{}/s, each open for {}{wait}, hold {} tuples",
         decimal(rate),
-        in_words(plan.hold),
+        format_time(plan.hold),
         grouped(steady)
     );
     Some(match outcome.exhausted_after {
         None => format!("{held}: there is room for them."),
         Some(after) => format!(
             "{held}: more than fit. The ports run out after {}; from then on {} new connections a second succeed.",
-            in_words(after),
+            format_time(after),
             decimal(budget.ceiling_per_s(plan.hold, plan.closer)),
         ),
     })
@@ -48,7 +47,7 @@ fn cliff(plan: &Plan, outcome: &PlanOutcome) -> Option<String> {
     let at = format!("The cliff is at {} connections", grouped(outcome.cliff_connections?));
     let when = match (plan.arrival_per_s, outcome.cliff_after) {
         (Some(rate), Some(after)) => {
-            format!("{at}; at {}/s you are there in {}.", decimal(rate), in_words(after))
+            format!("{at}; at {}/s you are there in {}.", decimal(rate), format_time(after))
         }
         (Some(rate), None) => format!("{at}; at {}/s you never get there.", decimal(rate)),
         (None, _) => format!("{at}."),
@@ -56,8 +55,8 @@ fn cliff(plan: &Plan, outcome: &PlanOutcome) -> Option<String> {
     let (first, last) = (outcome.by_fill.first()?, outcome.by_fill.last()?);
     Some(format!(
         "{when} Beyond it connect() looks through half of the ports in vain: about {} instead of {}.",
-        in_words(Duration::from_nanos(last.mean_ns)),
-        in_words(Duration::from_nanos(first.mean_ns)),
+        format_duration(last.mean_ns),
+        format_duration(first.mean_ns),
     ))
 }
 
@@ -148,7 +147,7 @@ mod tests {
         let text = advice(&plan).join("\n");
         for part in [
             "28,232 connections fit",
-            "The cliff is at 14,116 connections; at 2,000/s you are there in 7.06 s.",
+            "The cliff is at 14,116 connections; at 2,000/s you are there in 7.06s.",
             "IP_LOCAL_PORT_RANGE to 0xFFFF0000",
             "9 source addresses would stay before the cliff.",
             "ip_local_port_range of \"1024 65535\"",

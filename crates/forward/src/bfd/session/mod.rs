@@ -2,7 +2,7 @@
 //!
 //! A session has no clock: `now` is the time since an origin that the caller chooses once, and must never go backwards.
 
-mod past;
+mod saved_state;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::bfd::discard::{Discard, Discards};
 use crate::bfd::packet::{Diagnostic, Packet, State};
 use crate::bfd::poll_sequence::PollSequence;
 use crate::bfd::timers::Timers;
-pub(crate) use past::Past;
+pub(crate) use saved_state::SavedState;
 
 /// The minimum DesiredMinTx of a session that is not Up (section 6.8.3).
 const SLOW_US: u32 = 1_000_000;
@@ -56,7 +56,7 @@ struct Remote {
     detect_mult: u8,
     diagnostic: Diagnostic,
     /// The arrival time of the peer's last packet; `None` once a detection time has passed since.
-    heard: Option<Duration>,
+    last_received: Option<Duration>,
 }
 
 /// The state variables of section 6.8.1, and the transmission schedule.
@@ -79,7 +79,7 @@ pub struct Session {
     /// The time of the last packet sent other than an answer to P.
     sent: Option<Duration>,
     /// State and diagnostic in the last packet sent.
-    told: (State, Diagnostic),
+    last_sent: (State, Diagnostic),
     /// The jitter subtracted from the present interval, from 0 (none) to 1 (the permitted maximum).
     jitter: f64,
     random: Rng,
@@ -111,7 +111,7 @@ impl Session {
                 min_tx_us: 0,
                 detect_mult: 0,
                 diagnostic: Diagnostic::None,
-                heard: None,
+                last_received: None,
             },
             desired_min_tx_us: slow,
             tx_us: slow,
@@ -119,7 +119,7 @@ impl Session {
             poll: PollSequence::default(),
             owes_final: false,
             sent: None,
-            told: (State::Down, Diagnostic::None),
+            last_sent: (State::Down, Diagnostic::None),
             jitter: 0.0,
             random,
             since: now,
@@ -178,7 +178,7 @@ impl Session {
             min_tx_us: packet.desired_min_tx_us,
             detect_mult: packet.detect_mult.get(),
             diagnostic: packet.diagnostic,
-            heard: Some(now),
+            last_received: Some(now),
         };
         if self.poll.received(now, packet.is_final) {
             self.tx_us = self.desired_min_tx_us;
@@ -232,7 +232,7 @@ impl Session {
         if self.expiry().is_none_or(|expiry| now < expiry) {
             return;
         }
-        self.remote.heard = None;
+        self.remote.last_received = None;
         self.remote.discriminator = 0;
         self.remote.min_rx_us = 1;
         if matches!(self.state, State::Init | State::Up) {
@@ -241,7 +241,7 @@ impl Session {
     }
 
     fn expiry(&self) -> Option<Duration> {
-        self.remote.heard.map(|heard| heard + self.detection_time())
+        self.remote.last_received.map(|at| at + self.detection_time())
     }
 
     /// Returns the time of the next periodic packet; `None` while the session may send none (section 6.8.7).
@@ -250,7 +250,7 @@ impl Session {
             return None;
         }
         let Some(sent) = self.sent else { return Some(Duration::ZERO) };
-        if self.told != (self.state, self.diagnostic) {
+        if self.last_sent != (self.state, self.diagnostic) {
             return Some(sent);
         }
         let is_quiet = self.remote.demand && self.state == State::Up && self.remote.state == State::Up;
@@ -264,7 +264,7 @@ impl Session {
 
     fn packet(&mut self, is_final: bool) -> Packet {
         self.transmitted += 1;
-        self.told = (self.state, self.diagnostic);
+        self.last_sent = (self.state, self.diagnostic);
         Packet {
             diagnostic: self.diagnostic,
             state: self.state,
@@ -390,9 +390,9 @@ impl Session {
 
     /// Returns whether the peer has confirmed that it knows about this side's AdminDown, so that later silence is no failure to
     /// it.
-    pub fn farewell_was_heard(&self) -> bool {
+    pub fn peer_knows_admin_down(&self) -> bool {
         self.state == State::AdminDown
-            && self.remote.heard.is_some_and(|heard| heard > self.since)
+            && self.remote.last_received.is_some_and(|at| at > self.since)
             && matches!(self.remote.state, State::Down | State::AdminDown)
     }
 

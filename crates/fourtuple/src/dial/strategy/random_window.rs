@@ -26,7 +26,7 @@ fn window(width: u32, range: PortRange, random: &mut Rng) -> PortRange {
     let Some(room) = range.len().checked_sub(width) else {
         return range;
     };
-    // Both casts fit: offset and width are at most the length of the range.
+    // The casts fit, because offset and width are at most the length of the range.
     let low = range.low() + random.u32(..=room) as u16;
     PortRange::new(low, low + (width - 1) as u16).expect("a width of at least one never runs backwards")
 }

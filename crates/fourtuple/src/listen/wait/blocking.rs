@@ -86,7 +86,7 @@ impl Wait for Blocking {
             if self.since.elapsed() >= seat.group.0.idle {
                 seat.close_idle(self.connection.take().into_iter().collect());
             }
-            if seat.waker.silence() || left.is_some_and(|left| left.is_zero()) {
+            if seat.waker.clear() || left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
         }

@@ -159,7 +159,7 @@ impl Wait for Dispatched {
             while let Some(event) = self.ready.pop_front() {
                 let found = match event.token() {
                     WAKER => {
-                        seat.waker.silence();
+                        seat.waker.clear();
                         return Ok(None);
                     }
                     DISPATCHER => self.receive(seat)?,

@@ -7,10 +7,10 @@
 use fourtuple_syscalls::epoll::Interest;
 
 use crate::listen::error::ListenError;
-use crate::listen::wait::pool::{Pool, Watching};
+use crate::listen::wait::pool::{ListenerInterest, Pool};
 use crate::listen::wait::seat::{Seat, Wait};
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     let interest = Interest::ACCEPT.and(Interest::EXCLUSIVE);
-    Pool::boxed(seat, Watching { interest, readd_after: None })
+    Pool::boxed(seat, ListenerInterest { interest, readd_after: None })
 }

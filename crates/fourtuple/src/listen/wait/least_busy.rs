@@ -16,7 +16,7 @@ use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
-use crate::listen::wait::pool::{Pool, Watching};
+use crate::listen::wait::pool::{ListenerInterest, Pool};
 use crate::listen::wait::seat::{Seat, Wait};
 use crate::listen::wait::shared_state::{Preparation, SharedState};
 
@@ -42,7 +42,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     let SharedState::LeastBusy(program) = &seat.group.0.shared else {
         unreachable!("the group was opened with this policy")
     };
-    let pool = Pool::open(seat, Watching { interest: Interest::ACCEPT, readd_after: None })?;
+    let pool = Pool::open(seat, ListenerInterest { interest: Interest::ACCEPT, readd_after: None })?;
     let listener = pool.listener().as_fd();
     // A SO_REUSEPORT group whose last listener was closed has lost its program. Otherwise attaching again has no effect.
     program.attach(listener).map_err(refused)?;

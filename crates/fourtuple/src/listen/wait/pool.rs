@@ -31,7 +31,7 @@ const BACK_OFF: Duration = Duration::from_millis(10);
 
 /// How a worker watches the listener.
 #[derive(Clone, Copy)]
-pub(crate) struct Watching {
+pub(crate) struct ListenerInterest {
     pub(crate) interest: Interest,
     /// The number of accepts after which the worker adds the listener again; `None`: never.
     pub(crate) readd_after: Option<NonZeroU32>,
@@ -39,7 +39,7 @@ pub(crate) struct Watching {
 
 pub(crate) struct Pool {
     epoll: Epoll,
-    watching: Watching,
+    watching: ListenerInterest,
     listener: Arc<OwnedFd>,
     /// Listeners of workers that left, until another worker joins.
     inherited: Vec<InheritedListener>,
@@ -54,7 +54,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn open(seat: &Seat, watching: Watching) -> Result<Pool, ListenError> {
+    pub(crate) fn open(seat: &Seat, watching: ListenerInterest) -> Result<Pool, ListenError> {
         let group = &seat.group;
         let epoll = Epoll::new().map_err(group.failed("epoll_create1()"))?;
         let failed = group.failed("epoll_ctl()");
@@ -90,7 +90,7 @@ impl Pool {
         self.ready.len() as u64
     }
 
-    pub(crate) fn boxed(seat: &Seat, watching: Watching) -> Result<Box<dyn Wait>, ListenError> {
+    pub(crate) fn boxed(seat: &Seat, watching: ListenerInterest) -> Result<Box<dyn Wait>, ListenError> {
         Ok(Box::new(Pool::open(seat, watching)?))
     }
 
@@ -261,7 +261,7 @@ impl Wait for Pool {
         loop {
             while let Some(event) = self.ready.pop_front() {
                 if event.token() == WAKER {
-                    seat.waker.silence();
+                    seat.waker.clear();
                     return Ok(None);
                 }
                 if let Some(connection) = self.handle(seat, event)? {

@@ -6,9 +6,9 @@
 use fourtuple_syscalls::epoll::Interest;
 
 use crate::listen::error::ListenError;
-use crate::listen::wait::pool::{Pool, Watching};
+use crate::listen::wait::pool::{ListenerInterest, Pool};
 use crate::listen::wait::seat::{Seat, Wait};
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    Pool::boxed(seat, Watching { interest: Interest::ACCEPT, readd_after: None })
+    Pool::boxed(seat, ListenerInterest { interest: Interest::ACCEPT, readd_after: None })
 }

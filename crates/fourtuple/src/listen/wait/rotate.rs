@@ -10,7 +10,7 @@ use fourtuple_syscalls::epoll::Interest;
 
 use crate::listen::error::ListenError;
 use crate::listen::policy::AcceptPolicy;
-use crate::listen::wait::pool::{Pool, Watching};
+use crate::listen::wait::pool::{ListenerInterest, Pool};
 use crate::listen::wait::seat::{Seat, Wait};
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
@@ -19,5 +19,5 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         _ => NonZeroU32::MIN,
     };
     let interest = Interest::ACCEPT.and(Interest::EXCLUSIVE);
-    Pool::boxed(seat, Watching { interest, readd_after: Some(every) })
+    Pool::boxed(seat, ListenerInterest { interest, readd_after: Some(every) })
 }

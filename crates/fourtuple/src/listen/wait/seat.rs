@@ -120,7 +120,7 @@ pub(crate) fn out_of(errno: &str) -> Option<Count> {
     }
 }
 
-/// Whether epoll_ctl(2) failed for lack of watches (ENOSPC, fs.epoll.max_user_watches) or of memory (ENOMEM).
+/// Returns whether epoll_ctl(2) failed for lack of watches (ENOSPC, fs.epoll.max_user_watches) or of memory (ENOMEM).
 pub(crate) fn is_out_of_watches(error: &io::Error) -> bool {
     matches!(errno_name(error).as_str(), "ENOSPC" | "ENOMEM")
 }

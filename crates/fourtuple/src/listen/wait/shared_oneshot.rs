@@ -68,7 +68,7 @@ impl Wait for SharedOneshot {
             let Some(event) = ready.first() else {
                 let expired = shared.idle().sweep();
                 seat.close_idle(expired);
-                if seat.waker.silence() || left.is_some_and(|left| left.is_zero()) {
+                if seat.waker.clear() || left.is_some_and(|left| left.is_zero()) {
                     return Ok(None);
                 }
                 continue;

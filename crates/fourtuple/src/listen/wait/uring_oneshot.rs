@@ -88,7 +88,7 @@ struct UringOneshot {
 
 /// The completions of one wait.
 #[derive(Clone, Copy)]
-struct Gathered {
+struct Completed {
     /// There was at least one completion.
     any: bool,
     /// An accept was cancelled.
@@ -189,18 +189,18 @@ impl UringOneshot {
         ring: &mut AcceptRing,
         seat: &Seat,
         timeout: Option<Duration>,
-    ) -> Result<Gathered, ListenError> {
+    ) -> Result<Completed, ListenError> {
         ring.wait(timeout).map_err(seat.group.failed("io_uring_enter()"))?;
-        let mut gathered = Gathered { any: false, cancelled: false };
+        let mut completed = Completed { any: false, cancelled: false };
         while let Some((token, outcome)) = ring.outcome() {
-            gathered.any = true;
+            completed.any = true;
             match token {
                 ACCEPT => {
                     self.accepting = false;
                     match outcome {
                         Outcome::Accepted(socket) => self.arrive(seat.new_connection(socket)),
                         Outcome::Failed(error) => self.not_accepted(seat, error)?,
-                        Outcome::Cancelled | Outcome::Ready => gathered.cancelled = true,
+                        Outcome::Cancelled | Outcome::Ready => completed.cancelled = true,
                     }
                 }
                 WAKER => {
@@ -215,10 +215,10 @@ impl UringOneshot {
                 descriptor => self.ready.push_back(descriptor),
             }
         }
-        if gathered.any && !gathered.cancelled {
+        if completed.any && !completed.cancelled {
             seat.count(Count::Wakeups);
         }
-        Ok(gathered)
+        Ok(completed)
     }
 
     fn not_accepted(&mut self, seat: &Seat, error: io::Error) -> Result<(), ListenError> {
@@ -276,7 +276,7 @@ impl UringOneshot {
     ) -> Result<Option<Option<Connection>>, ListenError> {
         match token {
             WAKER => {
-                seat.waker.silence();
+                seat.waker.clear();
                 Ok(Some(None))
             }
             HANDOFF => {

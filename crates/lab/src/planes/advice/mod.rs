@@ -1,4 +1,4 @@
-use fourtuple_record::{PlanesCell, PlanesResults};
+use fourtuple_record::{PlanesCell, PlanesResults, format_duration};
 
 /// Two planes help if they forward at least this many times the packets of one plane.
 const HELPS: f64 = 1.1;
@@ -106,8 +106,8 @@ fn planes(results: &PlanesResults) -> Option<String> {
         .collect();
     let verdict = match results.planes_help_above_ns {
         Some(0) => "Planes help here with any work for a packet".to_owned(),
-        Some(above) => format!("Planes help above {} a packet here", micros(above)),
-        None => format!("Planes did not help here with up to {} a packet", micros(longest.work_ns)),
+        Some(above) => format!("Planes help above {} a packet here", format_duration(above)),
+        None => format!("Planes did not help here with up to {} a packet", format_duration(longest.work_ns)),
     };
     Some(format!(
         "{verdict}: two {} planes forwarded as many {} B packets as one {}. Generator and sink share the processors with them; \
@@ -129,9 +129,9 @@ fn offload(cells: &[PlanesCell]) -> Option<String> {
             let ratio = cell.cpu_to_one_by_one?.ratio;
             let slow = of("one-by-one").find(|slow| slow.packet_bytes == cell.packet_bytes)?;
             Some(format!(
-                "{} instead of {} ns a packet of {} B, {:.0}%",
-                cell.cpu_ns_per_packet,
-                slow.cpu_ns_per_packet,
+                "{} instead of {} a packet of {} B, {:.0}%",
+                format_duration(cell.cpu_ns_per_packet),
+                format_duration(slow.cpu_ns_per_packet),
                 cell.packet_bytes,
                 ratio * 100.0
             ))
@@ -153,8 +153,9 @@ fn uring(cells: &[PlanesCell]) -> Option<String> {
     let words: Vec<String> = of("uring")
         .filter_map(|cell| {
             let like = of("offload").find(|like| like.packet_bytes == cell.packet_bytes)?;
-            let (here, there) = (cell.cpu_ns_per_packet, like.cpu_ns_per_packet);
-            Some(format!("{here} instead of {there} ns a packet of {} B", cell.packet_bytes))
+            let (here, there) =
+                (format_duration(cell.cpu_ns_per_packet), format_duration(like.cpu_ns_per_packet));
+            Some(format!("{here} instead of {there} a packet of {} B", cell.packet_bytes))
         })
         .collect();
     (!words.is_empty()).then(|| {
@@ -185,12 +186,7 @@ fn one_tuple(cells: &[PlanesCell]) -> Option<String> {
 }
 
 fn work(ns: u64) -> String {
-    if ns == 0 { "no work".to_owned() } else { format!("{} of work", micros(ns)) }
-}
-
-fn micros(ns: u64) -> String {
-    let text = format!("{:.1}", ns as f64 / 1e3);
-    format!("{} us", text.strip_suffix(".0").unwrap_or(&text))
+    if ns == 0 { "no work".to_owned() } else { format!("{} of work", format_duration(ns)) }
 }
 
 #[cfg(test)]

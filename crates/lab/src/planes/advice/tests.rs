@@ -8,7 +8,7 @@ fn ratio(ratio: f64) -> Option<PlanesRatio> {
     Some(PlanesRatio { ratio, low: ratio, high: ratio })
 }
 
-/// A cell with values only in the fields that advice reads.
+/// Returns a cell with values only in the fields that advice reads.
 fn cell(plane: &str, planes: u32, work_ns: u64) -> PlanesCell {
     PlanesCell {
         plane: plane.to_owned(),
@@ -42,7 +42,7 @@ fn cell(plane: &str, planes: u32, work_ns: u64) -> PlanesCell {
     }
 }
 
-/// One plane and two with this work, where two forward `gain` times as many packets.
+/// Returns cells with one plane and with two planes at this work, where two planes forward `gain` times as many packets.
 fn both(plane: &str, work_ns: u64, gain: f64) -> [PlanesCell; 2] {
     let two = PlanesCell {
         pps_to_one_plane: ratio(gain),
@@ -64,9 +64,9 @@ fn planes_help_from_between_two_works_on() {
     let results = results(cells);
     assert_eq!(results.planes_help_above_ns, Some(3_000));
     let [line] = &advice(&results)[..] else { panic!("{:?}", advice(&results)) };
-    assert!(line.starts_with("Planes help above 3 us a packet here: two batched planes"), "{line}");
+    assert!(line.starts_with("Planes help above 3.00us a packet here: two batched planes"), "{line}");
     assert!(
-        line.contains("0.90 times with no work") && line.contains("1.30 times with 6 us of work"),
+        line.contains("0.90 times with no work") && line.contains("1.30 times with 6.00us of work"),
         "{line}"
     );
 }
@@ -79,14 +79,14 @@ fn planes_help_with_any_work_or_with_none_of_those_measured() {
     let never = results([both("batched", 0, 0.9), both("batched", 1_500, 1.05)].concat());
     assert_eq!(never.planes_help_above_ns, None);
     assert!(
-        advice(&never)[0].starts_with("Planes did not help here with up to 1.5 us"),
+        advice(&never)[0].starts_with("Planes did not help here with up to 1.50us"),
         "{:?}",
         advice(&never)
     );
 }
 
 #[test]
-fn gains_that_fade_or_may_be_chance_do_not_count() {
+fn fading_and_insignificant_gains_do_not_count() {
     let fades = results(
         [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.0)].concat(),
     );
@@ -130,7 +130,7 @@ fn offload_advice_needs_a_one_by_one_cell_to_compare() {
     let slow = PlanesCell { cpu_ns_per_packet: 3_000, ..cell("one-by-one", 1, 0) };
     let fast = PlanesCell { cpu_ns_per_packet: 300, cpu_to_one_by_one: ratio(0.1), ..cell("offload", 1, 0) };
     let lines = advice(&results(vec![slow, fast.clone()]));
-    assert!(lines[0].contains("300 instead of 3000 ns a packet of 64 B, 10%"), "{lines:?}");
+    assert!(lines[0].contains("300ns instead of 3.00us a packet of 64 B, 10%"), "{lines:?}");
     assert!(advice(&results(vec![PlanesCell { cpu_to_one_by_one: None, ..fast }])).is_empty());
 }
 

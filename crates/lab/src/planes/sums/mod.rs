@@ -8,7 +8,7 @@ use fourtuple_record::{PlanesCell, PlanesRatio, Remark};
 
 use crate::planes::generator::inner_flows;
 use crate::planes::settings::{Spec, SpreadBy};
-use crate::planes::trial::{Measured, Passes};
+use crate::planes::trial::{Measured, RunMeasurements};
 
 /// The generator limits a run if it waits for less than this share of the time.
 const HARDLY: f64 = 0.05;
@@ -57,7 +57,7 @@ impl Sums {
         self.runs.len()
     }
 
-    pub(super) fn add(&mut self, repeat: u32, passes: &Passes) {
+    pub(super) fn add(&mut self, repeat: u32, passes: &RunMeasurements) {
         let Measured { sent, arrived, last_ns, planes, sink } = &passes.abreast;
         // Each namespace has its own hash seed, so a flow may go to a different plane in the next run.
         let differs_per_run = matches!(self.spec.spread, SpreadBy::Hash | SpreadBy::Cpu);

@@ -3,8 +3,8 @@ use std::time::Duration;
 use fourtuple_forward::{Drop, PlaneCounts, PlaneKind};
 
 use super::*;
-use crate::planes::generator::Sent;
-use crate::planes::sink::Seen;
+use crate::planes::generator::SendCounts;
+use crate::planes::sink::SinkCounts;
 
 fn spec(kind: PlaneKind, planes: u32, spread: SpreadBy) -> Spec {
     Spec { kind, planes, bytes: 64, spread, flows: 1, work: Duration::ZERO }
@@ -15,10 +15,10 @@ fn plane(received: u64, cpu_ns: u64, overflow: u64) -> PlaneCounts {
     PlaneCounts { received, cpu_ns, dropped, ..PlaneCounts::default() }
 }
 
-/// A thousand packets in a millisecond; the generator waited for half of this time.
+/// Returns measurements of a thousand packets in a millisecond; the generator waited for half of this time.
 fn measured(arrived: u64, sink_dropped: u64, planes: Vec<PlaneCounts>) -> Measured {
     Measured {
-        sent: Sent {
+        sent: SendCounts {
             packets: 1_000,
             begun_ns: 5_000,
             waited_ns: 500_000,
@@ -29,12 +29,12 @@ fn measured(arrived: u64, sink_dropped: u64, planes: Vec<PlaneCounts>) -> Measur
         arrived,
         last_ns: 1_005_000,
         planes,
-        sink: Seen { reordered: 3, dropped: sink_dropped, cpu: Duration::from_micros(90) },
+        sink: SinkCounts { reordered: 3, dropped: sink_dropped, cpu: Duration::from_micros(90) },
     }
 }
 
 fn add(sums: &mut Sums, repeat: u32, abreast: Measured, in_turns: Option<Measured>) {
-    sums.add(repeat, &Passes { abreast, in_turns });
+    sums.add(repeat, &RunMeasurements { abreast, in_turns });
 }
 
 fn cells(sums: &[Sums]) -> Vec<PlanesCell> {
@@ -67,7 +67,7 @@ fn only_losses_outside_the_planes_raise_doubt() {
 }
 
 #[test]
-fn rates_are_of_the_pass_that_they_are_about() {
+fn rates_come_from_the_matching_pass() {
     let mut sums = Sums::new(spec(PlaneKind::Offload, 1, SpreadBy::Flow));
     let in_turns = measured(1_000, 0, vec![plane(1_000, 300_000, 0)]);
     add(&mut sums, 0, measured(1_000, 0, vec![plane(1_000, 900_000, 0)]), Some(in_turns));
@@ -121,7 +121,7 @@ fn runs_are_compared_with_those_of_the_same_repeat() {
 
 /// Each namespace has its own hash seed, so the shares of several runs cannot be summed.
 #[test]
-fn shares_of_the_hash_are_those_of_the_first_run() {
+fn shares_of_the_hash_come_from_the_first_run() {
     for (spread, expected) in [(SpreadBy::Hash, [1.0, 0.0]), (SpreadBy::Random, [0.5, 0.5])] {
         let mut sums = Sums::new(spec(PlaneKind::Batched, 2, spread));
         add(&mut sums, 0, measured(1_000, 0, vec![plane(1_000, 1, 0), plane(0, 0, 0)]), None);

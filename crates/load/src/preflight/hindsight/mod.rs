@@ -2,14 +2,14 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fourtuple_measure::words::{counted, grouped, in_words, percent};
-use fourtuple_record::{Remark, Second};
+use fourtuple_measure::words::{counted, grouped, percent};
+use fourtuple_record::{Remark, Second, format_time};
 
 use crate::preflight::{Finding, Need, Preflight, Remedy};
 
 /// The measurements of a run that the hindsight judges.
 #[derive(Clone, Debug)]
-pub struct Seen<'a> {
+pub struct RunMeasurements<'a> {
     /// The judgement of the preflight.
     pub preflight: &'a Preflight,
     /// The need of the run.
@@ -33,7 +33,7 @@ pub struct Seen<'a> {
     pub in_flight: &'a [u64],
     /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
-    /// From the first intended start to the end of the last operation.
+    /// Time from the first intended start to the end of the last operation.
     pub elapsed: Duration,
     /// CPU time of all threads that generate load.
     pub client_cpu: Duration,
@@ -87,7 +87,7 @@ const DELIVERED: f64 = 0.99;
 const PUNCTUAL: f64 = 0.05;
 
 /// Judges the result of a run.
-pub fn hindsight(seen: &Seen<'_>) -> Hindsight {
+pub fn hindsight(seen: &RunMeasurements<'_>) -> Hindsight {
     let mut found = Hindsight::default();
     ports(seen, &mut found);
     offered(seen, &mut found);
@@ -103,26 +103,26 @@ impl Hindsight {
     }
 }
 
-impl Seen<'_> {
+impl RunMeasurements<'_> {
     fn is_saturated(&self) -> bool {
         let share = |cpu: Duration| cpu.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
         self.elapsed >= SHORTEST && share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
     }
 }
 
-fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
+fn ports(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let Some(no_port) = seen.no_port else {
         if let Some(predicted) = seen.predicted_stall.filter(|at| *at < seen.elapsed) {
             found.advice.push(format!(
                 "The ports were to run out after {}, and did not: {} were used.",
-                in_words(predicted),
+                format_time(predicted),
                 counted(seen.tuples_used, "tuple")
             ));
         }
         return;
     };
     let predicted = match seen.predicted_stall {
-        Some(at) => format!(" (predicted: after {})", in_words(at)),
+        Some(at) => format!(" (predicted: after {})", format_time(at)),
         None => " (not predicted)".to_owned(),
     };
     let budget = seen.preflight.budget.unwrap_or(0);
@@ -139,8 +139,8 @@ fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
         "ports-ran-out",
         format!(
             "the ports ran out after {}{predicted}, and for {} in all no connection could be opened: {why}",
-            in_words(no_port.first),
-            in_words(no_port.total),
+            format_time(no_port.first),
+            format_time(no_port.total),
         ),
     );
     let of_ports = |finding: &&Finding| finding.id == "ports" || finding.id == "ports-tight";
@@ -160,13 +160,13 @@ fn ports(seen: &Seen<'_>, found: &mut Hindsight) {
         found.advice.push(format!(
             "{} new connections a second can go on for ever here: {} for each tuple after its connection, {} tuples.",
             grouped(most as u64),
-            in_words(seen.preflight.kept),
+            format_time(seen.preflight.kept),
             grouped(budget)
         ));
     }
 }
 
-fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
+fn offered(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let Some(Offered { intended, done, span, behind }) = seen.offered else { return };
     let seconds = span.as_secs_f64();
     let in_time = behind.as_secs_f64() <= (seconds * (1.0 - DELIVERED)).max(PUNCTUAL);
@@ -216,7 +216,7 @@ fn offered(seen: &Seen<'_>, found: &mut Hindsight) {
     }
 }
 
-fn saturated(seen: &Seen<'_>, found: &mut Hindsight) {
+fn saturated(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     if !seen.is_saturated() {
         return;
     }
@@ -234,7 +234,7 @@ fn saturated(seen: &Seen<'_>, found: &mut Hindsight) {
 }
 
 /// Returns the longest run of whole seconds in which no operation succeeded although operations were in progress.
-fn server_stalls(seen: &Seen<'_>, found: &mut Hindsight) {
+fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let mut stalls: Vec<(Duration, u32)> = Vec::new();
     let mut goes_on = false;
     for (index, (second, in_flight)) in seen.seconds.iter().zip(seen.in_flight).enumerate() {
@@ -257,8 +257,8 @@ fn server_stalls(seen: &Seen<'_>, found: &mut Hindsight) {
         format!(
             "in {} nothing was answered though operations were under way, the longest time {} from {} on",
             counted(all.into(), "second"),
-            in_words(Duration::from_secs(longest.1.into())),
-            in_words(longest.0)
+            format_time(Duration::from_secs(longest.1.into())),
+            format_time(longest.0)
         ),
     );
 }
@@ -296,7 +296,7 @@ const MEANINGS: &[(&str, &str)] = &[
 ];
 
 /// Returns one line per name of an error, the most frequent first.
-fn errors(seen: &Seen<'_>, found: &mut Hindsight) {
+fn errors(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let mut named: Vec<(&String, &u64)> = seen.errors.iter().filter(|(_, count)| **count > 0).collect();
     named.sort_by_key(|(_, count)| Reverse(**count));
     if named.is_empty() {

@@ -35,8 +35,8 @@ impl Case {
         }
     }
 
-    fn seen(&self) -> Seen<'_> {
-        Seen {
+    fn seen(&self) -> RunMeasurements<'_> {
+        RunMeasurements {
             preflight: &self.preflight,
             need: &self.need,
             predicted_stall: None,
@@ -65,7 +65,7 @@ fn ids(hindsight: &Hindsight) -> Vec<&str> {
 }
 
 #[test]
-fn nothing_is_said_of_a_good_run() {
+fn a_good_run_has_no_remarks() {
     let case = Case::with(Some(100.0), &[100, 100, 100]);
     assert_eq!(hindsight(&case.seen()), Hindsight::default());
 }
@@ -73,7 +73,7 @@ fn nothing_is_said_of_a_good_run() {
 #[test]
 fn exhausted_ports_are_named_with_forecast_and_remedy() {
     let case = Case::with(Some(1_000.0), &[1_000; 30]);
-    let seen = Seen {
+    let seen = RunMeasurements {
         predicted_stall: Some(Duration::from_millis(28_200)),
         no_port: Some(NoPort { first: SECOND * 28, last: SECOND * 30, total: SECOND * 2 }),
         time_wait: Some(28_232),
@@ -84,7 +84,7 @@ fn exhausted_ports_are_named_with_forecast_and_remedy() {
     assert_eq!(ids(&found), ["ports-ran-out"]);
     assert_eq!(
         found.remarks[0].message,
-        "the ports ran out after 28 s (predicted: after 28.2 s), and for 2 s in all no connection could be opened: \
+        "the ports ran out after 28.0s (predicted: after 28.2s), and for 2.00s in all no connection could be opened: \
          28,232 of 28,232 tuples were in TIME_WAIT"
     );
     assert!(found.advice[0].contains("--source with 3 addresses, or --close server"), "{:?}", found.advice);
@@ -94,21 +94,21 @@ fn exhausted_ports_are_named_with_forecast_and_remedy() {
 #[test]
 fn a_predicted_stall_that_did_not_happen_is_reported() {
     let case = Case::with(Some(1_000.0), &[1_000; 30]);
-    let found = hindsight(&Seen { predicted_stall: Some(SECOND * 28), ..case.seen() });
+    let found = hindsight(&RunMeasurements { predicted_stall: Some(SECOND * 28), ..case.seen() });
     assert!(found.remarks.is_empty());
     assert!(found.advice[0].contains("did not"), "{:?}", found.advice);
 }
 
 #[test]
-fn a_rate_that_was_not_reached_says_why() {
+fn the_report_explains_a_missed_rate() {
     let case = Case::with(Some(200.0), &[100; 10]);
-    let busy = Seen { all_busy: SECOND * 5, ..case.seen() };
+    let busy = RunMeasurements { all_busy: SECOND * 5, ..case.seen() };
     assert_eq!(
         hindsight(&busy).remarks[0].message,
         "100 of the 200 operations a second that were offered were done (100 fewer a second): all 10 connections were \
          busy for 50% of the time"
     );
-    let cpu = Seen { client_cpu: Duration::from_millis(9_700), ..case.seen() };
+    let cpu = RunMeasurements { client_cpu: Duration::from_millis(9_700), ..case.seen() };
     let found = hindsight(&cpu);
     assert_eq!(ids(&found), ["offered-rate-not-reached", "client-saturated"]);
     assert!(found.remarks[1].message.contains("97%"), "{:?}", found.remarks);
@@ -122,12 +122,12 @@ fn a_second_without_response_is_a_stall_of_server_or_ports() {
     let found = hindsight(&case.seen());
     assert_eq!(ids(&found), ["server-stalled"]);
     assert!(found.remarks[0].message.contains("in 3 seconds"), "{:?}", found.remarks);
-    assert!(found.remarks[0].message.contains("2 s from 1 s on"), "{:?}", found.remarks);
+    assert!(found.remarks[0].message.contains("2.00s from 1.00s on"), "{:?}", found.remarks);
     let no_port = Some(NoPort { first: SECOND, last: SECOND * 5, total: SECOND * 3 });
-    assert_eq!(ids(&hindsight(&Seen { no_port, ..case.seen() })), ["ports-ran-out"]);
+    assert_eq!(ids(&hindsight(&RunMeasurements { no_port, ..case.seen() })), ["ports-ran-out"]);
     let idle = [0; 6];
-    assert!(hindsight(&Seen { in_flight: &idle, ..case.seen() }).remarks.is_empty());
-    assert!(hindsight(&Seen { in_flight: &[], ..case.seen() }).remarks.is_empty());
+    assert!(hindsight(&RunMeasurements { in_flight: &idle, ..case.seen() }).remarks.is_empty());
+    assert!(hindsight(&RunMeasurements { in_flight: &[], ..case.seen() }).remarks.is_empty());
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-use crate::preflight::forecast::Course;
+use crate::preflight::forecast::TupleUsage;
 use crate::preflight::{Remedy, Snapshot, Stall, findings};
 
 /// The transport of a run.
@@ -100,7 +100,7 @@ pub struct Preflight {
 }
 
 impl Preflight {
-    /// Whether the run must be refused without `--anyway`.
+    /// Returns whether the run must be refused without `--anyway`.
     pub fn refuses(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Refuse)
     }
@@ -113,7 +113,7 @@ impl fmt::Display for Finding {
         let mut verb_said = false;
         for (index, remedy) in self.remedies.iter().enumerate() {
             formatter.write_str(if index == 0 { "; " } else { " or " })?;
-            if !verb_said && !remedy.is_an_order() {
+            if !verb_said && !remedy.is_instruction() {
                 formatter.write_str("use ")?;
                 verb_said = true;
             }
@@ -131,7 +131,7 @@ impl fmt::Display for Finding {
 /// without a pause is assumed to make [`ASSUMED_CONNECTIONS_PER_S`](crate::preflight::ASSUMED_CONNECTIONS_PER_S): the
 /// forecast has no time of a stall then, only a number of connections.
 pub fn judge(snapshot: &Snapshot, need: &Need) -> Preflight {
-    let course = Course::of(snapshot, need);
+    let course = TupleUsage::of(snapshot, need);
     let mut findings = findings::without_ports(snapshot, need, &course);
     let has_ports = need.transport != Transport::Unix;
     let mut stall = None;

@@ -8,7 +8,7 @@ use crate::preflight::{Conntrack, Descriptors, ListenQueue, Taken};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A host with the kernel's default settings, and a destination on a different host.
+/// Returns a host with the kernel's default settings, and a destination on a different host.
 pub(in crate::preflight) fn host() -> Snapshot {
     Snapshot {
         destination: Some(SocketAddr::from(([10, 0, 0, 9], 80))),
@@ -42,7 +42,7 @@ fn on_loopback() -> Snapshot {
     }
 }
 
-/// A run with one connection per operation, ten at once, without an end.
+/// Returns a run with one connection per operation, ten at once, without an end.
 pub(in crate::preflight) fn run() -> Need {
     Need { connections: 10, requests_per_connection: 1, threads: 1, ..Need::default() }
 }
@@ -61,7 +61,7 @@ fn stall(at_ms: impl Into<Option<u64>>, after_connections: u64) -> Option<Stall>
 
 #[test]
 fn benchmarkers_beware_figures_are_reproduced() {
-    // 16,384 ports, one source, 60 s; a connection for each transaction.
+    // 16,384 ports, one source and 60 s of TIME_WAIT, with one connection per transaction.
     let range = PortRange::new(49152, 65535).unwrap();
     let snapshot = Snapshot { range, tcp_tw_reuse: 0, ..on_loopback() };
     for (operations, expected) in
@@ -87,7 +87,7 @@ fn the_ports_finding_names_tuples_stall_and_remedies() {
     let snapshot = Snapshot { tcp_tw_reuse: 0, listened_at: 1, ..on_loopback() };
     let need = Need { rate_per_s: Some(20_000.0), length: Some(MINUTE), connections: 100, ..run() };
     let text = text(&snapshot, &need);
-    let expected = "this run needs 1,200,000 tuples, there are 28,231 a minute: it would stall after 1.41 s; use --source \
+    let expected = "this run needs 1,200,000 tuples, there are 28,231 a minute: it would stall after 1.41s; use --source \
                     127.0.0.0/26 or --close server or --rate ";
     assert!(text.starts_with(expected), "{text}");
 }
@@ -139,7 +139,7 @@ fn closed_loops() {
     assert_eq!(judge(&host(), &timed(1)).stall, None, "20,000 in a second fit");
     assert_eq!(judge(&host(), &timed(2)).stall, stall(None, 28_232));
     assert!(text(&host(), &timed(2)).contains(
-        "at 20,000 new connections a second and thread, which is an assumption, it would stall after 1.41 s"
+        "at 20,000 new connections a second and thread, which is an assumption, it would stall after 1.41s"
     ));
     assert_eq!(judge(&host(), &Need { threads: 2, ..timed(1) }).stall, stall(None, 28_232));
     assert_eq!(judge(&host(), &run()).stall, stall(None, 28_232), "without an end");
@@ -175,7 +175,7 @@ fn tuples_of_other_sockets_are_subtracted_until_free() {
     assert_eq!(judge(&Snapshot { tcp_tw_reuse: 1, ..snapshot.clone() }, &need).stall, None);
     let short = Need { operations: Some(5_000), ..need };
     snapshot.taken = Taken { time_wait: 28_000, time_wait_back: vec![0; 42], ..Taken::default() };
-    assert!(text(&snapshot, &short).contains("28,000 of them taken: it would stall after 116 ms; wait 42 s or use --source with 2 addresses or --close"), "{}", text(&snapshot, &short));
+    assert!(text(&snapshot, &short).contains("28,000 of them taken: it would stall after 116ms; wait 42.0s or use --source with 2 addresses or --close"), "{}", text(&snapshot, &short));
 }
 
 #[test]
@@ -318,7 +318,7 @@ prop_compose! {
     }
 }
 
-/// A number for comparison: the later the stall, the better.
+/// Returns a number for comparison: the later the stall, the larger the number.
 fn when(stall: Option<Stall>) -> (Duration, u64) {
     stall.map_or((Duration::MAX, u64::MAX), |stall| {
         (stall.at.unwrap_or(Duration::MAX), stall.after_connections)

@@ -137,7 +137,7 @@ impl Snapshot {
             descriptors: Descriptors { soft, hard, open: proc.entries("thread-self/fd")? },
             somaxconn: proc.number("sys/net/core/somaxconn")?,
             tcp_max_syn_backlog: proc.required("sys/net/ipv4/tcp_max_syn_backlog")?,
-            // Absent without CONFIG_SYN_COOKIES.
+            // The file is absent without CONFIG_SYN_COOKIES.
             tcp_syncookies: proc.number("sys/net/ipv4/tcp_syncookies")?.unwrap_or(0) != 0,
             listener: None,
             conntrack: max.zip(count).map(|(max, count)| Conntrack { max, count }),

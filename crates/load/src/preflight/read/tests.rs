@@ -44,7 +44,7 @@ fn churn(server: &TcpListener, destination: SocketAddr) -> bool {
 }
 
 #[test]
-fn taken_tuples_are_told_apart_by_state() {
+fn tuples_in_use_are_counted_by_state() {
     in_namespace(|| {
         let (server, destination) = server("127.0.0.1", "20000 20015");
         let held: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(destination).expect("a port")).collect();
@@ -102,7 +102,7 @@ fn sockets_that_cannot_be_listed_are_a_finding() {
 }
 
 #[test]
-fn the_backlog_is_the_servers_cut_to_somaxconn() {
+fn the_backlog_is_limited_by_somaxconn() {
     in_namespace(|| {
         let (socket, destination) = listener("127.0.0.1", 50);
         let clients: Vec<TcpStream> =
@@ -156,7 +156,7 @@ fn unix_sockets_have_a_queue_and_no_ports() {
 }
 
 #[test]
-fn the_queue_is_that_of_the_socket_which_gets_the_connection() {
+fn the_queue_belongs_to_the_socket_that_gets_connections() {
     let at = |local: &str, only_ipv6, backlog| Listener {
         local: local.parse().expect("an address"),
         only_ipv6,
@@ -184,7 +184,7 @@ fn the_queue_is_that_of_the_socket_which_gets_the_connection() {
 }
 
 #[test]
-fn ipv6_listeners_say_whether_they_take_ipv4() {
+fn ipv6_listeners_report_ipv6_v6only() {
     in_namespace(|| {
         // The standard library does not set IPV6_V6ONLY, so net.ipv6.bindv6only applies.
         let _both = TcpListener::bind("[::]:80").expect("a listener");
@@ -233,7 +233,7 @@ fn comes_back(server: &TcpListener, destination: SocketAddr, patience: Duration)
 }
 
 #[test]
-fn reuse_is_where_the_snapshot_says_so() {
+fn reuse_applies_as_the_snapshot_predicts() {
     in_namespace(|| {
         netns::add_loopback_address("fd00::9".parse().expect("an address")).expect("an address more");
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
@@ -292,11 +292,11 @@ fn time_wait_is_cut_at_tcp_max_tw_buckets() {
     });
 }
 
-struct Fake(PathBuf);
+struct FakeProc(PathBuf);
 
-impl Fake {
-    fn with(name: &str, changes: &[(&str, &str)]) -> Fake {
-        let fake = Fake(env::temp_dir().join(format!("fourtuple-preflight-{name}-{}", process::id())));
+impl FakeProc {
+    fn with(name: &str, changes: &[(&str, &str)]) -> FakeProc {
+        let fake = FakeProc(env::temp_dir().join(format!("fourtuple-preflight-{name}-{}", process::id())));
         let files = [
             ("sys/net/ipv4/ip_local_port_range", "1024\t65535\n"),
             ("sys/net/ipv4/ip_local_reserved_ports", "8080,9000-9002\n"),
@@ -320,20 +320,20 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeProc {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 #[test]
-fn files_are_read_and_what_is_missing_is_left_out() {
-    let fake = Fake::with("old", &[]);
+fn missing_files_are_left_out() {
+    let fake = FakeProc::with("old", &[]);
     let snapshot = Snapshot::read_without_ports(&fake.0).expect("a snapshot");
     assert_eq!((snapshot.ports(), snapshot.time_wait, snapshot.somaxconn), (64_508, 77, Some(128)));
     assert_eq!((snapshot.tcp_timestamps, snapshot.tcp_syncookies, snapshot.conntrack), (true, false, None));
     assert_eq!(snapshot.reuse(), Some(Duration::from_secs(1)), "before Linux 6.14");
-    let fake = Fake::with(
+    let fake = FakeProc::with(
         "tracking",
         &[
             ("sys/net/netfilter/nf_conntrack_max", "65536\n"),
@@ -348,7 +348,7 @@ fn files_are_read_and_what_is_missing_is_left_out() {
 
 #[test]
 fn unreadable_files_are_named() {
-    let fake = Fake::with("odd", &[("sys/net/core/somaxconn", "many\n")]);
+    let fake = FakeProc::with("odd", &[("sys/net/core/somaxconn", "many\n")]);
     let error = Snapshot::read_without_ports(&fake.0).expect_err("no number").to_string();
     assert!(error.starts_with("cannot make sense of") && error.ends_with("somaxconn: \"many\""), "{error}");
     let error = Snapshot::read_without_ports(Path::new("/nonexistent")).expect_err("no files").to_string();

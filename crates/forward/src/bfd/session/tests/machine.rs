@@ -8,7 +8,7 @@ fn in_state(state: State) -> Bench {
     match state {
         State::AdminDown => bench.session.set_admin_down(bench.now, true),
         State::Down => {}
-        State::Init => bench.hear(from_peer(State::Down)),
+        State::Init => bench.receive(from_peer(State::Down)),
         State::Up => bench = Bench::up(Timers::default()),
     }
     assert_eq!(bench.session.state(), state);
@@ -38,7 +38,7 @@ fn state_transitions_follow_the_rfc() {
         let mut bench = in_state(before);
         let transitions = bench.session.transitions();
         bench.run(ms(50));
-        bench.hear(from_peer(received));
+        bench.receive(from_peer(received));
         assert_eq!(bench.session.state(), after, "{before} hears {received}");
         assert_eq!(bench.session.diagnostic(), diagnostic, "{before} hears {received}");
         assert_eq!(bench.session.transitions() - transitions, u64::from(before != after));
@@ -53,7 +53,7 @@ fn admin_down_stores_the_values_and_discards() {
         let mut bench = in_state(State::AdminDown);
         let packet = Packet { poll: true, required_min_rx_us: 2_000_000, ..from_peer(received) };
         let before = bench.sent.len();
-        assert_eq!(bench.try_hear(packet), Err(Discard::AdminDown));
+        assert_eq!(bench.try_receive(packet), Err(Discard::AdminDown));
         assert_eq!(bench.session.state(), State::AdminDown);
         assert!(
             bench.sent[before..].iter().all(|(_, packet)| !packet.is_final),
@@ -86,13 +86,13 @@ fn silence_takes_it_down_after_the_detection_time() {
 #[test]
 fn only_accepted_packets_restart_the_detection_time() {
     let mut bench = in_state(State::Up);
-    bench.run_hearing(ms(5000), from_peer(State::Up));
+    bench.run_receiving(ms(5000), from_peer(State::Up));
     assert_eq!(bench.session.state(), State::Up);
     let mut wrong = from_peer(State::Up);
     wrong.your_discriminator = OURS + 1;
     for _ in 0..9 {
         bench.run(ms(100));
-        assert_eq!(bench.try_hear(wrong), Err(Discard::NoSession));
+        assert_eq!(bench.try_receive(wrong), Err(Discard::NoSession));
     }
     assert_eq!(bench.session.state(), State::Down);
 }
@@ -106,7 +106,7 @@ fn the_detection_time_follows_the_rfc() {
     {
         let mut bench = Bench::new(timers(300, required, 9));
         assert_eq!(bench.session.detection_time(), Duration::ZERO);
-        bench.hear(Packet {
+        bench.receive(Packet {
             desired_min_tx_us: desired_ms * 1000,
             detect_mult: NonZeroU8::new(mult).unwrap(),
             ..from_peer(State::Down)
@@ -121,9 +121,9 @@ fn the_detection_time_follows_the_rfc() {
 fn a_silent_peer_is_forgotten_in_every_state() {
     for state in [State::AdminDown, State::Down, State::Init, State::Up] {
         let mut bench = in_state(state);
-        let heard = if state == State::Down { State::AdminDown } else { State::Up };
-        let packet = Packet { required_min_rx_us: 5_000_000, ..from_peer(heard) };
-        let _ = bench.try_hear(packet);
+        let peer_state = if state == State::Down { State::AdminDown } else { State::Up };
+        let packet = Packet { required_min_rx_us: 5_000_000, ..from_peer(peer_state) };
+        let _ = bench.try_receive(packet);
         assert_eq!(bench.session.remote_discriminator().unwrap().get(), THEIRS);
         bench.run(ms(899));
         assert!(bench.session.remote_discriminator().is_some());
@@ -141,11 +141,11 @@ fn a_session_recovers_after_a_failure() {
     bench.run(ms(10_000));
     assert_eq!(bench.session.state(), State::Down);
     assert_eq!(bench.session.ups_and_downs(), (1, 1));
-    bench.hear(Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) });
+    bench.receive(Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) });
     assert_eq!(bench.session.state(), State::Init);
     assert_eq!(bench.last().your_discriminator, 5);
     assert_eq!(bench.last().diagnostic, Diagnostic::DetectionTimeExpired, "until both know that it is over");
-    bench.hear(Packet { my_discriminator: 5, ..from_peer(State::Up) });
+    bench.receive(Packet { my_discriminator: 5, ..from_peer(State::Up) });
     assert_eq!(bench.session.state(), State::Up);
     assert_eq!(bench.last().diagnostic, Diagnostic::None);
     assert_eq!(bench.session.ups_and_downs(), (2, 1));
@@ -167,7 +167,11 @@ fn discriminator_0_is_ignored_in_init_and_up() {
                 ..from_peer(said)
             };
             bench.sent.clear();
-            assert_eq!(bench.try_hear(forged), Err(Discard::YourDiscriminatorZero), "{state} hears {said}");
+            assert_eq!(
+                bench.try_receive(forged),
+                Err(Discard::YourDiscriminatorZero),
+                "{state} hears {said}"
+            );
             assert_eq!(bench.session.state(), state);
             assert_eq!((bench.session.remote_discriminator(), bench.session.transitions()), before);
             assert_eq!(
@@ -184,19 +188,19 @@ fn discriminator_0_is_ignored_in_init_and_up() {
 #[test]
 fn a_restarted_peer_is_noticed_by_the_detection_time() {
     let mut bench = in_state(State::Up);
-    bench.hear(from_peer(State::Up));
+    bench.receive(from_peer(State::Up));
     let restarted = Packet { your_discriminator: 0, my_discriminator: 5, ..from_peer(State::Down) };
     for _ in 0..8 {
         bench.run(ms(100));
-        assert_eq!(bench.try_hear(restarted), Err(Discard::YourDiscriminatorZero));
+        assert_eq!(bench.try_receive(restarted), Err(Discard::YourDiscriminatorZero));
         assert_eq!(bench.session.state(), State::Up);
     }
     bench.run(ms(100));
     assert_eq!(bench.session.state(), State::Down);
     assert_eq!(bench.session.diagnostic(), Diagnostic::DetectionTimeExpired);
-    bench.hear(restarted);
+    bench.receive(restarted);
     assert_eq!(bench.session.state(), State::Init);
-    bench.hear(Packet { my_discriminator: 5, ..from_peer(State::Init) });
+    bench.receive(Packet { my_discriminator: 5, ..from_peer(State::Init) });
     assert_eq!(bench.session.state(), State::Up);
 }
 
@@ -219,7 +223,7 @@ fn admin_down_holds_it_down_until_released() {
         assert_eq!(bench.session.state(), State::Down);
         bench.act();
         assert_eq!(bench.last().state, State::Down);
-        bench.hear(from_peer(State::Down));
+        bench.receive(from_peer(State::Down));
         assert_eq!(bench.session.state(), State::Init);
     }
 }
@@ -230,11 +234,11 @@ fn a_down_from_the_peer_confirms_admin_down() {
     let mut bench = in_state(State::Up);
     bench.session.set_admin_down(bench.now, true);
     bench.run(ms(5));
-    assert!(!bench.session.farewell_was_heard());
-    assert_eq!(bench.try_hear(from_peer(State::Up)), Err(Discard::AdminDown));
-    assert!(!bench.session.farewell_was_heard(), "that was under way");
-    assert_eq!(bench.try_hear(from_peer(State::Down)), Err(Discard::AdminDown));
-    assert!(bench.session.farewell_was_heard());
+    assert!(!bench.session.peer_knows_admin_down());
+    assert_eq!(bench.try_receive(from_peer(State::Up)), Err(Discard::AdminDown));
+    assert!(!bench.session.peer_knows_admin_down(), "that was under way");
+    assert_eq!(bench.try_receive(from_peer(State::Down)), Err(Discard::AdminDown));
+    assert!(bench.session.peer_knows_admin_down());
 }
 
 #[test]
@@ -267,7 +271,7 @@ fn concatenated_path_is_signaled_without_a_state_change() {
     bench.act();
     assert_eq!((bench.last().state, bench.last().diagnostic), (State::Up, Diagnostic::ConcatenatedPathDown));
     assert!(!bench.last().poll);
-    bench.hear(Packet { demand: true, ..from_peer(State::Up) });
+    bench.receive(Packet { demand: true, ..from_peer(State::Up) });
     bench.session.signal(Diagnostic::None);
     bench.act();
     assert!(bench.last().poll, "a peer in demand mode has to confirm");

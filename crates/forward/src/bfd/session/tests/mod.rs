@@ -1,10 +1,10 @@
 //! Tests of every clause of section 6.8 that concerns asynchronous mode, on a simulated clock.
 
 mod machine;
-mod past;
 mod peers;
 mod poll;
 mod reception;
+mod saved_state;
 mod transmission;
 
 use std::num::NonZeroU8;
@@ -63,11 +63,11 @@ impl Bench {
     /// Creates a bench with a session in Up, its Poll Sequence answered and settled, and `sent` empty.
     fn up(timers: Timers) -> Bench {
         let mut bench = Bench::new(timers);
-        bench.hear(from_peer(State::Init));
+        bench.receive(from_peer(State::Init));
         assert_eq!(bench.session.state(), State::Up);
-        bench.run_hearing(ms(1000), from_peer(State::Up));
-        bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
-        bench.hear(from_peer(State::Up));
+        bench.run_receiving(ms(1000), from_peer(State::Up));
+        bench.receive(Packet { is_final: true, ..from_peer(State::Up) });
+        bench.receive(from_peer(State::Up));
         assert!(!bench.session.poll.is_running());
         bench.sent.clear();
         bench
@@ -97,19 +97,19 @@ impl Bench {
     }
 
     /// Advances the clock like `run`, and receives a packet every 100 ms.
-    fn run_hearing(&mut self, time: Duration, packet: Packet) {
+    fn run_receiving(&mut self, time: Duration, packet: Packet) {
         let end = self.now + time;
         while self.now < end {
             self.run(ms(100).min(end - self.now));
-            self.hear(packet);
+            self.receive(packet);
         }
     }
 
-    fn hear(&mut self, packet: Packet) {
-        self.try_hear(packet).expect("taken");
+    fn receive(&mut self, packet: Packet) {
+        self.try_receive(packet).expect("taken");
     }
 
-    fn try_hear(&mut self, packet: Packet) -> Result<(), Discard> {
+    fn try_receive(&mut self, packet: Packet) -> Result<(), Discard> {
         let taken = self.session.receive(self.now, &packet.encode(), HOPS);
         self.act();
         taken

@@ -57,7 +57,7 @@ fn a_poll_is_answered_at_once() {
     let mut bench = Bench::up(Timers::default());
     for state in [State::Up, State::Down, State::Down, State::AdminDown] {
         let before = bench.sent.len();
-        bench.hear(Packet { poll: true, ..from_peer(state) });
+        bench.receive(Packet { poll: true, ..from_peer(state) });
         let answers: Vec<_> = bench.sent[before..].iter().filter(|(_, packet)| packet.is_final).collect();
         assert_eq!(answers.len(), 1, "{state}");
         let (at, answer) = answers[0];
@@ -74,7 +74,7 @@ fn replies_do_not_shift_periodic_packets() {
     for _ in 0..50 {
         for (bench, poll) in [(&mut asked, true), (&mut unasked, false)] {
             bench.run(ms(90));
-            bench.hear(Packet { poll, ..from_peer(State::Up) });
+            bench.receive(Packet { poll, ..from_peer(State::Up) });
         }
     }
     assert_eq!(asked.intervals(), unasked.intervals());
@@ -84,7 +84,7 @@ fn replies_do_not_shift_periodic_packets() {
 #[test]
 fn a_final_gets_no_answer() {
     let mut bench = Bench::up(Timers::default());
-    bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
+    bench.receive(Packet { is_final: true, ..from_peer(State::Up) });
     assert!(bench.sent.is_empty());
 }
 

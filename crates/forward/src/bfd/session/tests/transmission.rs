@@ -25,18 +25,18 @@ fn at_most_one_packet_a_second_until_it_is_up() {
     for state in [State::Down, State::Init, State::AdminDown] {
         let mut bench = Bench::new(timers(10, 300, 3));
         match state {
-            State::Init => bench.hear(from_peer(State::Down)),
+            State::Init => bench.receive(from_peer(State::Down)),
             State::AdminDown => bench.session.set_admin_down(bench.now, true),
             _ => {}
         }
         bench.act();
         bench.sent.clear();
         // A session in Init has to receive packets, or its detection time expires.
-        let heard = if state == State::Init { State::Down } else { State::AdminDown };
+        let peer_state = if state == State::Init { State::Down } else { State::AdminDown };
         let end = bench.now + ms(60_000);
         while bench.now < end {
             bench.run(ms(100));
-            let _ = bench.try_hear(from_peer(heard));
+            let _ = bench.try_receive(from_peer(peer_state));
         }
         assert_eq!(bench.session.state(), state);
         let intervals = bench.intervals();
@@ -58,14 +58,14 @@ fn a_slow_session_is_not_made_faster_by_being_down() {
 /// The interval is the longer of our DesiredMinTx and the peer's RequiredMinRx, less a jitter of 0 to 25% drawn for each
 /// packet.
 #[test]
-fn up_it_sends_as_often_as_both_allow_with_jitter() {
+fn up_packets_have_the_negotiated_interval_with_jitter() {
     for (tx, their_rx, expected) in [(300, 100, 300), (100, 300, 300), (50, 50, 50)] {
         let mut bench = Bench::up(timers(tx, 300, 3));
         let packet = Packet { required_min_rx_us: their_rx * 1000, ..from_peer(State::Up) };
-        bench.hear(packet);
-        bench.run_hearing(ms(100), packet);
+        bench.receive(packet);
+        bench.run_receiving(ms(100), packet);
         bench.sent.clear();
-        bench.run_hearing(ms(120_000), packet);
+        bench.run_receiving(ms(120_000), packet);
         let intervals = bench.intervals();
         let (least, most) = (ms(expected) * 3 / 4, ms(expected));
         assert!(intervals.iter().all(|interval| (least..=most).contains(interval)), "{intervals:?}");
@@ -83,9 +83,9 @@ fn up_it_sends_as_often_as_both_allow_with_jitter() {
 /// With a multiplier of 1 the peer would count a late packet as missing, so the interval is at most 90% of the negotiated one
 /// (section 6.8.7).
 #[test]
-fn with_a_multiplier_of_one_it_keeps_to_75_to_90_percent() {
+fn a_multiplier_of_1_limits_the_interval_to_75_to_90_percent() {
     let mut bench = Bench::up(timers(300, 300, 1));
-    bench.run_hearing(ms(120_000), from_peer(State::Up));
+    bench.run_receiving(ms(120_000), from_peer(State::Up));
     let intervals = bench.intervals();
     assert!(intervals.iter().all(|interval| (ms(225)..=ms(270)).contains(interval)), "{intervals:?}");
     let (low, high) = (intervals.iter().min().unwrap(), intervals.iter().max().unwrap());
@@ -96,16 +96,16 @@ fn with_a_multiplier_of_one_it_keeps_to_75_to_90_percent() {
 fn required_min_rx_0_stops_all_but_answers() {
     let mut bench = Bench::up(Timers::default());
     let silent = Packet { required_min_rx_us: 0, ..from_peer(State::Up) };
-    bench.hear(silent);
+    bench.receive(silent);
     bench.sent.clear();
-    bench.run_hearing(ms(5000), silent);
+    bench.run_receiving(ms(5000), silent);
     assert!(bench.sent.is_empty());
-    bench.hear(Packet { poll: true, ..silent });
+    bench.receive(Packet { poll: true, ..silent });
     assert_eq!(bench.sent.len(), 1);
     assert!(bench.last().is_final);
     // Periodic packets start again when the peer sends another RequiredMinRx.
-    bench.hear(from_peer(State::Up));
-    bench.run_hearing(ms(2000), from_peer(State::Up));
+    bench.receive(from_peer(State::Up));
+    bench.run_receiving(ms(2000), from_peer(State::Up));
     assert!(bench.sent.len() >= 6);
 }
 
@@ -113,7 +113,7 @@ fn required_min_rx_0_stops_all_but_answers() {
 #[test]
 fn required_min_rx_0_ends_with_the_detection_time() {
     let mut bench = Bench::up(Timers::default());
-    bench.hear(Packet { required_min_rx_us: 0, ..from_peer(State::Up) });
+    bench.receive(Packet { required_min_rx_us: 0, ..from_peer(State::Up) });
     bench.sent.clear();
     bench.run(ms(899));
     assert!(bench.sent.is_empty());
@@ -129,13 +129,13 @@ fn required_min_rx_0_ends_with_the_detection_time() {
 fn the_peers_required_min_rx_takes_effect_at_once() {
     let mut bench = Bench::up(timers(100, 300, 3));
     let slow = Packet { required_min_rx_us: 4_000_000, ..from_peer(State::Up) };
-    bench.hear(slow);
-    bench.run_hearing(ms(4000), slow);
+    bench.receive(slow);
+    bench.run_receiving(ms(4000), slow);
     bench.sent.clear();
-    bench.run_hearing(ms(2900), slow);
+    bench.run_receiving(ms(2900), slow);
     assert!(bench.sent.len() <= 1);
     // More than 200 ms have passed since the last packet, or it was just sent.
-    bench.run_hearing(ms(300), Packet { required_min_rx_us: 200_000, ..from_peer(State::Up) });
+    bench.run_receiving(ms(300), Packet { required_min_rx_us: 200_000, ..from_peer(State::Up) });
     assert!(!bench.sent.is_empty());
     let last = bench.sent.last().unwrap().0;
     assert!(bench.now - last <= ms(200));
@@ -146,10 +146,10 @@ fn the_peers_required_min_rx_takes_effect_at_once() {
 fn a_change_of_state_is_sent_at_once() {
     let mut bench = Bench::new(Timers::default());
     bench.run(ms(100));
-    bench.hear(from_peer(State::Down));
+    bench.receive(from_peer(State::Down));
     bench.run(ms(1));
     assert_eq!(bench.last().state, State::Init);
-    bench.hear(from_peer(State::Init));
+    bench.receive(from_peer(State::Init));
     assert_eq!(bench.last().state, State::Up);
     assert_eq!(bench.sent.len(), 3);
     assert_eq!(bench.intervals(), [ms(100), ms(1)]);
@@ -158,7 +158,7 @@ fn a_change_of_state_is_sent_at_once() {
 #[test]
 fn packet_fields_follow_the_rfc() {
     let mut bench = Bench::up(timers(250, 350, 4));
-    bench.run_hearing(ms(1000), from_peer(State::Up));
+    bench.run_receiving(ms(1000), from_peer(State::Up));
     let expected = Packet {
         detect_mult: NonZeroU8::new(4).unwrap(),
         my_discriminator: OURS,
@@ -178,19 +178,19 @@ fn packet_fields_follow_the_rfc() {
 fn demand_mode_stops_periodic_packets_while_up() {
     let mut bench = Bench::up(Timers::default());
     let demand = Packet { demand: true, ..from_peer(State::Up) };
-    bench.hear(demand);
+    bench.receive(demand);
     bench.sent.clear();
-    bench.run_hearing(ms(5000), demand);
+    bench.run_receiving(ms(5000), demand);
     assert!(bench.sent.is_empty());
     bench.session.set_timers(timers(300, 300, 4));
-    bench.run_hearing(ms(1000), demand);
+    bench.run_receiving(ms(1000), demand);
     assert!(bench.sent.len() >= 2 && bench.sent.iter().all(|(_, packet)| packet.poll), "{:?}", bench.sent);
-    bench.hear(Packet { is_final: true, ..demand });
+    bench.receive(Packet { is_final: true, ..demand });
     bench.sent.clear();
-    bench.run_hearing(ms(1000), demand);
+    bench.run_receiving(ms(1000), demand);
     assert!(bench.sent.is_empty());
-    bench.hear(Packet { demand: true, ..from_peer(State::Init) });
-    bench.run_hearing(ms(700), Packet { demand: true, ..from_peer(State::Init) });
+    bench.receive(Packet { demand: true, ..from_peer(State::Init) });
+    bench.run_receiving(ms(700), Packet { demand: true, ..from_peer(State::Init) });
     assert!(bench.sent.len() >= 2, "it does not see the session up");
     assert!(bench.sent.iter().all(|(_, packet)| !packet.demand), "and we never are in that mode");
 }

@@ -43,7 +43,7 @@ fn sessions_have_devices_and_timers() {
 }
 
 #[test]
-fn a_session_is_among_the_data_or_apart_from_them() {
+fn a_session_is_in_band_or_at_its_own_port() {
     let whole = "[[link]]\nlisten = \"127.0.0.1:1\"\nto = \"127.0.0.1:2\"\nbfd-in-band = \"127.0.0.2:1\"\n";
     let file: File = toml::from_str(whole).unwrap();
     let link = parse_link(&file.links[0], &named).unwrap();
@@ -54,7 +54,7 @@ fn a_session_is_among_the_data_or_apart_from_them() {
 }
 
 #[test]
-fn a_file_is_read_and_its_mistakes_are_found() {
+fn a_file_is_parsed_and_its_errors_are_named() {
     let whole = "planes = 2\nplane = \"batched\"\npin = true\n[[link]]\nlisten = \"0.0.0.0:1\"\nto = \"127.0.0.1:2\"\nreturn = true\nroutes = [\"7=127.0.0.1:3\"]\nspread = \"flow:4:4\"\nidle = \"5s\"\n";
     let file: File = toml::from_str(whole).unwrap();
     let link = parse_link(&file.links[0], &named).unwrap();
@@ -68,7 +68,7 @@ fn a_file_is_read_and_its_mistakes_are_found() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_value() {
+fn errors_name_the_setting_and_its_value() {
     let mistakes = [
         (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),
         (text("127.0.0.1:1", "there"), "'there' for '--to'"),

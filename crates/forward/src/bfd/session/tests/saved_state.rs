@@ -4,11 +4,11 @@ use super::*;
 
 /// Returns the bench with its session restored from the saved state.
 fn moved(mut bench: Bench) -> Bench {
-    let past = bench.session.past(bench.now, false);
+    let saved_state = bench.session.saved_state(bench.now, false);
     // The saved state as text contains every value.
-    bench.now = past.longest_age();
-    bench.session = Session::after(&past, bench.now, Rng::with_seed(8)).expect("it is whole");
-    assert_eq!(bench.session.past(bench.now, false), past);
+    bench.now = saved_state.longest_age();
+    bench.session = Session::restore(&saved_state, bench.now, Rng::with_seed(8)).expect("it is whole");
+    assert_eq!(bench.session.saved_state(bench.now, false), saved_state);
     bench.sent.clear();
     bench
 }
@@ -18,7 +18,7 @@ fn the_peer_sees_the_packets_of_one_session() {
     let stayed = Bench::up(timers(300, 300, 3));
     let mut bench = moved(Bench::up(timers(300, 300, 3)));
     assert_eq!(bench.session.ups_and_downs(), (1, 0));
-    bench.run_hearing(ms(3000), from_peer(State::Up));
+    bench.run_receiving(ms(3000), from_peer(State::Up));
     assert!(bench.sent.len() >= 10, "{}", bench.sent.len());
     for (_, packet) in &bench.sent {
         assert_eq!((packet.state, packet.poll), (State::Up, false));
@@ -50,10 +50,10 @@ fn an_unanswered_poll_starts_again_after_a_takeover() {
     assert!(bench.last().poll);
     let mut bench = moved(bench);
     // The peer has not confirmed the change, so the session keeps the old transmit interval.
-    bench.run_hearing(ms(1000), from_peer(State::Up));
+    bench.run_receiving(ms(1000), from_peer(State::Up));
     assert!(bench.last().poll && bench.intervals().iter().all(|interval| *interval <= ms(300)));
-    bench.hear(Packet { is_final: true, ..from_peer(State::Up) });
-    bench.hear(from_peer(State::Up));
+    bench.receive(Packet { is_final: true, ..from_peer(State::Up) });
+    bench.receive(from_peer(State::Up));
     assert_eq!(bench.session.transmit_interval(), ms(900));
 }
 
@@ -61,24 +61,29 @@ fn an_unanswered_poll_starts_again_after_a_takeover() {
 fn new_timers_after_a_takeover_need_a_poll() {
     let mut bench = moved(Bench::up(timers(300, 300, 3)));
     bench.session.set_timers(timers(100, 300, 3));
-    bench.run_hearing(ms(300), from_peer(State::Up));
+    bench.run_receiving(ms(300), from_peer(State::Up));
     assert!(bench.sent.iter().any(|(_, packet)| packet.poll && packet.desired_min_tx_us == 100_000));
 }
 
 #[test]
-fn an_incomplete_past_is_refused() {
+fn an_incomplete_saved_state_is_refused() {
     let bench = Bench::up(timers(300, 300, 3));
-    let past = bench.session.past(bench.now, false);
-    let names: Vec<_> = past.iter().map(|(name, _)| name.to_owned()).collect();
+    let saved_state = bench.session.saved_state(bench.now, false);
+    let names: Vec<_> = saved_state.iter().map(|(name, _)| name.to_owned()).collect();
     for missing in names {
-        let mut rest = Past::default();
-        past.iter().filter(|(name, _)| *name != missing).for_each(|(name, number)| rest.set(name, number));
+        let mut rest = SavedState::default();
+        saved_state
+            .iter()
+            .filter(|(name, _)| *name != missing)
+            .for_each(|(name, number)| rest.set(name, number));
         // A valid saved state may lack a time of the last reception or transmission, and the failed flag belongs to the link,
         // not to the session.
         let may_be = ["heard-ns", "sent-ns", "failed"].contains(&missing.as_str());
-        assert_eq!(Session::after(&rest, bench.now, Rng::with_seed(1)).is_some(), may_be, "{missing}");
+        assert_eq!(Session::restore(&rest, bench.now, Rng::with_seed(1)).is_some(), may_be, "{missing}");
     }
-    let mut zero = Past::default();
-    past.iter().for_each(|(name, number)| zero.set(name, if name == "discriminator" { 0 } else { number }));
-    assert!(Session::after(&zero, bench.now, Rng::with_seed(1)).is_none());
+    let mut zero = SavedState::default();
+    saved_state
+        .iter()
+        .for_each(|(name, number)| zero.set(name, if name == "discriminator" { 0 } else { number }));
+    assert!(Session::restore(&zero, bench.now, Rng::with_seed(1)).is_none());
 }

@@ -2,21 +2,21 @@
 ///
 /// Each node holds the larger value of its two children. With thousands of sources a linear search would cost a sixth of a dial.
 #[derive(Debug)]
-pub(super) struct Rooms {
+pub(super) struct RankTree {
     /// The root is at 1, the children of `n` at `2n` and `2n + 1`. The pages are the leaves, from `leaves` on.
     tree: Vec<u32>,
     leaves: usize,
 }
 
-impl Rooms {
+impl RankTree {
     /// Creates a tree in which each of `pages` pages has the rank `room`.
     pub(super) fn new(pages: usize, room: u32) -> Self {
         let leaves = pages.next_power_of_two();
-        let mut rooms = Rooms { tree: vec![0; 2 * leaves], leaves };
+        let mut ranks = RankTree { tree: vec![0; 2 * leaves], leaves };
         for page in 0..pages {
-            rooms.set(page, room);
+            ranks.set(page, room);
         }
-        rooms
+        ranks
     }
 
     pub(super) fn get(&self, page: usize) -> u32 {
@@ -37,7 +37,7 @@ impl Rooms {
     }
 
     /// Returns the first page with the highest rank.
-    pub(super) fn roomiest(&self) -> usize {
+    pub(super) fn highest(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {
             // The left child comes first: unused leaves are on the right.
@@ -57,18 +57,18 @@ mod tests {
     fn the_tree_agrees_with_a_linear_search() {
         let mut random = Rng::with_seed(3);
         for pages in [1, 2, 3, 14, 16, 33] {
-            let mut rooms = Rooms::new(pages, 5);
+            let mut ranks = RankTree::new(pages, 5);
             let mut expected = vec![5; pages];
             for _ in 0..2000 {
                 let (page, room) = (random.usize(..pages), random.u32(..9));
-                rooms.set(page, room);
+                ranks.set(page, room);
                 expected[page] = room;
                 let most = *expected.iter().max().unwrap();
                 let first = expected.iter().position(|room| *room == most).unwrap();
-                assert_eq!((rooms.roomiest(), rooms.get(first)), (first, most));
+                assert_eq!((ranks.highest(), ranks.get(first)), (first, most));
             }
-            expected.iter().enumerate().for_each(|(page, _)| rooms.set(page, 0));
-            assert_eq!(rooms.roomiest(), 0, "an unused leaf is never chosen");
+            expected.iter().enumerate().for_each(|(page, _)| ranks.set(page, 0));
+            assert_eq!(ranks.highest(), 0, "an unused leaf is never chosen");
         }
     }
 }

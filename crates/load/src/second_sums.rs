@@ -10,7 +10,7 @@ use loom::sync::Mutex;
 
 /// The counts of one second, of one thread or of all threads.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct ThreadSecond {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
     pub(crate) errors: u64,
@@ -19,12 +19,12 @@ pub(crate) struct Part {
     pub(crate) total: Histogram,
 }
 
-impl Part {
+impl ThreadSecond {
     pub(crate) fn new() -> Self {
-        Part { operations: 0, connections: 0, errors: 0, in_flight: 0, total: Histogram::new() }
+        ThreadSecond { operations: 0, connections: 0, errors: 0, in_flight: 0, total: Histogram::new() }
     }
 
-    fn merge(&mut self, other: &Part) {
+    fn merge(&mut self, other: &ThreadSecond) {
         self.operations += other.operations;
         self.connections += other.connections;
         self.errors += other.errors;
@@ -42,12 +42,12 @@ impl Part {
 
 /// The sums of all threads by second. A second is kept as a histogram until all threads have completed it, then as a few
 /// numbers, so that a long run needs little memory.
-pub(crate) struct Board {
+pub(crate) struct SecondSums {
     state: Mutex<State>,
 }
 
 struct State {
-    open: BTreeMap<u64, Part>,
+    open: BTreeMap<u64, ThreadSecond>,
     /// The current second of each thread.
     at: Vec<u64>,
     done: Vec<Second>,
@@ -55,11 +55,11 @@ struct State {
     log: Option<HistogramLog>,
 }
 
-impl Board {
-    /// Creates a board. `started` is the wall-clock time at which the run began, for the log of histograms.
+impl SecondSums {
+    /// Creates empty sums. `started` is the wall-clock time at which the run began, for the log of histograms.
     pub(crate) fn new(threads: usize, log: bool, started: Duration) -> Self {
         let log = log.then(|| HistogramLog::new(started));
-        Board {
+        SecondSums {
             state: Mutex::new(State {
                 open: BTreeMap::new(),
                 at: vec![0; threads],
@@ -71,9 +71,9 @@ impl Board {
     }
 
     /// Adds `part`, the counts of thread `number` in `second`; the thread has completed all seconds before `next`.
-    pub(crate) fn add(&self, number: usize, second: u64, part: &Part, next: u64) {
+    pub(crate) fn add(&self, number: usize, second: u64, part: &ThreadSecond, next: u64) {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        state.open.entry(second).or_insert_with(Part::new).merge(part);
+        state.open.entry(second).or_insert_with(ThreadSecond::new).merge(part);
         state.at[number] = next;
         let until = state.at.iter().copied().min().unwrap_or(0);
         while let Some(entry) = state.open.first_entry().filter(|entry| *entry.key() < until) {
@@ -100,17 +100,17 @@ impl Board {
 }
 
 impl State {
-    fn close(&mut self, second: u64, part: &Part) {
+    fn close(&mut self, second: u64, part: &ThreadSecond) {
         // A second without operations is listed too.
         let due = self.done.len() as u64;
         let waiting = self.in_flight.last().copied().unwrap_or(part.in_flight);
         for empty in due..second {
-            self.push(empty, &Part { in_flight: waiting, ..Part::new() });
+            self.push(empty, &ThreadSecond { in_flight: waiting, ..ThreadSecond::new() });
         }
         self.push(second, part);
     }
 
-    fn push(&mut self, second: u64, part: &Part) {
+    fn push(&mut self, second: u64, part: &ThreadSecond) {
         if let Some(log) = &mut self.log {
             log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
         }
@@ -132,15 +132,15 @@ impl State {
 mod tests {
     use super::*;
 
-    fn part(operations: u64) -> Part {
-        let mut part = Part { operations, ..Part::new() };
+    fn part(operations: u64) -> ThreadSecond {
+        let mut part = ThreadSecond { operations, ..ThreadSecond::new() };
         (0..operations).for_each(|_| part.total.record(1000));
         part
     }
 
     #[test]
     fn a_second_is_complete_when_all_threads_are_past_it() {
-        let board = Board::new(2, false, Duration::ZERO);
+        let board = SecondSums::new(2, false, Duration::ZERO);
         board.add(0, 0, &part(3), 1);
         assert!(board.seconds_from(0).is_empty());
         board.add(1, 0, &part(4), 3);
@@ -161,17 +161,17 @@ mod models {
     use super::*;
 
     /// Two threads add their seconds while a third thread reads: a second that was read does not change, and at the end
-    /// every operation is counted once, in its second. The test fails if a second is completed when the first thread has
-    /// completed it.
+    /// every operation is counted once, in its second. The test fails if a second counts as complete as soon as the
+    /// first thread has completed it.
     #[test]
-    fn loom_a_second_that_was_told_does_not_change() {
+    fn loom_a_published_second_does_not_change() {
         loom::model(|| {
-            let board = Arc::new(Board::new(2, false, Duration::ZERO));
+            let board = Arc::new(SecondSums::new(2, false, Duration::ZERO));
             let threads = [0, 1].map(|number| {
                 let board = Arc::clone(&board);
                 thread::spawn(move || {
                     for second in 0..2 {
-                        let part = Part { operations: 1 + number as u64, ..Part::new() };
+                        let part = ThreadSecond { operations: 1 + number as u64, ..ThreadSecond::new() };
                         board.add(number, second, &part, second + 1);
                     }
                 })

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::{message, socket};
 
+use crate::handover::connection::PeerConnection;
 use crate::handover::error::HandoverError;
-use crate::handover::line::Line;
 
 /// The accept backlog: one connection is enough.
 const BACKLOG: i32 = 8;
@@ -19,12 +19,12 @@ const BACKLOG: i32 = 8;
 /// root can take over (the path has mode 0600, and both sides check SO_PEERCRED). A drop removes the path, unless another process owns
 /// it by then.
 #[derive(Debug)]
-pub struct Door {
+pub struct TakeoverSocket {
     path: PathBuf,
     pub(super) listener: OwnedFd,
     pub(super) request: Option<TakeoverRequest>,
     /// The connection to the process that this process has taken over from.
-    predecessor: Option<Line>,
+    predecessor: Option<PeerConnection>,
     /// Device and inode of the path while this process owns it; a drop then removes it.
     own: Option<(u64, u64)>,
 }
@@ -32,7 +32,7 @@ pub struct Door {
 /// A process that requests the takeover.
 #[derive(Debug)]
 pub(super) struct TakeoverRequest {
-    pub(super) line: Line,
+    pub(super) connection: PeerConnection,
     /// The time of its last message.
     pub(super) since: Instant,
 }
@@ -41,7 +41,7 @@ pub(super) struct TakeoverRequest {
 #[derive(Debug)]
 pub struct Predecessor {
     pub(super) path: PathBuf,
-    pub(super) line: Line,
+    pub(super) connection: PeerConnection,
 }
 
 impl Predecessor {
@@ -52,7 +52,10 @@ impl Predecessor {
     /// [`HandoverError::Stranger`], and [`HandoverError::Call`]: EPROTOTYPE when the path is another kind of socket.
     pub fn at(path: &Path) -> Result<Option<Predecessor>, HandoverError> {
         match message::connect_to(path) {
-            Ok(socket) => Ok(Some(Predecessor { path: path.to_owned(), line: Line::new(socket, path)? })),
+            Ok(socket) => Ok(Some(Predecessor {
+                path: path.to_owned(),
+                connection: PeerConnection::new(socket, path)?,
+            })),
             Err(error) if has_no_listener(&error) => Ok(None),
             Err(source) => Err(HandoverError::Call { call: "connect()", path: path.to_owned(), source }),
         }
@@ -64,13 +67,13 @@ fn has_no_listener(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-impl Door {
+impl TakeoverSocket {
     /// Binds the path. Replaces a socket that a killed process has left there.
     ///
     /// # Errors
     ///
     /// [`HandoverError::Call`]: EADDRINUSE when the path is a file other than a socket, or another process listens there.
-    pub fn open(path: &Path) -> Result<Door, HandoverError> {
+    pub fn open(path: &Path) -> Result<TakeoverSocket, HandoverError> {
         let failed = |call| move |source| HandoverError::Call { call, path: path.to_owned(), source };
         let listener = match message::listen_at(path, BACKLOG) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && was_left_behind(path) => {
@@ -79,14 +82,14 @@ impl Door {
             }
             result => result,
         };
-        let mut door = Door::with(path, listener.map_err(failed("bind()"))?);
-        door.own();
-        Ok(door)
+        let mut takeover_socket = TakeoverSocket::with(path, listener.map_err(failed("bind()"))?);
+        takeover_socket.own();
+        Ok(takeover_socket)
     }
 
-    /// Returns a door with a listening socket of another process, which still owns the path.
-    pub(super) fn with(path: &Path, listener: OwnedFd) -> Door {
-        Door { path: path.to_owned(), listener, request: None, predecessor: None, own: None }
+    /// Returns a takeover socket with the listening socket of another process, which still owns the path.
+    pub(super) fn with(path: &Path, listener: OwnedFd) -> TakeoverSocket {
+        TakeoverSocket { path: path.to_owned(), listener, request: None, predecessor: None, own: None }
     }
 
     /// Makes this process the owner of the path.
@@ -94,7 +97,7 @@ impl Door {
         self.own = identity(&self.path);
     }
 
-    pub(super) fn taken_over_from(&mut self, predecessor: Line) {
+    pub(super) fn taken_over_from(&mut self, predecessor: PeerConnection) {
         self.own();
         self.predecessor = Some(predecessor);
     }
@@ -120,8 +123,10 @@ impl Door {
                     return Err(HandoverError::Call { call: "accept4()", path: self.path.clone(), source });
                 }
             };
-            self.request =
-                Some(TakeoverRequest { line: Line::new(socket, &self.path)?, since: Instant::now() });
+            self.request = Some(TakeoverRequest {
+                connection: PeerConnection::new(socket, &self.path)?,
+                since: Instant::now(),
+            });
         }
         Ok(self.request.as_mut())
     }
@@ -131,7 +136,7 @@ impl Door {
     }
 }
 
-impl std::ops::Drop for Door {
+impl std::ops::Drop for TakeoverSocket {
     fn drop(&mut self) {
         if self.own.is_some() && self.own == identity(&self.path) {
             // If the removal fails, the next process replaces the unused path.
@@ -164,19 +169,19 @@ mod tests {
         assert!(Predecessor::at(&path).unwrap().is_none());
         drop(message::listen_at(&path, 1).unwrap());
         assert!(path.exists() && Predecessor::at(&path).unwrap().is_none());
-        let door = Door::open(&path).unwrap();
-        assert_eq!(Predecessor::at(&path).unwrap().unwrap().line.peer.process, std::process::id());
-        let error = Door::open(&path).unwrap_err();
+        let takeover_socket = TakeoverSocket::open(&path).unwrap();
+        assert_eq!(Predecessor::at(&path).unwrap().unwrap().connection.peer.process, std::process::id());
+        let error = TakeoverSocket::open(&path).unwrap_err();
         assert!(error.to_string().contains("EADDRINUSE"), "{error}");
-        // The path belongs to another door by now, so that the first drop keeps it.
+        // The path belongs to another takeover socket by now, so that the first drop keeps it.
         fs::remove_file(&path).unwrap();
-        let other = Door::open(&path).unwrap();
-        drop(door);
+        let other = TakeoverSocket::open(&path).unwrap();
+        drop(takeover_socket);
         assert!(path.exists());
         drop(other);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();
-        assert!(Door::open(&path).is_err());
+        assert!(TakeoverSocket::open(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"a file");
         fs::remove_dir_all(&room).unwrap();
     }

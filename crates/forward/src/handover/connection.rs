@@ -21,7 +21,7 @@ const ROOM: usize = 64 * 1024;
 
 /// A connection to the other process.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct PeerConnection {
     socket: OwnedFd,
     path: PathBuf,
     pub(super) peer: Peer,
@@ -35,9 +35,9 @@ pub(super) struct Message {
     path: PathBuf,
 }
 
-impl Line {
+impl PeerConnection {
     /// Opens a connection, and refuses a peer process of a user other than this user and root: the peer receives or sends the sockets.
-    pub(super) fn new(socket: OwnedFd, path: &Path) -> Result<Line, HandoverError> {
+    pub(super) fn new(socket: OwnedFd, path: &Path) -> Result<PeerConnection, HandoverError> {
         let path = path.to_owned();
         let peer = message::peer(socket.as_fd()).map_err(|source| HandoverError::Call {
             call: "getsockopt(SO_PEERCRED)",
@@ -47,7 +47,7 @@ impl Line {
         if peer.user != 0 && peer.user != message::own_user() {
             return Err(HandoverError::Stranger { path, user: peer.user });
         }
-        Ok(Line { socket, path, peer })
+        Ok(PeerConnection { socket, path, peer })
     }
 
     fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> HandoverError {
@@ -58,7 +58,7 @@ impl Line {
         }
     }
 
-    pub(super) fn say(&self, text: &str) -> Result<(), HandoverError> {
+    pub(super) fn send_text(&self, text: &str) -> Result<(), HandoverError> {
         self.send(text, &[])
     }
 
@@ -83,7 +83,7 @@ impl Line {
     }
 
     /// Returns the next message, if one has arrived.
-    pub(super) fn hear(&self) -> Result<Option<Message>, HandoverError> {
+    pub(super) fn receive(&self) -> Result<Option<Message>, HandoverError> {
         let mut room = vec![0; ROOM];
         let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut room) {
             Ok((0, _)) => return Err(HandoverError::Gone { path: self.path.clone() }),
@@ -106,7 +106,7 @@ impl Line {
     fn wait_for(&self, time: Duration) -> Result<Message, HandoverError> {
         let begun = Instant::now();
         loop {
-            if let Some(said) = self.hear()? {
+            if let Some(said) = self.receive()? {
                 return Ok(said);
             }
             let left = time.saturating_sub(begun.elapsed());
@@ -122,11 +122,11 @@ impl Line {
     pub(super) fn wait_or_shut(&self, time: Duration) -> Result<Message, HandoverError> {
         let silent = match self.wait_for(time) {
             Err(error @ HandoverError::Silent { .. }) => error,
-            heard => return heard,
+            received => return received,
         };
         let socket = self.socket.try_clone().map_err(self.failed("dup()"))?;
         UnixStream::from(socket).shutdown(std::net::Shutdown::Read).map_err(self.failed("shutdown()"))?;
-        match self.hear() {
+        match self.receive() {
             Ok(Some(said)) => Ok(said),
             _ => Err(silent),
         }
@@ -136,7 +136,7 @@ impl Line {
     pub(super) fn wait_for_end(&self, time: Duration) -> bool {
         let begun = Instant::now();
         loop {
-            match self.hear() {
+            match self.receive() {
                 Ok(_) => {}
                 Err(_) => return true,
             }
@@ -196,16 +196,16 @@ impl Text {
 mod tests {
     use super::*;
 
-    fn pair() -> (Line, Line) {
+    fn pair() -> (PeerConnection, PeerConnection) {
         let (one, other) = message::pair().unwrap();
         let path = Path::new("/there");
-        (Line::new(one, path).unwrap(), Line::new(other, path).unwrap())
+        (PeerConnection::new(one, path).unwrap(), PeerConnection::new(other, path).unwrap())
     }
 
     #[test]
     fn messages_keep_values_and_descriptors() {
         let (one, other) = pair();
-        assert!(other.hear().unwrap().is_none());
+        assert!(other.receive().unwrap().is_none());
         let text = Text::of("seat").with("number", 7).with("at", "[::1]:4000");
         one.send(text.as_str(), &[one.socket.as_fd()]).unwrap();
         let said = other.wait().unwrap();
@@ -214,11 +214,11 @@ mod tests {
         assert!(said.value::<std::net::SocketAddr>("at").is_ok());
         assert!(said.value::<u32>("at").is_err() && said.value::<u32>("num").is_err());
         drop(said);
-        one.say("no\nnot like this").unwrap();
+        one.send_text("no\nnot like this").unwrap();
         assert!(matches!(other.wait(), Err(HandoverError::Refused { why }) if why == "not like this"));
         drop(one);
         assert!(matches!(other.wait(), Err(HandoverError::Gone { .. })));
-        assert!(matches!(other.say("x"), Err(HandoverError::Gone { .. })));
+        assert!(matches!(other.send_text("x"), Err(HandoverError::Gone { .. })));
         assert!(other.wait_for_end(PATIENCE));
     }
 
@@ -227,9 +227,9 @@ mod tests {
         let (one, other) = pair();
         let silent = one.wait_or_shut(Duration::from_millis(1)).unwrap_err();
         assert!(matches!(silent, HandoverError::Silent { .. }), "{silent}");
-        assert!(matches!(other.say("taken"), Err(HandoverError::Gone { .. })));
+        assert!(matches!(other.send_text("taken"), Err(HandoverError::Gone { .. })));
         let (one, other) = pair();
-        other.say("taken").unwrap();
+        other.send_text("taken").unwrap();
         assert_eq!(one.wait_or_shut(Duration::ZERO).unwrap().kind(), "taken");
     }
 }

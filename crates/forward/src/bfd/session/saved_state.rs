@@ -13,9 +13,9 @@ use crate::bfd::timers::Timers;
 
 /// Saved values by name: intervals in microseconds, ages in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Past(Vec<(String, u64)>);
+pub(crate) struct SavedState(Vec<(String, u64)>);
 
-impl Past {
+impl SavedState {
     pub(crate) fn set(&mut self, name: &str, number: u64) {
         self.0.push((name.to_owned(), number));
     }
@@ -45,11 +45,19 @@ impl Past {
 
 impl Session {
     /// Returns the saved state for another process. It omits discard counters: each process counts its own discards.
-    pub(crate) fn past(&self, now: Duration, has_failed: bool) -> Past {
-        let Remote { discriminator, state, min_rx_us, demand, min_tx_us, detect_mult, diagnostic, heard } =
-            self.remote;
+    pub(crate) fn saved_state(&self, now: Duration, has_failed: bool) -> SavedState {
+        let Remote {
+            discriminator,
+            state,
+            min_rx_us,
+            demand,
+            min_tx_us,
+            detect_mult,
+            diagnostic,
+            last_received,
+        } = self.remote;
         let age = |time: Duration| u64::try_from(now.saturating_sub(time).as_nanos()).unwrap_or(u64::MAX);
-        let mut past = Past::default();
+        let mut saved_state = SavedState::default();
         let numbers = [
             ("desired-min-tx-us", self.timers.desired_min_tx_us.get().into()),
             ("required-min-rx-us", self.timers.required_min_rx_us.into()),
@@ -69,8 +77,8 @@ impl Session {
             ("keeps-rx-us", self.rx_us.into()),
             ("polls", (self.poll != PollSequence::Idle).into()),
             ("owes-final", self.owes_final.into()),
-            ("told-state", self.told.0 as u64),
-            ("told-diagnostic", self.told.1.code().into()),
+            ("told-state", self.last_sent.0 as u64),
+            ("told-diagnostic", self.last_sent.1.code().into()),
             ("since-ns", age(self.since)),
             ("transitions", self.transitions),
             ("ups", self.ups),
@@ -80,23 +88,23 @@ impl Session {
             ("received", self.received),
             ("failed", has_failed.into()),
         ];
-        numbers.into_iter().for_each(|(name, number)| past.set(name, number));
-        let times = [("heard-ns", heard), ("sent-ns", self.sent)];
+        numbers.into_iter().for_each(|(name, number)| saved_state.set(name, number));
+        let times = [("heard-ns", last_received), ("sent-ns", self.sent)];
         times.into_iter().for_each(|(name, time)| {
             if let Some(time) = time {
-                past.set(name, age(time));
+                saved_state.set(name, age(time));
             }
         });
-        past
+        saved_state
     }
 
     /// Restores a session from its saved state; `None` if a value is missing or out of range.
-    pub(crate) fn after(past: &Past, now: Duration, random: Rng) -> Option<Session> {
-        let word = |name| past.get(name).and_then(|number| u32::try_from(number).ok());
-        let byte = |name| past.get(name).and_then(|number| u8::try_from(number).ok());
+    pub(crate) fn restore(saved_state: &SavedState, now: Duration, random: Rng) -> Option<Session> {
+        let word = |name| saved_state.get(name).and_then(|number| u32::try_from(number).ok());
+        let byte = |name| saved_state.get(name).and_then(|number| u8::try_from(number).ok());
         let state = |name| byte(name).map(State::from_bits);
         let diagnostic = |name| byte(name).map(Diagnostic::from_code);
-        let time = |name| past.age(name).map(|age| now.saturating_sub(age));
+        let time = |name| saved_state.age(name).map(|age| now.saturating_sub(age));
         let timers = Timers {
             desired_min_tx_us: NonZeroU32::new(word("desired-min-tx-us")?)?,
             required_min_rx_us: word("required-min-rx-us")?,
@@ -110,7 +118,7 @@ impl Session {
             min_tx_us: word("remote-min-tx-us")?,
             detect_mult: byte("remote-detect-mult")?,
             diagnostic: diagnostic("remote-diagnostic")?,
-            heard: time("heard-ns"),
+            last_received: time("heard-ns"),
         };
         let mut poll = PollSequence::default();
         if word("polls")? != 0 {
@@ -129,16 +137,16 @@ impl Session {
             poll,
             owes_final: word("owes-final")? != 0,
             sent: time("sent-ns"),
-            told: (state("told-state")?, diagnostic("told-diagnostic")?),
+            last_sent: (state("told-state")?, diagnostic("told-diagnostic")?),
             jitter: 0.0,
             random,
             since: time("since-ns")?,
-            transitions: past.get("transitions")?,
-            ups: past.get("ups")?,
-            downs: past.get("downs")?,
+            transitions: saved_state.get("transitions")?,
+            ups: saved_state.get("ups")?,
+            downs: saved_state.get("downs")?,
             last_failure: diagnostic("last-failure")?,
-            transmitted: past.get("transmitted")?,
-            received: past.get("received")?,
+            transmitted: saved_state.get("transmitted")?,
+            received: saved_state.get("received")?,
             discards: Discards::default(),
         })
     }

@@ -24,7 +24,7 @@ const SOURCES: u32 = 16;
 
 /// A server's address, with the path and the Host header of requests.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ServerAddress {
     pub(crate) endpoint: Endpoint,
     /// Path of the URL.
     pub(crate) path: String,
@@ -34,9 +34,9 @@ pub(crate) struct Place {
     sources: Vec<IpAddr>,
 }
 
-impl Place {
+impl ServerAddress {
     /// Returns the address of a server on this host.
-    pub(crate) fn at(endpoint: Endpoint) -> Place {
+    pub(crate) fn at(endpoint: Endpoint) -> ServerAddress {
         let is_local = endpoint.inet().is_some_and(|address| address.ip() == Ipv4Addr::LOCALHOST);
         let sources = if is_local {
             (0..SOURCES).map(|host| Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + host).into()).collect()
@@ -45,11 +45,11 @@ impl Place {
             // host.
             Vec::new()
         };
-        Place { endpoint, path: "/".to_owned(), host: "fourtuple".to_owned(), sources }
+        ServerAddress { endpoint, path: "/".to_owned(), host: "fourtuple".to_owned(), sources }
     }
 
     /// Parses the URL of a server: `http://host:port/path` or `unix:/path/of/socket`.
-    pub(crate) fn of_url(url: &str) -> Result<Place, LabError> {
+    pub(crate) fn of_url(url: &str) -> Result<ServerAddress, LabError> {
         let refuse = |why: &str| {
             LabError::setting("server", url, format!("{why}; expected http://HOST:PORT/PATH or unix:/PATH"))
         };
@@ -57,7 +57,7 @@ impl Place {
             if path.is_empty() {
                 return Err(refuse("there is no path"));
             }
-            return Ok(Place::at(Endpoint::Unix(PathBuf::from(path))));
+            return Ok(ServerAddress::at(Endpoint::Unix(PathBuf::from(path))));
         }
         let rest = url.strip_prefix("http://").ok_or_else(|| refuse("it is neither http nor unix"))?;
         let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
@@ -68,7 +68,11 @@ impl Place {
             .map_err(|error| refuse(&error.to_string()))?
             .next()
             .ok_or_else(|| refuse("the name has no address"))?;
-        Ok(Place { path: path.to_owned(), host: host.to_owned(), ..Place::at(address.into()) })
+        Ok(ServerAddress {
+            path: path.to_owned(),
+            host: host.to_owned(),
+            ..ServerAddress::at(address.into())
+        })
     }
 
     /// Connects; `turn` chooses the source address.
@@ -96,7 +100,7 @@ impl Place {
 /// The address at which the experiment's own server listens. A unix socket needs a path: a directory with access for this
 /// user only, removed on drop.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct ListenAddress {
     directory: Option<PathBuf>,
     pub(crate) endpoint: Endpoint,
 }
@@ -104,8 +108,8 @@ pub(crate) struct Room {
 /// Port of the server, below every ephemeral range of the clients.
 const PORT: u16 = 8080;
 
-impl Room {
-    pub(crate) fn new(family: Family) -> Result<Room, LabError> {
+impl ListenAddress {
+    pub(crate) fn new(family: Family) -> Result<ListenAddress, LabError> {
         let address = match family {
             Family::Tcp4 => Ipv4Addr::LOCALHOST.into(),
             Family::Tcp6 => Ipv6Addr::LOCALHOST.into(),
@@ -119,14 +123,14 @@ impl Room {
                     .create(&directory)
                     .map_err(LabError::call(format!("mkdir {}", directory.display())))?;
                 let endpoint = Endpoint::Unix(directory.join("socket"));
-                return Ok(Room { directory: Some(directory), endpoint });
+                return Ok(ListenAddress { directory: Some(directory), endpoint });
             }
         };
-        Ok(Room { directory: None, endpoint: SocketAddr::new(address, PORT).into() })
+        Ok(ListenAddress { directory: None, endpoint: SocketAddr::new(address, PORT).into() })
     }
 }
 
-impl Drop for Room {
+impl Drop for ListenAddress {
     fn drop(&mut self) {
         if let Some(directory) = &self.directory {
             // A cleaner of temporary files may already have removed the directory.
@@ -141,17 +145,17 @@ mod tests {
 
     #[test]
     fn urls() {
-        let place = Place::of_url("http://127.0.0.1:81/a/b?c").unwrap();
+        let place = ServerAddress::of_url("http://127.0.0.1:81/a/b?c").unwrap();
         assert_eq!(place.endpoint.inet(), Some("127.0.0.1:81".parse().unwrap()));
         assert_eq!((place.path.as_str(), place.host.as_str()), ("/a/b?c", "127.0.0.1:81"));
         assert_eq!(place.sources.len(), 16);
-        let place = Place::of_url("http://[::1]").unwrap();
+        let place = ServerAddress::of_url("http://[::1]").unwrap();
         assert_eq!(place.endpoint.inet(), Some("[::1]:80".parse().unwrap()));
         assert_eq!((place.path.as_str(), place.sources.len()), ("/", 0));
-        let place = Place::of_url("unix:/run/server").unwrap();
+        let place = ServerAddress::of_url("unix:/run/server").unwrap();
         assert_eq!(place.endpoint, Endpoint::Unix("/run/server".into()));
         for wrong in ["https://127.0.0.1/", "127.0.0.1:80", "unix:", "http://", "http://127.0.0.1:x/"] {
-            assert!(Place::of_url(wrong).unwrap_err().is_usage(), "{wrong}");
+            assert!(ServerAddress::of_url(wrong).unwrap_err().is_usage(), "{wrong}");
         }
     }
 }

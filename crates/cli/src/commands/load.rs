@@ -18,6 +18,7 @@ use time::OffsetDateTime;
 
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
+use crate::save::save;
 use crate::{exit, stop, units};
 
 /// The maximum length of a request, a response and a body.
@@ -253,7 +254,7 @@ impl LoadFlags {
         let exit = self.output.finish(&Saved::Load(record))?;
         // The log is written last, so that a write error does not lose the measurement.
         if let (Some(path), Some(log)) = (&self.hdr, log) {
-            fourtuple_report::save(path, &log)?;
+            save(path, &log)?;
         }
         Ok(exit)
     }

@@ -7,6 +7,7 @@ mod exit;
 mod output;
 mod progress;
 mod records;
+mod save;
 mod stop;
 mod units;
 

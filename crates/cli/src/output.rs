@@ -16,6 +16,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::exit::Exit;
+use crate::save::save;
 use crate::units;
 
 /// Flags of every command that makes a record.
@@ -62,9 +63,7 @@ impl Output {
     pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
         let printed = if self.json { print(&format!("{}\n", json(saved)?)) } else { print(&text(saved)) };
         let page = match &self.html {
-            Some(path) => {
-                fourtuple_report::save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into)
-            }
+            Some(path) => save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into),
             None => Ok(()),
         };
         if let (Some(path), Ok(()), false) = (&self.html, &page, self.json || self.quiet) {

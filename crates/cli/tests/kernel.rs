@@ -2,6 +2,7 @@
 
 mod program;
 
+use fourtuple_lab::time_wait::Remedy;
 use program::{list, number, record, text};
 use serde_json::Value;
 
@@ -175,16 +176,7 @@ fn time_wait_stalls_as_predicted_and_remedies_help() {
     let Some(record) = record("kernel::time_wait", command) else { return };
     let runs = list(&record, "/results/runs");
     let names: Vec<&str> = runs.iter().map(|run| text(run, "remedy")).collect();
-    let all = [
-        "none-under",
-        "none-over",
-        "more-sources",
-        "wider-range",
-        "tcp-tw-reuse",
-        "server-closes-first",
-        "keep-alive",
-    ];
-    assert_eq!(names, all);
+    assert_eq!(names, Remedy::ALL.map(Remedy::name));
     let find = |name: &str| runs.iter().find(|run| run["remedy"] == name).unwrap();
 
     let under = find("none-under");

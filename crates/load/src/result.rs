@@ -44,16 +44,16 @@ impl Load {
     /// Returns the settings for the record. `sources` is the text as typed.
     pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
         let sends_nothing = self.workload.sends_nothing();
-        let (request_bytes, response_bytes, method) = match &self.workload {
-            Workload::Connect => (0, 0, String::new()),
-            Workload::Crr { request, response } => (*request, *response, String::new()),
-            Workload::Udp { request } => (*request, 0, String::new()),
-            Workload::Http(request) => (request.body.len(), 0, request.method.clone()),
+        let (request_bytes, response_bytes) = self.workload.sizes();
+        let method = match &self.workload {
+            Workload::Http(request) => request.method.clone(),
+            _ => String::new(),
         };
         LoadSettings {
             target: self.target.to_string(),
             address: endpoint.to_string(),
-            workload: if self.hold > 0 && sends_nothing { "hold" } else { self.workload.name() }.to_owned(),
+            workload: if self.hold > 0 && sends_nothing { Workload::HOLD } else { self.workload.name() }
+                .to_owned(),
             arrival: self.arrival.name().to_owned(),
             rate_per_s: self.arrival.rate_per_s(),
             connections: u64::from(self.connections),

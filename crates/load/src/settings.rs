@@ -112,17 +112,10 @@ impl Load {
     pub fn check(&self) -> Result<(), LoadError> {
         let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
         let scheme = self.target.scheme();
-        let fits = match self.workload {
-            Workload::Connect | Workload::Crr { .. } => matches!(scheme, Scheme::Tcp | Scheme::Unix),
-            Workload::Http(_) => matches!(scheme, Scheme::Http | Scheme::Https | Scheme::Unix),
-            Workload::Udp { .. } => scheme == Scheme::Udp,
-        };
-        if !fits {
+        if !self.workload.schemes().contains(&scheme) {
+            let (name, target, needs) = (self.workload.name(), &self.target, Workload::needs());
             return Err(LoadError::Setting(format!(
-                "the workload {} does not go with {}: connect and crr need tcp:// or unix:, http needs http://, \
-                 https:// or unix:, udp needs udp://",
-                self.workload.name(),
-                self.target
+                "the workload {name} does not go with {target}: {needs}"
             )));
         }
         let sends_nothing = self.workload.sends_nothing();

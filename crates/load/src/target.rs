@@ -21,6 +21,19 @@ pub enum Scheme {
     Unix,
 }
 
+impl Scheme {
+    /// Returns the text with which a target begins.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Scheme::Http => "http://",
+            Scheme::Https => "https://",
+            Scheme::Tcp => "tcp://",
+            Scheme::Udp => "udp://",
+            Scheme::Unix => "unix:",
+        }
+    }
+}
+
 /// The server under load, as typed. [`Target::resolve`] returns its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {

@@ -39,8 +39,7 @@ pub struct TimeWaitResults {
 /// are done or a stall exceeds the patience.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimeWaitRun {
-    /// Remedy: `none-under` (one transaction fewer than there are ports), `none-over`, `more-sources`, `wider-range`,
-    /// `tcp-tw-reuse`, `server-closes-first`, `keep-alive`.
+    /// Name of the remedy, such as `none-under` (one transaction fewer than there are ports) or `more-sources`.
     pub remedy: String,
     /// Transactions requested.
     pub transactions: u64,

@@ -7,7 +7,7 @@ mod samples;
 use std::path::PathBuf;
 
 use fourtuple_record::Saved;
-use fourtuple_report::{html, save, terminal};
+use fourtuple_report::{html, terminal};
 
 fn main() -> std::io::Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -18,7 +18,7 @@ fn main() -> std::io::Result<()> {
     for (name, saved) in records {
         println!("{}\n{}", terminal::render(&saved, width, false), "=".repeat(width));
         if let Some(directory) = &directory {
-            save(&directory.join(format!("{name}.html")), &html::page(&[saved]))?;
+            std::fs::write(directory.join(format!("{name}.html")), html::page(&[saved]))?;
         }
     }
     Ok(())

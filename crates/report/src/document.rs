@@ -253,6 +253,14 @@ impl Document {
         self.page(|page| page.heading(text));
     }
 
+    /// Adds a heading and a table below it, unless the table has no rows.
+    pub(crate) fn table_below(&mut self, heading: &str, table: Table) {
+        if !table.rows.is_empty() {
+            self.heading(heading);
+            self.table(table);
+        }
+    }
+
     /// Adds an explanation in small print, which only the page shows.
     pub(crate) fn explain(&mut self, text: impl Into<String>) {
         self.page(|page| page.note(Tone::Dim, text));

@@ -2,9 +2,9 @@
 //! draws stacks, which are not part of a record.
 //!
 //! A record becomes a document of blocks (headings, tables, charts, ...), with one file per record in `records`. The
-//! two renderers show blocks and know no record. Everything is a pure function of the records, except [`save`], which
-//! writes a file atomically. The crate neither measures nor judges: it shows figures and advice as the record has
-//! them, and remarks on validity first. Equal records give equal bytes.
+//! two renderers show blocks and know no record. Everything is a pure function of the records. The crate neither
+//! measures nor judges: it shows figures and advice as the record has them, and remarks on validity first. Equal records
+//! give equal bytes.
 #![forbid(unsafe_code)]
 
 pub mod flame;
@@ -15,10 +15,8 @@ mod document;
 mod heat;
 mod number;
 mod records;
-mod save;
 mod spark;
 mod table;
 mod words;
 
 pub use number::duration;
-pub use save::save;

@@ -2,6 +2,9 @@
 //!
 //! `assets/charts.js` formats durations by the same rules, so that the axes and the tables of a page agree.
 
+use std::cmp::Ordering;
+
+pub(crate) use fourtuple_measure::words::grouped as count;
 pub use fourtuple_record::format_duration as duration;
 use fourtuple_record::three_digits;
 
@@ -41,19 +44,6 @@ pub(crate) fn rate(per_s: f64) -> String {
     format!("{}G/s", three_digits(value))
 }
 
-/// Formats a count with separators: `56,512`.
-pub(crate) fn count(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Formats an optional count.
 pub(crate) fn maybe_count(value: Option<u64>) -> String {
     maybe(value, count)
@@ -61,10 +51,7 @@ pub(crate) fn maybe_count(value: Option<u64>) -> String {
 
 /// Formats a factor: `1.04x`, `12.3x`, `310x`.
 pub(crate) fn factor(value: Option<f64>) -> String {
-    match value {
-        Some(value) if value.is_finite() => format!("{}x", three_digits(value)),
-        _ => NOTHING.to_owned(),
-    }
+    maybe(value.filter(|value| value.is_finite()), |value| format!("{}x", three_digits(value)))
 }
 
 /// Formats a share from 0 to 1 in percent: `6.25%`, `50%`, `100%`.
@@ -79,6 +66,19 @@ pub(crate) fn share(value: f64) -> String {
 /// Returns the saturating sum: a hostile record cannot overflow it.
 pub(crate) fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u64 {
     counts.into_iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
+/// Returns the middle value; `between` combines the two middle ones.
+pub(crate) fn median<T: Copy>(
+    values: impl Iterator<Item = T>,
+    order: fn(&T, &T) -> Ordering,
+    between: fn(T, T) -> T,
+) -> Option<T> {
+    let mut values: Vec<T> = values.collect();
+    values.sort_unstable_by(order);
+    let middle = values.get(values.len() / 2)?;
+    let odd = values.len() % 2 == 1;
+    Some(if odd { *middle } else { between(values[values.len() / 2 - 1], *middle) })
 }
 
 /// Formats a number that need not be an integer: `1.00`, `28,256`.

@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use crate::number::{NOTHING, count};
+pub(crate) use fourtuple_measure::words::counted as plural;
 
-/// Formats `1 port`, `2 ports`.
-pub(crate) fn plural(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
-}
+use crate::number::{NOTHING, count};
 
 /// Formats `9024-65535 (56,512 ports)`.
 pub(crate) fn range(low: u16, high: u16) -> String {
@@ -21,9 +18,10 @@ pub(crate) fn repeats(repeats: u32) -> String {
     if repeats == 1 { "one run each".to_owned() } else { format!("medians of {repeats} runs each") }
 }
 
-/// Formats `12 ECONNRESET, 3 timeout`; empty without any.
-pub(crate) fn errors<N: Display>(errors: &BTreeMap<N, u64>) -> String {
-    errors.iter().map(|(name, number)| format!("{} {name}", count(*number))).collect::<Vec<_>>().join(", ")
+/// `12 ECONNRESET, 3 timeout`; empty without any.
+pub(crate) fn errors<'a, N: Display + 'a>(errors: impl IntoIterator<Item = (&'a N, &'a u64)>) -> String {
+    let words = |(name, number): (&N, &u64)| format!("{} {name}", count(*number));
+    errors.into_iter().map(words).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats `ECONNRESET 3, request-cut 1`; empty without any.
@@ -36,6 +34,11 @@ pub(crate) fn unnamed<'a>(
     lines: impl IntoIterator<Item = &'a String>,
 ) -> impl Iterator<Item = (String, String)> {
     lines.into_iter().map(|line| (String::new(), line.clone()))
+}
+
+/// Returns the items that exist: facts and figures of which some depend on the record.
+pub(crate) fn present<T, const N: usize>(items: [Option<T>; N]) -> Vec<T> {
+    items.into_iter().flatten().collect()
 }
 
 /// Groups items with equal keys; keeps the order of first occurrence.

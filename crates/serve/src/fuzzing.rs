@@ -1,7 +1,7 @@
 //! Entry point for the fuzzer (`crates/fuzz`): the decoder of HTTP requests.
 
-use crate::decoder::{Answer, Decoder, Position};
-use crate::settings::Protocol;
+use crate::decoder::{Answer, Position};
+use crate::protocol::Protocol;
 
 /// The outcome of decoding a stream of requests.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Served {
 
 /// Decodes a stream that arrives in these pieces, in the same way as a worker.
 pub fn http_requests(pieces: &[&[u8]]) -> Served {
-    let decoder = Decoder::new(&Protocol::Http { body: 2 }).expect("HTTP is spoken on streams");
+    let decoder = Protocol::Http { body: 2 }.decoder().expect("HTTP is spoken on streams");
     let (mut place, mut kept, mut answers) = (Position::Between, Vec::new(), Vec::new());
     for piece in pieces {
         kept.extend_from_slice(piece);

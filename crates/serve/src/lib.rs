@@ -25,6 +25,7 @@ mod error;
 pub mod fuzzing;
 mod listener;
 mod policy_worker;
+mod protocol;
 mod running;
 mod serve;
 mod service;
@@ -37,8 +38,9 @@ mod worker;
 mod worker_thread;
 
 pub use error::ServeError;
+pub use protocol::Protocol;
 pub use running::Running;
 pub use serve::Serve;
 pub use service::{Service, Shape};
-pub use settings::{Close, Protocol, Stall};
+pub use settings::{Close, Stall};
 pub use validity::validity;

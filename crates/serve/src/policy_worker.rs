@@ -28,7 +28,7 @@ const DRAINING: u64 = 1 << 62;
 
 pub(crate) struct PolicyWorker {
     acceptor: Acceptor,
-    decoder: Arc<Decoder>,
+    decoder: Arc<dyn Decoder>,
     close: Close,
     work: Work,
     stop: Stop,
@@ -47,7 +47,7 @@ enum Next {
 impl PolicyWorker {
     pub(crate) fn new(
         acceptor: Acceptor,
-        decoder: Arc<Decoder>,
+        decoder: Arc<dyn Decoder>,
         close: Close,
         work: Work,
         stop: Stop,

@@ -13,7 +13,7 @@ use fourtuple_syscalls::Endpoint;
 use crate::counts::Counts;
 use crate::dispatcher_thread::DispatcherThread;
 use crate::listener;
-use crate::settings::Protocol;
+use crate::protocol::Protocol;
 use crate::stop::Stop;
 
 /// The worker threads and their resources. Dropping this value ends the threads.
@@ -93,7 +93,7 @@ impl Running {
     /// Returns a remark if the kernel has limited the accept queues to net.core.somaxconn. It reads the value in the network
     /// namespace of the calling thread.
     pub fn backlog_remark(&self) -> Option<Remark> {
-        if self.started.protocol.name() == "udp" {
+        if !self.started.protocol.has_connections() {
             return None;
         }
         let most = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?.trim().parse::<u32>().ok()?;
@@ -119,7 +119,7 @@ impl Running {
         let requests: u64 = workers.iter().map(|worker| worker.requests).sum();
         let shares: Vec<u64> = workers
             .iter()
-            .map(|worker| if protocol == Protocol::Sink { worker.accepted } else { worker.requests })
+            .map(|worker| if protocol.has_responses() { worker.requests } else { worker.accepted })
             .collect();
         ServeResults {
             listen,

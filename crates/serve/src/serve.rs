@@ -13,13 +13,13 @@ use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
 use crate::counts::Counts;
-use crate::decoder::Decoder;
 use crate::dispatcher_thread::DispatcherThread;
 use crate::error::ServeError;
 use crate::listener::{self, SocketRequest};
+use crate::protocol::Protocol;
 use crate::running::{Running, WorkerThreads};
 use crate::service::Service;
-use crate::settings::{Close, Protocol, Stall};
+use crate::settings::{Close, Stall};
 use crate::stop::Stop;
 use crate::work::Work;
 use crate::worker_thread::{Source, WorkerThread};
@@ -80,9 +80,11 @@ impl Serve {
 
     /// Returns whether the server sets TCP_DEFER_ACCEPT: over TCP, without an accept policy, if the client sends first.
     pub fn defers_accept(&self) -> bool {
-        self.policy.is_none()
-            && matches!(self.protocol, Protocol::Crr { .. } | Protocol::Http { .. })
-            && self.listen.inet().is_some()
+        self.policy.is_none() && self.connections_have_responses() && self.listen.inet().is_some()
+    }
+
+    fn connections_have_responses(&self) -> bool {
+        self.protocol.has_connections() && self.protocol.has_responses()
     }
 
     /// Opens the sockets, starts the workers, and returns when all workers are ready.
@@ -92,7 +94,7 @@ impl Serve {
     /// An invalid setting, an address that cannot be bound, or a thread that cannot be started or pinned.
     pub fn start(&self) -> Result<Running, ServeError> {
         self.check()?;
-        let decoder = Decoder::new(&self.protocol).map(Arc::new);
+        let decoder = self.protocol.decoder();
         let open_sources = self.open_sources(decoder.is_some())?;
         let stop =
             Stop::new().map_err(|source| ServeError::Worker { worker: 0, call: "socketpair()", source })?;
@@ -194,12 +196,8 @@ impl Serve {
 
     /// Returns how long a worker waits for a client that does not read: one second, and the time of a response at 10 MB/s.
     fn write_limit(&self) -> Duration {
-        let response = match self.protocol {
-            Protocol::Crr { response, .. } => response,
-            Protocol::Http { body } => body,
-            Protocol::Udp { .. } | Protocol::Sink => 0,
-        };
-        Duration::from_secs(1) + Duration::from_nanos(response as u64 * 100)
+        let (_, response) = self.protocol.sizes();
+        Duration::from_secs(1) + Duration::from_nanos(response.unwrap_or(0) * 100)
     }
 
     /// Checks the settings without a system call.
@@ -212,12 +210,12 @@ impl Serve {
             return refuse("workers", "0".to_owned(), "expected at least 1");
         }
         if let Some(policy) = self.policy {
-            if matches!(self.protocol, Protocol::Udp { .. }) {
+            if !self.protocol.has_connections() {
                 return refuse("policy", policy.to_string(), "udp has no connections to wait for");
             }
             policy.check(Family::of(&self.listen), Workers::Threads)?;
         }
-        if matches!(self.protocol, Protocol::Udp { .. }) && unix {
+        if !self.protocol.has_connections() && unix {
             return refuse(
                 "listen",
                 listener::shown(&self.listen),
@@ -227,7 +225,7 @@ impl Serve {
         if unix && matches!(self.close, Close::Reset { .. }) {
             return refuse("close", "rst".to_owned(), "a unix socket has no RST; expected client or server");
         }
-        if matches!(self.protocol, Protocol::Udp { .. } | Protocol::Sink) && self.close != Close::Client {
+        if !self.connections_have_responses() && self.close != Close::Client {
             let name = self.close.name().to_owned();
             return refuse(
                 "close",

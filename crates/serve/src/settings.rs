@@ -1,42 +1,6 @@
-//! The settings of a server that other modules need: the protocol, the side that closes, the stall.
+//! The settings of a server that other modules need: the side that closes, the stall.
 
 use std::time::Duration;
-
-/// The protocol of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// Requests and responses of fixed sizes, until the client or the server closes.
-    Crr {
-        /// Size of a request in bytes, at least 1.
-        request: u64,
-        /// Size of a response in bytes, at least 1.
-        response: usize,
-    },
-    /// HTTP/1.1 and 1.0, with the same response to each request.
-    Http {
-        /// Size of the body in bytes.
-        body: usize,
-    },
-    /// UDP datagrams, which the server sends back.
-    Udp {
-        /// Minimum size in bytes. A shorter datagram is counted as an error and not sent back.
-        request: usize,
-    },
-    /// Streams that the server reads without responding.
-    Sink,
-}
-
-impl Protocol {
-    /// Returns the name: `crr`, `http`, `udp` or `sink`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Protocol::Crr { .. } => "crr",
-            Protocol::Http { .. } => "http",
-            Protocol::Udp { .. } => "udp",
-            Protocol::Sink => "sink",
-        }
-    }
-}
 
 /// The side that closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ pub(crate) struct Listener {
 pub(crate) struct Worker {
     epoll: Epoll,
     listener: Listener,
-    decoder: Arc<Decoder>,
+    decoder: Arc<dyn Decoder>,
     close: Close,
     /// A connection without traffic for this long is closed.
     idle: Duration,
@@ -64,7 +64,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(
         listener: Listener,
-        decoder: Arc<Decoder>,
+        decoder: Arc<dyn Decoder>,
         close: Close,
         idle: Duration,
         work: Work,

@@ -14,7 +14,8 @@ use crate::datagrams::Datagrams;
 use crate::decoder::Decoder;
 use crate::error::ServeError;
 use crate::policy_worker::PolicyWorker;
-use crate::settings::{Close, Protocol};
+use crate::protocol::Protocol;
+use crate::settings::Close;
 use crate::stop::Stop;
 use crate::work::{StallTimes, Work};
 use crate::worker::{Listener, Worker};
@@ -39,7 +40,7 @@ pub(crate) struct WorkerThread {
     pub(crate) deferred: bool,
     pub(crate) protocol: Protocol,
     /// `None` for UDP.
-    pub(crate) decoder: Option<Arc<Decoder>>,
+    pub(crate) decoder: Option<Arc<dyn Decoder>>,
     pub(crate) close: Close,
     /// A connection without traffic for this long is closed.
     pub(crate) idle: Duration,

@@ -25,6 +25,7 @@ const PURE: &[&str] = &[
     "crates/load/src/preflight/snapshot",
     "crates/measure",
     "crates/record",
+    "crates/report/src",
     "crates/doctor",
 ];
 

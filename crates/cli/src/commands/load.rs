@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
@@ -16,6 +17,7 @@ use time::OffsetDateTime;
 
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
+use crate::save::save;
 use crate::{exit, stop, units};
 
 /// The maximum length of a request, a response and a body.
@@ -30,10 +32,8 @@ const MOST_BYTES: u32 = 16 << 20;
 pub(crate) struct LoadFlags {
     /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
     target: Target,
-    /// Operations of a connection: connect (open, close), crr (connect, request, response, close), http, udp, hold
-    /// (keep --hold connections, open and close further connections) [default: http, for tcp:// crr or with --hold hold, for udp:// udp]
-    #[arg(long, value_enum)]
-    workload: Option<WorkloadName>,
+    #[arg(long, value_parser = PossibleValuesParser::new(Workload::names()), help = workload_help())]
+    workload: Option<String>,
     /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     connections: Option<u32>,
@@ -120,15 +120,6 @@ pub(crate) struct LoadFlags {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum WorkloadName {
-    Connect,
-    Crr,
-    Http,
-    Udp,
-    Hold,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ArrivalProcess {
     Even,
     Poisson,
@@ -146,6 +137,25 @@ enum EngineName {
     Auto,
     Uring,
     Epoll,
+}
+
+fn workload_help() -> String {
+    let default = "http, for tcp:// crr or with --hold hold, for udp:// udp";
+    format!("Operations of a connection: {} [default: {default}]", Workload::descriptions())
+}
+
+/// Returns the names of the workloads with this property: `the workloads crr and udp`.
+fn workloads(has: impl Fn(&Workload) -> bool) -> String {
+    let names = Workload::names_of(has);
+    format!("the workload{} {}", if names.len() == 1 { "" } else { "s" }, in_list(&names))
+}
+
+/// Returns a list such as `crr, http and udp`.
+fn in_list(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => names.join(", "),
+    }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -243,7 +253,7 @@ impl LoadFlags {
         let exit = self.output.finish(&Saved::Load(record))?;
         // The log is written last, so that a write error does not lose the measurement.
         if let (Some(path), Some(log)) = (&self.hdr, log) {
-            fourtuple_report::save(path, &log)?;
+            save(path, &log)?;
         }
         Ok(exit)
     }
@@ -276,27 +286,28 @@ impl LoadFlags {
 
     fn load(&self) -> anyhow::Result<Load> {
         let by_scheme = match self.target.scheme() {
-            Scheme::Http | Scheme::Https | Scheme::Unix => WorkloadName::Http,
-            Scheme::Tcp if self.hold.is_some() => WorkloadName::Hold,
-            Scheme::Tcp => WorkloadName::Crr,
-            Scheme::Udp => WorkloadName::Udp,
+            Scheme::Http | Scheme::Https | Scheme::Unix => "http",
+            Scheme::Tcp if self.hold.is_some() => Workload::HOLD,
+            Scheme::Tcp => "crr",
+            Scheme::Udp => "udp",
         };
-        let workload_name = self.workload.unwrap_or(by_scheme);
-        if workload_name == WorkloadName::Hold && self.hold.is_none() {
+        let name = self.workload.as_deref().unwrap_or(by_scheme);
+        if name == Workload::HOLD && self.hold.is_none() {
             return Err(
                 UsageError("'--workload hold' needs '--hold', the connections to keep".to_owned()).into()
             );
         }
-        self.refuse_strangers(workload_name)?;
-        let bytes = |flag: Option<u32>| flag.unwrap_or(1) as usize;
-        let workload = match workload_name {
-            WorkloadName::Connect | WorkloadName::Hold => Workload::Connect,
-            WorkloadName::Crr => {
-                Workload::Crr { request: bytes(self.request), response: bytes(self.response) }
-            }
-            WorkloadName::Udp => Workload::Udp { request: bytes(self.request) },
-            WorkloadName::Http => Workload::Http(self.http()?),
-        };
+        let mut workload = Workload::named(name).expect("a name of the table");
+        self.refuse_strangers(&workload)?;
+        if let Some(bytes) = self.request {
+            workload = workload.with_request(bytes as usize).unwrap_or(workload);
+        }
+        if let Some(bytes) = self.response {
+            workload = workload.with_response(bytes as usize).unwrap_or(workload);
+        }
+        if let Workload::Http(request) = &mut workload {
+            *request = self.http()?;
+        }
         let arrival = match (self.rate, self.arrival) {
             (None, _) => Arrival::Closed,
             (Some(rate), Some(ArrivalProcess::Even)) => Arrival::Even(rate),
@@ -308,7 +319,7 @@ impl LoadFlags {
             // Measured: more connections gain nothing, and 32 connections lose a tenth of the rate.
             (None, None) => 64,
         });
-        let keeps = matches!(workload_name, WorkloadName::Http | WorkloadName::Udp);
+        let keeps = workload.keeps_connections();
         let sources = match &self.source {
             None => SourcePool::any(),
             Some(text) => text
@@ -372,32 +383,37 @@ impl LoadFlags {
     }
 
     /// Refuses flags that have no effect with the other flags.
-    fn refuse_strangers(&self, workload_name: WorkloadName) -> Result<(), UsageError> {
+    fn refuse_strangers(&self, workload: &Workload) -> Result<(), UsageError> {
         let stray = |flag: &str, accepted: &str| {
             Err(UsageError(format!("'--{flag}' changes nothing here: it is accepted with {accepted}")))
         };
-        let is_http = workload_name == WorkloadName::Http;
-        if self.request.is_some() && !matches!(workload_name, WorkloadName::Crr | WorkloadName::Udp) {
-            stray("request", "the workloads crr and udp")
-        } else if self.request.is_some_and(|bytes| workload_name == WorkloadName::Udp && bytes > 65_507) {
+        let has_requests = |workload: &Workload| workload.with_request(1).is_some();
+        let has_responses = |workload: &Workload| workload.with_response(1).is_some();
+        let is_http = |workload: &Workload| matches!(workload, Workload::Http(_));
+        let sends_something = |workload: &Workload| !workload.sends_nothing();
+        let is_tcp = |scheme: &Scheme| !matches!(scheme, Scheme::Udp | Scheme::Unix);
+        if self.request.is_some() && !has_requests(workload) {
+            stray("request", &workloads(has_requests))
+        } else if self.request.is_some_and(|bytes| matches!(workload, Workload::Udp { .. }) && bytes > 65_507)
+        {
             Err(UsageError("invalid value for '--request': a datagram has 65507 bytes at most".to_owned()))
-        } else if self.response.is_some() && workload_name != WorkloadName::Crr {
-            stray("response", "the workload crr")
-        } else if (self.method.is_some() || !self.header.is_empty() || self.body.is_some()) && !is_http {
-            stray("method', '--header' or '--body", "the workload http")
+        } else if self.response.is_some() && !has_responses(workload) {
+            stray("response", &workloads(has_responses))
+        } else if (self.method.is_some() || !self.header.is_empty() || self.body.is_some())
+            && !is_http(workload)
+        {
+            stray("method', '--header' or '--body", &workloads(is_http))
         } else if (self.insecure || self.ca.is_some()) && self.target.scheme() != Scheme::Https {
             stray("insecure' or '--ca", "https://")
-        } else if self.strategy.is_some() && matches!(self.target.scheme(), Scheme::Udp | Scheme::Unix) {
+        } else if self.strategy.is_some() && !is_tcp(&self.target.scheme()) {
             stray("strategy", "tcp://, http:// and https://")
-        } else if self.separate_ack
-            && (matches!(self.target.scheme(), Scheme::Udp | Scheme::Unix)
-                || matches!(workload_name, WorkloadName::Connect | WorkloadName::Hold))
-        {
-            stray("separate-ack", "the workloads crr and http over TCP")
-        } else if self.close_every.is_some_and(|every| every != 1)
-            && matches!(workload_name, WorkloadName::Connect | WorkloadName::Hold)
-        {
-            stray("close-every", "crr, http and udp: nothing is said on these connections")
+        } else if self.separate_ack && (!is_tcp(&self.target.scheme()) || workload.sends_nothing()) {
+            let fits =
+                |workload: &Workload| sends_something(workload) && workload.schemes().iter().any(is_tcp);
+            stray("separate-ack", &format!("{} over TCP", workloads(fits)))
+        } else if self.close_every.is_some_and(|every| every != 1) && workload.sends_nothing() {
+            let accepted = in_list(&Workload::names_of(sends_something));
+            stray("close-every", &format!("{accepted}: nothing is said on these connections"))
         } else {
             Ok(())
         }

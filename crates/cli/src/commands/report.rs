@@ -4,6 +4,7 @@ use clap::Args;
 use fourtuple_report::html;
 
 use crate::exit::Exit;
+use crate::save::save;
 use crate::{output, records};
 
 /// Render saved records: tables on stdout, or one HTML page
@@ -34,7 +35,7 @@ impl Report {
             }
         }
         if let Some(path) = &self.html {
-            fourtuple_report::save(path, &html::page(&all))?;
+            save(path, &html::page(&all))?;
         }
         Ok(Exit::Fine)
     }

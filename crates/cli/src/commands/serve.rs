@@ -1,3 +1,4 @@
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
 use fourtuple_record::{Saved, ServeSettings};
@@ -29,9 +31,8 @@ const MOST_BYTES: u32 = 64 << 20;
 /// port 0.
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// Protocol: crr (fixed sizes of request and response), http (1.1 and 1.0), udp (echo), sink (reads, never responds)
-    #[arg(value_enum)]
-    protocol: ProtocolName,
+    #[arg(value_parser = protocol(), help = protocol_help())]
+    protocol: Protocol,
     /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
     #[arg(long, value_name = "ADDR", value_parser = listen, allow_hyphen_values = true)]
     listen: Endpoint,
@@ -81,18 +82,19 @@ pub(crate) struct ServeFlags {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ProtocolName {
-    Crr,
-    Http,
-    Udp,
-    Sink,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ClosedBy {
     Client,
     Server,
     Rst,
+}
+
+fn protocol() -> impl TypedValueParser<Value = Protocol> {
+    PossibleValuesParser::new(Protocol::all().map(Protocol::name)).try_map(|name| name.parse())
+}
+
+fn protocol_help() -> String {
+    let words = |protocol: Protocol| format!("{} ({})", protocol.name(), protocol.description());
+    format!("Protocol: {}", Protocol::all().map(words).collect::<Vec<_>>().join(", "))
 }
 
 fn listen(text: &str) -> Result<Endpoint, String> {
@@ -132,6 +134,10 @@ fn stall(text: &str) -> Result<Stall, String> {
     read().ok_or_else(|| format!("{text:?} is not a stall: expected AT:LENGTH, such as 2s:200ms"))
 }
 
+fn refusal(flag: &str, value: impl Display, reason: &str) -> UsageError {
+    UsageError(format!("invalid value '{value}' for '--{flag}': {reason}"))
+}
+
 impl ServeFlags {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let serve = self.serve()?;
@@ -165,17 +171,8 @@ impl ServeFlags {
     }
 
     fn serve(&self) -> anyhow::Result<Serve> {
+        let protocol = self.protocol_with_sizes()?;
         self.refuse_strangers()?;
-        let bytes = |flag: Option<u32>, default: u32| flag.unwrap_or(default);
-        let protocol = match self.protocol {
-            ProtocolName::Crr => Protocol::Crr {
-                request: bytes(self.request, 1).into(),
-                response: bytes(self.response, 1) as usize,
-            },
-            ProtocolName::Http => Protocol::Http { body: bytes(self.body, 2) as usize },
-            ProtocolName::Udp => Protocol::Udp { request: bytes(self.request, 1) as usize },
-            ProtocolName::Sink => Protocol::Sink,
-        };
         let mut serve = Serve::new(protocol, self.listen.clone());
         if let Some(workers) = self.workers {
             serve.workers = workers as usize;
@@ -197,54 +194,58 @@ impl ServeFlags {
         Ok(serve)
     }
 
+    /// Returns the protocol with the sizes of the flags.
+    fn protocol_with_sizes(&self) -> Result<Protocol, UsageError> {
+        type Resize = fn(Protocol, u32) -> Option<Protocol>;
+        let mut protocol = self.protocol;
+        for (flag, bytes, resize, else_words) in [
+            ("request", self.request, Protocol::with_request as Resize, ""),
+            ("response", self.response, Protocol::with_response, "; udp sends back what it got"),
+            ("body", self.body, Protocol::with_body, "; crr has --response"),
+        ] {
+            let Some(bytes) = bytes else { continue };
+            protocol = resize(protocol, bytes).ok_or_else(|| {
+                let fits = Protocol::all().filter(|protocol| resize(*protocol, bytes).is_some());
+                let names: Vec<_> = fits.map(Protocol::name).collect();
+                refusal(flag, bytes, &format!("accepted with {}{else_words}", names.join(" and ")))
+            })?;
+        }
+        match protocol {
+            Protocol::Udp { request } if request > 65_507 => {
+                Err(refusal("request", request, "a datagram has 65507 bytes at most"))
+            }
+            _ => Ok(protocol),
+        }
+    }
+
     /// Refuses flags that have no effect with the other flags.
     fn refuse_strangers(&self) -> Result<(), UsageError> {
-        let refuse = |flag: &str, value: String, accepted: &str| {
-            Err(UsageError(format!("invalid value '{value}' for '--{flag}': {accepted}")))
-        };
-        let among = |protocols: &[ProtocolName]| protocols.contains(&self.protocol);
-        match (self.request, self.response, self.body) {
-            (Some(bytes), ..) if !among(&[ProtocolName::Crr, ProtocolName::Udp]) => {
-                refuse("request", bytes.to_string(), "accepted with crr and udp")
+        if self.idle.is_some() && !self.protocol.has_connections() {
+            let name = self.protocol.name();
+            return Err(UsageError(format!(
+                "'--idle' is not accepted with {name}, which has no connections"
+            )));
+        }
+        match (self.close, self.close_every) {
+            (ClosedBy::Client, Some(every)) => {
+                Err(refusal("close-every", every, "accepted with --close server or --close rst"))
             }
-            (_, Some(bytes), _) if !among(&[ProtocolName::Crr]) => {
-                refuse("response", bytes.to_string(), "accepted with crr; udp sends back what it got")
-            }
-            (.., Some(bytes)) if !among(&[ProtocolName::Http]) => {
-                refuse("body", bytes.to_string(), "accepted with http; crr has --response")
-            }
-            (Some(bytes), ..) if among(&[ProtocolName::Udp]) && bytes > 65_507 => {
-                refuse("request", bytes.to_string(), "a datagram has 65507 bytes at most")
-            }
-            _ if self.idle.is_some() && among(&[ProtocolName::Udp]) => {
-                Err(UsageError("'--idle' is not accepted with udp, which has no connections".to_owned()))
-            }
-            _ => match (self.close, self.close_every) {
-                (ClosedBy::Client, Some(every)) => {
-                    refuse("close-every", every.to_string(), "accepted with --close server or --close rst")
-                }
-                _ if self.spin && self.service.is_none() => Err(UsageError(
-                    "'--spin' needs a time to spin for: give '--service', such as --service 50us".to_owned(),
-                )),
-                _ => Ok(()),
-            },
+            _ if self.spin && self.service.is_none() => Err(UsageError(
+                "'--spin' needs a time to spin for: give '--service', such as --service 50us".to_owned(),
+            )),
+            _ => Ok(()),
         }
     }
 
     fn settings(&self, serve: &Serve) -> ServeSettings {
-        let (request, response) = match serve.protocol {
-            Protocol::Crr { request, response } => (Some(request), Some(response as u64)),
-            Protocol::Http { body } => (None, Some(body as u64)),
-            Protocol::Udp { request } => (Some(request as u64), None),
-            Protocol::Sink => (None, None),
-        };
+        let (request_bytes, response_bytes) = serve.protocol.sizes();
         ServeSettings {
             listen: serve.listen(),
             protocol: serve.protocol.name().to_owned(),
             policy: self.policy.map(|policy| policy.to_string()),
             workers: serve.workers as u32,
-            request_bytes: request,
-            response_bytes: response,
+            request_bytes,
+            response_bytes,
             close: serve.close.name().to_owned(),
             close_every: serve.close.every(),
             service: serve.service.to_string(),

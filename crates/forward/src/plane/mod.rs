@@ -20,6 +20,8 @@ struct Row {
     kind: PlaneKind,
     /// The name on the command line and in records.
     name: &'static str,
+    /// The text of the help, if the name does not suffice.
+    description: &'static str,
     /// Whether the sockets use UDP_GRO and UDP_SEGMENT.
     offloads: bool,
     /// Checks that the kernel has and permits the required calls.
@@ -32,6 +34,7 @@ const ROWS: [Row; 4] = [
     Row {
         kind: PlaneKind::OneByOne,
         name: "one-by-one",
+        description: "",
         offloads: false,
         probe: || Ok(()),
         open: || Box::new(one_by_one::OneByOne::new()),
@@ -39,6 +42,7 @@ const ROWS: [Row; 4] = [
     Row {
         kind: PlaneKind::Batched,
         name: "batched",
+        description: "",
         offloads: false,
         probe: || Ok(()),
         open: || Box::new(batched::Batched::new()),
@@ -46,6 +50,7 @@ const ROWS: [Row; 4] = [
     Row {
         kind: PlaneKind::Offload,
         name: "offload",
+        description: "UDP_GRO and UDP_SEGMENT",
         offloads: true,
         probe: || Ok(()),
         open: || Box::new(offload::offload()),
@@ -53,6 +58,7 @@ const ROWS: [Row; 4] = [
     Row {
         kind: PlaneKind::Uring,
         name: "uring",
+        description: "offload, with receive by io_uring",
         offloads: true,
         probe: uring::probe,
         open: || Box::new(uring::Uring::new()),
@@ -79,6 +85,15 @@ impl PlaneKind {
     /// Returns the name on the command line and in records.
     pub fn name(self) -> &'static str {
         self.row().name
+    }
+
+    /// Returns the names with their descriptions, for a help text.
+    pub fn descriptions() -> String {
+        let words = |row: &Row| match row.description {
+            "" => row.name.to_owned(),
+            text => format!("{} ({text})", row.name),
+        };
+        ROWS.iter().map(words).collect::<Vec<_>>().join(", ")
     }
 
     /// Checks that this kernel has and permits the calls that this kind needs. Sends no packet.

@@ -41,7 +41,7 @@ impl UdpGroup {
             }
         }
         let Some(address) = first else { return Err(UdpGroupError::Members { members: 0 }) };
-        if matches!(spread, Selector::XdpSourcePort { .. } | Selector::Cpumap { .. }) && link.is_none() {
+        if spread.device().is_some() && link.is_none() {
             return Err(UdpGroupError::NotOne {
                 spread,
                 why: "the link of its program at the device is missing",

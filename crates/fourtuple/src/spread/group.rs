@@ -103,11 +103,9 @@ impl UdpGroup {
             return Err(UdpGroupError::Members { members });
         }
         let selector = selector(spread, filter)?;
-        let programs = match (&selector, spread) {
-            (Chooser::Table(rule), _) => Some(Programs::load(*spread, Some(*rule), filter)?),
-            (_, Selector::XdpSourcePort { .. } | Selector::Cpumap { .. }) => {
-                Some(Programs::load(*spread, None, None)?)
-            }
+        let programs = match &selector {
+            Chooser::Table(rule) => Some(Programs::load(*spread, Some(*rule), filter)?),
+            _ if spread.needs_bpf() => Some(Programs::load(*spread, None, None)?),
             _ => None,
         };
         let mut group = UdpGroup {
@@ -219,9 +217,7 @@ impl UdpGroup {
 
     /// Attaches the program to the device after the first bind(2), which determines the port. With one socket there is no choice yet.
     fn attach_to_device(&mut self, members: usize) -> Result<(), UdpGroupError> {
-        let (Selector::XdpSourcePort { device, .. } | Selector::Cpumap { device, .. }) = self.spread else {
-            return Ok(());
-        };
+        let Some(device) = self.spread.device() else { return Ok(()) };
         let device = self.device(device)?;
         match &mut self.programs {
             Some(programs) => programs.attach_to_device(self.address, device, members),

@@ -1,6 +1,7 @@
 //! Selectors: the rules that choose the socket of a packet.
 
 use std::fmt;
+use std::mem;
 use std::str::FromStr;
 
 use crate::spread::device::DeviceName;
@@ -70,7 +71,7 @@ pub enum CpuOrder {
 
 /// An error in the text of a selector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a way to spread packets: expected {}", Selector::EXPECTED)]
+#[error("{text:?} is not a way to spread packets: expected {}", Selector::expected())]
 pub struct SelectorParseError {
     text: String,
 }
@@ -81,11 +82,180 @@ pub(super) const MOST_PORTS: u16 = 16_384;
 /// The largest offset in the payload that the BPF verifier accepts for the program of [`Selector::Cpumap`].
 pub(super) const FARTHEST_KEY: u16 = 0x3fff;
 
+/// The properties of one kind of selector. Parsing, errors, checks and the test matrix derive from it.
+struct Row {
+    /// A selector of this kind with usual parameters.
+    selector: Selector,
+    /// The text before the parameters.
+    name: &'static str,
+    /// The accepted texts, for errors.
+    syntax: &'static str,
+    /// The text of a help.
+    help: &'static str,
+    /// Whether it needs eBPF.
+    bpf: bool,
+    /// Reads the parameters: the text behind `name:`, if any, and the device behind `@`.
+    read: fn(Option<&str>, Option<DeviceName>) -> Option<Selector>,
+}
+
+const TABLE: [Row; 7] = [
+    Row {
+        selector: Selector::Hash,
+        name: "hash",
+        syntax: "hash",
+        help: "hash (of the 4-tuple)",
+        bpf: false,
+        read: |parameters, device| without_parameters(Selector::Hash, parameters, device),
+    },
+    Row {
+        selector: Selector::Random,
+        name: "random",
+        syntax: "random",
+        help: "random",
+        bpf: false,
+        read: |parameters, device| without_parameters(Selector::Random, parameters, device),
+    },
+    Row {
+        selector: Selector::Key(FlowKey { offset: 0, width: 4, mask: u32::MAX }),
+        name: "flow",
+        syntax: "flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes)",
+        help: "flow:OFFSET:WIDTH (a number in the payload)",
+        bpf: false,
+        read: |parameters, device| without_device(FlowKey::read(parameters?).map(Selector::Key), device),
+    },
+    Row {
+        selector: Selector::Cpu,
+        name: "cpu",
+        syntax: "cpu",
+        help: "cpu",
+        bpf: false,
+        read: |parameters, device| without_parameters(Selector::Cpu, parameters, device),
+    },
+    Row {
+        selector: Selector::Map(SlotRule::Random),
+        name: "map",
+        syntax: "map or map:RULE (RULE hash, random, cpu or flow:...)",
+        help: "map:RULE",
+        bpf: true,
+        read: |parameters, device| {
+            let rule = parameters.map_or(Some(SlotRule::default()), SlotRule::read);
+            without_device(rule.map(Selector::Map), device)
+        },
+    },
+    Row {
+        selector: Selector::XdpSourcePort { ports: 64, device: None },
+        name: "xdp",
+        syntax: "xdp:PORTS (1 to 16384) or xdp:PORTS@DEVICE",
+        help: "xdp:PORTS@DEVICE",
+        bpf: true,
+        read: |parameters, device| Some(Selector::XdpSourcePort { ports: parameters?.parse().ok()?, device }),
+    },
+    Row {
+        selector: Selector::Cpumap { cpus: None, order: CpuOrder::Turn, device: None },
+        name: "cpumap",
+        syntax: "cpumap, cpumap:CPUS, cpumap:CPUS:ORDER (ORDER random or flow:...), each with @DEVICE or without",
+        help: "cpumap:CPUS@DEVICE",
+        bpf: true,
+        read: |parameters, device| {
+            let (cpus, order) = parameters.map_or(Some((None, CpuOrder::Turn)), read_cpumap)?;
+            Some(Selector::Cpumap { cpus, order, device })
+        },
+    },
+];
+
+fn without_device(selector: Option<Selector>, device: Option<DeviceName>) -> Option<Selector> {
+    selector.filter(|_| device.is_none())
+}
+
+fn without_parameters(
+    selector: Selector,
+    parameters: Option<&str>,
+    device: Option<DeviceName>,
+) -> Option<Selector> {
+    (parameters.is_none() && device.is_none()).then_some(selector)
+}
+
+/// Reads `CPUS`, `CPUS:ORDER` or `ORDER`.
+fn read_cpumap(text: &str) -> Option<(Option<u16>, CpuOrder)> {
+    if !text.starts_with(|letter: char| letter.is_ascii_digit()) {
+        return Some((None, CpuOrder::read(text)?));
+    }
+    match text.split_once(':') {
+        Some((cpus, order)) => Some((Some(cpus.parse().ok()?), CpuOrder::read(order)?)),
+        None => Some((Some(text.parse().ok()?), CpuOrder::Turn)),
+    }
+}
+
+impl SlotRule {
+    fn read(text: &str) -> Option<SlotRule> {
+        Some(match text {
+            "hash" => SlotRule::Hash,
+            "random" => SlotRule::Random,
+            "cpu" => SlotRule::Cpu,
+            _ => SlotRule::Key(FlowKey::read(text.strip_prefix("flow:")?)?),
+        })
+    }
+}
+
+impl CpuOrder {
+    fn read(text: &str) -> Option<CpuOrder> {
+        match SlotRule::read(text)? {
+            SlotRule::Random => Some(CpuOrder::Random),
+            SlotRule::Key(key) => Some(CpuOrder::Key(key)),
+            SlotRule::Hash | SlotRule::Cpu => None,
+        }
+    }
+}
+
 impl Selector {
-    /// The accepted texts, for error messages.
-    pub const EXPECTED: &str = "hash, random, flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes), cpu, \
-         map or map:RULE (RULE hash, random, cpu or flow:...), xdp:PORTS (1 to 16384) or xdp:PORTS@DEVICE, \
-         cpumap, cpumap:CPUS, cpumap:CPUS:ORDER (ORDER random or flow:...), each with @DEVICE or without";
+    /// One selector of each kind with usual parameters, in the order of the table.
+    pub const ALL: [Selector; TABLE.len()] = {
+        let mut all = [Selector::Hash; TABLE.len()];
+        let mut index = 0;
+        while index < all.len() {
+            all[index] = TABLE[index].selector;
+            index += 1;
+        }
+        all
+    };
+
+    fn row(&self) -> &'static Row {
+        const ROWS: &[Row] = &TABLE;
+        let is_same = |row: &&Row| mem::discriminant(&row.selector) == mem::discriminant(self);
+        ROWS.iter().find(is_same).expect("every selector has a row")
+    }
+
+    /// Returns the text before the parameters, such as `flow` for `flow:0:4`.
+    pub fn name(&self) -> &'static str {
+        self.row().name
+    }
+
+    /// Returns the accepted texts, for error messages.
+    pub fn expected() -> String {
+        TABLE.map(|row| row.syntax).join(", ")
+    }
+
+    /// Returns the texts of all selectors for a help.
+    pub fn help() -> String {
+        let texts = |bpf| {
+            let rows = TABLE.iter().filter(|row| row.bpf == bpf);
+            rows.map(|row| row.help).collect::<Vec<_>>().join(", ")
+        };
+        format!("{}; with BPF {}", texts(false), texts(true))
+    }
+
+    /// Whether the selector needs the feature `bpf`, CAP_BPF and CAP_NET_ADMIN.
+    pub fn needs_bpf(&self) -> bool {
+        self.row().bpf
+    }
+
+    /// Returns the device of a selector with a program at a device; within, `None` means the device with the group's address.
+    pub(super) fn device(&self) -> Option<Option<DeviceName>> {
+        match *self {
+            Selector::XdpSourcePort { device, .. } | Selector::Cpumap { device, .. } => Some(device),
+            _ => None,
+        }
+    }
 
     /// Returns the fault in the parameters of the selector, if any.
     pub(super) fn fault(&self) -> Option<&'static str> {
@@ -110,24 +280,22 @@ impl Selector {
 
 impl fmt::Display for Selector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at = |device: &Option<DeviceName>| device.map_or(String::new(), |device| format!("@{device}"));
-        match self {
-            Selector::Hash => formatter.pad("hash"),
-            Selector::Random => formatter.pad("random"),
-            Selector::Cpu => formatter.pad("cpu"),
-            Selector::Key(key) => formatter.pad(&format!("flow:{key}")),
-            Selector::Map(rule) => formatter.pad(&format!("map:{rule}")),
-            Selector::XdpSourcePort { ports, device } => formatter.pad(&format!("xdp:{ports}{}", at(device))),
-            Selector::Cpumap { cpus, order, device } => {
+        let parameters = match self {
+            Selector::Key(key) => format!(":{key}"),
+            Selector::Map(rule) => format!(":{rule}"),
+            Selector::XdpSourcePort { ports, .. } => format!(":{ports}"),
+            Selector::Cpumap { cpus, order, .. } => {
                 let cpus = cpus.map_or(String::new(), |cpus| format!(":{cpus}"));
-                let order = match order {
-                    CpuOrder::Turn => String::new(),
-                    CpuOrder::Random => ":random".to_owned(),
-                    CpuOrder::Key(key) => format!(":flow:{key}"),
-                };
-                formatter.pad(&format!("cpumap{cpus}{order}{}", at(device)))
+                match order {
+                    CpuOrder::Turn => cpus,
+                    CpuOrder::Random => format!("{cpus}:random"),
+                    CpuOrder::Key(key) => format!("{cpus}:flow:{key}"),
+                }
             }
-        }
+            _ => String::new(),
+        };
+        let device = self.device().flatten().map_or(String::new(), |device| format!("@{device}"));
+        formatter.pad(&format!("{}{parameters}{device}", self.name()))
     }
 }
 
@@ -153,57 +321,16 @@ impl FromStr for Selector {
 }
 
 fn read(text: &str) -> Option<Selector> {
-    if let Some(rule) = rule(text) {
-        return Some(match rule {
-            SlotRule::Hash => Selector::Hash,
-            SlotRule::Random => Selector::Random,
-            SlotRule::Cpu => Selector::Cpu,
-            SlotRule::Key(key) => Selector::Key(key),
-        });
-    }
-    if let Some(rest) = text.strip_prefix("map") {
-        return Some(Selector::Map(match rest.strip_prefix(':') {
-            Some(text) => rule(text)?,
-            None => rest.is_empty().then(SlotRule::default)?,
-        }));
-    }
     let (text, device) = match text.split_once('@') {
         Some((text, device)) => (text, Some(device.parse().ok()?)),
         None => (text, None),
     };
-    if let Some(ports) = text.strip_prefix("xdp:") {
-        return Some(Selector::XdpSourcePort { ports: ports.parse().ok()?, device });
-    }
-    let rest = text.strip_prefix("cpumap")?;
-    let mut spread = (None, CpuOrder::Turn);
-    let mut rest = if rest.is_empty() { "" } else { rest.strip_prefix(':')? };
-    if rest.starts_with(|letter: char| letter.is_ascii_digit()) {
-        let (cpus, behind) = rest.split_once(':').map_or((rest, ""), |(cpus, behind)| (cpus, behind));
-        spread.0 = Some(cpus.parse().ok()?);
-        if cpus.len() < rest.len() && behind.is_empty() {
-            return None;
-        }
-        rest = behind;
-    } else if rest.is_empty() && text.ends_with(':') {
-        return None;
-    }
-    if !rest.is_empty() {
-        spread.1 = match rule(rest)? {
-            SlotRule::Random => CpuOrder::Random,
-            SlotRule::Key(key) => CpuOrder::Key(key),
-            SlotRule::Hash | SlotRule::Cpu => return None,
-        };
-    }
-    Some(Selector::Cpumap { cpus: spread.0, order: spread.1, device })
-}
-
-fn rule(text: &str) -> Option<SlotRule> {
-    Some(match text {
-        "hash" => SlotRule::Hash,
-        "random" => SlotRule::Random,
-        "cpu" => SlotRule::Cpu,
-        _ => SlotRule::Key(FlowKey::read(text.strip_prefix("flow:")?)?),
-    })
+    let (name, parameters) = match text.split_once(':') {
+        Some((name, parameters)) => (name, Some(parameters)),
+        None => (text, None),
+    };
+    let row = TABLE.into_iter().find(|row| row.name == name)?;
+    (row.read)(parameters, device)
 }
 
 #[cfg(test)]
@@ -233,6 +360,9 @@ mod tests {
             "cpumap:2:flow:0:4:0xff@eth0",
         ] {
             assert_eq!(text.parse::<Selector>().unwrap().to_string(), text);
+        }
+        for selector in Selector::ALL {
+            assert_eq!(selector.to_string().parse(), Ok(selector));
         }
         assert_eq!("map".parse(), Ok(Selector::Map(SlotRule::Random)));
     }

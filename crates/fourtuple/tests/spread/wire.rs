@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Instant;
 
+use fourtuple::spread::Selector;
 use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
@@ -50,11 +51,19 @@ fn passes(test: &str, spreads: &[(&str, bool)]) {
     }
 }
 
+/// Tests one selector of each kind, with BPF or without.
+fn every_selector_passes(test: &str, bpf: bool) {
+    for selector in Selector::ALL.into_iter().filter(|selector| selector.needs_bpf() == bpf) {
+        passes(test, &[(&selector.to_string(), false)]);
+    }
+}
+
 #[test]
 fn checksums_are_right_without_a_privilege() {
     in_namespace(|| {
         let spreads = [("hash", false), ("random", true), ("flow:0:4", true), ("cpu", false)];
         passes("checksums_are_right_without_a_privilege", &spreads);
+        every_selector_passes("checksums_are_right_without_a_privilege", false);
     });
 }
 
@@ -72,6 +81,7 @@ fn checksums_are_right_by_table_and_where_packets_are_changed() {
             ("cpumap:flow:0:4@near", false),
         ];
         passes("checksums_are_right_by_table_and_where_packets_are_changed", &spreads);
+        every_selector_passes("checksums_are_right_by_table_and_where_packets_are_changed", true);
     });
 }
 

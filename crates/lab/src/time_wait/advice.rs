@@ -1,5 +1,7 @@
 use fourtuple_record::{TimeWaitResults, TimeWaitRun, format_duration};
 
+use crate::time_wait::Remedy;
+
 /// Returns advice from the runs: the findings, and the settings that help here.
 pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
@@ -29,7 +31,7 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
             format_duration(((at - 1) as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
         ));
     }
-    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(name).collect();
+    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(description).collect();
     if !helped.is_empty() {
         lines.push(format!("The same transactions did not stall with: {}.", helped.join("; ")));
     }
@@ -49,13 +51,6 @@ fn helps(run: &TimeWaitRun) -> bool {
     !run.remedy.starts_with("none") && run.stalled_at.is_none() && run.completed == run.transactions
 }
 
-fn name(run: &TimeWaitRun) -> &str {
-    match run.remedy.as_str() {
-        "more-sources" => "four source addresses",
-        "wider-range" => "net.ipv4.ip_local_port_range = 1024 65535",
-        "tcp-tw-reuse" => "net.ipv4.tcp_tw_reuse = 1 (needs timestamps)",
-        "server-closes-first" => "the server closing first",
-        "keep-alive" => "100 transactions per connection",
-        other => other,
-    }
+fn description(run: &TimeWaitRun) -> &str {
+    run.remedy.parse().map_or(&run.remedy, |remedy: Remedy| remedy.description)
 }

@@ -13,7 +13,7 @@ use fourtuple_record::{TimeWaitPoint, TimeWaitRun};
 use fourtuple_syscalls::socket;
 
 use crate::namespace::{Family, Namespace};
-use crate::time_wait::{Remedy, TIME_WAIT, TimeWait, wide};
+use crate::time_wait::{Remedy, TIME_WAIT, TimeWait};
 use crate::{LabError, Watch};
 
 /// Interval at which a transaction without a port tries again.
@@ -40,15 +40,14 @@ pub(super) fn run(
     idle: &Sender<()>,
 ) -> Result<TimeWaitRun, LabError> {
     let mut work = Some(turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-    let range = if remedy == Remedy::WiderRange { wide() } else { settings.range };
-    namespace.set_range(range)?;
+    namespace.set_range(settings.range(remedy))?;
     // The default, 2, reuses TIME_WAIT sockets on loopback only, and would hide the stall that other destinations show.
-    let reuse = if remedy == Remedy::TcpTwReuse { "1" } else { "0" };
+    let reuse = if remedy.reuses_time_wait { "1" } else { "0" };
     namespace.set("net.ipv4.tcp_tw_reuse", reuse)?;
     let server = namespace.listen(Family::V4, SERVER)?;
     let mut builder = Dialer::to(SocketAddr::new(Family::V4.loopback(), SERVER)).without_census();
-    if remedy.sources() > 1 {
-        let sources = namespace.sources(Family::V4, remedy.sources())?;
+    if remedy.sources > 1 {
+        let sources = namespace.sources(Family::V4, remedy.sources)?;
         builder = builder.sources(SourcePool::several(sources).expect("addresses of one family, and few"));
     }
     let dialer = builder.build()?;
@@ -98,8 +97,8 @@ pub(super) fn run(
         let Some((stream, accepted)) = connection.take() else { break };
         exchange(&stream, &accepted).map_err(LabError::call("a transaction on loopback"))?;
         log.completed += 1;
-        if log.completed.is_multiple_of(remedy.per_connection()) || log.completed == transactions {
-            if remedy == Remedy::ServerClosesFirst {
+        if log.completed.is_multiple_of(remedy.per_connection) || log.completed == transactions {
+            if remedy.server_closes_first {
                 drop(accepted);
                 dialer.release(stream.local_addr().map_err(LabError::call("getsockname"))?);
                 drop(stream);
@@ -123,7 +122,7 @@ pub(super) fn run(
     // The first port to leave TIME_WAIT is the port that was closed first.
     let predicted_stall = match (predicted_stall_at, stall, first_closed) {
         (Some(_), Some((from, _)), Some(closed)) => {
-            let again = if remedy == Remedy::TcpTwReuse { reuse_delay() } else { TIME_WAIT };
+            let again = if remedy.reuses_time_wait { reuse_delay() } else { TIME_WAIT };
             again.saturating_sub(from.duration_since(closed))
         }
         _ => Duration::ZERO,

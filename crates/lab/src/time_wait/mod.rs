@@ -6,6 +6,7 @@
 
 mod advice;
 mod client;
+mod remedy;
 
 use std::sync::Mutex;
 use std::thread;
@@ -18,68 +19,11 @@ use crate::namespace::Namespace;
 use crate::{LabError, Watch, start};
 
 pub use advice::advice;
+pub use remedy::Remedy;
 
 /// The time that Linux keeps a socket in TIME_WAIT (TCP_TIMEWAIT_LEN in include/net/tcp.h): a constant, which
 /// tcp_fin_timeout does not change.
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
-
-/// A change to the base case: a client that opens and closes connections from one source as fast as it can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remedy {
-    /// No change; one transaction fewer than there are ports.
-    NoneUnder,
-    /// No change; some transactions more than there are ports.
-    NoneOver,
-    /// Four source addresses.
-    MoreSources,
-    /// net.ipv4.ip_local_port_range = 1024 65535.
-    WiderRange,
-    /// net.ipv4.tcp_tw_reuse = 1, which needs TCP timestamps on both sides.
-    TcpTwReuse,
-    /// The server closes first (active close), so the TIME_WAIT socket is the server's.
-    ServerClosesFirst,
-    /// A hundred transactions per connection.
-    KeepAlive,
-}
-
-impl Remedy {
-    /// All remedies, the unchanged cases first.
-    pub const ALL: [Remedy; 7] = [
-        Remedy::NoneUnder,
-        Remedy::NoneOver,
-        Remedy::MoreSources,
-        Remedy::WiderRange,
-        Remedy::TcpTwReuse,
-        Remedy::ServerClosesFirst,
-        Remedy::KeepAlive,
-    ];
-
-    /// Returns the name that records use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Remedy::NoneUnder => "none-under",
-            Remedy::NoneOver => "none-over",
-            Remedy::MoreSources => "more-sources",
-            Remedy::WiderRange => "wider-range",
-            Remedy::TcpTwReuse => "tcp-tw-reuse",
-            Remedy::ServerClosesFirst => "server-closes-first",
-            Remedy::KeepAlive => "keep-alive",
-        }
-    }
-
-    /// Returns the remedy with this name.
-    pub fn named(name: &str) -> Option<Remedy> {
-        Remedy::ALL.into_iter().find(|remedy| remedy.name() == name)
-    }
-
-    fn sources(self) -> u32 {
-        if self == Remedy::MoreSources { 4 } else { 1 }
-    }
-
-    fn per_connection(self) -> u64 {
-        if self == Remedy::KeepAlive { 100 } else { 1 }
-    }
-}
 
 /// The settings of the experiment.
 #[derive(Clone, Debug)]
@@ -119,26 +63,25 @@ impl TimeWait {
         u64::from(self.range.len())
     }
 
+    /// Returns the range of a run: with a wider range, all ports that need no privilege to bind.
+    fn range(&self, remedy: Remedy) -> PortRange {
+        if remedy.widens_range { PortRange::new(1024, u16::MAX).expect("not backwards") } else { self.range }
+    }
+
     /// Returns the number of transactions: a few more than the ports, so that the run goes on after the stall.
     fn transactions(&self, remedy: Remedy) -> u64 {
-        match remedy {
-            Remedy::NoneUnder => self.ports() - 1,
-            _ => self.ports() + self.ports() / 16,
-        }
+        if remedy.exceeds_ports { self.ports() + self.ports() / 16 } else { self.ports() - 1 }
     }
 
     /// Returns the number of 4-tuples available before a port must leave TIME_WAIT.
     fn tuples(&self, remedy: Remedy) -> u64 {
-        match remedy {
-            Remedy::WiderRange => u64::from(wide().len()),
-            _ => self.ports() * u64::from(remedy.sources()),
-        }
+        u64::from(self.range(remedy).len()) * u64::from(remedy.sources)
     }
 
     /// Returns the number of the first transaction that will find no free port, if any.
     fn predicted_stall_at(&self, remedy: Remedy) -> Option<u64> {
-        let first = self.tuples(remedy) * remedy.per_connection() + 1;
-        (remedy != Remedy::ServerClosesFirst && first <= self.transactions(remedy)).then_some(first)
+        let first = self.tuples(remedy) * remedy.per_connection + 1;
+        (!remedy.server_closes_first && first <= self.transactions(remedy)).then_some(first)
     }
 
     /// Runs the remedies in order. A run that stalls keeps waiting while the next remedies run.
@@ -202,9 +145,4 @@ impl TimeWait {
         results.advice = advice(&results);
         Ok((results, remarks))
     }
-}
-
-/// Returns the range of [`Remedy::WiderRange`]: all ports that need no privilege to bind.
-fn wide() -> PortRange {
-    PortRange::new(1024, u16::MAX).expect("not backwards")
 }

@@ -51,7 +51,7 @@ enum State {
     #[default]
     Idle,
     Connecting {
-        says_something: bool,
+        sends_something: bool,
     },
     Sending,
     Receiving,
@@ -112,7 +112,7 @@ impl EpollEngine {
         (connection.edge, connection.ended) = (false, false);
         connection.socket = Some(socket);
         connection.say(bytes);
-        connection.state = State::Connecting { says_something: !bytes.is_empty() };
+        connection.state = State::Connecting { sends_something: !bytes.is_empty() };
         if connect == Connect::Done {
             self.connected(slot);
         }
@@ -121,9 +121,9 @@ impl EpollEngine {
 
     fn connected(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
-        let State::Connecting { says_something } = connection.state else { return };
+        let State::Connecting { sends_something } = connection.state else { return };
         self.events.push_back(Event::Connected { slot, search_ns: Some(connection.search_ns) });
-        if says_something {
+        if sends_something {
             connection.state = State::Sending;
             self.send(slot);
         } else {

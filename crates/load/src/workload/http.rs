@@ -19,7 +19,17 @@ pub struct HttpRequest {
 }
 
 impl HttpRequest {
-    /// Returns whether the method is idempotent (RFC 9110, 9.2.2).
+    /// A request of which nothing is known yet.
+    pub(super) const EMPTY: HttpRequest = HttpRequest {
+        method: String::new(),
+        path: String::new(),
+        authority: String::new(),
+        headers: Vec::new(),
+        body: Vec::new(),
+        asks_to_close: false,
+    };
+
+    /// Whether the method is idempotent (RFC 9110, 9.2.2).
     pub(super) fn is_idempotent(&self) -> bool {
         ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"].contains(&self.method.as_str())
     }

@@ -11,6 +11,7 @@ pub mod fuzzing;
 mod http;
 mod protocol;
 mod response;
+mod table;
 mod tls;
 mod trust;
 
@@ -41,18 +42,8 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Returns the name on the command line.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Workload::Connect => "connect",
-            Workload::Crr { .. } => "crr",
-            Workload::Http(_) => "http",
-            Workload::Udp { .. } => "udp",
-        }
-    }
-
-    /// Returns whether the workload sends nothing: it opens and closes connections.
-    pub(crate) fn sends_nothing(&self) -> bool {
+    /// Whether the workload sends nothing: it opens and closes connections.
+    pub fn sends_nothing(&self) -> bool {
         matches!(self, Workload::Connect | Workload::Crr { request: 0, .. })
     }
 
@@ -60,6 +51,33 @@ impl Workload {
     /// The server may have processed the first request, so the method must be idempotent (RFC 9110, 9.2.2).
     pub(crate) fn may_be_sent_again(&self) -> bool {
         matches!(self, Workload::Http(request) if request.is_idempotent())
+    }
+
+    /// Returns the sizes of a request (with HTTP its body) and of a response in bytes, 0 if they are no settings.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        match self {
+            Workload::Connect => (0, 0),
+            Workload::Crr { request, response } => (*request, *response),
+            Workload::Http(request) => (request.body.len(), 0),
+            Workload::Udp { request } => (*request, 0),
+        }
+    }
+
+    /// Returns the workload with requests of this size in bytes; `None` if it has no such setting.
+    pub fn with_request(&self, bytes: usize) -> Option<Workload> {
+        match *self {
+            Workload::Crr { response, .. } => Some(Workload::Crr { request: bytes, response }),
+            Workload::Udp { .. } => Some(Workload::Udp { request: bytes }),
+            _ => None,
+        }
+    }
+
+    /// Returns the workload with responses of this size in bytes; `None` if it has no such setting.
+    pub fn with_response(&self, bytes: usize) -> Option<Workload> {
+        match *self {
+            Workload::Crr { request, .. } => Some(Workload::Crr { request, response: bytes }),
+            _ => None,
+        }
     }
 
     /// Creates the protocol state of one connection.

@@ -157,9 +157,11 @@ fn block(record: usize, block: &Block) -> Markup {
                 }
             }
             Block::Table(shown) => { (table(shown)) }
-            Block::Ladder { items, caption } => { (picture::ladder(items, caption)) }
-            Block::Bars { charts, caption } => { (picture::bars(charts, caption)) }
-            Block::Dots { sides, caption } => { (picture::dots(sides, caption)) }
+            Block::Ladder { items, caption } => { figure { (picture::ladder(items)) figcaption { (caption) } } }
+            Block::Bars { charts, caption } => {
+                figure { @for chart in charts { (picture::bar_chart(chart)) } figcaption { (caption) } }
+            }
+            Block::Dots { sides, caption } => { figure { (picture::dots(sides)) figcaption { (caption) } } }
             Block::Chart(chart) => { (figure(record, chart.kind, chart.part, &chart.select, &chart.caption)) }
             Block::HeatMap { caption, .. } => { (figure(record, "trace-heat", "", &[], caption)) }
             Block::Timeline(shown) => { (timeline::draw(shown)) }

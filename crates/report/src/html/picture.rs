@@ -43,23 +43,20 @@ pub(super) fn workers(workers: &Workers) -> Markup {
 }
 
 /// Draws a picture per policy, side by side if the window is wide enough.
-pub(super) fn ladder(items: &[Workers], caption: &str) -> Markup {
+pub(super) fn ladder(items: &[Workers]) -> Markup {
     html! {
-        figure {
-            div.ladder {
-                @for item in items {
-                    div {
-                        strong { (item.name) }
-                        @if item.shares.is_empty() {
-                            span.dim { "Not known." }
-                        } @else {
-                            (workers(item))
-                            span.dim { (item.note) }
-                        }
+        div.ladder {
+            @for item in items {
+                div {
+                    strong { (item.name) }
+                    @if item.shares.is_empty() {
+                        span.dim { "Not known." }
+                    } @else {
+                        (workers(item))
+                        span.dim { (item.note) }
                     }
                 }
             }
-            figcaption { (caption) }
         }
     }
 }
@@ -72,16 +69,7 @@ const ROW: f64 = 28.0;
 const TITLE: f64 = 22.0;
 
 /// Draws horizontal bars, with whiskers for intervals.
-pub(super) fn bars(charts: &[BarChart], caption: &str) -> Markup {
-    html! {
-        figure {
-            @for chart in charts { (bar_chart(chart)) }
-            figcaption { (caption) }
-        }
-    }
-}
-
-fn bar_chart(chart: &BarChart) -> Markup {
+pub(super) fn bar_chart(chart: &BarChart) -> Markup {
     let end = |bar: &Bar| bar.interval.map_or(bar.value, |(_, high)| high.max(bar.value));
     let longest = chart.bars.iter().map(end).fold(0.0, f64::max);
     let across = |number: f64| if longest > 0.0 { (number / longest).clamp(0.0, 1.0) * BARS } else { 0.0 };
@@ -115,30 +103,27 @@ const MARGIN: f64 = 20.0;
 const AXIS: f64 = 600.0;
 
 /// Draws the samples of all sides on one axis.
-pub(super) fn dots(sides: &[Side], caption: &str) -> Markup {
+pub(super) fn dots(sides: &[Side]) -> Markup {
     let samples = || sides.iter().flat_map(|side| side.samples.iter().copied());
     let extent = (samples().fold(f64::INFINITY, f64::min), samples().fold(f64::NEG_INFINITY, f64::max));
     let across =
         |value: f64| format!("{:.1}", MARGIN + spark::position(value, extent) * (AXIS - 2.0 * MARGIN));
     html! {
-        figure {
-            svg viewBox=(format!("0 0 {AXIS} {}", SIDE * sides.len() as f64)) role="img" aria-label="The trials of A and B"
-                style="width:100%;height:auto;max-width:60rem" {
-                @for (row, side) in sides.iter().enumerate() {
-                    @let top = row as f64 * SIDE;
-                    @let color = format!("var(--series-{row})");
-                    text x="2" y=(top + SIDE / 2.0 + 4.0) font-size="12" fill="var(--text)" { (side.name) }
-                    @if let Some(median) = side.median {
-                        line x1=(across(median)) x2=(across(median)) y1=(top + 4.0) y2=(top + SIDE - 4.0)
-                            stroke=(color) stroke-width="2" {}
-                    }
-                    @for (number, value) in side.samples.iter().enumerate() {
-                        @let down = top + 8.0 + (number as f64 + 0.5) / side.samples.len() as f64 * (SIDE - 16.0);
-                        circle cx=(across(*value)) cy=(format!("{down:.1}")) r="2.5" fill=(color) fill-opacity="0.6" {}
-                    }
+        svg viewBox=(format!("0 0 {AXIS} {}", SIDE * sides.len() as f64)) role="img" aria-label="The trials of A and B"
+            style="width:100%;height:auto;max-width:60rem" {
+            @for (row, side) in sides.iter().enumerate() {
+                @let top = row as f64 * SIDE;
+                @let color = format!("var(--series-{row})");
+                text x="2" y=(top + SIDE / 2.0 + 4.0) font-size="12" fill="var(--text)" { (side.name) }
+                @if let Some(median) = side.median {
+                    line x1=(across(median)) x2=(across(median)) y1=(top + 4.0) y2=(top + SIDE - 4.0)
+                        stroke=(color) stroke-width="2" {}
+                }
+                @for (number, value) in side.samples.iter().enumerate() {
+                    @let down = top + 8.0 + (number as f64 + 0.5) / side.samples.len() as f64 * (SIDE - 16.0);
+                    circle cx=(across(*value)) cy=(format!("{down:.1}")) r="2.5" fill=(color) fill-opacity="0.6" {}
                 }
             }
-            figcaption { (caption) }
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::document::{Block, Document, Tone, Workers};
 use crate::number::{NOTHING, count, duration, factor, interval, maybe, quantity, share};
 use crate::records::accept_timeline::timeline;
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, errors, every, grouped, index, list, plural, quoted, typed};
+use crate::words::{CommandLine, errors, every, grouped, index, list, plural, present, quoted, typed};
 
 /// The two labs that share this record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,8 +142,7 @@ fn groups(lab: Lab, results: &AcceptResults) -> Vec<Group<'_>> {
         };
         let clients = differ(|cell| cell.clients.into()).then(|| plural(cell.clients.into(), "client"));
         let every = closings.then(|| format!("close every {}", close_every(cell.close_every)));
-        let parts = [Some(cell.family.clone()), Some(load), clients, every];
-        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+        present([Some(cell.family.clone()), Some(load), clients, every]).join(", ")
     };
     let groups = grouped(&results.cells, key).into_iter();
     groups.map(|cells| Group { title: title(cells[0]), cells }).collect()
@@ -285,11 +284,11 @@ fn skipped(cells: &[SkippedCell]) -> Vec<(String, String)> {
 
 /// Returns one sentence on whether closing pays.
 fn break_even(found: &BreakEven) -> String {
+    let (cost, wait) = (duration(found.fresh_connection_ns), duration(found.misplaced_wait_ns));
+    let pays = if found.closes { "closing" } else { "keeping" };
     format!(
-        "A fresh connection costs {}; with connections kept, a request waits {} on average while some worker is idle: {}.",
-        duration(found.fresh_connection_ns),
-        duration(found.misplaced_wait_ns),
-        if found.closes { "closing them pays" } else { "keeping them pays" },
+        "A fresh connection costs {cost}; with connections kept, a request waits {wait} on average while some worker is \
+         idle: {pays} them pays."
     )
 }
 
@@ -305,23 +304,20 @@ fn facts(settings: &AcceptSettings) -> Vec<String> {
     };
     let [light, heavy] = ["light", "heavy"].map(|load| settings.load.iter().any(|name| name == load));
     let run = duration(settings.for_ns);
-    let mut facts = Vec::new();
-    facts.extend((settings.workers > 0).then(|| plural(settings.workers.into(), "worker")));
-    facts.push(plural(settings.clients.into(), "client"));
-    facts.push(format!("service time {service}, {how}"));
-    facts.extend((settings.pause_ns > 0).then(|| format!("pauses of {}", duration(settings.pause_ns))));
-    facts.push(format!("slow: waited over {}", duration(settings.slow_ns)));
-    facts
-        .extend(light.then(|| format!("{} a run of light load", plural(settings.connections, "connection"))));
-    facts.extend(heavy.then(|| format!("{run} a run of heavy load")));
-    facts.extend((!light && !heavy).then(|| format!("{run} a run")));
-    facts.extend(
+    present([
+        (settings.workers > 0).then(|| plural(settings.workers.into(), "worker")),
+        Some(plural(settings.clients.into(), "client")),
+        Some(format!("service time {service}, {how}")),
+        (settings.pause_ns > 0).then(|| format!("pauses of {}", duration(settings.pause_ns))),
+        Some(format!("slow: waited over {}", duration(settings.slow_ns))),
+        light.then(|| format!("{} a run of light load", plural(settings.connections, "connection"))),
+        heavy.then(|| format!("{run} a run of heavy load")),
+        (!light && !heavy).then(|| format!("{run} a run")),
         (settings.repeats > 1).then(|| format!("{} runs of each cell", count(settings.repeats.into()))),
-    );
-    facts.push(format!("backlog {}", count(settings.backlog.into())));
-    facts.push(format!("seed {}", settings.seed));
-    facts.extend(settings.server.as_ref().map(|server| format!("server: {server}")));
-    facts
+        Some(format!("backlog {}", count(settings.backlog.into()))),
+        Some(format!("seed {}", settings.seed)),
+        settings.server.as_ref().map(|server| format!("server: {server}")),
+    ])
 }
 
 fn command_line(lab: Lab, settings: &AcceptSettings) -> String {

@@ -1,6 +1,6 @@
 //! The timeline of a request that waits for a busy worker while another worker is idle.
 
-use fourtuple_record::{Span, Timeline as Seen};
+use fourtuple_record::{Span, Timeline as Seen, Waiter};
 
 use crate::document::{Block, Document, Strip, StripKind, Timeline, TimelineRow, Tone};
 use crate::number::duration;
@@ -82,15 +82,12 @@ fn sentence(seen: &Seen, idle: &[Interval]) -> String {
         1 => "closed after every request".to_owned(),
         requests => format!("closed after {}", plural(requests, "request")),
     };
+    let Seen { policy, family, .. } = seen;
+    let Waiter { worker, idle_worker, .. } = waiting;
+    let waited = duration(waiting.begun_ns.saturating_sub(waiting.sent_ns));
+    let (others, idle) = (plural(before as u64, "other"), duration(idle));
     format!(
-        "{} over {}, connections {closing}: a request waited {} behind {} of worker {}, while worker {} was idle for {} of \
-         that time.",
-        seen.policy,
-        seen.family,
-        duration(waiting.begun_ns.saturating_sub(waiting.sent_ns)),
-        plural(before as u64, "other"),
-        waiting.worker,
-        waiting.idle_worker,
-        duration(idle),
+        "{policy} over {family}, connections {closing}: a request waited {waited} behind {others} of worker {worker}, while \
+         worker {idle_worker} was idle for {idle} of that time."
     )
 }

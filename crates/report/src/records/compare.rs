@@ -1,10 +1,10 @@
 use fourtuple_record::{CompareRecord, CompareResults, CompareSettings};
 
 use crate::document::{Block, Document, Side as Dots, Tone};
-use crate::number::{NOTHING, count, duration, maybe, rate, share};
+use crate::number::{NOTHING, count, duration, maybe, median, rate, share};
 use crate::spark;
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, plural, quoted, ratio, typed};
+use crate::words::{CommandLine, plural, present, quoted, ratio, typed};
 
 pub(super) fn document(record: &CompareRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -21,22 +21,17 @@ pub(super) fn document(record: &CompareRecord) -> Document {
             document.items(Tone::Plain, side.server.map(|server| ("server".to_owned(), server.to_owned())));
         }
     });
-    let detail = format!(
-        "ratio {}, 95% interval {interval}, {}",
-        ratio(results.ratio),
-        plural(results.trials, "trial")
-    );
-    document.verdict(&results.verdict, detail);
+    let (ratio, trials) = (ratio(results.ratio), plural(results.trials, "trial"));
+    document.verdict(&results.verdict, format!("ratio {ratio}, 95% interval {interval}, {trials}"));
     if let Some(line) = saturation(results) {
         document.note(Tone::Plain, line);
     }
     document.table(table(settings, &sides));
     if let Some((low, high)) = extent(&sides) {
+        let [low, high] = [low, high].map(|value| sample(&settings.metric, value));
         let caption = format!(
-            "One dot per trial, from {} on the left to {} on the right, in the order of the trials from top to bottom; the \
-             bar is the median.",
-            sample(&settings.metric, low),
-            sample(&settings.metric, high)
+            "One dot per trial, from {low} on the left to {high} on the right, in the order of the trials from top to \
+             bottom; the bar is the median."
         );
         let sides = sides.into_iter().map(|side| Dots {
             name: side.name,
@@ -49,27 +44,24 @@ pub(super) fn document(record: &CompareRecord) -> Document {
 }
 
 fn facts(settings: &CompareSettings) -> Vec<String> {
-    let mut facts = vec![metric_name(&settings.metric, &settings.a)];
-    match settings.for_ns {
-        Some(time) => {
-            facts.push("A B B A, B A A B".to_owned());
-            facts.push(format!("for {} at most", duration(time)));
-            facts.extend(settings.trials.map(|pairs| format!("{} at most", plural(pairs, "pair"))));
-            facts.push(format!("{} of each side as warm-up", plural(settings.warmup.into(), "trial")));
-            facts.extend(settings.pinned.then(|| "client and server pinned to different CPUs".to_owned()));
-            if settings.fresh_namespace == Some(false) {
-                facts.push(
-                    "no namespace per trial: TIME_WAIT sockets of one trial remain in the next".to_owned(),
-                );
-            }
-        }
-        None => {
-            facts.push("saved records, not interleaved".to_owned());
-            facts.push(format!("seed {}", settings.seed));
-        }
-    }
-    facts.push(format!("until within {} each way", share(settings.narrow)));
-    facts
+    let metric = metric_name(&settings.metric, &settings.a);
+    let narrow = format!("until within {} each way", share(settings.narrow));
+    let Some(time) = settings.for_ns else {
+        let seed = format!("seed {}", settings.seed);
+        return vec![metric, "saved records, not interleaved".to_owned(), seed, narrow];
+    };
+    let shared = settings.fresh_namespace == Some(false);
+    present([
+        Some(metric),
+        Some("A B B A, B A A B".to_owned()),
+        Some(format!("for {} at most", duration(time))),
+        settings.trials.map(|pairs| format!("{} at most", plural(pairs, "pair"))),
+        Some(format!("{} of each side as warm-up", plural(settings.warmup.into(), "trial"))),
+        settings.pinned.then(|| "client and server pinned to different CPUs".to_owned()),
+        shared
+            .then(|| "no namespace per trial: TIME_WAIT sockets of one trial remain in the next".to_owned()),
+        Some(narrow),
+    ])
 }
 
 /// Returns the name of the metric. Times are of operations in `load` and of connect() in `lab`; the file names of
@@ -127,13 +119,9 @@ struct Side<'a> {
 fn sides<'a>(settings: &'a CompareSettings, results: &CompareResults) -> [Side<'a>; 2] {
     let side = |name, command, server: &'a Option<String>, samples: &[f64]| {
         let samples: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
-        let mut sorted = samples.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        let figures = (!sorted.is_empty()).then(|| {
-            let odd = sorted.len() % 2 == 1;
-            let median = if odd { sorted[middle] } else { sorted[middle - 1] / 2.0 + sorted[middle] / 2.0 };
-            (sorted[0], median, sorted[sorted.len() - 1])
+        let all = || samples.iter().copied();
+        let figures = median(all(), f64::total_cmp, f64::midpoint).map(|median| {
+            (all().fold(f64::INFINITY, f64::min), median, all().fold(f64::NEG_INFINITY, f64::max))
         });
         Side { name, command, server: server.as_deref(), samples, figures }
     };

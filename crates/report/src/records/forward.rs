@@ -1,9 +1,11 @@
-use fourtuple_record::{ForwardBfd, ForwardLink, ForwardRecord, ForwardResults, ForwardSettings};
+use fourtuple_record::{
+    ForwardBfd, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
+};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_duration, rate, share, total};
 use crate::table::{Cell, Table, numbered};
-use crate::words::{CommandLine, index, plural, quoted, reasons, typed};
+use crate::words::{CommandLine, index, plural, present, quoted, reasons, typed};
 
 pub(super) fn document(record: &ForwardRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -53,11 +55,8 @@ fn timers(link: &ForwardLink) -> Option<String> {
         same if same == timers.interval_ns => String::new(),
         other => format!(", from the peer every {}", duration(other)),
     };
-    Some(format!(
-        "BFD every {}{receive}, detection multiplier {}",
-        duration(timers.interval_ns),
-        timers.multiplier
-    ))
+    let (interval, multiplier) = (duration(timers.interval_ns), timers.multiplier);
+    Some(format!("BFD every {interval}{receive}, detection multiplier {multiplier}"))
 }
 
 /// Returns the command line. Several links need a configuration file, which the record does not contain.
@@ -88,29 +87,24 @@ fn command_line(settings: &ForwardSettings) -> String {
 
 /// Returns the totals of all planes. Events that did not occur are omitted.
 fn figures(results: &ForwardResults) -> Vec<(&'static str, String)> {
-    let planes = || results.planes.iter();
-    let received = total(planes().map(|plane| &plane.received));
-    let returned = total(planes().map(|plane| &plane.returned));
+    let sum = |field: fn(&ForwardPlane) -> &u64| total(results.planes.iter().map(field));
+    let (received, returned) = (sum(|plane| &plane.received), sum(|plane| &plane.returned));
     let seconds = results.elapsed_ns.max(1) as f64 / 1e9;
-    let bytes = total(planes().map(|plane| &plane.sent_bytes));
-    let cpu = total(planes().map(|plane| &plane.cpu_ns));
-    let dropped: u64 = planes().fold(0, |sum, plane| sum.saturating_add(total(plane.dropped.values())));
-    let mut figures = vec![
-        ("packets received", count(received)),
-        ("packets sent on", count(total(planes().map(|plane| &plane.sent)))),
-        ("packets per second", rate(received as f64 / seconds)),
-        ("Gbit/s of payload", format!("{:.3}", bytes as f64 * 8.0 / 1e9 / seconds)),
-    ];
-    if returned > 0 {
-        figures.push(("packets returned", count(returned)));
-    }
-    let each = cpu.checked_div(received.saturating_add(returned));
-    figures.extend([("CPU per packet", maybe_duration(each)), ("packets dropped", count(dropped))]);
-    figures.extend(results.client_limit.map(|limit| ("clients at most", count(limit))));
-    if results.jain.is_some() && results.planes.len() > 1 {
-        figures.push(("Jain's index of the planes (1 is even)", index(results.jain)));
-    }
-    figures
+    let gigabits = sum(|plane| &plane.sent_bytes) as f64 * 8.0 / 1e9;
+    let each = sum(|plane| &plane.cpu_ns).checked_div(received.saturating_add(returned));
+    let dropped = total(results.planes.iter().flat_map(|plane| plane.dropped.values()));
+    let jain = results.jain.filter(|_| results.planes.len() > 1);
+    present([
+        Some(("packets received", count(received))),
+        Some(("packets sent on", count(sum(|plane| &plane.sent)))),
+        Some(("packets per second", rate(received as f64 / seconds))),
+        Some(("Gbit/s of payload", format!("{:.3}", gigabits / seconds))),
+        (returned > 0).then(|| ("packets returned", count(returned))),
+        Some(("CPU per packet", maybe_duration(each))),
+        Some(("packets dropped", count(dropped))),
+        results.client_limit.map(|limit| ("clients at most", count(limit))),
+        jain.map(|jain| ("Jain's index of the planes (1 is even)", index(Some(jain)))),
+    ])
 }
 
 /// Describes a BFD session: `up (diagnostic none), 1 times up and 0 times down, 10 sent and 9 received`.
@@ -124,13 +118,10 @@ fn session(bfd: &ForwardBfd) -> String {
         none if none.is_empty() => none,
         some => format!(", discarded {some}"),
     };
+    let ForwardBfd { state, diagnostic, .. } = bfd;
+    let [ups, downs, sent, received] = [bfd.ups, bfd.downs, bfd.sent, bfd.received].map(count);
     format!(
-        "{} (diagnostic {}), {} times up and {} times down, {} sent and {} received{discarded}{reception}",
-        bfd.state,
-        bfd.diagnostic,
-        count(bfd.ups),
-        count(bfd.downs),
-        count(bfd.sent),
-        count(bfd.received),
+        "{state} (diagnostic {diagnostic}), {ups} times up and {downs} times down, {sent} sent and {received} \
+         received{discarded}{reception}"
     )
 }

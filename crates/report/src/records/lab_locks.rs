@@ -3,7 +3,7 @@ use fourtuple_record::{LabLocksRecord, LabLocksResults, LabLocksSettings, LocksP
 use crate::document::{Bar, BarChart, Block, Document, Tone};
 use crate::number::{count, duration, maybe, rate, share, total};
 use crate::table::Table;
-use crate::words::{self, CommandLine, errors, list, plural, unnamed};
+use crate::words::{self, CommandLine, errors, list, plural, present, unnamed};
 
 pub(super) fn document(record: &LabLocksRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -26,19 +26,17 @@ pub(super) fn document(record: &LabLocksRecord) -> Document {
 fn facts(settings: &LabLocksSettings) -> Vec<String> {
     let LabLocksSettings { workers, clients, queries, sources, repeats, traced, closer, narrow, .. } =
         settings;
-    let mut facts = vec![
-        plural((*workers).into(), "worker"),
-        plural((*clients).into(), "client"),
-        format!("{} queries a trial", count(*queries)),
-        format!("{} where there are several", plural((*sources).into(), "source")),
-        format!("{} of trials (A B B A)", plural((*repeats).into(), "pair")),
-        format!("the {closer} closes first"),
-        format!("differences of {} are none", share(*narrow)),
-    ];
-    if *traced > 0 {
-        facts.push(format!("lock waits in {} more of each side", plural((*traced).into(), "trial")));
-    }
-    facts
+    let traces = || format!("lock waits in {} more of each side", plural((*traced).into(), "trial"));
+    present([
+        Some(plural((*workers).into(), "worker")),
+        Some(plural((*clients).into(), "client")),
+        Some(format!("{} queries a trial", count(*queries))),
+        Some(format!("{} where there are several", plural((*sources).into(), "source"))),
+        Some(format!("{} of trials (A B B A)", plural((*repeats).into(), "pair"))),
+        Some(format!("the {closer} closes first")),
+        Some(format!("differences of {} are none", share(*narrow))),
+        (*traced > 0).then(traces),
+    ])
 }
 
 fn command_line(settings: &LabLocksSettings) -> String {
@@ -78,34 +76,16 @@ fn one(document: &mut Document, pair: &LocksPair) {
     document.heading(title(&pair.change));
     document.verdict(&pair.verdict, format!("{}, {}", ratio(&pair.ratio), plural(pair.pairs, "pair")));
     document.verdict(&pair.cpu_verdict, ratio(&pair.cpu_ratio));
-    let charts = vec![
-        bars(
-            "queries per second",
-            &sides,
-            |side| rate(side.queries_per_s),
-            |side| [side.queries_per_s, side.queries_per_s_low, side.queries_per_s_high],
-        ),
-        bars(
-            "CPU time per query",
-            &sides,
-            |side| time(side.cpu_ns_per_query),
-            |side| [side.cpu_ns_per_query, side.cpu_ns_per_query_low, side.cpu_ns_per_query_high],
-        ),
-    ];
+    let charts = [QUERIES, CPU].map(|measure| bars(&measure, &sides)).into();
     let caption =
         format!("Medians of {}; whiskers: 95% intervals.", plural(pair.pairs, "pair") + " of trials");
     document.push(Block::Bars { charts, caption });
-    let to = |low: String, high: String| format!("{low} to {high}");
     let table = Table::of(&sides)
         .name("|Side", |(name, _)| name.clone())
-        .number("queries", 0, |(_, side)| rate(side.queries_per_s))
-        .number("95% interval", 3, |(_, side)| {
-            to(rate(side.queries_per_s_low), rate(side.queries_per_s_high))
-        })
-        .number("CPU per query", 1, |(_, side)| time(side.cpu_ns_per_query))
-        .number("95% interval", 4, |(_, side)| {
-            to(time(side.cpu_ns_per_query_low), time(side.cpu_ns_per_query_high))
-        })
+        .number("queries", 0, |(_, side)| QUERIES.value(side))
+        .number("95% interval", 3, |(_, side)| QUERIES.interval(side))
+        .number("CPU per query", 1, |(_, side)| CPU.value(side))
+        .number("95% interval", 4, |(_, side)| CPU.interval(side))
         .number("lock waits per 1,000", 2, |(_, side)| maybe(side.waits_per_query, per_thousand))
         .number("wait per query", 5, |(_, side)| maybe(side.wait_ns_per_query, time))
         .page("Failed", |(_, side)| count(total(side.errors.values())));
@@ -120,18 +100,44 @@ fn one(document: &mut Document, pair: &LocksPair) {
     }
 }
 
-fn bars(
+/// A figure of each side, as a chart and as columns.
+struct Measure {
     title: &'static str,
-    sides: &[(String, &LocksSide); 2],
-    figure: fn(&LocksSide) -> String,
-    values: fn(&LocksSide) -> [f64; 3],
-) -> BarChart {
+    words: fn(f64) -> String,
+    /// The value, and the ends of its interval.
+    of: fn(&LocksSide) -> [f64; 3],
+}
+
+const QUERIES: Measure = Measure {
+    title: "queries per second",
+    words: rate,
+    of: |side| [side.queries_per_s, side.queries_per_s_low, side.queries_per_s_high],
+};
+
+const CPU: Measure = Measure {
+    title: "CPU time per query",
+    words: time,
+    of: |side| [side.cpu_ns_per_query, side.cpu_ns_per_query_low, side.cpu_ns_per_query_high],
+};
+
+impl Measure {
+    fn value(&self, side: &LocksSide) -> String {
+        (self.words)((self.of)(side)[0])
+    }
+
+    fn interval(&self, side: &LocksSide) -> String {
+        let [_, low, high] = (self.of)(side).map(self.words);
+        format!("{low} to {high}")
+    }
+}
+
+fn bars(measure: &Measure, sides: &[(String, &LocksSide); 2]) -> BarChart {
     let bars = sides.iter().enumerate().map(|(series, (name, side))| {
-        let ([value, low, high], figure) = (values(side), figure(side));
+        let ([value, low, high], figure) = ((measure.of)(side), measure.value(side));
         let hint = format!("{name}: {figure}");
         Bar { name: name.clone(), value, interval: Some((low, high)), figure, hint, series }
     });
-    BarChart { title, bars: bars.collect() }
+    BarChart { title: measure.title, bars: bars.collect() }
 }
 
 fn time(ns: f64) -> String {

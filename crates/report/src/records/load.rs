@@ -7,7 +7,7 @@ use crate::number::{count, duration, quantity, rate, share};
 use crate::records::times;
 use crate::spark;
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, every, plural, typed, word};
+use crate::words::{self, CommandLine, every, plural, present, typed, word};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -58,7 +58,7 @@ fn asked(settings: &LoadSettings) -> String {
         if *hold > 0 { format!(" on top of {} held", plural(*hold, "connection")) } else { String::new() };
     let time = settings.for_ns.map(|time| format!(" for {}", duration(time)));
     let operations = settings.operations.map(|operations| format!(" {}", plural(operations, "operation")));
-    let ends = time.into_iter().chain(operations).collect::<Vec<_>>().join(" or");
+    let ends = present([time, operations]).join(" or");
     let comma = if ends.is_empty() { "" } else { "," };
     format!("{workload}{method} to {target}: {arrivals}{held}{comma}{ends}")
 }
@@ -73,7 +73,7 @@ fn facts(settings: &LoadSettings) -> Vec<String> {
         requests => format!("closed after {} requests", count(*requests)),
     };
     let sends = *request_bytes > 0 || *response_bytes > 0;
-    let facts = [
+    present([
         (!settings.target.contains(address)).then(|| format!("at {address}")),
         settings.rate_per_s.map(|_| connections()),
         (settings.workload == "http").then(closed),
@@ -89,8 +89,7 @@ fn facts(settings: &LoadSettings) -> Vec<String> {
         settings.separate_ack.then(|| "separate ACK".to_owned()),
         settings.anyway.then(|| "preflight ignored".to_owned()),
         Some(format!("seed {}", settings.seed)),
-    ];
-    facts.into_iter().flatten().collect()
+    ])
 }
 
 fn command_line(settings: &LoadSettings) -> String {
@@ -142,37 +141,31 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         0.0 => "0".to_owned(),
         calls => quantity(calls),
     };
-    let mut figures =
-        vec![("operations", count(results.operations)), ("connections", count(results.connections))];
-    if results.retried > 0 {
-        figures.push(("requests retried", count(results.retried)));
-    }
-    figures.extend([
-        ("elapsed", duration(results.elapsed_ns)),
-        ("CPU per operation", duration(results.client_cpu_ns_per_operation)),
-        ("syscalls/connection", calls),
-        ("engine", results.engine.clone()),
-    ]);
-    // A UDP server does not notice the end of a flow.
-    if settings.workload != "udp" {
-        let closer = match results.close.as_str() {
-            "client" => "client, FIN",
-            "rst" => "client, RST",
-            "server" => "server, FIN",
-            other => other,
-        };
-        figures.push(("closed by", closer.to_owned()));
-    }
-    figures.extend(results.strategy.iter().map(|strategy| ("ports chosen by", strategy.clone())));
-    figures
+    let closer = match results.close.as_str() {
+        "client" => "client, FIN",
+        "rst" => "client, RST",
+        "server" => "server, FIN",
+        other => other,
+    };
+    present([
+        Some(("operations", count(results.operations))),
+        Some(("connections", count(results.connections))),
+        (results.retried > 0).then(|| ("requests retried", count(results.retried))),
+        Some(("elapsed", duration(results.elapsed_ns))),
+        Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
+        Some(("syscalls/connection", calls)),
+        Some(("engine", results.engine.clone())),
+        // A UDP server does not notice the end of a flow.
+        (settings.workload != "udp").then(|| ("closed by", closer.to_owned())),
+        results.strategy.as_ref().map(|strategy| ("ports chosen by", strategy.clone())),
+    ])
 }
 
 /// Returns the errors with their counts, most frequent first: `12 ECONNREFUSED`.
 fn errors(results: &LoadResults) -> String {
-    let mut errors: Vec<(&String, u64)> =
-        results.errors.iter().map(|(name, number)| (name, *number)).collect();
-    errors.sort_by_key(|(name, number)| (std::cmp::Reverse(*number), *name));
-    errors.iter().map(|(name, number)| format!("{} {name}", count(*number))).collect::<Vec<_>>().join(", ")
+    let mut errors = Vec::from_iter(&results.errors);
+    errors.sort_by_key(|(name, number)| (std::cmp::Reverse(**number), *name));
+    words::errors(errors)
 }
 
 fn latency(document: &mut Document, results: &LoadResults) {
@@ -255,15 +248,16 @@ fn seconds(document: &mut Document, results: &LoadResults) {
     }
     let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+    let mean = |step: &[f64]| step.iter().sum::<f64>() / step.len().max(1) as f64;
     let of = |field: fn(&Second) -> u64| -> Vec<f64> {
         seconds.iter().map(|second| field(second) as f64).collect()
     };
-    let mean = |step: &[f64]| step.iter().sum::<f64>() / step.len().max(1) as f64;
-    let picture = |values: &[f64], join: &dyn Fn(&[f64]) -> f64| {
-        spark::linear(steps(values, join).into_iter(), most(values))
+    let row = |name, values: &[f64], join: fn(&[f64]) -> f64, words: fn(f64) -> String| {
+        let picture = spark::linear(steps(values, join).into_iter(), most(values));
+        (name, picture, words(least(values)), words(most(values)))
     };
-    let (low, high) = (least(&rates), most(&rates));
-    let mut rows = vec![("rate", picture(&rates, &mean), rate(low), rate(high))];
+    let number = |value| count(value as u64);
+    let mut rows = vec![row("rate", &rates, mean, rate)];
     let p99s = of(|second| second.p99_ns);
     // Seconds without completed operations have no percentiles.
     if let Some((low, high)) = spark::extent(p99s.iter().copied()) {
@@ -272,13 +266,10 @@ fn seconds(document: &mut Document, results: &LoadResults) {
     }
     let errors = of(|second| second.errors);
     if most(&errors) > 0.0 {
-        let (low, high) = (least(&errors), most(&errors));
-        rows.push(("errors", picture(&errors, &most), count(low as u64), count(high as u64)));
+        rows.push(row("errors", &errors, most, number));
     }
-    let left = of(|second| second.ports_left.unwrap_or(0));
     if seconds.iter().any(|second| second.ports_left.is_some()) {
-        let (low, high) = (least(&left), most(&left));
-        rows.push(("ports left", picture(&left, &least), count(low as u64), count(high as u64)));
+        rows.push(row("ports left", &of(|second| second.ports_left.unwrap_or(0)), least, number));
     }
     document.heading("Second by second");
     document.table(
@@ -314,17 +305,17 @@ fn budget(document: &mut Document, ports: &LoadPorts, results: &LoadResults) {
 
 /// Formats `budget 28,232 tuples`, `31 in use before`, ...
 fn ports_facts(ports: &LoadPorts) -> Vec<String> {
-    let mut facts = vec![
-        format!("budget {}", plural(ports.budget, "tuple")),
-        format!("{} in use before", count(ports.taken_before)),
-    ];
-    facts.extend(ports.needed.map(|needed| format!("{} needed", count(needed))));
-    facts.push(format!("{} used", count(ports.used)));
-    facts.push(match ports.kept_ns {
+    let kept = match ports.kept_ns {
         0 => "free once closed".to_owned(),
         kept => format!("kept for {} once closed", duration(kept)),
-    });
-    facts
+    };
+    present([
+        Some(format!("budget {}", plural(ports.budget, "tuple"))),
+        Some(format!("{} in use before", count(ports.taken_before))),
+        ports.needed.map(|needed| format!("{} needed", count(needed))),
+        Some(format!("{} used", count(ports.used))),
+        Some(kept),
+    ])
 }
 
 /// Compares the predicted stall with the measured one.

@@ -44,16 +44,13 @@ pub(super) fn document(record: &PlanRecord) -> Document {
 
 fn facts(settings: &PlanSettings) -> Vec<String> {
     let closer = if settings.closer == "us" { "we close first" } else { "they close first" };
-    let arrival = settings.arrival_per_s.map_or_else(
-        || "no rate given".to_owned(),
-        |rate| format!("{} new connections a second", quantity(rate)),
-    );
+    let arrival = settings.arrival_per_s.map(|rate| format!("{} new connections a second", quantity(rate)));
     vec![
         range(settings.low, settings.high),
         format!("{} reserved", count(settings.reserved.into())),
         plural(settings.sources, "source"),
         plural(settings.destinations, "destination"),
-        arrival,
+        arrival.unwrap_or_else(|| "no rate given".to_owned()),
         format!("held for {}", duration(settings.hold_ns)),
         closer.to_owned(),
         format!("{} search", settings.kernel),

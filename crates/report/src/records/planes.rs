@@ -55,12 +55,9 @@ pub(super) fn document(record: &PlanesRecord) -> Document {
 }
 
 fn facts(settings: &PlanesSettings) -> Vec<String> {
-    let cells = match settings.every_combination {
-        true => "every combination of the lists",
-        false => "a choice of cells",
-    };
+    let every = settings.every_combination;
     vec![
-        cells.to_owned(),
+        if every { "every combination of the lists" } else { "a choice of cells" }.to_owned(),
         format!("{} a run", plural(settings.packets, "packet")),
         repeats(settings.repeats),
         format!("over {}", settings.over),

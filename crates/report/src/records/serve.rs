@@ -1,9 +1,9 @@
-use fourtuple_record::{ServeRecord, ServeResults, ServeSettings};
+use fourtuple_record::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, quantity, rate, total};
 use crate::table::{Cell, Table, numbered};
-use crate::words::{CommandLine, index, plural, reasons, typed, word};
+use crate::words::{CommandLine, index, plural, present, reasons, typed, word};
 
 pub(super) fn document(record: &ServeRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -47,32 +47,31 @@ fn policy(name: &str) -> &str {
 }
 
 fn facts(settings: &ServeSettings) -> Vec<String> {
-    let mut facts = vec![plural(settings.workers.into(), "worker")];
-    facts.extend(settings.policy.as_ref().map(|policy| format!("policy {policy}")));
-    facts.extend(settings.request_bytes.map(|bytes| format!("requests of {}", plural(bytes, "byte"))));
     let answers = if settings.protocol == "http" { "bodies" } else { "responses" };
-    facts.extend(settings.response_bytes.map(|bytes| format!("{answers} of {}", plural(bytes, "byte"))));
     // UDP has neither a close nor an accept queue.
     let stream = settings.protocol != "udp";
-    facts.extend(stream.then(|| match (settings.close.as_str(), settings.close_every) {
+    let closing = || match (settings.close.as_str(), settings.close_every) {
         ("client", _) => "the client closes".to_owned(),
         (how, Some(every)) => {
             let how = if how == "rst" { " with RST" } else { "" };
             format!("the server closes after {}{how}", plural(every, "response"))
         }
         (how, None) => format!("closing: {how}"),
-    }));
-    if settings.service != "0s" {
-        let how = if settings.spin { "spinning" } else { "sleeping" };
-        facts.push(format!("service time {}, {how}", settings.service));
-    }
-    if let (Some(at), Some(length)) = (settings.stall_at_ns, settings.stall_length_ns) {
-        facts.push(format!("a stall of {} after {}", duration(length), duration(at)));
-    }
-    facts.extend(stream.then(|| format!("backlog {}", count(settings.backlog.into()))));
-    facts.extend(settings.defer_accept.then(|| "TCP_DEFER_ACCEPT".to_owned()));
-    facts.extend(settings.pin.then(|| "pinned".to_owned()));
-    facts
+    };
+    let how = if settings.spin { "spinning" } else { "sleeping" };
+    let stall = settings.stall_at_ns.zip(settings.stall_length_ns);
+    present([
+        Some(plural(settings.workers.into(), "worker")),
+        settings.policy.as_ref().map(|policy| format!("policy {policy}")),
+        settings.request_bytes.map(|bytes| format!("requests of {}", plural(bytes, "byte"))),
+        settings.response_bytes.map(|bytes| format!("{answers} of {}", plural(bytes, "byte"))),
+        stream.then(closing),
+        (settings.service != "0s").then(|| format!("service time {}, {how}", settings.service)),
+        stall.map(|(at, length)| format!("a stall of {} after {}", duration(length), duration(at))),
+        stream.then(|| format!("backlog {}", count(settings.backlog.into()))),
+        settings.defer_accept.then(|| "TCP_DEFER_ACCEPT".to_owned()),
+        settings.pin.then(|| "pinned".to_owned()),
+    ])
 }
 
 fn command_line(settings: &ServeSettings) -> String {
@@ -99,15 +98,13 @@ fn command_line(settings: &ServeSettings) -> String {
 
 /// Returns the totals of all workers; without balance if there was no work.
 fn figures(results: &ServeResults) -> Vec<(&'static str, String)> {
-    let workers = || results.workers.iter();
-    let mut figures = vec![
-        ("connections accepted", count(total(workers().map(|worker| &worker.accepted)))),
-        ("requests", count(total(workers().map(|worker| &worker.requests)))),
-        ("requests per second", rate(results.requests_per_s)),
-    ];
-    if let (Some(jain), Some(most)) = (results.jain, results.max_over_mean) {
-        figures.push(("Jain's index of the workers (1 is even)", index(Some(jain))));
-        figures.push(("busiest worker over the mean", format!("{}x", quantity(most))));
-    }
-    figures
+    let sum = |field: fn(&ServeWorker) -> &u64| count(total(results.workers.iter().map(field)));
+    let balance = results.jain.zip(results.max_over_mean);
+    present([
+        Some(("connections accepted", sum(|worker| &worker.accepted))),
+        Some(("requests", sum(|worker| &worker.requests))),
+        Some(("requests per second", rate(results.requests_per_s))),
+        balance.map(|(jain, _)| ("Jain's index of the workers (1 is even)", index(Some(jain)))),
+        balance.map(|(_, most)| ("busiest worker over the mean", format!("{}x", quantity(most)))),
+    ])
 }

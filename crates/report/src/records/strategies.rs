@@ -1,9 +1,8 @@
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use fourtuple_record::{Distribution, FillPoint, StrategyResult};
 
-use crate::number::total;
+use crate::number::{median, total};
 use crate::words::grouped;
 
 /// All runs of one strategy: medians over its repeats.
@@ -127,19 +126,6 @@ fn by_fill(runs: &[&StrategyResult]) -> Vec<FillPoint> {
 
 fn median_of(values: impl Iterator<Item = u64>) -> u64 {
     median(values, u64::cmp, u64::midpoint).unwrap_or(0)
-}
-
-/// Returns the middle value; `between` combines the two middle ones.
-fn median<T: Copy>(
-    values: impl Iterator<Item = T>,
-    order: fn(&T, &T) -> Ordering,
-    between: fn(T, T) -> T,
-) -> Option<T> {
-    let mut values: Vec<T> = values.collect();
-    values.sort_unstable_by(order);
-    let middle = values.get(values.len() / 2)?;
-    let odd = values.len() % 2 == 1;
-    Some(if odd { *middle } else { between(values[values.len() / 2 - 1], *middle) })
 }
 
 #[cfg(test)]

@@ -21,15 +21,10 @@ pub(super) fn body(document: &mut Document, settings: &TimeWaitSettings, results
         range(settings.low, settings.high),
         format!("waits {} at most for the end of a stall", duration(settings.patience_ns)),
     ]);
-    document.note(
-        Tone::Plain,
-        format!(
-            "One source address sustains {}: {} / {} of TIME_WAIT.",
-            rate(results.ceiling_per_s),
-            plural(results.ports, "port"),
-            duration(results.time_wait_ns)
-        ),
-    );
+    let (rate, ports) = (rate(results.ceiling_per_s), plural(results.ports, "port"));
+    let kept = duration(results.time_wait_ns);
+    let ceiling = format!("One source address sustains {rate}: {ports} / {kept} of TIME_WAIT.");
+    document.note(Tone::Plain, ceiling);
     if results.runs.is_empty() {
         return document.push(Block::Nothing);
     }

@@ -54,9 +54,7 @@ pub(super) fn tier(name: &str) -> String {
     format!("tier {name} ({what})")
 }
 
-/// Returns the figures of events that occurred.
-pub(super) fn occurred<'a>(
-    events: &'a [(&'static str, u64)],
-) -> impl Iterator<Item = (&'static str, String)> + 'a {
-    events.iter().filter(|(_, number)| *number > 0).map(|(name, number)| (*name, count(*number)))
+/// Returns the figure of an event, if it occurred.
+pub(super) fn occurred(name: &'static str, number: u64) -> Option<(&'static str, String)> {
+    (number > 0).then(|| (name, count(number)))
 }

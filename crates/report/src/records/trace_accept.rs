@@ -5,9 +5,9 @@ use fourtuple_record::{
 use crate::document::{Block, Document, Medium, Tone};
 use crate::number::{count, duration, quantity, rate};
 use crate::records::times::{self, steps};
-use crate::records::trace::{self, Filters, tier};
+use crate::records::trace::{Filters, occurred, tier};
 use crate::table::{Cell, Table, more};
-use crate::words::{CommandLine, index, plural, unnamed};
+use crate::words::{CommandLine, index, plural, present, unnamed};
 
 /// The maximum number of listeners on the terminal and on the page.
 const LISTENERS: (usize, usize) = (10, 100);
@@ -64,18 +64,14 @@ fn command_line(settings: &TraceAcceptSettings) -> String {
 
 /// Returns the counts. Events that did not occur are omitted, except lost ones.
 fn figures(results: &TraceAcceptResults) -> Vec<(&'static str, String)> {
-    let mut figures = vec![
-        ("connections accepted", count(results.accepts)),
-        ("accepts per second", rate(results.accepts_per_s)),
-    ];
-    let perhaps = [
-        ("accepted, queued before the trace", results.earlier),
-        ("accept() calls that failed with EAGAIN", results.empty),
-        ("threads woken for nothing", results.woken_for_nothing),
-    ];
-    figures.extend(trace::occurred(&perhaps));
-    figures.push(("lost", count(results.lost)));
-    figures
+    present([
+        Some(("connections accepted", count(results.accepts))),
+        Some(("accepts per second", rate(results.accepts_per_s))),
+        occurred("accepted, queued before the trace", results.earlier),
+        occurred("accept() calls that failed with EAGAIN", results.empty),
+        occurred("threads woken for nothing", results.woken_for_nothing),
+        Some(("lost", count(results.lost))),
+    ])
 }
 
 fn times_of(document: &mut Document, results: &TraceAcceptResults) {
@@ -94,14 +90,10 @@ fn one_listener(document: &mut Document, listener: &TraceListener) {
     document.heading(title(listener));
     document.facts(of_listener(listener));
     if listener.overflows > 0 {
-        document.note(
-            Tone::Bad,
-            format!(
-                "{} dropped because the queue was full ({} of them final ACKs): accept() is too slow, or the backlog too short",
-                plural(listener.overflows, "packet"),
-                count(listener.overflow_acks)
-            ),
-        );
+        let (packets, acks) = (plural(listener.overflows, "packet"), count(listener.overflow_acks));
+        let why = "accept() is too slow, or the backlog too short";
+        let line = format!("{packets} dropped because the queue was full ({acks} of them final ACKs): {why}");
+        document.note(Tone::Bad, line);
     }
     if !listener.workers.is_empty() {
         document.table(workers(&listener.workers));
@@ -125,31 +117,22 @@ fn title(listener: &TraceListener) -> String {
 /// Returns short facts about a listener. Events that did not occur are omitted.
 fn of_listener(listener: &TraceListener) -> Vec<String> {
     let depth = &listener.depth;
-    let mut facts = vec![
-        format!("{} accepted of {} queued", count(listener.accepts), count(listener.queued)),
-        format!(
-            "queue depth {} on average, {} at most, backlog {}",
-            quantity(depth.mean),
-            count(depth.max.into()),
-            count(depth.backlog.into())
-        ),
-    ];
-    let perhaps = [
-        (depth.full, "times full"),
-        (listener.other_accepts, "accepted by threads outside the filters"),
-        (listener.retried_handshakes, "handshakes with a retransmitted SYN-ACK"),
-        (listener.other_drops, "packets dropped for other reasons"),
-        (listener.never_accepted, "closed before they were accepted"),
-        (listener.closed_first, "closed by the workers first (TIME_WAIT here)"),
-        (listener.closed_by_peer, "closed by the peer first"),
-        (listener.reset, "reset"),
-    ];
-    let occurred = perhaps.into_iter().filter(|(number, _)| *number > 0);
-    facts.extend(occurred.map(|(number, what)| format!("{} {what}", count(number))));
-    if listener.workers.len() > 1 {
-        facts.push(format!("Jain's index of the workers {}", index(listener.jain)));
-    }
-    facts
+    let [max, backlog] = [depth.max, depth.backlog].map(|number| count(number.into()));
+    let some = |number: u64, what: &str| (number > 0).then(|| format!("{} {what}", count(number)));
+    let jain = || format!("Jain's index of the workers {}", index(listener.jain));
+    present([
+        Some(format!("{} accepted of {} queued", count(listener.accepts), count(listener.queued))),
+        Some(format!("queue depth {} on average, {max} at most, backlog {backlog}", quantity(depth.mean))),
+        some(depth.full, "times full"),
+        some(listener.other_accepts, "accepted by threads outside the filters"),
+        some(listener.retried_handshakes, "handshakes with a retransmitted SYN-ACK"),
+        some(listener.other_drops, "packets dropped for other reasons"),
+        some(listener.never_accepted, "closed before they were accepted"),
+        some(listener.closed_first, "closed by the workers first (TIME_WAIT here)"),
+        some(listener.closed_by_peer, "closed by the peer first"),
+        some(listener.reset, "reset"),
+        (listener.workers.len() > 1).then(jain),
+    ])
 }
 
 fn workers(workers: &[TraceWorker]) -> Table {

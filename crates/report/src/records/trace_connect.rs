@@ -3,9 +3,9 @@ use fourtuple_record::{TraceConnectRecord, TraceConnectResults, TraceConnectSett
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_duration, rate, share};
 use crate::records::times::{self, steps};
-use crate::records::trace::{self, Filters, tier};
+use crate::records::trace::{Filters, occurred, tier};
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, plural, reasons, unnamed};
+use crate::words::{CommandLine, plural, present, reasons, unnamed};
 
 /// The instrument for UDP.
 const UDP_TIER: &str = "cgroup+tp_btf";
@@ -44,10 +44,7 @@ pub(super) fn document(record: &TraceConnectRecord) -> Document {
                        more searches, on a logarithmic scale.";
         document.push(Block::HeatMap { heat: results.heat.clone(), caption });
     }
-    if !results.tuples.is_empty() {
-        document.heading("By process and destination");
-        document.table(tuples(&results.tuples));
-    }
+    document.table_below("By process and destination", tuples(&results.tuples));
     document
 }
 
@@ -82,45 +79,39 @@ fn command_line(settings: &TraceConnectSettings) -> String {
 }
 
 fn instrument(results: &TraceConnectResults) -> Vec<String> {
-    let mut facts = vec![tier(&results.tier)];
-    facts.extend(results.tier_reason.iter().map(|reason| format!("not the first tier: {reason}")));
-    facts.push(format!("traced for {}", duration(results.elapsed_ns)));
-    facts
+    present([
+        Some(tier(&results.tier)),
+        results.tier_reason.as_ref().map(|reason| format!("not the first tier: {reason}")),
+        Some(format!("traced for {}", duration(results.elapsed_ns))),
+    ])
 }
 
 /// Returns the counts. Events that did not occur are omitted, except lost ones.
 fn figures(results: &TraceConnectResults) -> Vec<(&'static str, String)> {
-    let mut figures = vec![
-        ("searches that found a port", count(results.searches)),
-        ("searches per second", rate(results.searches_per_s)),
-    ];
+    let part = || share(results.switched as f64 / results.searches as f64);
+    let switched = (results.switched > 0 && results.searches > 0)
+        .then(|| format!("{} ({})", count(results.switched), part()));
     // UDP has no handshake.
-    if results.tier != UDP_TIER {
-        figures.push(("connections established", count(results.established)));
-    }
-    let perhaps = [
-        ("connects from a bound port (no search)", results.given_port),
-        ("connections over IPv6 without a time", results.untimed),
-    ];
-    figures.extend(trace::occurred(&perhaps));
-    if results.switched > 0 && results.searches > 0 {
-        let part = share(results.switched as f64 / results.searches as f64);
-        figures.push(("searches with a context switch", format!("{} ({part})", count(results.switched))));
-    }
-    figures.push(("lost", count(results.lost)));
-    figures
+    let established = (results.tier != UDP_TIER).then(|| count(results.established));
+    present([
+        Some(("searches that found a port", count(results.searches))),
+        Some(("searches per second", rate(results.searches_per_s))),
+        established.map(|number| ("connections established", number)),
+        occurred("connects from a bound port (no search)", results.given_port),
+        occurred("connections over IPv6 without a time", results.untimed),
+        switched.map(|number| ("searches with a context switch", number)),
+        Some(("lost", count(results.lost))),
+    ])
 }
 
 /// Describes the samples of a flame graph; `None` without one.
 fn flame(results: &TraceConnectResults) -> Option<String> {
     let flame = results.flame?;
     let lost = if flame.lost > 0 { format!(", {} lost", count(flame.lost)) } else { String::new() };
-    Some(format!(
-        "Flame graph: of the time that these programs ran, {} was in connect() and {} in the search for a port ({}{lost})",
-        share(flame.in_connect),
-        share(flame.in_search),
-        plural(flame.samples, "sample"),
-    ))
+    let [connect, search] = [flame.in_connect, flame.in_search].map(share);
+    let samples = plural(flame.samples, "sample");
+    let part = format!("{connect} was in connect() and {search} in the search for a port ({samples}{lost})");
+    Some(format!("Flame graph: of the time that these programs ran, {part}"))
 }
 
 fn times_of(document: &mut Document, results: &TraceConnectResults) {

@@ -25,14 +25,8 @@ pub(super) fn document(record: &TraceLocksRecord) -> Document {
     }
     let remedies = results.classes.iter().map(|class| (class.class.clone(), class.remedy.clone()));
     document.list("Remedies", Tone::Plain, remedies);
-    if !results.paths.is_empty() {
-        document.heading("By call path, innermost function first");
-        document.table(paths(results));
-    }
-    if !results.ports.is_empty() {
-        document.heading("Buckets of local ports");
-        document.table(ports(results));
-    }
+    document.table_below("By call path, innermost function first", paths(results));
+    document.table_below("Buckets of local ports", ports(results));
     document.list("What this host cannot show", Tone::Dim, unnamed(&results.blind_spots));
     document
 }

@@ -16,15 +16,9 @@ impl Text {
         let shown = |at: &usize| table.columns[*at].medium.includes(Medium::Terminal);
         let kept: Vec<usize> = (0..table.columns.len()).filter(shown).collect();
         let cell = |row: &[Cell], at: usize| (printable(&row[at].text), row[at].tone);
-        Text {
-            columns: kept.iter().map(|&at| table.columns[at]).collect(),
-            rows: table
-                .rows
-                .iter()
-                .take(most)
-                .map(|row| kept.iter().map(|&at| cell(row, at)).collect())
-                .collect(),
-        }
+        let columns = kept.iter().map(|&at| table.columns[at]).collect();
+        let rows = table.rows.iter().take(most).map(|row| kept.iter().map(|&at| cell(row, at)).collect());
+        Text { columns, rows: rows.collect() }
     }
 
     /// Returns the lines of the table within `width`, and the titles of the omitted columns.

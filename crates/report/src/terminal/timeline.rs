@@ -18,13 +18,11 @@ pub(super) fn draw(sheet: &mut Sheet, timeline: &Timeline) {
     };
     let columns: Vec<_> =
         (0..STEPS).map(|step| (time(2 * step), time(2 * step + 1), time(2 * step + 2))).collect();
-    let picture =
-        |row: &TimelineRow| -> String { columns.iter().map(|column| column_of(row, *column)).collect() };
-    let table = Table::of(&timeline.rows).text("", 0, |row| Cell::toned(row.name.clone(), row.tone)).text(
-        "",
-        0,
-        |row| Cell::toned(picture(row), row.tone),
-    );
+    let name = |row: &TimelineRow| Cell::toned(row.name.clone(), row.tone);
+    let picture = |row: &TimelineRow| {
+        Cell::toned(columns.iter().map(|column| column_of(row, *column)).collect::<String>(), row.tone)
+    };
+    let table = Table::of(&timeline.rows).text("", 0, name).text("", 0, picture);
     sheet.table(&Text::new(&table.into()));
     let legend = StripKind::ALL.map(|kind| {
         let (_, glyph, meaning) = kind.look();

@@ -1,6 +1,6 @@
 //! The protocol crr: requests and responses of fixed sizes with arbitrary contents.
 
-use crate::decoder::step::{Answer, Position, Step};
+use crate::decoder::step::{Answer, Decoder, Position, Step};
 
 pub(crate) struct Crr {
     request: u64,
@@ -11,12 +11,14 @@ impl Crr {
     pub(super) fn new(request: u64, response: usize) -> Crr {
         Crr { request, response: vec![b'x'; response] }
     }
+}
 
-    pub(super) fn response(&self) -> &[u8] {
+impl Decoder for Crr {
+    fn bytes(&self, _answer: Answer) -> &[u8] {
         &self.response
     }
 
-    pub(super) fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
+    fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
         let left = match *position {
             Position::Body { left, .. } => left,
             Position::Between => self.request,
@@ -49,6 +51,6 @@ mod tests {
         assert_eq!(crr.next(&mut position, b"cdefgh", false), Step { used: 1, answer: Some(Answer::Keep) });
         assert_eq!(crr.next(&mut position, b"defgh", true), Step { used: 3, answer: Some(Answer::Close) });
         assert_eq!(crr.next(&mut position, b"gh", false), Step { used: 2, answer: None });
-        assert_eq!(crr.response(), b"xxxxx");
+        assert_eq!(crr.bytes(Answer::Keep), b"xxxxx");
     }
 }

@@ -2,7 +2,7 @@
 
 use httparse::{EMPTY_HEADER, Request, Status};
 
-use crate::decoder::step::{Answer, Position, Step};
+use crate::decoder::step::{Answer, Decoder, Position, Step};
 
 /// Maximum length of a head in bytes; a longer head gets 431.
 const LONGEST_HEAD: usize = 16 * 1024;
@@ -32,8 +32,10 @@ impl Http {
         let ((keep, keep_head), (close, close_head)) = (response(""), response("Connection: close\r\n"));
         Http { keep, close, keep_head, close_head }
     }
+}
 
-    pub(super) fn bytes(&self, answer: Answer) -> &[u8] {
+impl Decoder for Http {
+    fn bytes(&self, answer: Answer) -> &[u8] {
         match answer {
             Answer::Keep => &self.keep,
             Answer::Close => &self.close,
@@ -52,7 +54,7 @@ impl Http {
         }
     }
 
-    pub(super) fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
+    fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
         match *position {
             Position::Body { left, answer } => {
                 if (bytes.len() as u64) < left {

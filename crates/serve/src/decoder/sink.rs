@@ -1,7 +1,15 @@
 //! The protocol sink: discards all bytes and never responds.
 
-use crate::decoder::step::Step;
+use crate::decoder::step::{Answer, Decoder, Position, Step};
 
-pub(super) fn next(bytes: &[u8]) -> Step {
-    Step { used: bytes.len(), answer: None }
+pub(super) struct Sink;
+
+impl Decoder for Sink {
+    fn next(&self, _position: &mut Position, bytes: &[u8], _last: bool) -> Step {
+        Step { used: bytes.len(), answer: None }
+    }
+
+    fn bytes(&self, _answer: Answer) -> &[u8] {
+        &[]
+    }
 }

@@ -1,5 +1,14 @@
 //! The interface between a worker and a decoder: the position in the stream, and the response that is due.
 
+/// The decoder of a protocol, with its prepared responses.
+pub(crate) trait Decoder: Send + Sync {
+    /// Decodes the next request in `bytes`. `last`: the server closes after the next response.
+    fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step;
+
+    /// Returns the bytes of a response.
+    fn bytes(&self, answer: Answer) -> &[u8];
+}
+
 /// The position of a connection in a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Position {

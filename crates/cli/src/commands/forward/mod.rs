@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use fourtuple::spread::Selector;
 use fourtuple_forward::{
     ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, SessionReport,
 };
@@ -55,9 +56,8 @@ pub(crate) struct ForwardFlags {
     /// Position of the inner key of routes in the payload [default: the position of --spread flow]
     #[arg(long, value_name = "OFFSET:WIDTH", conflicts_with = "config", allow_hyphen_values = true)]
     key: Option<String>,
-    /// Choose the plane of a packet by hash (of the 4-tuple), random, flow:OFFSET:WIDTH (a number in the payload), cpu; with BPF
-    /// map:RULE, xdp:PORTS@DEVICE, cpumap:CPUS@DEVICE [default: hash]
-    #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true)]
+    #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true,
+        help = format!("Choose the plane of a packet by {} [default: hash]", Selector::help()))]
     spread: Option<String>,
     /// Return replies from next hops to the client that sent the packet; uses one socket per client
     #[arg(long = "return", conflicts_with = "config")]
@@ -95,9 +95,8 @@ pub(crate) struct ForwardFlags {
     /// Number of planes, or auto for one per CPU [default: auto]
     #[arg(long, value_name = "N", value_parser = planes, allow_hyphen_values = true)]
     planes: Option<Planes>,
-    /// System calls that move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (offload, with receive by
-    /// io_uring) [default: offload]
-    #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true)]
+    #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true,
+        help = format!("System calls that move packets: {} [default: offload]", PlaneKind::descriptions()))]
     plane: Option<PlaneKind>,
     /// Pin plane i to the i-th allowed CPU, and start again at the first if there are more planes than CPUs
     #[arg(long)]

@@ -7,8 +7,8 @@ use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
 use crate::commands::lab::list::without_duplicates;
-use crate::commands::lab::pool_flags::{PoolFlags, policies, selection};
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::pool_flags::{COMPARES_BY_ITSELF, PoolFlags, policies, selection};
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
@@ -49,8 +49,12 @@ fn load(text: &str) -> Result<Load, String> {
     Load::named(text).ok_or_else(|| format!("{text:?} is not a load: expected light or heavy"))
 }
 
-impl AcceptFlags {
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+impl Experiment for AcceptFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        Err(COMPARES_BY_ITSELF.to_owned())
+    }
+
+    fn run(&self) -> anyhow::Result<Exit> {
         let settings = self.settings();
         settings.check()?;
         let started = OffsetDateTime::now_utc();
@@ -59,7 +63,9 @@ impl AcceptFlags {
         let record = output::record("lab accept", started, host, settings.settings(), validity, results);
         self.output.finish(&Saved::LabAccept(record))
     }
+}
 
+impl AcceptFlags {
     fn settings(&self) -> Accept {
         Accept {
             selection: selection((&self.policy, &AcceptPolicy::ALL), (&self.family, &Family::ALL)),

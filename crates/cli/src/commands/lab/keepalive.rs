@@ -9,8 +9,8 @@ use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
 use crate::commands::lab::list::without_duplicates;
-use crate::commands::lab::pool_flags::{PoolFlags, policies, selection};
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::pool_flags::{COMPARES_BY_ITSELF, PoolFlags, policies, selection};
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;
@@ -79,8 +79,12 @@ fn long_share(text: &str) -> Result<f64, String> {
         .map_err(|_| format!("{text:?} is not accepted: expected a percentage from 0% to 100%, such as 5%"))
 }
 
-impl KeepaliveFlags {
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+impl Experiment for KeepaliveFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        Err(COMPARES_BY_ITSELF.to_owned())
+    }
+
+    fn run(&self) -> anyhow::Result<Exit> {
         let settings = self.settings();
         settings.check()?;
         let started = OffsetDateTime::now_utc();
@@ -98,7 +102,9 @@ impl KeepaliveFlags {
         let record = output::record("lab keepalive", started, host, settings.settings(), validity, results);
         self.output.finish(&Saved::LabKeepalive(record))
     }
+}
 
+impl KeepaliveFlags {
     fn settings(&self) -> Keepalive {
         let policies = [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE, AcceptPolicy::SharedOneshot];
         Keepalive {

@@ -7,7 +7,7 @@ use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
 use crate::commands::lab::list::without_duplicates;
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
@@ -51,8 +51,14 @@ fn change(text: &str) -> Result<Change, String> {
     })
 }
 
-impl LocksFlags {
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+impl Experiment for LocksFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        let message =
+            "lab locks compares by itself, before against after; '--change' says what, '--repeats' how often";
+        Err(message.to_owned())
+    }
+
+    fn run(&self) -> anyhow::Result<Exit> {
         let settings = self.settings();
         settings.check()?;
         let started = OffsetDateTime::now_utc();
@@ -61,7 +67,9 @@ impl LocksFlags {
         let record = output::record("lab locks", started, host, settings.settings(), validity, results);
         self.output.finish(&Saved::LabLocks(record))
     }
+}
 
+impl LocksFlags {
     fn settings(&self) -> Locks {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let changes =

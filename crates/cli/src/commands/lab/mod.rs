@@ -13,6 +13,7 @@ mod time_wait;
 
 use clap::{Args, Subcommand};
 
+use crate::commands::lab::run::Experiment;
 use crate::exit::Exit;
 use crate::output::Output;
 
@@ -25,13 +26,30 @@ use crate::output::Output;
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Lab {
     #[command(subcommand)]
-    experiment: Option<Experiment>,
+    name: Option<Name>,
     #[command(flatten)]
     output: Output,
 }
 
-#[derive(Debug, Subcommand)]
-enum Experiment {
+/// Defines the subcommands from one row per lab: the variant, whose name is the lab's, and its flags.
+macro_rules! labs {
+    ($($name:ident($flags:ty),)*) => {
+        #[derive(Debug, Subcommand)]
+        enum Name {
+            $($name($flags),)*
+        }
+
+        impl Name {
+            fn experiment(&self) -> &dyn Experiment {
+                match self {
+                    $(Name::$name(flags) => flags,)*
+                }
+            }
+        }
+    };
+}
+
+labs! {
     Ports(ports::PortsFlags),
     TimeWait(time_wait::TimeWaitFlags),
     Accept(accept::AcceptFlags),
@@ -46,31 +64,15 @@ impl Lab {
     /// # Errors
     /// A text for the user that names the flag to change.
     pub(crate) fn comparable(&self) -> Result<bool, String> {
-        let refuse = |why: &str| Err(why.to_owned());
-        match &self.experiment {
-            Some(Experiment::Ports(flags)) => flags.comparable().map(|()| true),
-            Some(Experiment::TimeWait(flags)) => flags.comparable().map(|()| false),
-            Some(Experiment::Accept(_) | Experiment::Keepalive(_)) => refuse(
-                "lab accept and lab keepalive compare by themselves: give '--policy' several names, and '--repeats'",
-            ),
-            Some(Experiment::Locks(_)) => refuse(
-                "lab locks compares by itself, before against after; '--change' says what, '--repeats' how often",
-            ),
-            Some(Experiment::Planes(_)) => refuse(
-                "lab planes compares by itself: give '--plane', '--planes' or '--spread' several names, and '--repeats'",
-            ),
-            None => refuse("a bare lab gives many numbers; lab ports and lab time-wait are compared"),
+        match &self.name {
+            Some(name) => name.experiment().comparable(),
+            None => Err("a bare lab gives many numbers; lab ports and lab time-wait are compared".to_owned()),
         }
     }
 
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
-        match self.experiment {
-            Some(Experiment::Ports(flags)) => flags.run(),
-            Some(Experiment::TimeWait(flags)) => flags.run(),
-            Some(Experiment::Accept(flags)) => flags.run(),
-            Some(Experiment::Keepalive(flags)) => flags.run(),
-            Some(Experiment::Locks(flags)) => flags.run(),
-            Some(Experiment::Planes(flags)) => flags.run(),
+        match &self.name {
+            Some(name) => name.experiment().run(),
             None => all::run(self.output),
         }
     }

@@ -6,7 +6,7 @@ use fourtuple_lab::planes::{NetworkKind, Planes, SpreadBy};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
@@ -19,9 +19,8 @@ use crate::units;
 /// every combination of their values.
 #[derive(Debug, Args)]
 pub(super) struct PlanesFlags {
-    /// How planes move packets: one-by-one, batched, offload (UDP_GRO and UDP_SEGMENT), uring (the same, received by io_uring)
-    /// [default: all that this host supports]
-    #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind)]
+    #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind,
+        help = format!("How planes move packets: {} [default: all that this host supports]", PlaneKind::descriptions()))]
     plane: Vec<PlaneKind>,
     /// Numbers of planes, 1 to 64, each plane pinned to a CPU [default: 1,2,4]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<64>, allow_hyphen_values = true)]
@@ -67,8 +66,13 @@ fn over(text: &str) -> Result<NetworkKind, String> {
     found.ok_or_else(|| format!("{text:?} is not accepted: expected veth or loopback"))
 }
 
-impl PlanesFlags {
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+impl Experiment for PlanesFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        let message = "lab planes compares by itself: give '--plane', '--planes' or '--spread' several names, and '--repeats'";
+        Err(message.to_owned())
+    }
+
+    fn run(&self) -> anyhow::Result<Exit> {
         let settings = Planes {
             kinds: self.plane.clone(),
             planes: self.planes.clone(),

@@ -9,6 +9,10 @@ use fourtuple_lab::pool::{Selection, Spend};
 use crate::commands::lab::list::without_duplicates;
 use crate::units;
 
+/// The reason why `compare` runs neither of these labs.
+pub(super) const COMPARES_BY_ITSELF: &str =
+    "lab accept and lab keepalive compare by themselves: give '--policy' several names, and '--repeats'";
+
 /// Returns the help text of --policy without the default.
 pub(super) fn policies() -> String {
     format!("Accept policies, in this order: {}", AcceptPolicy::names())

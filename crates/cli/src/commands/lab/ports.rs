@@ -11,7 +11,7 @@ use fourtuple_record::Saved;
 use fourtuple_syscalls::socket::Transport;
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
@@ -84,9 +84,8 @@ pub(super) fn all_strategies(found: LocalPortRange) -> Vec<Strategy> {
     all
 }
 
-impl PortsFlags {
-    /// Checks that a run gives one number for `compare`.
-    pub(super) fn comparable(&self) -> Result<(), String> {
+impl Experiment for PortsFlags {
+    fn comparable(&self) -> Result<bool, String> {
         if self.windows {
             let message = "'--windows' measures several strategies; give '--strategy' with one name instead";
             Err(message.to_owned())
@@ -95,11 +94,11 @@ impl PortsFlags {
         } else if self.repeats != 1 {
             Err("'--repeats' is what compare does: leave it out, and say --trials".to_owned())
         } else {
-            Ok(())
+            Ok(true)
         }
     }
 
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+    fn run(&self) -> anyhow::Result<Exit> {
         // Refuses bad settings before the kernel is probed.
         self.settings(LocalPortRange::Unproven).check()?;
         let started = OffsetDateTime::now_utc();
@@ -111,7 +110,9 @@ impl PortsFlags {
         let record = output::record("lab ports", started, host, settings, validity, results);
         self.output.finish(&Saved::Ports(record))
     }
+}
 
+impl PortsFlags {
     fn settings(&self, found: LocalPortRange) -> Ports {
         let mut strategies = self.strategy.clone();
         if self.windows {

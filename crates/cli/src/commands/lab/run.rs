@@ -2,9 +2,21 @@ use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple_lab::{LabError, Namespace, Watch};
 use fourtuple_record::Host;
 
+use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;
 use crate::stop;
+
+/// The flags of one lab.
+pub(super) trait Experiment {
+    /// Returns whether the lab's records have times of connect(), if a run gives exactly one number for `compare`.
+    ///
+    /// # Errors
+    /// A text for the user that names the flag to change.
+    fn comparable(&self) -> Result<bool, String>;
+
+    fn run(&self) -> anyhow::Result<Exit>;
+}
 
 /// Prepares the process, runs a lab with a progress bar until its end or Ctrl-C, and describes the host.
 pub(super) fn with_watch<R>(

@@ -7,7 +7,7 @@ use fourtuple_lab::time_wait::{Remedy, TimeWait};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::run::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
@@ -20,9 +20,8 @@ pub(super) struct TimeWaitFlags {
     /// Ephemeral range of the lab's namespace, 64 to 32768 ports from 1024 on
     #[arg(long, value_name = "LOW-HIGH", default_value = "49152-65535", allow_hyphen_values = true)]
     range: PortRange,
-    /// Remedies to try: none-under, none-over, more-sources, wider-range, tcp-tw-reuse, server-closes-first, keep-alive
-    /// [default: all of them]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = remedy)]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
+        help = format!("Remedies to try: {} [default: all of them]", Remedy::names()))]
     remedy: Vec<Remedy>,
     /// Longest time to wait for the end of one stall; TIME_WAIT lasts 60 s
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = units::duration, allow_hyphen_values = true)]
@@ -31,20 +30,12 @@ pub(super) struct TimeWaitFlags {
     output: Output,
 }
 
-fn remedy(text: &str) -> Result<Remedy, String> {
-    Remedy::named(text).ok_or_else(|| {
-        let names: Vec<&str> = Remedy::ALL.into_iter().map(Remedy::name).collect();
-        format!("{text:?} is not a remedy: expected {}", names.join(", "))
-    })
-}
-
-impl TimeWaitFlags {
-    /// Checks that a run gives one number for `compare`.
-    pub(super) fn comparable(&self) -> Result<(), String> {
-        if self.remedy.len() == 1 { Ok(()) } else { Err(needs_one_name("lab time-wait", "--remedy")) }
+impl Experiment for TimeWaitFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        if self.remedy.len() == 1 { Ok(false) } else { Err(needs_one_name("lab time-wait", "--remedy")) }
     }
 
-    pub(super) fn run(&self) -> anyhow::Result<Exit> {
+    fn run(&self) -> anyhow::Result<Exit> {
         let settings = TimeWait {
             range: self.range,
             remedies: if self.remedy.is_empty() { Remedy::ALL.to_vec() } else { self.remedy.clone() },

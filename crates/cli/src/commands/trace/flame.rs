@@ -6,6 +6,7 @@ use std::path::Path;
 use fourtuple_report::flame::{self, Caption};
 
 use crate::output::Output;
+use crate::save::save;
 
 /// Writes the flame graph of the stacks to a file. Without stacks it writes no file but one line on stderr.
 pub(super) fn write(
@@ -18,7 +19,7 @@ pub(super) fn write(
         let _ = writeln!(io::stderr(), "no stacks for a flame graph: {} was not written", path.display());
         return Ok(());
     };
-    fourtuple_report::save(path, &svg)?;
+    save(path, &svg)?;
     if !output.json && !output.quiet {
         let _ = writeln!(io::stderr(), "wrote {}", path.display());
     }

@@ -1,3 +1,5 @@
+//! Files written as a whole or not at all.
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// Returns the error of the failed call, with its kind, and the path in the message.
-pub fn save(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn save(path: &Path, text: &str) -> io::Result<()> {
     let result = match fs::metadata(path) {
         // Below /dev and /proc a name may be an open file of another process, even a regular one: no renaming.
         _ if path.starts_with("/dev") || path.starts_with("/proc") => write_through(path, text),

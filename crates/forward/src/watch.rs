@@ -108,24 +108,14 @@ impl Sessions {
         // Ports are read after all sessions have ended: until then the ports receive for them.
         let ended = before.into_iter().zip(links).zip(ports).map(|((before, link), port)| {
             // The report has the state from before the end, and the counters from after it.
-            let LinkReport {
-                transmitted,
-                unsent,
-                received,
-                discards,
-                handed,
-                handed_dropped,
-                overflowed,
-                ..
-            } = link;
             let report = LinkReport {
-                transmitted,
-                unsent,
-                received,
-                discards,
-                handed,
-                handed_dropped,
-                overflowed,
+                transmitted: link.transmitted,
+                unsent: link.unsent,
+                received: link.received,
+                discards: link.discards,
+                handed: link.handed,
+                handed_dropped: link.handed_dropped,
+                overflowed: link.overflowed,
                 ..before.report.clone()
             };
             SessionReport { report, ..before }.with_port(port.as_deref())

@@ -86,6 +86,34 @@ pub struct Load {
 }
 
 impl Load {
+    /// Returns a closed loop of one thread with 64 connections, and the other settings as the command line has them by default,
+    /// without an end.
+    pub fn new(target: Target, workload: Workload) -> Load {
+        Load {
+            target,
+            arrival: Arrival::Closed,
+            connections: 64,
+            pause: Duration::ZERO,
+            close_every: if workload.keeps_connections() { 0 } else { 1 },
+            workload,
+            close: Close::Client,
+            hold: 0,
+            operations: None,
+            length: None,
+            timeout: Duration::from_secs(10),
+            threshold: None,
+            engine: EngineChoice::Auto,
+            threads: 1,
+            pinned: false,
+            strategy: Strategy::Auto,
+            sources: SourcePool::any(),
+            trust: Trust::System,
+            separate_ack: false,
+            seed: 1,
+            log: false,
+        }
+    }
+
     /// Resolves the name of the target.
     ///
     /// # Errors

@@ -3,13 +3,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
-use fourtuple::dial::{ConnectRequest, SourcePool, Strategy};
+use fourtuple::dial::ConnectRequest;
 
 use super::*;
-use crate::arrival::Arrival;
 use crate::engine::{EngineChoice, Event};
-use crate::settings::Close;
-use crate::workload::{Trust, Workload};
+use crate::workload::Workload;
 
 /// Number of events of one turn after which the engine returns none, so that a driver without a bound fails the test
 /// and does not hang.
@@ -76,28 +74,13 @@ impl Engine for Endless {
 
 /// Returns a run of 50 ms with two connections, whose operations have `timeout`.
 fn load(timeout: Duration) -> Load {
+    let workload = Workload::Crr { request: 1, response: usize::MAX };
     Load {
-        target: "tcp://127.0.0.1:1".parse().unwrap(),
-        workload: Workload::Crr { request: 1, response: usize::MAX },
-        arrival: Arrival::Closed,
         connections: 2,
-        pause: Duration::ZERO,
-        close_every: 1,
-        close: Close::Client,
-        hold: 0,
-        operations: None,
         length: Some(Duration::from_millis(50)),
         timeout,
-        threshold: None,
         engine: EngineChoice::Epoll,
-        threads: 1,
-        pinned: false,
-        strategy: Strategy::Auto,
-        sources: SourcePool::any(),
-        trust: Trust::System,
-        separate_ack: false,
-        seed: 1,
-        log: false,
+        ..Load::new("tcp://127.0.0.1:1".parse().unwrap(), workload)
     }
 }
 

@@ -10,11 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::preflight::{Preflight, Snapshot, judge};
-use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, LoadError, Outcome, Target, Trust, Workload,
-};
+use fourtuple_load::{EngineChoice, HttpRequest, Load, LoadError, Outcome, Target, Workload};
 use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_serve::{Protocol, Running, Serve};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
@@ -30,30 +27,7 @@ pub(crate) const SMALL_SERVED: Protocol = Protocol::Crr { request: 1, response: 
 
 /// Returns a run with default settings.
 pub(crate) fn load(engine: EngineChoice, target: &str, workload: Workload) -> Load {
-    let keeps = matches!(workload, Workload::Http(_) | Workload::Udp { .. });
-    Load {
-        target: target.parse().unwrap(),
-        workload,
-        arrival: Arrival::Closed,
-        connections: 8,
-        pause: Duration::ZERO,
-        close_every: if keeps { 0 } else { 1 },
-        close: Close::Client,
-        hold: 0,
-        operations: None,
-        length: None,
-        timeout: Duration::from_secs(10),
-        threshold: None,
-        engine,
-        threads: 1,
-        pinned: false,
-        strategy: Strategy::Auto,
-        sources: SourcePool::any(),
-        trust: Trust::System,
-        separate_ack: false,
-        seed: 1,
-        log: false,
-    }
+    Load { connections: 8, engine, ..Load::new(target.parse().unwrap(), workload) }
 }
 
 pub(crate) fn get(target: &str) -> Workload {

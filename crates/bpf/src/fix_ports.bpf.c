@@ -5,6 +5,7 @@
  *           that the kernel's own search could not use is averaged by tuple.
  *   draw    past a given share: draw ports at random, look up the 4-tuple, bind the first free port with SO_REUSEADDR; then try
  *           all ports in order, from the last success on
+ *   share   sockets whose port the kernel chooses get SO_REUSEADDR too, so that draws for other destinations can share the port
  *
  * Whenever the program is in doubt, connect() proceeds unchanged, and the reason is counted. The source address comes from a map
  * that user space fills with answers of the routing table, because no helper of this program type looks up a route. */
@@ -268,6 +269,7 @@ struct search {
 	u32 probes;
 	u32 refused;
 	u32 takes_waiting;
+	u32 last; /* the last place in order */
 	u32 hash;
 };
 
@@ -426,6 +428,15 @@ INLINE long bind_to(struct search *search, u32 port)
 	}
 }
 
+/* Lets later draws share the port that the kernel will choose for this socket: bind() with SO_REUSEADDR refuses the port of a
+ * socket without the option. */
+INLINE void let_share(struct bpf_sock_addr *context, const struct settings *wanted)
+{
+	int on = 1;
+	if (!(wanted->flags & DRY_RUN))
+		set_option(context, LEVEL_SOCKET, REUSE_ADDRESS, &on, sizeof(on));
+}
+
 /* Claims a port for this connect; fails if another connect of the same tuple has just done so. */
 INLINE int is_claimed(struct search *search, struct holder *holder)
 {
@@ -473,7 +484,8 @@ NOINLINE long try_random(u32 index, struct search *search)
 
 NOINLINE long try_next(u32 index, struct search *search)
 {
-	return try_port(search, search->namespace->low + (search->start + index) % search->span);
+	search->last = (search->start + index) % search->span;
+	return try_port(search, search->namespace->low + search->last);
 }
 
 NOINLINE long try_waiting(u32 index, struct search *search)
@@ -508,10 +520,10 @@ NOINLINE u32 draw(struct search *search, struct tuple *tuple, struct counters *c
 		search->takes_waiting = 1;
 		search->start = tuple->cursor % search->span;
 		loop(search->span, try_next, search, 0);
-		if (search->found) {
-			tuple->cursor = search->found - search->namespace->low;
+		/* Also after too many refusals: the next draw continues there. */
+		tuple->cursor = search->last;
+		if (search->found)
 			count(counters, IN_ORDER, 1);
-		}
 	}
 	if (!search->found && !before)
 		set_option(search->context, LEVEL_SOCKET, REUSE_ADDRESS, &before, sizeof(before));
@@ -553,7 +565,7 @@ INLINE void request(const struct destination *destination)
 		return;
 	}
 	*event = *destination;
-	ring_submit(event, NO_WAKEUP);
+	ring_submit(event, 0);
 }
 
 /* Chooses the source of the next attempt among the addresses of --source and the address of the route. */
@@ -619,10 +631,15 @@ INLINE u32 decide(struct search *search, struct counters *counters)
 	route = map_lookup(&routes, &destination);
 	if (!route) {
 		request(&destination);
+		let_share(context, wanted);
 		return LEFT_ROUTE;
 	}
-	if (route->state != KNOWN)
-		return route->state == NONE ? LEFT_UNREACHABLE : LEFT_ROUTE;
+	if (route->state == NONE)
+		return LEFT_UNREACHABLE;
+	if (route->state != KNOWN) {
+		let_share(context, wanted);
+		return LEFT_ROUTE;
+	}
 	copy_address(search->key.source, route->source);
 	search->namespace = map_lookup(&namespaces, &search->key.namespace);
 	if (!search->namespace || search->namespace->high < search->namespace->low)
@@ -632,8 +649,10 @@ INLINE u32 decide(struct search *search, struct counters *counters)
 	if (!tuple)
 		return LEFT_TABLE;
 	tuple->connects++;
-	if (tuple->share <= wanted->past)
+	if (tuple->share <= wanted->past) {
+		let_share(context, wanted);
 		return LEFT_BELOW;
+	}
 	if (wanted->flags & DRY_RUN) {
 		if (tuple->share >= ONE / 2)
 			count(counters, AVOIDED, search->span / 2);

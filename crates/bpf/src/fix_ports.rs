@@ -2,11 +2,13 @@
 
 use std::mem;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::{Pod, include_bytes_aligned};
+use fourtuple_syscalls::socket;
 
 use crate::error::BpfError;
 use crate::tracing::{Programs, address, address_bytes, failure};
@@ -485,6 +487,17 @@ impl FixPorts {
                 take(destination);
             }
         }
+    }
+
+    /// Waits until a destination is requested, at most this long. A signal does not end the wait.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if poll(2) fails.
+    pub fn wait(&self, timeout: Duration) -> Result<(), BpfError> {
+        // SAFETY: the ring owns the descriptor and outlives the call.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.requests.as_raw_fd()) };
+        socket::wait_readable(ring, Some(timeout)).map(drop).map_err(|error| BpfError::of("poll", error))
     }
 
     /// Reads the counters.

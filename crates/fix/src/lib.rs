@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod connected;
 mod destination;
 mod error;
 mod namespaces;

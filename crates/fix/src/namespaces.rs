@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use fourtuple_host::sysctl;
 use fourtuple_syscalls::{netns, route};
 use ipnet::IpNet;
 
-use crate::ranges;
+use crate::{connected, ranges};
 
 /// The greatest number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
@@ -79,6 +79,20 @@ impl Namespaces {
         within(namespace.file.as_fd(), || {
             Ok(destinations.iter().map(|destination| route::source_for(*destination).ok()).collect())
         })
+    }
+
+    /// Returns the destinations of the connections that exist in a namespace.
+    pub(crate) fn connected(&self, cookie: u64) -> Vec<IpAddr> {
+        let Some(namespace) = self.known.get(&cookie) else { return Vec::new() };
+        let found = within(namespace.file.as_fd(), || {
+            let lines = ["tcp", "tcp6"].into_iter().filter_map(|name| {
+                // Absent without IPv6.
+                let file = File::open(format!("/proc/thread-self/net/{name}")).ok()?;
+                Some(BufReader::new(file).lines().map_while(Result::ok))
+            });
+            Ok(connected::destinations(lines.flatten(), &namespace.ports))
+        });
+        found.unwrap_or_default()
     }
 
     /// Returns the cookies of the namespaces whose addresses, routes or rules have changed since the previous call.

@@ -175,17 +175,18 @@ impl<'a> Session<'a> {
         for (cookie, namespace) in namespaces.iter() {
             fix.set_namespace(cookie, &namespace.ports)?;
         }
-        fix.attach(directory.as_fd())?;
-        Ok(Session {
-            settings,
-            fix,
-            namespaces,
-            sources,
-            calibration,
-            inode,
-            unresolved: Vec::new(),
-            connects: 0,
-        })
+        let cookies: Vec<u64> = namespaces.iter().map(|(cookie, _)| cookie).collect();
+        let unresolved = Vec::new();
+        let mut session =
+            Session { settings, fix, namespaces, sources, calibration, inode, unresolved, connects: 0 };
+        // A busy destination is known before the first connect.
+        for cookie in cookies {
+            let connected = session.namespaces.connected(cookie);
+            let known = connected.into_iter().map(|address| Destination::new(cookie, address));
+            session.answer(known.collect())?;
+        }
+        session.fix.attach(directory.as_fd())?;
+        Ok(session)
     }
 
     /// Answers requests for source addresses, and repeats all answers of a namespace whose routes have changed.

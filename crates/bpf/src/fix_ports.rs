@@ -43,7 +43,7 @@ pub struct DestinationFilter {
     pub port: Option<u16>,
 }
 
-/// What the programs do.
+/// Settings of the programs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FixPortsSettings {
     /// Share of the range, 0 to 1, up to which connects of a tuple proceed unchanged.
@@ -454,6 +454,12 @@ impl FixPorts {
     /// [`BpfError::Call`] with E2BIG past [`NAMESPACES`] namespaces.
     pub fn set_namespace(&mut self, cookie: u64, ports: &NamespacePorts) -> Result<(), BpfError> {
         self.namespaces.insert(cookie, ports.value(), 0).map_err(|error| failure(NAME, UPDATE, &error))
+    }
+
+    /// Removes a network namespace: connects there are left alone.
+    pub fn forget_namespace(&mut self, cookie: u64) {
+        // ENOENT: it is not there, which is the desired state.
+        let _ = self.namespaces.remove(&cookie);
     }
 
     /// Sets the source address that the routing table gives for a destination; `None`: there is none.

@@ -1,6 +1,6 @@
 //! The network namespaces of a cgroup's processes: their port ranges and their routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::net::IpAddr;
@@ -31,8 +31,10 @@ pub(crate) struct Namespace {
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
     known: BTreeMap<u64, Namespace>,
-    /// Inodes of the files that were examined.
+    /// Cookies by the inodes of the open files.
     seen: BTreeMap<u64, u64>,
+    /// Ports of namespaces that have been released.
+    released: BTreeMap<u64, NamespacePorts>,
 }
 
 impl Namespaces {
@@ -63,6 +65,27 @@ impl Namespaces {
             }
         }
         fresh
+    }
+
+    /// Releases namespaces without a process in the cgroup, because an open file would keep them and their devices. Returns their
+    /// cookies.
+    pub(crate) fn release(&mut self, cgroup: &Path) -> Vec<u64> {
+        let inode = |path: &str| fs::metadata(path).ok().map(|metadata| metadata.ino());
+        let mut live: BTreeSet<u64> = inode("/proc/thread-self/ns/net").into_iter().collect();
+        live.extend(processes(cgroup).iter().filter_map(|process| inode(&format!("/proc/{process}/ns/net"))));
+        self.seen.retain(|inode, _| live.contains(inode));
+        let cookies: BTreeSet<u64> = self.seen.values().copied().collect();
+        let gone: Vec<u64> = self.known.keys().copied().filter(|cookie| !cookies.contains(cookie)).collect();
+        for cookie in &gone {
+            self.released.extend(self.known.remove(cookie).map(|namespace| (*cookie, namespace.ports)));
+        }
+        gone
+    }
+
+    /// Returns the ports of all namespaces, released ones included.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (u64, &NamespacePorts)> {
+        let known = self.known.iter().map(|(cookie, namespace)| (*cookie, &namespace.ports));
+        known.chain(self.released.iter().map(|(cookie, ports)| (*cookie, ports)))
     }
 
     pub(crate) fn contains(&self, cookie: u64) -> bool {

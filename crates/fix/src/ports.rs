@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::{
     Destination, DestinationFilter, FixCounters, FixPortsSettings, FixTuple, FixTupleKey, SOURCES,
 };
+use fourtuple_bpf::{BpfError, FixPorts};
 use fourtuple_record::{FixNamespace, FixPortsResults, FixPortsTuple, Remark};
 use ipnet::IpNet;
 
@@ -173,7 +173,7 @@ impl<'a> Session<'a> {
             sources: sources.clone(),
         })?;
         for (cookie, namespace) in namespaces.iter() {
-            fix.set_namespace(cookie, &namespace.ports)?;
+            unless_full(fix.set_namespace(cookie, &namespace.ports))?;
         }
         let cookies: Vec<u64> = namespaces.iter().map(|(cookie, _)| cookie).collect();
         let unresolved = Vec::new();
@@ -214,7 +214,7 @@ impl<'a> Session<'a> {
             match self.namespaces.sources(cookie, &addresses) {
                 Ok(sources) => {
                     for (destination, source) in destinations.iter().zip(sources) {
-                        self.fix.set_route(destination, source)?;
+                        unless_full(self.fix.set_route(destination, source))?;
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.unresolved.extend(destinations),
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
     fn set_namespaces(&mut self, cookies: &[u64]) -> Result<(), FixError> {
         for (cookie, namespace) in self.namespaces.iter() {
             if cookies.contains(&cookie) {
-                self.fix.set_namespace(cookie, &namespace.ports)?;
+                unless_full(self.fix.set_namespace(cookie, &namespace.ports))?;
             }
         }
         Ok(())
@@ -246,6 +246,9 @@ impl<'a> Session<'a> {
     fn refresh(&mut self) -> Result<(), FixError> {
         for destination in self.unresolved.drain(..) {
             self.fix.forget(&destination);
+        }
+        for cookie in self.namespaces.release(&self.settings.cgroup) {
+            self.fix.forget_namespace(cookie);
         }
         let changed = self.namespaces.reread();
         self.set_namespaces(&changed)
@@ -278,14 +281,23 @@ impl<'a> Session<'a> {
         tuples
             .sort_by_key(|(key, tuple)| (std::cmp::Reverse(tuple.connects), key.source(), key.destination()));
         let listed: BTreeSet<u64> = tuples.iter().map(|(key, _)| key.namespace).collect();
-        let namespaces = self.namespaces.iter().filter(|(cookie, _)| listed.contains(cookie));
-        let namespaces = namespaces.map(|(cookie, namespace)| FixNamespace {
+        let namespaces = self.namespaces.ports().filter(|(cookie, _)| listed.contains(cookie));
+        let namespaces = namespaces.map(|(cookie, ports)| FixNamespace {
             cookie,
-            low: namespace.ports.low,
-            high: namespace.ports.high,
-            usable: ranges::usable(&namespace.ports),
+            low: ports.low,
+            high: ports.high,
+            usable: ranges::usable(ports),
         });
         Ok(results(&counters, self.calibration, elapsed, namespaces.collect(), &tuples))
+    }
+}
+
+/// Ignores that a table is full: what has no entry is left alone and counted.
+fn unless_full(result: Result<(), BpfError>) -> Result<(), BpfError> {
+    const E2BIG: i32 = 7;
+    match result {
+        Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(E2BIG) => Ok(()),
+        other => other,
     }
 }
 

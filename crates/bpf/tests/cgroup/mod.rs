@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, MutexGuard};
 
-/// The number of tests that need the cgroup. The cgroup of a socket is the one that the process was in when it opened the socket.
+/// The number of tests that need the cgroup. A socket belongs to the cgroup of its process at the time of socket().
 static USERS: Mutex<u32> = Mutex::new(0);
 
 /// A cgroup that is removed when the last value is dropped.

@@ -26,7 +26,7 @@ use crate::units::{self, nanoseconds};
 pub(super) struct PortsFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// Use more source addresses: those of this prefix that this host has, at most 64
+    /// Use more source addresses: this host's addresses within this prefix, at most 64
     #[arg(long, value_name = "CIDR", value_parser = source)]
     source: Option<IpNet>,
     /// Act on connects to this destination only: 192.0.2.0/24:443, 192.0.2.1:*, [2001:db8::/32]:443

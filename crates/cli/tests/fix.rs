@@ -72,7 +72,13 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         if !thread::panicking() {
-            self.remove();
+            return self.remove();
+        }
+        // After a failure its processes may still run; Linux 5.14 can end them.
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while self.0.exists() && fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
         }
     }
 }
@@ -267,9 +273,12 @@ fn a_process_and_its_container_are_found() {
         let Some(mut client) = Client::start(&cgroup) else {
             return fourtuple_testing::skip(test, "python3", "python3 does not start");
         };
-        for flag in [format!("--pid {}", client.child.id()), format!("--container {id}")] {
+        // Far more connections than the share are open before the start.
+        for (before, flag) in
+            [(150, format!("--pid {}", client.child.id())), (1, format!("--container {id}"))]
+        {
             // The destination of a connection is known from the start.
-            assert_eq!(client.connect("::1", destination.port(), 1).0, 0);
+            assert_eq!(client.connect("::1", destination.port(), before).0, 0);
             let to = format!("--to [::1]:{}", destination.port());
             let Some(child) = attached(test, &format!("fix ports {flag} --json --past 1% {to}")) else {
                 return;
@@ -281,6 +290,28 @@ fn a_process_and_its_container_are_found() {
         }
         drop(client);
         cgroup.remove();
+    });
+}
+
+#[test]
+fn a_unit_is_found_by_its_name() {
+    in_namespace(|| {
+        let test = "fix::a_unit_is_found_by_its_name";
+        let Some(slice) = Cgroup::new("slice") else {
+            return fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
+        };
+        let name = format!("fourtuple-{}", std::process::id());
+        let unit = Cgroup(slice.0.join(format!("{name}.service")));
+        fs::create_dir(&unit.0).unwrap();
+        for value in [name.clone(), format!("{name}.service")] {
+            let ended = run(&mut fourtuple(&format!("fix ports --unit {value} --for 1ms --json --quiet")));
+            if ended.code == 4 {
+                return fourtuple_testing::skip(test, "bpf", ended.line());
+            }
+            assert_eq!(ended.code, 0, "{ended:?}");
+            assert_eq!(ended.json()["settings"]["cgroup"].as_str(), unit.0.to_str());
+        }
+        unit.remove();
     });
 }
 

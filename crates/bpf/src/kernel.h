@@ -33,7 +33,17 @@ enum { NO_WAKEUP = 1 };
 enum family { INET = 2, INET6 = 10 };
 enum protocol { TCP = 6, UDP = 17 };
 /* include/net/tcp_states.h */
-enum tcp_state { ESTABLISHED = 1, SYN_SENT = 2, SYN_RECV = 3, FIN_WAIT1 = 4, CLOSED = 7, CLOSE_WAIT = 8, LAST_ACK = 9, LISTEN = 10 };
+enum tcp_state {
+	ESTABLISHED = 1,
+	SYN_SENT = 2,
+	SYN_RECV = 3,
+	FIN_WAIT1 = 4,
+	TIME_WAIT = 6,
+	CLOSED = 7,
+	CLOSE_WAIT = 8,
+	LAST_ACK = 9,
+	LISTEN = 10,
+};
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -74,6 +84,11 @@ struct bpf_sock {
 	u32 src_ip4;
 	u32 src_ip6[4];
 	u32 src_port; /* in the machine's byte order; 0: no port yet */
+	u16 dst_port; /* in network byte order */
+	u16 hole;
+	u32 dst_ip4;
+	u32 dst_ip6[4];
+	u32 state;
 };
 
 struct bpf_sock_addr {

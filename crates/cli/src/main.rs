@@ -4,6 +4,7 @@
 
 mod commands;
 mod exit;
+mod line;
 mod output;
 mod progress;
 mod records;
@@ -18,7 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, forward, lab, load, plan, report, serve, trace};
+use commands::{compare, fix, forward, lab, load, plan, report, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Serve(serve::ServeFlags),
     Trace(trace::Trace),
     Forward(forward::ForwardFlags),
+    Fix(fix::Fix),
     Compare(compare::Compare),
     Plan(plan::Plan),
     Report(report::Report),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Trace(trace) => trace.run(),
         Command::Forward(forward) => forward.run(),
+        Command::Fix(fix) => fix.run(),
     };
     match result {
         Ok(exit) => exit.into(),

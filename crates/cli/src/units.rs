@@ -21,6 +21,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * scale).map_err(|_| refuse())
 }
 
+/// Converts the value of `--for` for the record; saturates after 584 years.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Highest rate that is accepted, per second.
 const FASTEST: f64 = 1e12;
 

@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod fix_ports;
 mod format;
 mod forward;
 mod host;
@@ -34,6 +35,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
+pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
 pub use format::{format_duration, format_time, three_digits};
 pub use forward::{
     ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,

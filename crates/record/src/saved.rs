@@ -1,9 +1,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AcceptRecord, CompareRecord, ForwardRecord, Host, LabLocksRecord, LabRecord, LoadRecord, PlanRecord,
-    PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord,
-    TraceConnectRecord, TraceLocksRecord,
+    AcceptRecord, CompareRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord, LabRecord, LoadRecord,
+    PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord, TimeWaitRecord,
+    TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -102,6 +102,7 @@ records! {
     "load" => Load(LoadRecord),
     "serve" => Serve(ServeRecord),
     "forward" => Forward(ForwardRecord),
+    "fix ports" => FixPorts(FixPortsRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),
     "trace locks" => TraceLocks(TraceLocksRecord),

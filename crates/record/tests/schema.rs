@@ -78,7 +78,7 @@ fn all_places(value: &Value) -> Vec<String> {
 
 /// Returns whether the object's keys are data rather than field names.
 fn is_map(place: &str) -> bool {
-    ["/sysctls", "/capabilities", "/errors", "/results/failed", "/dropped", "/discarded"]
+    ["/sysctls", "/capabilities", "/errors", "/results/failed", "/dropped", "/discarded", "/results/left"]
         .iter()
         .any(|map| place.ends_with(map))
 }

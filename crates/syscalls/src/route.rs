@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::netlink;
+use crate::{check, netlink, option, socket};
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
@@ -123,6 +124,46 @@ pub(crate) fn preferred_source(attributes: &[u8]) -> Option<IpAddr> {
     }
 }
 
+/// Notifications about changed addresses, routes, rules and links of a network namespace (rtnetlink(7)).
+#[derive(Debug)]
+pub struct Changes(OwnedFd);
+
+/// Multicast groups of rtnetlink: links, and addresses, routes and rules of IPv4 and IPv6.
+const GROUPS: [i32; 7] = [1, 5, 7, 8, 9, 11, 19];
+const NETLINK_ADD_MEMBERSHIP: libc::c_int = 1;
+
+impl Changes {
+    /// Watches the calling thread's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// No socket for netlink.
+    pub fn watch() -> io::Result<Changes> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: socket() takes no pointers.
+        let socket = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
+        // SAFETY: the call above returned a new descriptor, which has no other owner.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        for group in GROUPS {
+            option::set_int(socket.as_fd(), libc::SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)?;
+        }
+        Ok(Changes(socket))
+    }
+
+    /// Returns whether anything has changed since the previous call. Lost notifications count as a change.
+    pub fn pending(&self) -> bool {
+        let mut buffer = vec![0; 64 << 10];
+        let mut changed = false;
+        loop {
+            match netlink::uninterrupted(|| socket::receive(self.0.as_fd(), &mut buffer)) {
+                Ok(_) => changed = true,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
+                Err(_) => return changed,
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +189,21 @@ mod tests {
                 Err(error) => assert!(address.is_ipv6(), "{error}"),
             }
         }
+    }
+
+    #[test]
+    fn a_new_address_is_a_change() {
+        // A namespace of its own keeps the address off this host.
+        let in_own = || match crate::netns::enter_new() {
+            Err(_) => None,
+            Ok(()) => {
+                let changes = Changes::watch().unwrap();
+                let before = changes.pending();
+                crate::device::add_address("lo", "192.0.2.1".parse().unwrap(), 32).unwrap();
+                Some((before, changes.pending(), changes.pending()))
+            }
+        };
+        let seen = std::thread::spawn(in_own).join().unwrap();
+        assert!(seen.is_none_or(|seen| seen == (false, true, false)), "{seen:?}");
     }
 }

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("load", &["fourtuple", "syscalls", "measure", "record"]),
     ("serve", &["fourtuple", "syscalls", "measure", "record"]),
     ("trace", &["bpf", "measure", "record", "syscalls"]),
+    ("fix", &["bpf", "host", "record", "syscalls"]),
     ("forward", &["fourtuple", "syscalls", "bpf", "record"]),
     ("compare", &["syscalls", "measure", "record", "load"]),
     (
@@ -50,6 +51,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "load",
             "serve",
             "trace",
+            "fix",
             "forward",
             "exposition",
             "compare",

@@ -1,6 +1,7 @@
 //! The subcommands, a module each.
 
 pub(crate) mod compare;
+pub(crate) mod fix;
 pub(crate) mod forward;
 pub(crate) mod lab;
 pub(crate) mod load;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
 mod accept;
+mod fix_ports;
 mod forward;
 mod lab_locks;
 mod load;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
+pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
 pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
@@ -822,6 +824,8 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare serve", Saved::Serve(bare_serve())),
         ("forward", Saved::Forward(forward())),
         ("bare forward", Saved::Forward(bare_forward())),
+        ("fix ports", Saved::FixPorts(fix_ports())),
+        ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),
         ("bare trace connect", Saved::TraceConnect(bare_trace_connect())),
@@ -860,6 +864,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("no planes", Saved::LabPlanes(no_planes())),
         ("hostile", Saved::Ports(hostile())),
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
+        ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
     ]);

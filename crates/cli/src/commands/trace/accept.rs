@@ -9,11 +9,11 @@ use fourtuple_trace::{Accept, AcceptProgress};
 use indicatif::HumanCount;
 
 use crate::commands::trace::filter::{address, cgroup_id, name, process};
-use crate::commands::trace::line::Line;
-use crate::commands::trace::runner::{self, Description, nanoseconds};
+use crate::commands::trace::runner::{self, Description};
 use crate::exit::Exit;
+use crate::line::Line;
 use crate::output::Output;
-use crate::units;
+use crate::units::{self, nanoseconds};
 
 /// Trace accept(): how long TCP connections wait in the accept queue, and which worker accepts them
 ///

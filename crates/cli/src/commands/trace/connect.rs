@@ -11,12 +11,12 @@ use indicatif::HumanCount;
 
 use crate::commands::trace::filter::{TierChoice, address, cgroup_id, name, process, protocol, tier};
 use crate::commands::trace::flame;
-use crate::commands::trace::line::Line;
 use crate::commands::trace::live::LiveHeat;
-use crate::commands::trace::runner::{self, Description, nanoseconds};
+use crate::commands::trace::runner::{self, Description};
 use crate::exit::{Exit, UsageError};
+use crate::line::Line;
 use crate::output::Output;
-use crate::units;
+use crate::units::{self, nanoseconds};
 
 /// Trace connect(): how long TCP or UDP searches for a source port, apart from the handshake
 ///

@@ -10,11 +10,11 @@ use indicatif::HumanCount;
 
 use crate::commands::trace::filter::{cgroup_id, name, process};
 use crate::commands::trace::flame;
-use crate::commands::trace::line::Line;
-use crate::commands::trace::runner::{self, Description, nanoseconds};
+use crate::commands::trace::runner::{self, Description};
 use crate::exit::Exit;
+use crate::line::Line;
 use crate::output::Output;
-use crate::units;
+use crate::units::{self, nanoseconds};
 
 /// Trace waits for TCP's locks: by class, by kernel path and by port, with advice
 ///

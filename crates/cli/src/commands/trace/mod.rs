@@ -2,7 +2,6 @@ mod accept;
 mod connect;
 mod filter;
 mod flame;
-mod line;
 mod live;
 mod locks;
 mod runner;

@@ -1,13 +1,12 @@
 //! Runs an instrument: signals, the ready line, the live line and the record.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use fourtuple_record::Record;
 use fourtuple_trace::{Folded, Instrument, Progress, Results};
 use time::OffsetDateTime;
 
-use crate::commands::trace::line::Line;
+use crate::line::Line;
 use crate::output::{self, Output};
 use crate::stop;
 
@@ -50,9 +49,4 @@ pub(super) fn run<I: Instrument, S>(
     let record =
         output::record(description.command, started, host, settings, outcome.validity, outcome.results);
     Ok((record, outcome.folded))
-}
-
-/// Converts the value of `--for` for the record; saturates after 584 years.
-pub(super) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -3,11 +3,11 @@ use std::io::{self, IsTerminal};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A live line on stderr with an optional picture below; hidden if stderr is no terminal.
-pub(super) struct Line(Option<ProgressBar>);
+pub(crate) struct Line(Option<ProgressBar>);
 
 impl Line {
     /// Creates the line; `quiet` hides it.
-    pub(super) fn new(quiet: bool) -> Self {
+    pub(crate) fn new(quiet: bool) -> Self {
         if quiet || !io::stderr().is_terminal() {
             return Line(None);
         }
@@ -19,7 +19,7 @@ impl Line {
     }
 
     /// Replaces the text of the line.
-    pub(super) fn set(&self, words: &[String]) {
+    pub(crate) fn set(&self, words: &[String]) {
         if let Some(bar) = &self.0 {
             bar.set_message(words.join("  "));
             bar.tick();
@@ -27,19 +27,19 @@ impl Line {
     }
 
     /// Replaces the picture below the line.
-    pub(super) fn set_picture(&self, picture: &str) {
+    pub(crate) fn set_picture(&self, picture: &str) {
         if let Some(bar) = &self.0 {
             bar.set_prefix(format!("\n{}", picture.trim_end()));
         }
     }
 
     /// Returns whether the line is on a terminal.
-    pub(super) fn is_visible(&self) -> bool {
+    pub(crate) fn is_visible(&self) -> bool {
         self.0.is_some()
     }
 
     /// Removes the line from the terminal.
-    pub(super) fn finish(self) {
+    pub(crate) fn finish(self) {
         if let Some(bar) = self.0 {
             bar.finish_and_clear();
         }

@@ -1,0 +1,68 @@
+//! A cgroup (version 2) that this process is in while a test needs it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Mutex, MutexGuard};
+
+/// The number of tests that need the cgroup. A socket belongs to the cgroup of its process at the time of socket().
+static USERS: Mutex<u32> = Mutex::new(0);
+
+/// A cgroup that is removed when the last value is dropped.
+pub(crate) struct Cgroup {
+    root: PathBuf,
+    directory: File,
+}
+
+impl Cgroup {
+    /// Moves this process into a cgroup of its own.
+    pub(crate) fn enter() -> io::Result<Cgroup> {
+        let root = mount()?;
+        let path = path(&root);
+        let mut users = users();
+        if *users == 0 {
+            fs::create_dir(&path)?;
+            fs::write(path.join("cgroup.procs"), "0").inspect_err(|_| drop(fs::remove_dir(&path)))?;
+        }
+        *users += 1;
+        let directory = File::open(&path)?;
+        Ok(Cgroup { root, directory })
+    }
+
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let mut users = users();
+        *users -= 1;
+        if *users == 0 {
+            let _ = fs::write(self.root.join("cgroup.procs"), "0");
+            let _ = fs::remove_dir(path(&self.root));
+        }
+    }
+}
+
+fn users() -> MutexGuard<'static, u32> {
+    USERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn path(root: &Path) -> PathBuf {
+    root.join(format!("fourtuple-test-{}", process::id()))
+}
+
+/// Returns the directory that the cgroup2 file system is mounted at.
+fn mount() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts")?;
+    let found = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .find(|fields| fields.get(2) == Some(&"cgroup2"));
+    found
+        .map(|fields| PathBuf::from(fields[1]))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
+}

@@ -1,0 +1,35 @@
+use std::io;
+
+use fourtuple_bpf::BpfError;
+
+use crate::target::TargetError;
+
+/// The reason why a fix could not start, or could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FixError {
+    /// The BPF programs could not be loaded or attached, or their maps could not be read.
+    #[error("cannot fix ports: {0}")]
+    Bpf(#[from] BpfError),
+    /// The programs to fix were not found.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// No address of `--source` is an address of this host.
+    #[error(
+        "invalid value '{0}' for '--source': no address of it is local in the network namespace of the programs; expected a \
+         prefix with addresses of this host, such as 192.0.2.0/28"
+    )]
+    NoSource(String),
+    /// The network namespace of the programs could not be read.
+    #[error("cannot fix ports: the network namespace of the programs: {0}")]
+    Namespace(io::Error),
+    /// A thread could not be started.
+    #[error("cannot fix ports: cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+impl FixError {
+    /// Returns whether other flags would avoid the error.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, FixError::Target(error) if error.is_usage()) || matches!(self, FixError::NoSource(_))
+    }
+}

@@ -1,0 +1,206 @@
+//! The network namespaces of a cgroup's processes: their port ranges and their routes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+
+use fourtuple_bpf::fix_ports::NamespacePorts;
+use fourtuple_host::sysctl;
+use fourtuple_syscalls::{netns, route};
+use ipnet::IpNet;
+
+use crate::{connected, ranges};
+
+/// The greatest number of addresses of a prefix that are examined.
+const EXAMINED: usize = 4_096;
+
+/// A network namespace.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    file: OwnedFd,
+    changes: Option<route::Changes>,
+    pub(crate) ports: NamespacePorts,
+}
+
+/// The namespaces that are known, by cookie (SO_NETNS_COOKIE).
+#[derive(Debug, Default)]
+pub(crate) struct Namespaces {
+    known: BTreeMap<u64, Namespace>,
+    /// Cookies by the inodes of the open files.
+    seen: BTreeMap<u64, u64>,
+    /// Ports of namespaces that have been released.
+    released: BTreeMap<u64, NamespacePorts>,
+}
+
+impl Namespaces {
+    /// Adds the namespaces of the processes in a cgroup and of this thread. Returns the cookies of the new ones. A namespace that
+    /// cannot be entered is left out.
+    pub(crate) fn discover(&mut self, cgroup: &Path) -> Vec<u64> {
+        let mut files = Vec::new();
+        files.extend(netns::current().ok().map(File::from));
+        for process in processes(cgroup) {
+            files.extend(File::open(format!("/proc/{process}/ns/net")).ok());
+        }
+        let mut fresh = Vec::new();
+        for file in files {
+            let Ok(inode) = file.metadata().map(|metadata| metadata.ino()) else { continue };
+            if self.seen.contains_key(&inode) {
+                continue;
+            }
+            let file = OwnedFd::from(file);
+            let read = within(file.as_fd(), || {
+                let cookie = netns::identity()?;
+                Ok((cookie, route::Changes::watch().ok(), read_ports()?))
+            });
+            if let Ok((cookie, changes, ports)) = read {
+                // The open file keeps the namespace, and with it the inode.
+                self.seen.insert(inode, cookie);
+                self.known.insert(cookie, Namespace { file, changes, ports });
+                fresh.push(cookie);
+            }
+        }
+        fresh
+    }
+
+    /// Releases namespaces without a process in the cgroup, because an open file would keep them and their devices. Returns their
+    /// cookies.
+    pub(crate) fn release(&mut self, cgroup: &Path) -> Vec<u64> {
+        let inode = |path: &str| fs::metadata(path).ok().map(|metadata| metadata.ino());
+        let mut live: BTreeSet<u64> = inode("/proc/thread-self/ns/net").into_iter().collect();
+        live.extend(processes(cgroup).iter().filter_map(|process| inode(&format!("/proc/{process}/ns/net"))));
+        self.seen.retain(|inode, _| live.contains(inode));
+        let cookies: BTreeSet<u64> = self.seen.values().copied().collect();
+        let gone: Vec<u64> = self.known.keys().copied().filter(|cookie| !cookies.contains(cookie)).collect();
+        for cookie in &gone {
+            self.released.extend(self.known.remove(cookie).map(|namespace| (*cookie, namespace.ports)));
+        }
+        gone
+    }
+
+    /// Returns the ports of all namespaces, released ones included.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (u64, &NamespacePorts)> {
+        let known = self.known.iter().map(|(cookie, namespace)| (*cookie, &namespace.ports));
+        known.chain(self.released.iter().map(|(cookie, ports)| (*cookie, ports)))
+    }
+
+    pub(crate) fn contains(&self, cookie: u64) -> bool {
+        self.known.contains_key(&cookie)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Namespace)> {
+        self.known.iter().map(|(cookie, namespace)| (*cookie, namespace))
+    }
+
+    /// Returns the source address of each destination in a namespace; `None` for a destination without one.
+    pub(crate) fn sources(&self, cookie: u64, destinations: &[IpAddr]) -> io::Result<Vec<Option<IpAddr>>> {
+        let namespace = self.known.get(&cookie).ok_or(io::ErrorKind::NotFound)?;
+        within(namespace.file.as_fd(), || {
+            Ok(destinations.iter().map(|destination| route::source_for(*destination).ok()).collect())
+        })
+    }
+
+    /// Returns the destinations of the connections that exist in a namespace.
+    pub(crate) fn connected(&self, cookie: u64) -> Vec<IpAddr> {
+        let Some(namespace) = self.known.get(&cookie) else { return Vec::new() };
+        let found = within(namespace.file.as_fd(), || {
+            let lines = ["tcp", "tcp6"].into_iter().filter_map(|name| {
+                // Absent without IPv6.
+                let file = File::open(format!("/proc/thread-self/net/{name}")).ok()?;
+                Some(BufReader::new(file).lines().map_while(Result::ok))
+            });
+            Ok(connected::destinations(lines.flatten(), &namespace.ports))
+        });
+        found.unwrap_or_default()
+    }
+
+    /// Returns the cookies of the namespaces whose addresses, routes or rules have changed since the previous call.
+    pub(crate) fn rerouted(&self) -> Vec<u64> {
+        let has_changed =
+            |namespace: &Namespace| namespace.changes.as_ref().is_some_and(route::Changes::pending);
+        self.iter().filter(|(_, namespace)| has_changed(namespace)).map(|(cookie, _)| cookie).collect()
+    }
+
+    /// Reads the port ranges again. Returns the cookies of the namespaces whose range has changed.
+    pub(crate) fn reread(&mut self) -> Vec<u64> {
+        let mut changed = Vec::new();
+        for (cookie, namespace) in &mut self.known {
+            let Ok(ports) = within(namespace.file.as_fd(), read_ports) else { continue };
+            let ports = NamespacePorts { has_sources: namespace.ports.has_sources, ..ports };
+            if ports != namespace.ports {
+                namespace.ports = ports;
+                changed.push(*cookie);
+            }
+        }
+        changed
+    }
+
+    /// Returns addresses of a prefix that are local in one of the namespaces, at most `limit`.
+    pub(crate) fn local_addresses(&self, prefix: IpNet, limit: usize) -> Vec<IpAddr> {
+        self.known
+            .values()
+            .map(|namespace| namespace.local(prefix, limit))
+            .find(|local| !local.is_empty())
+            .unwrap_or_default()
+    }
+
+    /// Notes in each namespace whether all of these source addresses are local there.
+    pub(crate) fn note_sources(&mut self, sources: &[IpAddr]) {
+        for namespace in self.known.values_mut() {
+            let all = within(namespace.file.as_fd(), || {
+                Ok(sources.iter().all(|source| route::is_local(*source).unwrap_or(false)))
+            });
+            namespace.ports.has_sources = !sources.is_empty() && all.unwrap_or(false);
+        }
+    }
+}
+
+impl Namespace {
+    fn local(&self, prefix: IpNet, limit: usize) -> Vec<IpAddr> {
+        let addresses = prefix.hosts().take(EXAMINED);
+        let local = within(self.file.as_fd(), || {
+            Ok(addresses.filter(|address| route::is_local(*address).unwrap_or(false)).take(limit).collect())
+        });
+        local.unwrap_or_default()
+    }
+}
+
+/// Returns the sysctls of the calling thread's namespace.
+fn read_ports() -> io::Result<NamespacePorts> {
+    let read = |name: &str| sysctl(Path::new("/"), name).unwrap_or_default();
+    let ports = ranges::ports(
+        &read("net.ipv4.ip_local_port_range"),
+        &read("net.ipv4.ip_local_reserved_ports"),
+        &read("net.ipv4.tcp_tw_reuse"),
+    );
+    ports.ok_or_else(|| io::Error::other("net.ipv4.ip_local_port_range cannot be read"))
+}
+
+/// Runs a closure on a thread in a network namespace.
+fn within<T: Send>(namespace: BorrowedFd<'_>, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let entered = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, || {
+            netns::enter(namespace)?;
+            run()
+        })?;
+        entered.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+    })
+}
+
+/// Returns the processes in a cgroup and the cgroups below it.
+fn processes(cgroup: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let mut found: Vec<u32> =
+        text.lines().filter_map(|line| line.parse().ok()).filter(|&process| process != 0).collect();
+    // A cgroup may be removed in the meantime.
+    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(processes(&entry.path()));
+        }
+    }
+    found
+}

@@ -1,0 +1,381 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fourtuple_bpf::fix_ports::{
+    Destination, DestinationFilter, FixCounters, FixPortsSettings, FixTuple, FixTupleKey, SOURCES,
+};
+use fourtuple_bpf::{BpfError, FixPorts};
+use fourtuple_record::{FixNamespace, FixPortsResults, FixPortsTuple, Remark};
+use ipnet::IpNet;
+
+use crate::calibrate::{Calibration, calibrate};
+use crate::error::FixError;
+use crate::namespaces::Namespaces;
+use crate::ranges;
+
+/// Longest time from a stop request to the end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval at which port ranges and the processes of the cgroup are read again.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// The greatest number of tuples in a record.
+const TUPLES: usize = 1_000;
+
+/// A fix of connect() for the programs of a cgroup.
+#[derive(Clone, Debug)]
+pub struct Ports {
+    /// Directory of the cgroup (version 2).
+    pub cgroup: PathBuf,
+    /// Share of the port range, 0 to 1, up to which connects proceed unchanged.
+    pub past: f64,
+    /// Prefix with additional source addresses.
+    pub source: Option<IpNet>,
+    /// Destinations to act on; `None` for all.
+    pub destination: Option<DestinationFilter>,
+    /// How long; `None` means until the caller sets `stop`.
+    pub time: Option<Duration>,
+    /// Whether to count only.
+    pub dry_run: bool,
+}
+
+/// Figures of a running fix.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PortsProgress {
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// Connects since the start.
+    pub connects: u64,
+    /// Connects per second since the previous progress.
+    pub connects_per_s: f64,
+    /// Ports drawn.
+    pub drawn: u64,
+    /// Connects with an additional source address.
+    pub spread: u64,
+    /// Connects that a dry run would have changed.
+    pub would_draw: u64,
+    /// Connects for which no port was found.
+    pub fallbacks: u64,
+    /// Ports looked up.
+    pub probes: u64,
+    /// Estimated time saved, in nanoseconds; `None` if it cannot be estimated.
+    pub saved_ns: Option<u64>,
+}
+
+/// The results of a fix, and the limits of their validity.
+#[derive(Clone, Debug)]
+pub struct PortsOutcome {
+    /// Results for the record.
+    pub results: FixPortsResults,
+    /// Reasons to doubt the results; empty for a valid run.
+    pub validity: Vec<Remark>,
+}
+
+impl Ports {
+    /// Fixes connects until the time has passed, `stop` is true or the cgroup is removed. Calls `attached` once, when the programs
+    /// are attached, and `progress` five times a second.
+    ///
+    /// # Errors
+    ///
+    /// [`FixError`]
+    pub fn run(
+        &self,
+        stop: &AtomicBool,
+        attached: impl FnOnce(),
+        mut progress: impl FnMut(&PortsProgress),
+    ) -> Result<PortsOutcome, FixError> {
+        let calibration = calibrate();
+        let mut session = Session::attach(self, calibration)?;
+        let start = Instant::now();
+        attached();
+        let (mut reported, mut refreshed) = (Duration::ZERO, Duration::ZERO);
+        let mut is_removed = false;
+        loop {
+            let elapsed = start.elapsed();
+            let remaining = self.time.map_or(POLL_INTERVAL, |time| time.saturating_sub(elapsed));
+            session.poll()?;
+            if elapsed >= refreshed + REFRESH_INTERVAL {
+                refreshed = elapsed;
+                session.refresh()?;
+                is_removed = session.is_removed();
+            }
+            if remaining.is_zero() || is_removed || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if elapsed >= reported + PROGRESS_INTERVAL {
+                progress(&session.progress(elapsed, elapsed - reported)?);
+                reported = elapsed;
+            }
+            session.fix.wait(remaining.min(POLL_INTERVAL))?;
+        }
+        let elapsed = start.elapsed();
+        let mut validity = Vec::new();
+        if is_removed {
+            let message = format!(
+                "the cgroup was removed after {:.1} s, and the programs with it: was the service restarted?",
+                elapsed.as_secs_f64()
+            );
+            validity.push(Remark::new("cgroup-removed", message));
+        } else if self.time.is_some_and(|time| elapsed < time) {
+            let message =
+                format!("stopped after {:.1} s; the figures cover that time", elapsed.as_secs_f64());
+            validity.push(Remark::new("interrupted", message));
+        }
+        Ok(PortsOutcome { results: session.finish(elapsed)?, validity })
+    }
+}
+
+/// An attached fix.
+struct Session<'a> {
+    settings: &'a Ports,
+    fix: FixPorts,
+    namespaces: Namespaces,
+    sources: Vec<IpAddr>,
+    calibration: Option<Calibration>,
+    /// Inode of the cgroup's directory.
+    inode: u64,
+    /// Destinations in namespaces that are not known yet.
+    unresolved: Vec<Destination>,
+    connects: u64,
+}
+
+impl<'a> Session<'a> {
+    fn attach(settings: &'a Ports, calibration: Option<Calibration>) -> Result<Session<'a>, FixError> {
+        let open = |path: &PathBuf| {
+            let directory = File::open(path)?;
+            let inode = directory.metadata()?.ino();
+            Ok((directory, inode))
+        };
+        let (directory, inode) = open(&settings.cgroup).map_err(FixError::Namespace)?;
+        let mut namespaces = Namespaces::default();
+        namespaces.discover(&settings.cgroup);
+        let sources = match settings.source {
+            Some(prefix) => {
+                let local = namespaces.local_addresses(prefix, SOURCES);
+                if local.is_empty() {
+                    return Err(FixError::NoSource(prefix.to_string()));
+                }
+                local
+            }
+            None => Vec::new(),
+        };
+        namespaces.note_sources(&sources);
+        let mut fix = FixPorts::load(&FixPortsSettings {
+            past: settings.past,
+            dry_run: settings.dry_run,
+            destination: settings.destination,
+            sources: sources.clone(),
+        })?;
+        for (cookie, namespace) in namespaces.iter() {
+            unless_full(fix.set_namespace(cookie, &namespace.ports))?;
+        }
+        let cookies: Vec<u64> = namespaces.iter().map(|(cookie, _)| cookie).collect();
+        let unresolved = Vec::new();
+        let mut session =
+            Session { settings, fix, namespaces, sources, calibration, inode, unresolved, connects: 0 };
+        // A busy destination is known before the first connect.
+        for cookie in cookies {
+            let connected = session.namespaces.connected(cookie);
+            let known = connected.into_iter().map(|address| Destination::new(cookie, address));
+            session.answer(known.collect())?;
+        }
+        session.fix.attach(directory.as_fd())?;
+        Ok(session)
+    }
+
+    /// Answers requests for source addresses, and repeats all answers of a namespace whose routes have changed.
+    fn poll(&mut self) -> Result<(), FixError> {
+        let mut wanted = Vec::new();
+        self.fix.requested(|destination| wanted.push(destination));
+        if wanted.iter().any(|destination| !self.namespaces.contains(destination.namespace)) {
+            self.discover()?;
+        }
+        let rerouted = self.namespaces.rerouted();
+        if !rerouted.is_empty() {
+            let known = self.fix.destinations();
+            wanted.extend(known.into_iter().filter(|destination| rerouted.contains(&destination.namespace)));
+        }
+        self.answer(wanted)
+    }
+
+    fn answer(&mut self, wanted: Vec<Destination>) -> Result<(), FixError> {
+        let mut by_namespace: BTreeMap<u64, Vec<Destination>> = BTreeMap::new();
+        for destination in wanted {
+            by_namespace.entry(destination.namespace).or_default().push(destination);
+        }
+        for (cookie, destinations) in by_namespace {
+            let addresses: Vec<IpAddr> = destinations.iter().map(Destination::address).collect();
+            match self.namespaces.sources(cookie, &addresses) {
+                Ok(sources) => {
+                    for (destination, source) in destinations.iter().zip(sources) {
+                        unless_full(self.fix.set_route(destination, source))?;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.unresolved.extend(destinations),
+                Err(error) => return Err(FixError::Thread(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn discover(&mut self) -> Result<(), FixError> {
+        let fresh = self.namespaces.discover(&self.settings.cgroup);
+        if !fresh.is_empty() {
+            self.namespaces.note_sources(&self.sources);
+            self.set_namespaces(&fresh)?;
+        }
+        Ok(())
+    }
+
+    fn set_namespaces(&mut self, cookies: &[u64]) -> Result<(), FixError> {
+        for (cookie, namespace) in self.namespaces.iter() {
+            if cookies.contains(&cookie) {
+                unless_full(self.fix.set_namespace(cookie, &namespace.ports))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the port ranges again, and forgets destinations of unknown namespaces, so that they are requested again.
+    fn refresh(&mut self) -> Result<(), FixError> {
+        for destination in self.unresolved.drain(..) {
+            self.fix.forget(&destination);
+        }
+        for cookie in self.namespaces.release(&self.settings.cgroup) {
+            self.fix.forget_namespace(cookie);
+        }
+        let changed = self.namespaces.reread();
+        self.set_namespaces(&changed)
+    }
+
+    fn is_removed(&self) -> bool {
+        fs::metadata(&self.settings.cgroup).map_or(true, |directory| directory.ino() != self.inode)
+    }
+
+    fn progress(&mut self, elapsed: Duration, since: Duration) -> Result<PortsProgress, FixError> {
+        let counters = self.fix.counters()?;
+        let before = std::mem::replace(&mut self.connects, counters.connects);
+        Ok(PortsProgress {
+            elapsed,
+            connects: counters.connects,
+            connects_per_s: counters.connects.saturating_sub(before) as f64 / since.as_secs_f64(),
+            drawn: counters.drawn,
+            spread: counters.spread,
+            would_draw: counters.would_draw,
+            fallbacks: counters.fallbacks,
+            probes: counters.probes,
+            saved_ns: saved_ns(&counters, self.calibration),
+        })
+    }
+
+    fn finish(mut self, elapsed: Duration) -> Result<FixPortsResults, FixError> {
+        self.fix.detach();
+        let counters = self.fix.counters()?;
+        let mut tuples = self.fix.tuples();
+        tuples
+            .sort_by_key(|(key, tuple)| (std::cmp::Reverse(tuple.connects), key.source(), key.destination()));
+        let listed: BTreeSet<u64> = tuples.iter().map(|(key, _)| key.namespace).collect();
+        let namespaces = self.namespaces.ports().filter(|(cookie, _)| listed.contains(cookie));
+        let namespaces = namespaces.map(|(cookie, ports)| FixNamespace {
+            cookie,
+            low: ports.low,
+            high: ports.high,
+            usable: ranges::usable(ports),
+        });
+        Ok(results(&counters, self.calibration, elapsed, namespaces.collect(), &tuples))
+    }
+}
+
+/// Ignores that a table is full: what has no entry is left alone and counted.
+fn unless_full(result: Result<(), BpfError>) -> Result<(), BpfError> {
+    const E2BIG: i32 = 7;
+    match result {
+        Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(E2BIG) => Ok(()),
+        other => other,
+    }
+}
+
+/// Returns the estimate of the time saved: the ports that the kernel's search would have passed over, at the measured cost of one,
+/// without the time of the draws themselves.
+fn saved_ns(counters: &FixCounters, calibration: Option<Calibration>) -> Option<u64> {
+    let avoided = counters.avoided as f64 * calibration?.probe_ns;
+    Some((avoided as u64).saturating_sub(counters.hook_ns))
+}
+
+fn results(
+    counters: &FixCounters,
+    calibration: Option<Calibration>,
+    elapsed: Duration,
+    namespaces: Vec<FixNamespace>,
+    tuples: &[(FixTupleKey, FixTuple)],
+) -> FixPortsResults {
+    let draws = counters.drawn + counters.fallbacks;
+    let left = counters.left.iter().map(|(reason, number)| (reason.name().to_owned(), *number));
+    FixPortsResults {
+        elapsed_ns: elapsed.as_nanos() as u64,
+        connects: counters.connects,
+        connects_per_s: counters.connects as f64 / elapsed.as_secs_f64().max(1e-9),
+        left: left.collect(),
+        drawn: counters.drawn,
+        spread: counters.spread,
+        fallbacks: counters.fallbacks,
+        would_draw: counters.would_draw,
+        probes: counters.probes,
+        probes_per_draw: (draws > 0).then(|| counters.probes as f64 / draws as f64),
+        refused: counters.refused,
+        in_order: counters.in_order,
+        time_wait_used: counters.time_wait_used,
+        hook_ns: counters.hook_ns,
+        hook_ns_per_draw: counters.hook_ns.checked_div(draws),
+        avoided_probes: counters.avoided,
+        probe_ns: calibration.map(|calibration| calibration.probe_ns),
+        floor_ns: calibration.map(|calibration| calibration.floor_ns),
+        saved_ns: saved_ns(counters, calibration),
+        namespaces,
+        tuples: tuples.iter().take(TUPLES).map(|(key, tuple)| row(key, tuple)).collect(),
+        tuples_left_out: tuples.len().saturating_sub(TUPLES) as u64,
+    }
+}
+
+fn row(key: &FixTupleKey, tuple: &FixTuple) -> FixPortsTuple {
+    FixPortsTuple {
+        namespace: key.namespace,
+        source: key.source().to_string(),
+        destination: SocketAddr::new(key.destination(), key.port).to_string(),
+        connects: tuple.connects,
+        drawn: tuple.drawn,
+        fallbacks: tuple.fallbacks,
+        share: tuple.share(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_time_is_the_search_without_the_draws() {
+        let calibration = Some(Calibration { floor_ns: 10_000, probe_ns: 50.0 });
+        let counters = FixCounters { avoided: 10_000, hook_ns: 100_000, ..FixCounters::default() };
+        assert_eq!(saved_ns(&counters, calibration), Some(400_000));
+        assert_eq!(saved_ns(&counters, None), None);
+        let slower = FixCounters { avoided: 10, ..counters };
+        assert_eq!(saved_ns(&slower, calibration), Some(0), "time is not lost in the estimate");
+    }
+
+    #[test]
+    fn probes_per_draw_count_fallbacks() {
+        let counters =
+            FixCounters { drawn: 3, fallbacks: 1, probes: 40, hook_ns: 4_000, ..FixCounters::default() };
+        let results = results(&counters, None, Duration::from_secs(2), Vec::new(), &[]);
+        assert_eq!((results.probes_per_draw, results.hook_ns_per_draw), (Some(10.0), Some(1_000)));
+        let idle = super::results(&FixCounters::default(), None, Duration::ZERO, Vec::new(), &[]);
+        assert_eq!((idle.probes_per_draw, idle.hook_ns_per_draw, idle.connects_per_s), (None, None, 0.0));
+    }
+}

@@ -1,0 +1,219 @@
+//! Finds the cgroup of the programs to fix: by its path, a systemd unit, a process or a container.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The programs to fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The programs of a cgroup (version 2), by its directory.
+    Cgroup(PathBuf),
+    /// The programs of a systemd unit: `nginx.service`, or `nginx`.
+    Unit(String),
+    /// The programs of the cgroup of a process.
+    Process(u32),
+    /// The programs of a container, by its ID or the beginning of its ID.
+    Container(String),
+}
+
+/// The reason why a cgroup was not found.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// No cgroup2 file system is mounted.
+    #[error("no cgroup2 file system is mounted; mount one with `mount -t cgroup2 none DIRECTORY`")]
+    NoMount,
+    /// A file could not be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The path of the file.
+        path: String,
+        /// The error from the kernel.
+        source: io::Error,
+    },
+    /// The value of a flag names no cgroup.
+    #[error("invalid value '{value}' for '--{flag}': {reason}")]
+    Value {
+        /// The name of the flag.
+        flag: &'static str,
+        /// The value.
+        value: String,
+        /// Why it is not accepted, and what is.
+        reason: String,
+    },
+}
+
+impl TargetError {
+    /// Returns whether another value would avoid the error.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(self, TargetError::Value { .. })
+    }
+}
+
+impl Target {
+    /// Returns the directory of the cgroup. `root` is the directory that has `proc`, usually `/`.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError`]
+    pub fn resolve(&self, root: &Path) -> Result<PathBuf, TargetError> {
+        match self {
+            Target::Cgroup(path) => check(path),
+            Target::Unit(name) => {
+                let wanted = if name.contains('.') { name.clone() } else { format!("{name}.service") };
+                let found = search(&mount(root)?, &|directory| directory == wanted);
+                only(
+                    "unit",
+                    name,
+                    found,
+                    "no cgroup has the name of the unit; `systemctl status` shows whether it runs",
+                )
+            }
+            Target::Container(id) => {
+                let found = search(&mount(root)?, &|directory| is_container(directory, id));
+                only(
+                    "container",
+                    id,
+                    found,
+                    "no cgroup has this container ID; expected at least 6 digits of the ID",
+                )
+            }
+            Target::Process(process) => of_process(root, *process),
+        }
+    }
+}
+
+fn value(flag: &'static str, value: impl ToString, reason: impl ToString) -> TargetError {
+    TargetError::Value { flag, value: value.to_string(), reason: reason.to_string() }
+}
+
+fn check(path: &Path) -> Result<PathBuf, TargetError> {
+    let expected = "expected a directory of a cgroup2 file system, such as /sys/fs/cgroup/system.slice";
+    let refuse = |why: String| value("cgroup", path.display(), format!("{why}; {expected}"));
+    fs::metadata(path).map_err(|error| refuse(error.to_string()))?;
+    // A directory of cgroup version 1 does not have this file.
+    if !path.join("cgroup.controllers").exists() {
+        return Err(refuse("it is not in a cgroup2 file system".to_owned()));
+    }
+    Ok(path.to_owned())
+}
+
+fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
+    let path = root.join(format!("proc/{process}/cgroup"));
+    let text = fs::read_to_string(path).map_err(|_| value("pid", process, "there is no such process"))?;
+    let cgroup = unified(&text).ok_or(TargetError::NoMount)?;
+    if cgroup == "/" {
+        let reason = "the process is in the root cgroup, as are other programs of the host; move it to a cgroup, or name the root \
+                      with --cgroup";
+        return Err(value("pid", process, reason));
+    }
+    let directory = mount(root)?.join(cgroup.trim_start_matches('/'));
+    check(&directory).map_err(|_| {
+        let reason = format!("its cgroup {cgroup} is not below the cgroup2 file system that fourtuple sees");
+        value("pid", process, reason)
+    })
+}
+
+/// Returns the cgroup of version 2 from the text of /proc/PID/cgroup (cgroups(7)).
+fn unified(text: &str) -> Option<&str> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(path.strip_suffix(" (deleted)").unwrap_or(path))
+}
+
+fn mount(root: &Path) -> Result<PathBuf, TargetError> {
+    let path = root.join("proc/self/mountinfo");
+    let text = fs::read_to_string(&path)
+        .map_err(|source| TargetError::Io { path: path.display().to_string(), source })?;
+    text.lines().find_map(mount_point).map(PathBuf::from).ok_or(TargetError::NoMount)
+}
+
+/// Returns the mount point if this line of proc_pid_mountinfo(5) mounts the root of a cgroup2 file system.
+fn mount_point(line: &str) -> Option<&str> {
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(3);
+    let (root, directory) = (fields.next()?, fields.next()?);
+    (kind.split(' ').next() == Some("cgroup2") && root == "/").then_some(directory)
+}
+
+/// Returns the cgroups with an accepted name. Does not search below them.
+fn search(directory: &Path, accepts: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    // A cgroup may be removed during the search.
+    let Ok(entries) = fs::read_dir(directory) else { return found };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        match entry.file_name().to_str() {
+            Some(name) if accepts(name) => found.push(entry.path()),
+            _ => found.extend(search(&entry.path(), accepts)),
+        }
+    }
+    found.sort();
+    found
+}
+
+fn only(flag: &'static str, name: &str, found: Vec<PathBuf>, absent: &str) -> Result<PathBuf, TargetError> {
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(value(flag, name, absent)),
+        several => {
+            let paths: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
+            Err(value(
+                flag,
+                name,
+                format!("several cgroups match; name one with --cgroup: {}", paths.join(", ")),
+            ))
+        }
+    }
+}
+
+/// Returns whether a cgroup is named after a container: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
+fn is_container(directory: &str, id: &str) -> bool {
+    let name = directory.strip_suffix(".scope").unwrap_or(directory);
+    let own = name.rsplit(['-', ':']).next().unwrap_or(name);
+    id.len() >= 6
+        && own.len() >= 12
+        && own.starts_with(id)
+        && own.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unified_hierarchy_has_number_0() {
+        assert_eq!(
+            unified("9:name=systemd:/\n1:cpu:/web\n0::/system.slice/nginx.service\n"),
+            Some("/system.slice/nginx.service")
+        );
+        assert_eq!(unified("0::/gone (deleted)\n"), Some("/gone"));
+        assert_eq!(unified("1:cpu:/web\n"), None);
+    }
+
+    #[test]
+    fn only_a_mount_of_the_cgroup2_root_is_accepted() {
+        let at = "/sys/fs/cgroup/unified";
+        let line =
+            |root: &str, kind: &str| format!("37 29 0:32 {root} {at} rw,relatime shared:10 - {kind} none rw");
+        assert_eq!(mount_point(&line("/", "cgroup2")), Some(at));
+        assert_eq!(mount_point(&line("/web", "cgroup2")), None);
+        assert_eq!(mount_point(&line("/", "cgroup")), None);
+        assert_eq!(mount_point(""), None);
+    }
+
+    #[test]
+    fn containers_are_found_by_the_beginning_of_their_id() {
+        let id = "8a2f64c0b1d97e53aa01";
+        for name in [
+            id.to_owned(),
+            format!("docker-{id}.scope"),
+            format!("cri-containerd-{id}.scope"),
+            format!("libpod-{id}"),
+        ] {
+            assert!(is_container(&name, "8a2f64c0b1d9"), "{name}");
+            assert!(is_container(&name, id), "{name}");
+        }
+        assert!(!is_container(&format!("docker-{id}.scope"), "2f64c0"));
+        assert!(!is_container(&format!("docker-{id}.scope"), "8a2f6"), "too short to be unique");
+        assert!(!is_container("system.slice", "system"));
+    }
+}

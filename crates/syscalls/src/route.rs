@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::{check, netlink, option, socket};
 
@@ -144,6 +144,13 @@ impl Changes {
         let socket = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
         // SAFETY: the call above returned a new descriptor, which has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value: the kernel chooses the port.
+        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+        let length = std::mem::size_of_val(&address) as libc::socklen_t;
+        // A socket without a port gets no notifications.
+        // SAFETY: pointer and length describe one initialised address that outlives the call.
+        check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
         for group in GROUPS {
             option::set_int(socket.as_fd(), libc::SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)?;
         }

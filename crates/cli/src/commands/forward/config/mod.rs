@@ -76,7 +76,8 @@ pub(super) fn parse(text: &str) -> Result<File, String> {
 /// Returns the message of a TOML error with its line, without the excerpt of the file.
 fn in_one_line(text: &str, error: &toml::de::Error) -> String {
     let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-    let message = error.message().replace('\n', " ");
+    // The message quotes keys of the file, which may contain any character.
+    let message = error.message().replace(char::is_control, " ");
     line.map_or(message.clone(), |line| format!("line {line}: {message}"))
 }
 

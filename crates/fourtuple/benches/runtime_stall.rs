@@ -1,5 +1,5 @@
 //! Measures how long dials that find 56,001 ports exhausted keep the thread of a current-thread runtime from other tasks:
-//! `cargo bench -p fourtuple --features tokio --bench runtime_stall`.
+//! `cargo test -p fourtuple --bench runtime_stall`.
 //!
 //! A second task of the runtime yields in a loop and records the longest interval between two of its polls:
 //!

@@ -1,6 +1,6 @@
 //! Serves HTTP/1.1 with hyper, on a tokio runtime per worker, and prints the counters of each worker at the end.
 //!
-//! `cargo run -p fourtuple --features tokio --example accept -- --policy rotate --listen 127.0.0.1:8080 --workers 4`, ended
+//! `cargo run -p fourtuple --example accept -- --policy rotate --listen 127.0.0.1:8080 --workers 4`, ended
 //! with Ctrl-C. `--listen /run/x.sock` is a unix socket; `--close-every 100` closes connections after 100 requests.
 #![forbid(unsafe_code)]
 

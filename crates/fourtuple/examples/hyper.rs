@@ -1,6 +1,6 @@
 //! Fetches a page with hyper over a connection of the dialer.
 //!
-//! `cargo run -p fourtuple --features tokio --example hyper -- ADDRESS [PATH] [SOURCES]`, as in
+//! `cargo run -p fourtuple --example hyper -- ADDRESS [PATH] [SOURCES]`, as in
 //! `-- 127.0.0.1:8000 / 127.0.0.0/28`
 #![forbid(unsafe_code)]
 

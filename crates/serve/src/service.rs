@@ -30,6 +30,9 @@ pub enum Shape {
     },
 }
 
+/// Smallest share of a part: the text form has no more digits.
+const LEAST_SHARE: f64 = 1e-9;
+
 const ACCEPTED: &str = "expected a time such as 50us, exp:MEAN, pareto:MEAN:SHAPE (above 1), PERCENT%: before any of \
                         them, or such parts with commas, of which one may go without percent and is the rest";
 
@@ -64,21 +67,29 @@ impl Service {
         for part in text.split(',') {
             match part.split_once("%:") {
                 Some((percent, shape)) => {
-                    let percent: f64 = percent.parse().map_err(|_| refuse())?;
-                    if !(percent > 0.0 && percent <= 100.0) {
+                    let share = percent.parse::<f64>().map_err(|_| refuse())? / 100.0;
+                    if !(LEAST_SHARE..=1.0).contains(&share) {
                         return Err(refuse());
                     }
-                    said += percent / 100.0;
-                    parts.push((percent / 100.0, Shape::parse(shape, &duration).ok_or_else(refuse)?));
+                    said += share;
+                    parts.push((share, Shape::parse(shape, &duration).ok_or_else(refuse)?));
                 }
                 None if rest.is_none() => rest = Some(Shape::parse(part, &duration).ok_or_else(refuse)?),
                 None => return Err(refuse()),
             }
         }
-        if said > 1.0 + 1e-9 {
+        if said > 1.0 + LEAST_SHARE {
             return Err(format!("{text:?} is not a service time: its parts are more than 100%"));
         }
-        parts.extend(rest.map(|shape| ((1.0_f64 - said).max(0.0), shape)));
+        if let Some(shape) = rest {
+            let share = 1.0 - said;
+            if share < 2.0 * LEAST_SHARE {
+                return Err(format!(
+                    "{text:?} is not a service time: its parts are 100% without the last one"
+                ));
+            }
+            parts.push((share, shape));
+        }
         parts.retain(|(_, shape)| !shape.is_zero());
         Ok(Service { parts })
     }

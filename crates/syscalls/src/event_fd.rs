@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::check;
 
-/// An eventfd: readable from [`EventFd::ring`] until [`EventFd::silence`].
+/// An eventfd: readable from [`EventFd::signal`] until [`EventFd::clear`].
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

@@ -1,7 +1,7 @@
 //! io_uring for datagrams: one request receives all datagrams of a socket (multishot recvmsg, Linux 6.0), into buffers
 //! that the kernel takes from a shared ring (Linux 5.19).
 //!
-//! A received datagram stays in its buffer until the next [`resume`](DatagramRing::go_on), so
+//! A received datagram stays in its buffer until the next [`resume`](DatagramRing::resume), so
 //! [`Outgoing`](crate::datagram::Outgoing) sends it from there and forwarding copies no payload.
 
 use std::io;
@@ -145,7 +145,7 @@ impl DatagramRing {
         submitted
     }
 
-    /// Returns the number of messages since the last [`resume`](DatagramRing::go_on), without waiting. Messages beyond the number of
+    /// Returns the number of messages since the last [`resume`](DatagramRing::resume), without waiting. Messages beyond the number of
     /// buffers stay in the socket's queue until the next `resume`.
     ///
     /// # Errors

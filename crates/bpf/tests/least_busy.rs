@@ -163,7 +163,7 @@ fn a_flood_starves_no_worker() {
         for seat in 1..4 {
             group.busy.seat(seat).unwrap().set_busy(0);
         }
-        // The looks of the worker, with times that the test passes.
+        // The worker checks for leaked counts at times that the test chooses.
         let seat = group.busy.seat(0).unwrap();
         let mut leaks = Leaks::new();
         let mut look = |ms| seat.reconcile(&mut leaks, Duration::from_millis(ms), group.queued(0));

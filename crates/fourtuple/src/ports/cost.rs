@@ -54,7 +54,7 @@ impl ProbeCost {
         Ok(ProbeCost { points })
     }
 
-    /// Creates a cost that is the same for each length.
+    /// Creates a cost per port that does not depend on the length of the search.
     pub fn flat(ns: f64) -> Result<Self, CostError> {
         ProbeCost::new(vec![(1.0, ns)])
     }

@@ -96,14 +96,15 @@ fn fills_every_port(test: &str, address: &str, name: &str) {
     let counters = fix.counters().unwrap();
     let (drawn, below) = (counters.drawn, counters.left(LeftAlone::Below));
     assert_eq!(drawn + below + counters.fallbacks, u64::from(PORTS), "{counters:?}");
-    assert!(drawn > u64::from(PORTS) / 2, "{counters:?}");
-    assert!(below > u64::from(PORTS) / 10, "{counters:?}");
+    // The share in use is an average over random samples and follows with a delay of about 64 connects.
+    assert!(drawn > u64::from(PORTS) / 4, "{counters:?}");
+    assert!(below > u64::from(PORTS) / 20, "{counters:?}");
     let error = connect(named(first)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(99), "EADDRNOTAVAIL: {error}");
     // Another destination uses the same ports again.
     let _shared = fill(named(second));
     let again = fix.counters().unwrap();
-    assert!(again.drawn - drawn > u64::from(PORTS) / 2, "{again:?}");
+    assert!(again.drawn - drawn > u64::from(PORTS) / 4, "{again:?}");
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn reserved_ports_are_not_drawn() {
         let held: Vec<OwnedFd> = (0..PORTS - 100).map(|_| connect(destination).unwrap()).collect();
         assert!(held.iter().all(|socket| !(reserved.0..=reserved.1).contains(&port(socket))));
         assert!(connect(destination).is_err());
-        assert!(fix.counters().unwrap().drawn > 100);
+        assert!(fix.counters().unwrap().drawn > 50);
     });
 }
 
@@ -209,7 +210,7 @@ fn a_dry_run_binds_nothing() {
         };
         let held: Vec<OwnedFd> = (0..PORTS).map(|_| connect(destination).unwrap()).collect();
         let counters = fix.counters().unwrap();
-        assert!(counters.would_draw > u64::from(PORTS) / 2, "{counters:?}");
+        assert!(counters.would_draw > u64::from(PORTS) / 4, "{counters:?}");
         assert_eq!((counters.drawn, counters.probes), (0, 0), "{counters:?}");
         drop(held);
     });

@@ -30,6 +30,8 @@ const DIALS: u64 = 10_000;
 fn listen(group: bool) -> OwnedFd {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let listener = socket::open(Transport::Tcp, address, false).unwrap();
+    // Connections of the round before may still be in TIME_WAIT at this port.
+    option::set_reuse_address(listener.as_fd(), true).unwrap();
     if group {
         assert_eq!(option::set_reuse_port(listener.as_fd()).unwrap(), Answer::Done);
     }

@@ -4,7 +4,7 @@ mod program;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,12 +46,8 @@ struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn new(name: &str) -> Option<Cgroup> {
-        let mounts = fs::read_to_string("/proc/mounts").ok()?;
-        let mount = mounts.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split(' ').collect();
-            (fields.get(2) == Some(&"cgroup2")).then(|| fields[1].to_owned())
-        })?;
-        let path = Path::new(&mount).join(format!("fourtuple-{name}-{}", std::process::id()));
+        let path =
+            fourtuple_testing::cgroup_root().ok()?.join(format!("fourtuple-{name}-{}", std::process::id()));
         fs::create_dir(&path).ok().map(|()| Cgroup(path))
     }
 

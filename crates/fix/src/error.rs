@@ -19,9 +19,9 @@ pub enum FixError {
          prefix with addresses of this host, such as 192.0.2.0/28"
     )]
     NoSource(String),
-    /// The network namespace of the programs could not be read.
-    #[error("cannot fix ports: the network namespace of the programs: {0}")]
-    Namespace(io::Error),
+    /// The directory of the cgroup could not be opened.
+    #[error("cannot fix ports: the directory of the cgroup: {0}")]
+    Cgroup(io::Error),
     /// A thread could not be started.
     #[error("cannot fix ports: cannot start a thread: {0}")]
     Thread(io::Error),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +11,11 @@ use std::thread;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 use fourtuple_host::sysctl;
-use fourtuple_syscalls::{netns, route};
+use fourtuple_syscalls::{netns, route, sock_diag};
 use ipnet::IpNet;
 
-use crate::{connected, ranges};
+use crate::connected::Connected;
+use crate::ranges;
 
 /// The greatest number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
@@ -108,13 +109,13 @@ impl Namespaces {
     pub(crate) fn connected(&self, cookie: u64) -> Vec<IpAddr> {
         let Some(namespace) = self.known.get(&cookie) else { return Vec::new() };
         let found = within(namespace.file.as_fd(), || {
-            let lines = ["tcp", "tcp6"].into_iter().filter_map(|name| {
-                // Absent without IPv6.
-                let file = File::open(format!("/proc/thread-self/net/{name}")).ok()?;
-                Some(BufReader::new(file).lines().map_while(Result::ok))
-            });
-            Ok(connected::destinations(lines.flatten(), &namespace.ports))
+            let mut connected = Connected::default();
+            sock_diag::each_connection(|socket| {
+                connected.add(socket.local.port(), socket.remote.ip(), &namespace.ports);
+            })?;
+            Ok(connected.destinations())
         });
+        // Without sock_diag each destination becomes known by its first connect.
         found.unwrap_or_default()
     }
 

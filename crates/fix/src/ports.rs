@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
             let inode = directory.metadata()?.ino();
             Ok((directory, inode))
         };
-        let (directory, inode) = open(&settings.cgroup).map_err(FixError::Namespace)?;
+        let (directory, inode) = open(&settings.cgroup).map_err(FixError::Cgroup)?;
         let mut namespaces = Namespaces::default();
         namespaces.discover(&settings.cgroup);
         let sources = match settings.source {

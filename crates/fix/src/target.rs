@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fourtuple_host::cgroup;
+
 /// The programs to fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -20,17 +22,12 @@ pub enum Target {
 /// The reason why a cgroup was not found.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// No cgroup2 file system is mounted.
-    #[error("no cgroup2 file system is mounted; mount one with `mount -t cgroup2 none DIRECTORY`")]
-    NoMount,
-    /// A file could not be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The path of the file.
-        path: String,
-        /// The error from the kernel.
-        source: io::Error,
-    },
+    /// The root of a cgroup2 file system was not found.
+    #[error("the root of a cgroup2 file system: {0}; mount one with `mount -t cgroup2 none DIRECTORY`")]
+    NoMount(io::Error),
+    /// The kernel has no cgroups of version 2.
+    #[error("process {0} is in no cgroup of version 2")]
+    NoCgroup(u32),
     /// The value of a flag names no cgroup.
     #[error("invalid value '{value}' for '--{flag}': {reason}")]
     Value {
@@ -88,20 +85,14 @@ fn value(flag: &'static str, value: impl ToString, reason: impl ToString) -> Tar
 }
 
 fn check(path: &Path) -> Result<PathBuf, TargetError> {
-    let expected = "expected a directory of a cgroup2 file system, such as /sys/fs/cgroup/system.slice";
-    let refuse = |why: String| value("cgroup", path.display(), format!("{why}; {expected}"));
-    fs::metadata(path).map_err(|error| refuse(error.to_string()))?;
-    // A directory of cgroup version 1 does not have this file.
-    if !path.join("cgroup.controllers").exists() {
-        return Err(refuse("it is not in a cgroup2 file system".to_owned()));
-    }
+    cgroup::directory(path).map_err(|reason| value("cgroup", path.display(), reason))?;
     Ok(path.to_owned())
 }
 
 fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
     let path = root.join(format!("proc/{process}/cgroup"));
     let text = fs::read_to_string(path).map_err(|_| value("pid", process, "there is no such process"))?;
-    let cgroup = unified(&text).ok_or(TargetError::NoMount)?;
+    let cgroup = unified(&text).ok_or(TargetError::NoCgroup(process))?;
     if cgroup == "/" {
         let reason = "the process is in the root cgroup, as are other programs of the host; move it to a cgroup, or name the root \
                       with --cgroup";
@@ -121,18 +112,7 @@ fn unified(text: &str) -> Option<&str> {
 }
 
 fn mount(root: &Path) -> Result<PathBuf, TargetError> {
-    let path = root.join("proc/self/mountinfo");
-    let text = fs::read_to_string(&path)
-        .map_err(|source| TargetError::Io { path: path.display().to_string(), source })?;
-    text.lines().find_map(mount_point).map(PathBuf::from).ok_or(TargetError::NoMount)
-}
-
-/// Returns the mount point if this line of proc_pid_mountinfo(5) mounts the root of a cgroup2 file system.
-fn mount_point(line: &str) -> Option<&str> {
-    let (mount, kind) = line.split_once(" - ")?;
-    let mut fields = mount.split(' ').skip(3);
-    let (root, directory) = (fields.next()?, fields.next()?);
-    (kind.split(' ').next() == Some("cgroup2") && root == "/").then_some(directory)
+    cgroup::mount_point(root).map_err(TargetError::NoMount)
 }
 
 /// Returns the cgroups with an accepted name. Does not search below them.
@@ -187,17 +167,6 @@ mod tests {
         );
         assert_eq!(unified("0::/gone (deleted)\n"), Some("/gone"));
         assert_eq!(unified("1:cpu:/web\n"), None);
-    }
-
-    #[test]
-    fn only_a_mount_of_the_cgroup2_root_is_accepted() {
-        let at = "/sys/fs/cgroup/unified";
-        let line =
-            |root: &str, kind: &str| format!("37 29 0:32 {root} {at} rw,relatime shared:10 - {kind} none rw");
-        assert_eq!(mount_point(&line("/", "cgroup2")), Some(at));
-        assert_eq!(mount_point(&line("/web", "cgroup2")), None);
-        assert_eq!(mount_point(&line("/", "cgroup")), None);
-        assert_eq!(mount_point(""), None);
     }
 
     #[test]

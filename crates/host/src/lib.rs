@@ -4,6 +4,8 @@
 //! passes in, so that tests can use a copy.
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

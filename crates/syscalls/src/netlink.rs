@@ -22,6 +22,15 @@ pub(crate) fn change(protocol: libc::c_int, kind: u16, flags: libc::c_int, body:
     request(protocol, kind, libc::NLM_F_ACK | flags, body, |_| {})
 }
 
+/// Opens a netlink socket, close-on-exec. `flags`: 0 or SOCK_NONBLOCK.
+pub(crate) fn open(protocol: libc::c_int, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: socket() takes no pointers.
+    let netlink = check(unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) })?;
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(netlink) })
+}
+
 fn request(
     protocol: libc::c_int,
     kind: u16,
@@ -29,11 +38,7 @@ fn request(
     body: &[u8],
     mut answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    // SAFETY: socket() takes no pointers.
-    let netlink =
-        check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    let netlink = unsafe { OwnedFd::from_raw_fd(netlink) };
+    let netlink = open(protocol, 0)?;
     let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(HEADER + body.len());
     // Layout of struct nlmsghdr: length, type, flags, sequence number, port.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::{check, netlink, option, socket};
 
@@ -105,9 +105,7 @@ fn look_up(destination: IpAddr, device: Option<u32>, route: impl FnMut(&[u8])) -
     // The family and the length of the destination prefix; a lookup reads no other field.
     let mut body = vec![0; HEADER];
     body[..2].copy_from_slice(&[family as u8, (octets.len() * 8) as u8]);
-    body.extend_from_slice(&((4 + octets.len()) as u16).to_ne_bytes());
-    body.extend_from_slice(&RTA_DST.to_ne_bytes());
-    body.extend_from_slice(&octets);
+    netlink::put_attribute(&mut body, RTA_DST, &octets);
     if let Some(device) = device {
         netlink::put_attribute(&mut body, RTA_OIF, &device.to_ne_bytes());
     }
@@ -139,11 +137,7 @@ impl Changes {
     ///
     /// No socket for netlink.
     pub fn watch() -> io::Result<Changes> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: socket() takes no pointers.
-        let socket = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
-        // SAFETY: the call above returned a new descriptor, which has no other owner.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let socket = netlink::open(libc::NETLINK_ROUTE, libc::SOCK_NONBLOCK)?;
         // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value: the kernel chooses the port.
         let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         address.nl_family = libc::AF_NETLINK as libc::sa_family_t;

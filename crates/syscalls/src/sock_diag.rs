@@ -81,18 +81,16 @@ pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
 ///
 /// The errors of [`each`].
 pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        let body = request(family as u8, Transport::Tcp, 1 << state::LISTEN, &[]);
-        let result = ask(&body, |reply, attributes| {
-            found(listener(reply, attributes));
-        });
-        match result {
-            // A kernel without IPv6 has no handler for the family.
-            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
-            result => result?,
-        }
-    }
-    Ok(())
+    each_tcp(1 << state::LISTEN, |reply, attributes| found(listener(reply, attributes)))
+}
+
+/// Calls `found` for every TCP socket with a peer, sockets in TIME_WAIT included, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of [`each`].
+pub fn each_connection(mut found: impl FnMut(Entry)) -> io::Result<()> {
+    each_tcp(!(1 << state::LISTEN), |reply, _| found(entry(reply)))
 }
 
 /// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
@@ -105,15 +103,20 @@ pub fn handshakes(port: u16) -> io::Result<usize> {
     // A request socket that waits for the last ACK is SYN_RECV to users and TCP_NEW_SYN_RECV in the kernel.
     const SYN_RECV: u32 = 1 << 3 | 1 << 12;
     let mut count = 0;
+    each_tcp(SYN_RECV, |reply, _| count += usize::from(entry(reply).local.port() == port))?;
+    Ok(count)
+}
+
+/// Passes the reply about each TCP socket in one of these states, of both families.
+fn each_tcp(states: u32, mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let body = request(family as u8, Transport::Tcp, SYN_RECV, &[]);
-        match ask(&body, |reply, _| count += usize::from(entry(reply).local.port() == port)) {
+        match ask(&request(family as u8, Transport::Tcp, states, &[]), &mut found) {
             // A kernel without IPv6 has no handler for the family.
             Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
             result => result?,
         }
     }
-    Ok(count)
+    Ok(())
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

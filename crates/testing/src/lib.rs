@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
@@ -81,6 +82,14 @@ pub fn skip(test: &str, need: &str, reason: &str) {
     );
     // The test runner would capture the output of eprintln! if the test passes.
     writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
+}
+
+/// Returns the mount point of a cgroup2 file system.
+pub fn cgroup_root() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts")?;
+    let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = mounts.find(|fields| fields.get(2) == Some(&"cgroup2"));
+    found.map(|fields| PathBuf::from(fields[1])).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Writes a sysctl of the current network namespace, by its dotted name.

@@ -1,15 +1,17 @@
 use std::collections::HashSet;
+use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, UDP_TIER};
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::{ConnectSearch, Tier};
+use fourtuple_host::cgroup;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame};
 use fourtuple_syscalls::errno_name;
 
-use crate::cgroup;
 use crate::connect_results::{all_searches, results};
 use crate::error::TraceError;
 use crate::flame::Sampling;
@@ -154,7 +156,9 @@ impl Connect {
                 Ok((programs, tier.name(), reason))
             }
             Protocol::Udp => {
-                let root = cgroup::root().map_err(TraceError::NoCgroup)?;
+                // Programs attached to the root see every connect() of the host.
+                let root =
+                    cgroup::mount_point(Path::new("/")).and_then(File::open).map_err(TraceError::NoCgroup)?;
                 Ok((ConnectSearch::attach_udp(&filter, root.as_fd())?, UDP_TIER, None))
             }
         }

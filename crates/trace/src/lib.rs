@@ -7,7 +7,6 @@
 
 mod accept;
 mod blind_spots;
-mod cgroup;
 mod connect;
 mod connect_results;
 mod error;

@@ -13,7 +13,7 @@ use std::{env, fs, thread};
 
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_testing::{cgroup_root, in_namespace, listener, set_sysctl, skip};
 use fourtuple_trace::Connect;
 use traced::{to, traced, tuple, until_none_missed};
 
@@ -34,13 +34,7 @@ struct Cgroup {
 
 impl Cgroup {
     fn make() -> Result<Cgroup, String> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let root = mounts.lines().find_map(|line| {
-            let (mount, kind) = line.split_once(" - ")?;
-            let fields: Vec<&str> = mount.split(' ').collect();
-            (kind.starts_with("cgroup2 ") && fields[3] == "/").then(|| PathBuf::from(fields[4]))
-        });
-        let root = root.ok_or("no cgroup2 file system is mounted")?;
+        let root = cgroup_root().map_err(|error| format!("no cgroup2 file system: {error}"))?;
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
         let path = groups.lines().find_map(|line| line.strip_prefix("0::/")).ok_or("no cgroup2")?;
         let before = root.join(path);

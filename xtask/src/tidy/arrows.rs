@@ -17,7 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("report", &["record", "measure"]),
     ("load", &["fourtuple", "syscalls", "measure", "record"]),
     ("serve", &["fourtuple", "syscalls", "measure", "record"]),
-    ("trace", &["bpf", "measure", "record", "syscalls"]),
+    ("trace", &["bpf", "host", "measure", "record", "syscalls"]),
     ("fix", &["bpf", "host", "record", "syscalls"]),
     ("forward", &["fourtuple", "syscalls", "bpf", "record"]),
     ("compare", &["syscalls", "measure", "record", "load"]),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, MutexGuard};
 
+use fourtuple_testing::cgroup_root;
+
 /// The number of tests that need the cgroup. A socket belongs to the cgroup of its process at the time of socket().
 static USERS: Mutex<u32> = Mutex::new(0);
 
@@ -19,7 +21,7 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Moves this process into a cgroup of its own.
     pub(crate) fn enter() -> io::Result<Cgroup> {
-        let root = mount()?;
+        let root = cgroup_root()?;
         let path = path(&root);
         let mut users = users();
         if *users == 0 {
@@ -53,16 +55,4 @@ fn users() -> MutexGuard<'static, u32> {
 
 fn path(root: &Path) -> PathBuf {
     root.join(format!("fourtuple-test-{}", process::id()))
-}
-
-/// Returns the directory that the cgroup2 file system is mounted at.
-fn mount() -> io::Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/mounts")?;
-    let found = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .find(|fields| fields.get(2) == Some(&"cgroup2"));
-    found
-        .map(|fields| PathBuf::from(fields[1]))
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use fourtuple_host::cgroup;
 use fourtuple_trace::{Protocol, Tier};
 
 use crate::exit::UsageError;
@@ -69,17 +70,7 @@ pub(super) fn process(number: u32) -> anyhow::Result<u32> {
 
 /// Returns the id of a cgroup: the inode of its directory.
 pub(super) fn cgroup_id(path: &Path) -> Result<u64, UsageError> {
-    let refuse = |why: &str| {
-        UsageError(format!(
-            "invalid value '{}' for '--cgroup': {why}; expected a directory of a cgroup2 file system, such as \
-             /sys/fs/cgroup/system.slice",
-            path.display()
-        ))
-    };
-    let directory = fs::metadata(path).map_err(|error| refuse(&error.to_string()))?;
-    // A directory of cgroup version 1 does not have this file.
-    if !path.join("cgroup.controllers").exists() {
-        return Err(refuse("it is not in a cgroup2 file system"));
-    }
+    let directory = cgroup::directory(path)
+        .map_err(|why| UsageError(format!("invalid value '{}' for '--cgroup': {why}", path.display())))?;
     Ok(directory.ino())
 }

@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The maximum length of a request, a response and a body, which are kept in memory ready to send.
 const MOST_BYTES: u32 = 64 << 20;
 
-/// A small server for tests and measurements that prints the counts of each worker at its end
+/// Run a small server for tests and measurements; prints the counts of each worker at its end
 ///
 /// Ends with Ctrl-C, SIGTERM or --for. When the server is ready, a line on stderr reports its address, with the real port for
 /// port 0.

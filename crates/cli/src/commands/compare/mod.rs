@@ -18,7 +18,7 @@ use crate::output::{self, Output};
 use crate::progress::Bars;
 use crate::{records, stop, units};
 
-/// Is B faster than A? Runs two commands in turn until the interval of their ratio is narrow enough
+/// Compare two commands, run in turn until the interval of their ratio is narrow enough, or saved records: is B faster than A?
 ///
 /// A and B are fourtuple commands in quotes, each of which gives one number: load, lab ports with one --strategy, lab
 /// time-wait with one --remedy. They run in the order A B B A B A A B, in which a drift of the machine cancels, until the 95%

@@ -208,7 +208,7 @@ impl Task {
     }
 
     fn is_over(&self) -> bool {
-        self.leaving.is_some_and(|latest| self.session.peer_knows_admin_down() || self.now() >= latest)
+        self.leaving.is_some_and(|latest| self.session.peer_expects_silence() || self.now() >= latest)
     }
 }
 

@@ -388,12 +388,15 @@ impl Session {
         (self.remote.state, self.remote.diagnostic)
     }
 
-    /// Returns whether the peer has confirmed that it knows about this side's AdminDown, so that later silence is no failure to
-    /// it.
-    pub fn peer_knows_admin_down(&self) -> bool {
+    /// Returns whether later silence of this side is no failure to the peer: the peer has confirmed this side's AdminDown, or the
+    /// peer is in AdminDown itself, in which it runs no detection timer.
+    pub fn peer_expects_silence(&self) -> bool {
         self.state == State::AdminDown
-            && self.remote.last_received.is_some_and(|at| at > self.since)
-            && matches!(self.remote.state, State::Down | State::AdminDown)
+            && match self.remote.state {
+                State::AdminDown => true,
+                State::Down => self.remote.last_received.is_some_and(|at| at > self.since),
+                State::Init | State::Up => false,
+            }
     }
 
     /// Returns bfd.LocalDiscr.

@@ -234,11 +234,22 @@ fn a_down_from_the_peer_confirms_admin_down() {
     let mut bench = in_state(State::Up);
     bench.session.set_admin_down(bench.now, true);
     bench.run(ms(5));
-    assert!(!bench.session.peer_knows_admin_down());
+    assert!(!bench.session.peer_expects_silence());
     assert_eq!(bench.try_receive(from_peer(State::Up)), Err(Discard::AdminDown));
-    assert!(!bench.session.peer_knows_admin_down(), "that was under way");
+    assert!(!bench.session.peer_expects_silence(), "that was under way");
     assert_eq!(bench.try_receive(from_peer(State::Down)), Err(Discard::AdminDown));
-    assert!(bench.session.peer_knows_admin_down());
+    assert!(bench.session.peer_expects_silence());
+}
+
+/// A peer that ended in order runs no detection timer, and answers nothing.
+#[test]
+fn a_peer_in_admin_down_need_not_confirm() {
+    let mut bench = in_state(State::Up);
+    bench.receive(from_peer(State::AdminDown));
+    assert_eq!(bench.session.state(), State::Down);
+    assert!(!bench.session.peer_expects_silence(), "this side has not ended");
+    bench.session.set_admin_down(bench.now, true);
+    assert!(bench.session.peer_expects_silence());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use fourtuple::spread::FlowKey;
 use fourtuple_forward::bfd::{self, Diagnostic, LinkSettings, State, Timers};
 use fourtuple_forward::{Drop, Forward, Link, Peer, PlaneCounts, PlaneKind, Routes, Rule, Running};
 use fourtuple_syscalls::{device, netns, socket};
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::{each_in_namespace, in_namespace, skip};
 use kinds::kinds;
 
 /// A time limit that no working machine reaches.
@@ -135,11 +135,11 @@ fn arrives(running: &Running, sender: &UdpSocket, at: &Neighbour) {
 fn packets_go_around_a_link_that_is_down() {
     in_namespace(|| {
         let test = "packets_go_around_a_link_that_is_down";
-        let (Some(watched), Some(other)) = (Neighbour::open(test, 1), Neighbour::open(test, 2)) else {
-            return;
-        };
-        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        for kind in kinds(test) {
+        each_in_namespace(kinds(test), |kind| {
+            let (Some(watched), Some(other)) = (Neighbour::open(test, 1), Neighbour::open(test, 2)) else {
+                return;
+            };
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
             let running = start(kind, &watched, Some(other.address()));
             // No BFD session has been up yet, which is no failure.
             arrives(&running, &sender, &watched);
@@ -164,7 +164,7 @@ fn packets_go_around_a_link_that_is_down() {
             assert!(!other.got(Duration::ZERO), "{kind}");
             assert!(running.bfd()[0].report.ups >= 2, "{kind}");
             drop(there);
-        }
+        });
     });
 }
 
@@ -173,35 +173,35 @@ fn packets_go_around_a_link_that_is_down() {
 fn packets_are_dropped_without_another_route() {
     in_namespace(|| {
         let test = "packets_are_dropped_without_another_route";
-        let Some(watched) = Neighbour::open(test, 1) else { return };
-        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        for kind in kinds(test) {
-            // The default route leads to the same next hop, or does not exist.
-            for default in [Some(watched.address()), None] {
-                let running = start(kind, &watched, default);
-                let there = watched.speak();
-                wait_until("up", || is_up(&running));
-                arrives(&running, &sender, &watched);
-                inside(&watched.namespace, || device::set_down("far1").unwrap());
-                wait_until("down", || !is_up(&running));
-                let before = counts(&running);
-                assert_eq!(link_downs(&running), 0, "{kind}");
-                for _ in 0..5 {
-                    sender.send_to(&[WATCHED], running.address(0).unwrap()).unwrap();
-                }
-                wait_until("the drops", || link_downs(&running) == 5);
-                let after = counts(&running);
-                assert_eq!((after.sent, after.received), (before.sent, before.received + 5), "{kind}");
-                inside(&watched.namespace, || device::set_up("far1").unwrap());
-                wait_until("up again", || is_up(&running));
-                arrives(&running, &sender, &watched);
-
-                // An administrator holds the session down, which is no failure of the link.
-                there.set_admin_down(true);
-                wait_until("word of it", || running.bfd()[0].report.remote_state == State::AdminDown);
-                arrives(&running, &sender, &watched);
-                while watched.got(Duration::ZERO) {}
+        // The default route leads to the same next hop, or does not exist.
+        let cases: Vec<_> = kinds(test).into_iter().flat_map(|kind| [(kind, true), (kind, false)]).collect();
+        each_in_namespace(cases, |(kind, has_default)| {
+            let Some(watched) = Neighbour::open(test, 1) else { return };
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let default = has_default.then(|| watched.address());
+            let running = start(kind, &watched, default);
+            let there = watched.speak();
+            wait_until("up", || is_up(&running));
+            arrives(&running, &sender, &watched);
+            inside(&watched.namespace, || device::set_down("far1").unwrap());
+            wait_until("down", || !is_up(&running));
+            let before = counts(&running);
+            assert_eq!(link_downs(&running), 0, "{kind}");
+            for _ in 0..5 {
+                sender.send_to(&[WATCHED], running.address(0).unwrap()).unwrap();
             }
-        }
+            wait_until("the drops", || link_downs(&running) == 5);
+            let after = counts(&running);
+            assert_eq!((after.sent, after.received), (before.sent, before.received + 5), "{kind}");
+            inside(&watched.namespace, || device::set_up("far1").unwrap());
+            wait_until("up again", || is_up(&running));
+            arrives(&running, &sender, &watched);
+
+            // An administrator holds the session down, which is no failure of the link.
+            there.set_admin_down(true);
+            wait_until("word of it", || running.bfd()[0].report.remote_state == State::AdminDown);
+            arrives(&running, &sender, &watched);
+            while watched.got(Duration::ZERO) {}
+        });
     });
 }

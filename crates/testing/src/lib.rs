@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use fourtuple_syscalls::netns;
@@ -44,6 +45,23 @@ pub fn in_namespace<F: FnOnce() + Send + 'static>(body: F) {
         Ok(Err(error)) => panic!("{name}: cannot enter a network namespace: {error}"),
         Err(payload) => panic::resume_unwind(payload),
     }
+}
+
+/// Runs `case` for each item in a network namespace of its own, four at the same time. Called within [`in_namespace`], by tests whose
+/// cases wait more than they compute.
+pub fn each_in_namespace<T: Send>(items: impl IntoIterator<Item = T>, case: impl Fn(T) + Sync) {
+    let items = Mutex::new(items.into_iter().collect::<Vec<_>>().into_iter());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some(item) = next() {
+                    netns::enter_new().expect("a network namespace in a network namespace");
+                    case(item);
+                }
+            });
+        }
+    });
 }
 
 fn again_in_user_namespace(name: &str) {

@@ -14,7 +14,7 @@ use fourtuple::listen::{
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, sock_diag};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
 use crate::pool::{Stream, connect, endpoint};
@@ -126,7 +126,7 @@ fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
 #[test]
 fn a_drain_under_load_resets_no_connection() {
     in_namespace(|| {
-        for (policy, family) in everywhere("a_drain_under_load_resets_no_connection") {
+        each_in_namespace(everywhere("a_drain_under_load_resets_no_connection"), |(policy, family)| {
             let (mut accepted, mut longest) = (0, Duration::ZERO);
             for _ in 0..drains() {
                 let report = drain_under_load(policy, family);
@@ -137,7 +137,7 @@ fn a_drain_under_load_resets_no_connection() {
                 "{policy} over {family}: {} drains, {accepted} connections accepted meanwhile, none reset; longest {longest:?}",
                 drains()
             );
-        }
+        });
     });
 }
 

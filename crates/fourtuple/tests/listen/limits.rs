@@ -13,7 +13,7 @@ use fourtuple::listen::{
 use fourtuple_syscalls::interval_timer::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, seccomp};
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::{each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::everywhere;
 use crate::pool::{ask, connect, endpoint, serve, try_ask};
@@ -316,7 +316,7 @@ fn processes_have_separate_listeners() {
 #[test]
 fn signals_interrupt_no_wait() {
     in_namespace(|| {
-        for (policy, family) in everywhere("signals_interrupt_no_wait") {
+        each_in_namespace(everywhere("signals_interrupt_no_wait"), |(policy, family)| {
             let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
             let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
             thread::scope(|scope| {
@@ -372,7 +372,7 @@ fn signals_interrupt_no_wait() {
                     stream.read_exact(&mut response).unwrap();
                 }
             });
-        }
+        });
         assert!(IntervalTimer::signals() > 100);
     });
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_load::{Arrival, EngineChoice, Load, Workload};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{each_in_namespace, in_namespace};
 
 use crate::run::{self, ENGINES, RunOutcome, get, load, run, until};
 use crate::script::Act::{self, Drip, Flood, HalfClose, Read, Reset, Send, Wait};
@@ -118,26 +118,25 @@ fn require(name: &str, outcome: Outcome, ran: &RunOutcome) {
 #[test]
 fn every_engine_counts_what_the_peer_logged() {
     in_namespace(|| {
-        for &(name, script, outcome) in PEERS {
-            for engine in ENGINES {
-                // Captured output, which is shown if the test fails.
-                eprintln!("{name} with {engine:?}");
-                let (address, log) = peer(script);
-                let load = against(engine, name, address);
-                let Some(ran) = run("hostile::peers", &load) else { continue };
-                require(name, outcome, &ran);
-                if !matches!(script.first(), Some(Read)) {
-                    // connect() may or may not succeed before the peer closes the connection.
-                    continue;
-                }
-                until(|| log.requests() >= OPERATIONS);
-                assert_eq!(
-                    (log.requests(), log.connections()),
-                    (OPERATIONS, ran.results.connections),
-                    "{name} with {engine:?}: {ran:#?}"
-                );
+        let cases = PEERS.iter().flat_map(|peer| ENGINES.into_iter().map(move |engine| (peer, engine)));
+        each_in_namespace(cases, |(&(name, script, outcome), engine)| {
+            // Captured output, which is shown if the test fails.
+            eprintln!("{name} with {engine:?}");
+            let (address, log) = peer(script);
+            let load = against(engine, name, address);
+            let Some(ran) = run("hostile::peers", &load) else { return };
+            require(name, outcome, &ran);
+            if !matches!(script.first(), Some(Read)) {
+                // connect() may or may not succeed before the peer closes the connection.
+                return;
             }
-        }
+            until(|| log.requests() >= OPERATIONS);
+            assert_eq!(
+                (log.requests(), log.connections()),
+                (OPERATIONS, ran.results.connections),
+                "{name} with {engine:?}: {ran:#?}"
+            );
+        });
     });
 }
 

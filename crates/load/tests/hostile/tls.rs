@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fourtuple_load::Trust;
 use fourtuple_syscalls::option;
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{each_in_namespace, in_namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
@@ -185,37 +185,36 @@ fn server(end: fn(&mut Peer) -> io::Result<()>) -> (SocketAddr, Arc<AtomicU64>) 
 fn tls_connections_end_as_the_peer_ends_them() {
     const OPERATIONS: u64 = 9;
     in_namespace(|| {
-        for &(name, end, error) in ENDS {
-            for engine in ENGINES {
-                let (address, requests) = server(end);
-                let target = format!("https://{address}/");
-                let mut load = load(engine, &target, get(&target));
-                (load.connections, load.operations, load.trust) =
-                    (3, Some(OPERATIONS), Trust::AnyCertificate);
-                // The pause makes the connection idle, for the row of the table that needs it.
-                load.pause = Duration::from_millis(50);
-                let Some(ran) = run("hostile::tls", &load) else { continue };
-                match error {
-                    None => assert_eq!(
-                        (ran.results.operations, ran.errors()),
-                        (OPERATIONS, vec![]),
+        let cases = ENDS.iter().flat_map(|end| ENGINES.into_iter().map(move |engine| (end, engine)));
+        each_in_namespace(cases, |(&(name, end, error), engine)| {
+            let (address, requests) = server(end);
+            let target = format!("https://{address}/");
+            let mut load = load(engine, &target, get(&target));
+            (load.connections, load.operations, load.trust) =
+                (3, Some(OPERATIONS), Trust::AnyCertificate);
+            // The pause makes the connection idle, for the row of the table that needs it.
+            load.pause = Duration::from_millis(50);
+            let Some(ran) = run("hostile::tls", &load) else { return };
+            match error {
+                None => assert_eq!(
+                    (ran.results.operations, ran.errors()),
+                    (OPERATIONS, vec![]),
+                    "{name}: {ran:#?}"
+                ),
+                Some(error) => {
+                    assert_eq!(
+                        (ran.error(error), ran.errors()),
+                        (OPERATIONS, vec![error]),
                         "{name}: {ran:#?}"
-                    ),
-                    Some(error) => {
-                        assert_eq!(
-                            (ran.error(error), ran.errors()),
-                            (OPERATIONS, vec![error]),
-                            "{name}: {ran:#?}"
-                        );
-                    }
+                    );
                 }
-                assert_eq!(
-                    ran.results.connections, OPERATIONS,
-                    "{name}: no connection is used again: {ran:#?}"
-                );
-                until(|| requests.load(Ordering::Relaxed) >= OPERATIONS);
-                assert_eq!(requests.load(Ordering::Relaxed), OPERATIONS, "{name}: {ran:#?}");
             }
-        }
+            assert_eq!(
+                ran.results.connections, OPERATIONS,
+                "{name}: no connection is used again: {ran:#?}"
+            );
+            until(|| requests.load(Ordering::Relaxed) >= OPERATIONS);
+            assert_eq!(requests.load(Ordering::Relaxed), OPERATIONS, "{name}: {ran:#?}");
+        });
     });
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use fourtuple_exposition::{
     Collector, DescriptorEncoder, Endpoint, EndpointError, Kind, Limits, Registry, Sample, write_family,
 };
+use fourtuple_testing::in_namespace;
 
 /// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -64,16 +65,19 @@ fn scrape(address: SocketAddr) -> String {
 
 #[test]
 fn a_scrape_is_openmetrics_text() {
-    let endpoint = start(Limits::default());
-    let answer = scrape(endpoint.address()).to_lowercase();
-    assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
-    assert!(answer.ends_with("# eof\n"), "{answer}");
-    assert_eq!(endpoint.accept_failures(), 0);
-    let taken = Endpoint::start(endpoint.address(), Limits::default(), Registry::default()).unwrap_err();
-    assert!(matches!(taken, EndpointError::Listen { .. }), "{taken}");
-    let address = endpoint.address();
-    drop(endpoint);
-    assert!(TcpStream::connect(address).is_err(), "it listens after its end");
+    // In a namespace of its own, because another test could listen at the port after the end.
+    in_namespace(|| {
+        let endpoint = start(Limits::default());
+        let answer = scrape(endpoint.address()).to_lowercase();
+        assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
+        assert!(answer.ends_with("# eof\n"), "{answer}");
+        assert_eq!(endpoint.accept_failures(), 0);
+        let taken = Endpoint::start(endpoint.address(), Limits::default(), Registry::default()).unwrap_err();
+        assert!(matches!(taken, EndpointError::Listen { .. }), "{taken}");
+        let address = endpoint.address();
+        drop(endpoint);
+        assert!(TcpStream::connect(address).is_err(), "it listens after its end");
+    });
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use fourtuple_forward::{Drop, Link, PlaneKind};
 use fourtuple_syscalls::device;
-use fourtuple_testing::{each_in_namespace, in_namespace};
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR, Wire};
+use fourtuple_testing::{each_in_namespace, in_namespace};
 
 use crate::{LONG, burst, drain, gathering_socket, kinds, reach, require_balance, socket, start, take};
 

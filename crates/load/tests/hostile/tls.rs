@@ -190,8 +190,7 @@ fn tls_connections_end_as_the_peer_ends_them() {
             let (address, requests) = server(end);
             let target = format!("https://{address}/");
             let mut load = load(engine, &target, get(&target));
-            (load.connections, load.operations, load.trust) =
-                (3, Some(OPERATIONS), Trust::AnyCertificate);
+            (load.connections, load.operations, load.trust) = (3, Some(OPERATIONS), Trust::AnyCertificate);
             // The pause makes the connection idle, for the row of the table that needs it.
             load.pause = Duration::from_millis(50);
             let Some(ran) = run("hostile::tls", &load) else { return };
@@ -209,10 +208,7 @@ fn tls_connections_end_as_the_peer_ends_them() {
                     );
                 }
             }
-            assert_eq!(
-                ran.results.connections, OPERATIONS,
-                "{name}: no connection is used again: {ran:#?}"
-            );
+            assert_eq!(ran.results.connections, OPERATIONS, "{name}: no connection is used again: {ran:#?}");
             until(|| requests.load(Ordering::Relaxed) >= OPERATIONS);
             assert_eq!(requests.load(Ordering::Relaxed), OPERATIONS, "{name}: {ran:#?}");
         });

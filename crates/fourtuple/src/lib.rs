@@ -7,6 +7,30 @@
 //! - [`capabilities`] probes which socket options the kernel supports.
 //!
 //! The crate resolves no names, keeps no pool of connections, speaks no protocol and changes no sysctl.
+//!
+//! # Example
+//!
+//! Once half of the ports to a destination are in use, `connect()` searches the full half of the range first, which takes
+//! milliseconds. A [`dial::Dialer`] chooses the port so that the kernel finds a free one at once, to the last port:
+//!
+//! ```no_run
+//! use fourtuple::dial::Dialer;
+//!
+//! let dialer = Dialer::to("192.0.2.1:443".parse()?).build()?;
+//! let (stream, report) = dialer.dial()?;
+//! println!("connected from {} with {} attempts", report.source, report.attempts);
+//! # let _: std::net::TcpStream = stream;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! - `tokio`: `Dialer::dial_tokio`, and an acceptor for each worker's tokio runtime.
+//! - `bpf`: the accept policy `reuseport-least-busy` and the selectors that are BPF programs. They need CAP_BPF and
+//!   CAP_NET_ADMIN at run time, and no compiler at build time.
+//! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
 #![forbid(unsafe_code)]
 
 pub mod capabilities;

@@ -1,4 +1,4 @@
-//! Dialers, which open connections with a source port that is found quickly, and report each cause of a failure separately.
+//! Dialers: they find a free source port quickly, open the connection, and report each cause of a failure separately.
 //!
 //! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. They resolve no names, keep no pool of connections, change
 //! nothing on the host, and start no threads.

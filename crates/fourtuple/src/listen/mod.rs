@@ -1,4 +1,4 @@
-//! Accepts connections and distributes connections and their requests among workers.
+//! Distribution of connections, and of the requests on kept connections, among the workers of a server.
 //!
 //! The workers of a [`ListenerGroup`] share an address. Its [`AcceptPolicy`] determines which worker gets the next connection:
 //! the kernel wakes workers in the order in which they wait, regardless of their load. A worker holds one of the group's

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{BuildError, DialError, Dialer, SourcePool, Strategy};
@@ -227,9 +227,16 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
         let sources = SourcePool::one("127.0.0.1".parse::<IpAddr>().unwrap());
         for strategy in [Strategy::KernelDefault, Strategy::Auto] {
             let dialer = Dialer::to(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
-            for _ in 0..3 {
+            let end = Instant::now() + Duration::from_secs(20);
+            let mut seen = 0;
+            while seen < 3 {
                 match dialer.dial() {
-                    Err(DialError::SelfConnect(address)) => assert_eq!(address, itself),
+                    Err(DialError::SelfConnect(address)) => {
+                        assert_eq!(address, itself);
+                        seen += 1;
+                    }
+                    // A child of another test has a copy of the closed socket until exec().
+                    Err(DialError::PortsExhausted { .. }) if seen > 0 && Instant::now() < end => {}
                     other => panic!("{strategy}: {other:?}"),
                 }
             }

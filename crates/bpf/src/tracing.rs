@@ -257,7 +257,10 @@ fn refusal(
         },
         ProgramError::LoadError { io_error, verifier_log } => {
             let log = verifier_log.to_string();
-            if log.trim().is_empty() || io_error.raw_os_error() == Some(libc::EPERM) {
+            // Without CAP_PERFMON the verifier forbids pointer arithmetic that speculation could misuse.
+            let needs_permission =
+                io_error.raw_os_error() == Some(libc::EPERM) || log.contains("prohibited for !root");
+            if log.trim().is_empty() || needs_permission {
                 return BpfError::of(LOAD, io_error);
             }
             let from = log.char_indices().rev().nth(600).map_or(0, |(at, _)| at);

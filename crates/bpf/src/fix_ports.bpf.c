@@ -272,6 +272,10 @@ struct search {
 	u32 takes_waiting;
 	u32 last; /* the last place in order */
 	u32 hash;
+	u32 sources; /* additional source addresses */
+	u32 least;   /* the smallest share among the sources */
+	u32 best[4]; /* its source */
+	u32 route[4];
 };
 
 enum answer { FREE, TAKEN, WAITING };
@@ -533,6 +537,9 @@ NOINLINE u32 draw(struct search *search, struct tuple *tuple, struct counters *c
 		tuple->cursor = search->last;
 		if (search->found)
 			count(counters, IN_ORDER, 1);
+		else if (search->refused < REFUSALS)
+			/* No port of the range is free, as no sample can tell. */
+			tuple->share = ONE;
 	}
 	if (!search->found && !before)
 		set_option(search->context, LEVEL_SOCKET, REUSE_ADDRESS, &before, sizeof(before));
@@ -588,9 +595,51 @@ INLINE int chooses_source(struct search *search, const struct settings *wanted)
 	return 1;
 }
 
+/* Notes the source with the smallest share. */
+NOINLINE long compare_source(u32 index, struct search *search)
+{
+	struct tuple_key key = search->key;
+	u32 at = index;
+	struct address *address = map_lookup(&sources, &at);
+	struct tuple *tuple;
+	u32 share;
+	if (index >= search->sources)
+		copy_address(key.source, search->route);
+	else if (address && is_ipv4(address->words) == is_ipv4(key.destination))
+		copy_address(key.source, address->words);
+	else
+		return 0;
+	tuple = map_lookup(&tuples, &key);
+	share = tuple ? tuple->share : 0;
+	if (share < search->least) {
+		search->least = share;
+		copy_address(search->best, key.source);
+	}
+	return 0;
+}
+
+/* Changes to the source with the smallest share. Returns its tuple, or NULL if every source is exhausted. */
+NOINLINE struct tuple *other_source(struct search *search)
+{
+	struct tuple *tuple;
+	search->least = ONE;
+	loop(search->sources + 1, compare_source, search, 0);
+	if (search->least >= ONE)
+		return NULL;
+	copy_address(search->key.source, search->best);
+	search->waiting = search->takes_waiting = search->probes = search->refused = 0;
+	tuple = sampled(search);
+	if (tuple)
+		tuple->connects++;
+	return tuple;
+}
+
 NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct settings *wanted, struct counters *counters)
 {
 	u32 result;
+	struct tuple *other;
+	search->sources = wanted->sources;
+	copy_address(search->route, search->key.source);
 	if (search->namespace->sources && chooses_source(search, wanted)) {
 		tuple = sampled(search);
 		if (!tuple)
@@ -601,7 +650,18 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 			return bind_to(search, 0) ? FALLBACKS : SPREAD;
 		}
 	}
+	if (tuple->share >= ONE && search->namespace->sources) {
+		other = other_source(search);
+		tuple = other ? other : tuple;
+	}
 	result = draw(search, tuple, counters);
+	if (result == FALLBACKS && search->namespace->sources) {
+		other = other_source(search);
+		if (other) {
+			tuple = other;
+			result = draw(search, tuple, counters);
+		}
+	}
 	if (result == DRAWN)
 		tuple->drawn++;
 	else

@@ -177,7 +177,12 @@ impl Programs {
         const ATTACH: &str = "bpf(BPF_LINK_CREATE)";
         let (name, found, _) = self.program(program)?;
         let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
-        found.load().map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
+        // A program that has been detached is still loaded.
+        if found.fd().is_err() {
+            found
+                .load()
+                .map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
+        }
         // A link allows further programs by itself and takes no flag for it (cgroup_bpf_link_attach).
         let link =
             found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;

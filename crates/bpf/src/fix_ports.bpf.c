@@ -27,8 +27,8 @@ enum {
 };
 /* Shares and averages have 16 bits after the point. */
 enum { ONE = 1 << 16, NEW_TUPLE_SAMPLES = 16, WINDOW = 64, RANDOM_PROBES = 32, REFUSALS = 1024 };
-/* A port that is being bound counts as taken for other connects of the same tuple for 2^28 ns (268 ms): between bind and the end
- * of the search no lookup finds the socket. */
+/* A port that is being bound counts as taken for connects of the same tuple by other threads for 2^28 to 2^29 ns (268 to 537 ms):
+ * between bind and the end of the search no lookup finds the socket. */
 enum { CLAIM_BITS = 28 };
 enum flags { DRY_RUN = 1, HAS_DESTINATION = 2 };
 /* struct route.state */
@@ -124,7 +124,7 @@ struct tuple {
 
 /* The last tuple that bound a port, and when. */
 struct holder {
-	u64 claim;
+	u64 claim; /* see is_claimed */
 	struct tuple_key key;
 };
 
@@ -226,6 +226,7 @@ struct socket_address6 {
 	u32 scope;
 };
 
+static u64 (*const current_thread)(void) = (void *)35; /* bpf_get_current_task, as a number */
 static long (*const set_option)(struct bpf_sock_addr *context, int level, int option, void *value, int size) = (void *)49;
 static long (*const get_option)(struct bpf_sock_addr *context, int level, int option, void *value, int size) = (void *)57;
 static long (*const bind_socket)(struct bpf_sock_addr *context, void *address, int size) = (void *)64;
@@ -450,14 +451,18 @@ INLINE void let_share(struct bpf_sock_addr *context, const struct settings *want
 		set_option(context, LEVEL_SOCKET, REUSE_ADDRESS, &on, sizeof(on));
 }
 
-/* Claims a port for this connect; fails if another connect of the same tuple has just done so. */
+/* Claims a port for this connect; fails if another thread has just done so for the same tuple. A claim has 16 bits of the time, 24 of
+ * the tuple and 24 of the thread. A thread may have the address of a thread that has ended, whose connect() is over too. */
 INLINE int is_claimed(struct search *search, struct holder *holder)
 {
-	u64 now = monotonic_ns() >> CLAIM_BITS;
+	u64 now = (monotonic_ns() >> CLAIM_BITS) & 0xffff;
+	u64 tuple = search->hash & 0xffffff;
+	u64 thread = (current_thread() * 0x9e3779b97f4a7c15ULL) >> 40;
 	u64 before = holder->claim;
-	if ((u32)before == search->hash && now - (before >> 32) < 2)
+	/* An earlier connect() of the same thread is over. */
+	if (((before >> 24) & 0xffffff) == tuple && (before & 0xffffff) != thread && ((now - (before >> 48)) & 0xffff) < 2)
 		return 0;
-	return __sync_val_compare_and_swap(&holder->claim, before, now << 32 | search->hash) == before;
+	return __sync_val_compare_and_swap(&holder->claim, before, now << 48 | tuple << 24 | thread) == before;
 }
 
 /* Binds the socket if the 4-tuple is free. Returns 1 to end the loop. */

@@ -261,6 +261,33 @@ fn every_port_of_every_source_is_used() {
 }
 
 #[test]
+fn a_thread_draws_the_port_of_its_closed_connection_again() {
+    in_namespace(|| {
+        let (listener, destination) = listener("127.0.0.1", 4096);
+        socket::set_nonblocking(listener.as_fd(), true).unwrap();
+        let test = "a_thread_draws_the_port_of_its_closed_connection_again";
+        let Some((fix, _cgroup)) = attach(test, &settings(), &ports(), &[destination]) else { return };
+        // 20 ports are free, far fewer than connects within a claim.
+        let Some(_held) = hold(destination, LOW..LOW + PORTS - 20) else {
+            return fourtuple_testing::skip(
+                test,
+                "ip_local_port_range",
+                "this kernel does not have the option",
+            );
+        };
+        for _ in 0..PORTS {
+            let client = connect(destination).unwrap();
+            option::set_reset_on_close(client.as_fd()).unwrap();
+            drop(client);
+            while socket::accept_nonblocking(listener.as_fd()).is_ok() {}
+        }
+        let counters = fix.counters().unwrap();
+        assert_eq!(counters.fallbacks, 0, "{counters:?}");
+        assert!(counters.drawn > u64::from(PORTS) / 2, "{counters:?}");
+    });
+}
+
+#[test]
 fn two_programs_on_one_cgroup_both_run() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 4096);
@@ -339,7 +366,7 @@ fn attaching_and_detaching_fails_no_connect() {
         });
         let (connects, drawn) = (connects.into_inner(), fix.counters().unwrap().drawn);
         assert!(drawn > u64::from(cycles), "{drawn} of {connects} in {cycles} cycles");
-        println!("{cycles} cycles, {connects} connects, {drawn} drawn");
+        println!("{cycles} cycles, {connects} connects, {drawn} drawn; {:?}", fix.counters().unwrap());
     });
 }
 

@@ -104,7 +104,7 @@ pub enum BpfError {
 
 impl BpfError {
     /// The permission to name in [`BpfError::NotPermitted`].
-    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace: CAP_PERFMON) in the initial user \
+    pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace and to fix ports: CAP_PERFMON) in the initial user \
                              namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
 
     /// Maps the error of a call to a missing permission, a missing bpf(2), or any other failure.

@@ -27,8 +27,8 @@ enum {
 };
 /* Shares and averages have 16 bits after the point. */
 enum { ONE = 1 << 16, NEW_TUPLE_SAMPLES = 16, WINDOW = 64, RANDOM_PROBES = 32, REFUSALS = 1024 };
-/* A port that is being bound counts as taken for other connects of the same tuple for 2^28 ns (268 ms): between bind and the end
- * of the search no lookup finds the socket. */
+/* A port that is being bound counts as taken for connects of the same tuple by other threads for 2^28 to 2^29 ns (268 to 537 ms):
+ * between bind and the end of the search no lookup finds the socket. */
 enum { CLAIM_BITS = 28 };
 enum flags { DRY_RUN = 1, HAS_DESTINATION = 2 };
 /* struct route.state */
@@ -124,7 +124,7 @@ struct tuple {
 
 /* The last tuple that bound a port, and when. */
 struct holder {
-	u64 claim;
+	u64 claim; /* see is_claimed */
 	struct tuple_key key;
 };
 
@@ -226,6 +226,7 @@ struct socket_address6 {
 	u32 scope;
 };
 
+static u64 (*const current_thread)(void) = (void *)35; /* bpf_get_current_task, as a number */
 static long (*const set_option)(struct bpf_sock_addr *context, int level, int option, void *value, int size) = (void *)49;
 static long (*const get_option)(struct bpf_sock_addr *context, int level, int option, void *value, int size) = (void *)57;
 static long (*const bind_socket)(struct bpf_sock_addr *context, void *address, int size) = (void *)64;
@@ -272,6 +273,10 @@ struct search {
 	u32 takes_waiting;
 	u32 last; /* the last place in order */
 	u32 hash;
+	u32 sources; /* additional source addresses */
+	u32 least;   /* the smallest share among the sources */
+	u32 best[4]; /* its source */
+	u32 route[4];
 };
 
 enum answer { FREE, TAKEN, WAITING };
@@ -446,14 +451,18 @@ INLINE void let_share(struct bpf_sock_addr *context, const struct settings *want
 		set_option(context, LEVEL_SOCKET, REUSE_ADDRESS, &on, sizeof(on));
 }
 
-/* Claims a port for this connect; fails if another connect of the same tuple has just done so. */
+/* Claims a port for this connect; fails if another thread has just done so for the same tuple. A claim has 16 bits of the time, 24 of
+ * the tuple and 24 of the thread. A thread may have the address of a thread that has ended, whose connect() is over too. */
 INLINE int is_claimed(struct search *search, struct holder *holder)
 {
-	u64 now = monotonic_ns() >> CLAIM_BITS;
+	u64 now = (monotonic_ns() >> CLAIM_BITS) & 0xffff;
+	u64 tuple = search->hash & 0xffffff;
+	u64 thread = (current_thread() * 0x9e3779b97f4a7c15ULL) >> 40;
 	u64 before = holder->claim;
-	if ((u32)before == search->hash && now - (before >> 32) < 2)
+	/* An earlier connect() of the same thread is over. */
+	if (((before >> 24) & 0xffffff) == tuple && (before & 0xffffff) != thread && ((now - (before >> 48)) & 0xffff) < 2)
 		return 0;
-	return __sync_val_compare_and_swap(&holder->claim, before, now << 32 | search->hash) == before;
+	return __sync_val_compare_and_swap(&holder->claim, before, now << 48 | tuple << 24 | thread) == before;
 }
 
 /* Binds the socket if the 4-tuple is free. Returns 1 to end the loop. */
@@ -533,6 +542,9 @@ NOINLINE u32 draw(struct search *search, struct tuple *tuple, struct counters *c
 		tuple->cursor = search->last;
 		if (search->found)
 			count(counters, IN_ORDER, 1);
+		else if (search->refused < REFUSALS)
+			/* No port of the range is free, as no sample can tell. */
+			tuple->share = ONE;
 	}
 	if (!search->found && !before)
 		set_option(search->context, LEVEL_SOCKET, REUSE_ADDRESS, &before, sizeof(before));
@@ -588,9 +600,51 @@ INLINE int chooses_source(struct search *search, const struct settings *wanted)
 	return 1;
 }
 
+/* Notes the source with the smallest share. */
+NOINLINE long compare_source(u32 index, struct search *search)
+{
+	struct tuple_key key = search->key;
+	u32 at = index;
+	struct address *address = map_lookup(&sources, &at);
+	struct tuple *tuple;
+	u32 share;
+	if (index >= search->sources)
+		copy_address(key.source, search->route);
+	else if (address && is_ipv4(address->words) == is_ipv4(key.destination))
+		copy_address(key.source, address->words);
+	else
+		return 0;
+	tuple = map_lookup(&tuples, &key);
+	share = tuple ? tuple->share : 0;
+	if (share < search->least) {
+		search->least = share;
+		copy_address(search->best, key.source);
+	}
+	return 0;
+}
+
+/* Changes to the source with the smallest share. Returns its tuple, or NULL if every source is exhausted. */
+NOINLINE struct tuple *other_source(struct search *search)
+{
+	struct tuple *tuple;
+	search->least = ONE;
+	loop(search->sources + 1, compare_source, search, 0);
+	if (search->least >= ONE)
+		return NULL;
+	copy_address(search->key.source, search->best);
+	search->waiting = search->takes_waiting = search->probes = search->refused = 0;
+	tuple = sampled(search);
+	if (tuple)
+		tuple->connects++;
+	return tuple;
+}
+
 NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct settings *wanted, struct counters *counters)
 {
 	u32 result;
+	struct tuple *other;
+	search->sources = wanted->sources;
+	copy_address(search->route, search->key.source);
 	if (search->namespace->sources && chooses_source(search, wanted)) {
 		tuple = sampled(search);
 		if (!tuple)
@@ -601,7 +655,18 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 			return bind_to(search, 0) ? FALLBACKS : SPREAD;
 		}
 	}
+	if (tuple->share >= ONE && search->namespace->sources) {
+		other = other_source(search);
+		tuple = other ? other : tuple;
+	}
 	result = draw(search, tuple, counters);
+	if (result == FALLBACKS && search->namespace->sources) {
+		other = other_source(search);
+		if (other) {
+			tuple = other;
+			result = draw(search, tuple, counters);
+		}
+	}
 	if (result == DRAWN)
 		tuple->drawn++;
 	else

@@ -177,7 +177,12 @@ impl Programs {
         const ATTACH: &str = "bpf(BPF_LINK_CREATE)";
         let (name, found, _) = self.program(program)?;
         let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
-        found.load().map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
+        // A program that has been detached is still loaded.
+        if found.fd().is_err() {
+            found
+                .load()
+                .map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
+        }
         // A link allows further programs by itself and takes no flag for it (cgroup_bpf_link_attach).
         let link =
             found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;
@@ -257,7 +262,10 @@ fn refusal(
         },
         ProgramError::LoadError { io_error, verifier_log } => {
             let log = verifier_log.to_string();
-            if log.trim().is_empty() || io_error.raw_os_error() == Some(libc::EPERM) {
+            // Without CAP_PERFMON the verifier forbids pointer arithmetic that speculation could misuse.
+            let needs_permission =
+                io_error.raw_os_error() == Some(libc::EPERM) || log.contains("prohibited for !root");
+            if log.trim().is_empty() || needs_permission {
                 return BpfError::of(LOAD, io_error);
             }
             let from = log.char_indices().rev().nth(600).map_or(0, |(at, _)| at);

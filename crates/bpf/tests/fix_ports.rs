@@ -3,10 +3,12 @@
 
 mod cgroup;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cgroup::Cgroup;
 use fourtuple_bpf::FixPorts;
@@ -235,6 +237,57 @@ fn more_source_addresses_give_more_connections() {
 }
 
 #[test]
+fn every_port_of_every_source_is_used() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let sources = vec!["127.0.0.5".parse().unwrap(), "127.0.0.6".parse().unwrap()];
+        let settings = FixPortsSettings { sources, ..settings() };
+        let known = NamespacePorts { has_sources: true, ..ports() };
+        let test = "every_port_of_every_source_is_used";
+        let Some((fix, _cgroup)) = attach(test, &settings, &known, &[destination]) else { return };
+        // One source is ahead of the others, as the address of the route is before its destination is known.
+        let held = hold(destination, (0..PORTS / 2).map(|offset| LOW + offset)).unwrap_or_default();
+        let number = 3 * usize::from(PORTS);
+        let connected = (held.len()..number).map(|number| {
+            connect(destination)
+                .unwrap_or_else(|error| panic!("connection {number}: {error}; {:?}", fix.counters().unwrap()))
+        });
+        let held: Vec<OwnedFd> = held.into_iter().chain(connected.collect::<Vec<_>>()).collect();
+        let addresses: HashSet<SocketAddr> =
+            held.iter().map(|socket| socket::local_address(socket.as_fd()).unwrap()).collect();
+        assert_eq!(addresses.len(), number);
+        assert!(connect(destination).is_err());
+    });
+}
+
+#[test]
+fn a_thread_draws_the_port_of_its_closed_connection_again() {
+    in_namespace(|| {
+        let (listener, destination) = listener("127.0.0.1", 4096);
+        socket::set_nonblocking(listener.as_fd(), true).unwrap();
+        let test = "a_thread_draws_the_port_of_its_closed_connection_again";
+        let Some((fix, _cgroup)) = attach(test, &settings(), &ports(), &[destination]) else { return };
+        // 20 ports are free, far fewer than connects within a claim.
+        let Some(_held) = hold(destination, LOW..LOW + PORTS - 20) else {
+            return fourtuple_testing::skip(
+                test,
+                "ip_local_port_range",
+                "this kernel does not have the option",
+            );
+        };
+        for _ in 0..PORTS {
+            let client = connect(destination).unwrap();
+            option::set_reset_on_close(client.as_fd()).unwrap();
+            drop(client);
+            while socket::accept_nonblocking(listener.as_fd()).is_ok() {}
+        }
+        let counters = fix.counters().unwrap();
+        assert_eq!(counters.fallbacks, 0, "{counters:?}");
+        assert!(counters.drawn > u64::from(PORTS) / 2, "{counters:?}");
+    });
+}
+
+#[test]
 fn two_programs_on_one_cgroup_both_run() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 4096);
@@ -249,4 +302,152 @@ fn two_programs_on_one_cgroup_both_run() {
         let _last = connect(destination).unwrap();
         assert!(before >= u64::from(PORTS) - 1 && other.counters().unwrap().connects > before);
     });
+}
+
+/// Reads a number from the environment.
+fn number(name: &str, default: u32) -> u32 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Holds connections from these ports; with a window of one port connect() marks the port as its own search would.
+fn hold(destination: SocketAddr, ports: impl Iterator<Item = u16>) -> Option<Vec<OwnedFd>> {
+    let connected = ports.map(|port| {
+        let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+        let answer = option::set_local_port_range(socket.as_fd(), port, port).unwrap();
+        (answer == option::Answer::Done).then(|| {
+            socket::connect(socket.as_fd(), destination).unwrap();
+            socket
+        })
+    });
+    connected.collect()
+}
+
+/// `FOURTUPLE_CYCLES` is the number of cycles.
+#[test]
+fn attaching_and_detaching_fails_no_connect() {
+    in_namespace(|| {
+        let test = "attaching_and_detaching_fails_no_connect";
+        let (listener, destination) = listener("127.0.0.1", 4096);
+        socket::set_nonblocking(listener.as_fd(), true).unwrap();
+        let always = FixPortsSettings { past: 0.0, ..settings() };
+        let Some((mut fix, cgroup)) = attach(test, &always, &ports(), &[destination]) else { return };
+        fix.detach();
+        let cycles = number("FOURTUPLE_CYCLES", 100);
+        let connects = AtomicU32::new(0);
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut held: VecDeque<OwnedFd> = VecDeque::new();
+                while !is_done.load(Ordering::Relaxed) {
+                    let client = connect(destination).unwrap_or_else(|error| panic!("{error}"));
+                    option::set_reset_on_close(client.as_fd()).unwrap();
+                    held.push_back(client);
+                    connects.fetch_add(1, Ordering::Relaxed);
+                    // 80% of the range stay in use.
+                    if held.len() > usize::from(PORTS) / 5 * 4 {
+                        drop(held.pop_front());
+                        drop(socket::accept_nonblocking(listener.as_fd()));
+                    }
+                }
+            });
+            // The thread ends also if an assertion here fails.
+            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                for _ in 0..cycles {
+                    fix.attach(cgroup.directory()).unwrap();
+                    let before = connects.load(Ordering::Relaxed);
+                    while connects.load(Ordering::Relaxed) < before + 20 {
+                        std::thread::yield_now();
+                    }
+                    fix.detach();
+                }
+            }));
+            is_done.store(true, Ordering::Relaxed);
+            ended.unwrap();
+        });
+        let (connects, drawn) = (connects.into_inner(), fix.counters().unwrap().drawn);
+        assert!(drawn > u64::from(cycles), "{drawn} of {connects} in {cycles} cycles");
+        println!("{cycles} cycles, {connects} connects, {drawn} drawn; {:?}", fix.counters().unwrap());
+    });
+}
+
+/// Measures the time of connect() in turns: in the cgroup with the programs, and outside.
+#[test]
+#[ignore = "a measurement of about a minute on an idle machine"]
+fn cost_of_a_connect_in_turns() {
+    in_namespace(|| {
+        let test = "cost_of_a_connect_in_turns";
+        // 19,000 ports to a destination, of which a block uses 100.
+        const WIDE: u16 = 19_000;
+        for (name, in_use, past) in [("below --past", 0, 1.0), ("half of the range in use", WIDE / 2, 0.25)] {
+            let (listener, destination) = listener("127.0.0.1", 65_535);
+            socket::set_nonblocking(listener.as_fd(), true).unwrap();
+            let known = NamespacePorts { high: LOW + WIDE - 1, ..ports() };
+            let chosen = FixPortsSettings { past, ..settings() };
+            let Some((fix, cgroup)) = attach(test, &chosen, &known, &[destination]) else { return };
+            set_sysctl("net.core.somaxconn", "65535");
+            set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + WIDE - 1));
+            cgroup.leave().unwrap();
+            // Of both parities, so that the search without the programs is short too.
+            let block = in_use / 4;
+            let half = (0..block)
+                .flat_map(|i| [LOW + i, LOW + WIDE / 2 + 1 + i, LOW + WIDE / 4 + i, LOW + WIDE / 4 * 3 + i]);
+            let Some(_held) = hold(destination, half) else {
+                return fourtuple_testing::skip(
+                    test,
+                    "ip_local_port_range",
+                    "this kernel does not have the option",
+                );
+            };
+            while socket::accept_nonblocking(listener.as_fd()).is_ok() {}
+            let mut differences = Vec::new();
+            let mut bare = Vec::new();
+            for _ in 0..number("FOURTUPLE_BLOCKS", 300) {
+                let mut times = [0.0; 2];
+                for inside in [0, 1, 1, 0] {
+                    if inside == 1 {
+                        cgroup.enter_again().unwrap()
+                    } else {
+                        cgroup.leave().unwrap()
+                    }
+                    times[inside] += block_ns(&listener, destination) / 2.0;
+                }
+                bare.push(times[0]);
+                differences.push(times[1] - times[0]);
+            }
+            cgroup.enter_again().unwrap();
+            let counters = fix.counters().unwrap();
+            let (low, median, high) = quartiles(&mut differences);
+            println!(
+                "{name}: {median:.0} ns per connect more (quartiles {low:.0} to {high:.0}), bare {:.0} ns, {} connects, {} drawn, {} probes",
+                quartiles(&mut bare).1,
+                counters.connects,
+                counters.drawn,
+                counters.probes
+            );
+        }
+    });
+}
+
+/// Returns the mean CPU time of connect() in a block of connects, in nanoseconds.
+fn block_ns(listener: &OwnedFd, destination: SocketAddr) -> f64 {
+    const BLOCK: usize = 100;
+    let sockets: Vec<OwnedFd> =
+        (0..BLOCK).map(|_| socket::open(Transport::Tcp, destination, false).unwrap()).collect();
+    let began = fourtuple_syscalls::resource::thread_cpu_time();
+    for client in &sockets {
+        socket::connect(client.as_fd(), destination).unwrap();
+    }
+    let elapsed = fourtuple_syscalls::resource::thread_cpu_time() - began;
+    for client in &sockets {
+        option::set_reset_on_close(client.as_fd()).unwrap();
+    }
+    drop(sockets);
+    while socket::accept_nonblocking(listener.as_fd()).is_ok() {}
+    elapsed.as_nanos() as f64 / BLOCK as f64
+}
+
+fn quartiles(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let at = |share: usize| values[values.len() * share / 4];
+    (at(1), at(2), at(3))
 }

@@ -3,9 +3,7 @@
 mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,139 +11,13 @@ use fourtuple_bpf::Objects;
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::{in_namespace, set_sysctl};
-use program::{Ended, fourtuple, require_valid, run};
+use program::cgroup::Cgroup;
+use program::fixing::{Client, attached, record_of};
+use program::{DEADLINE, fourtuple, run};
 use serde_json::Value;
 
-/// Time after which a test fails.
-const DEADLINE: Duration = Duration::from_secs(60);
 const LOW: u16 = 20_000;
 const PORTS: u16 = 500;
-
-/// A client that knows nothing of fourtuple. It reads lines `address port number` and answers each with the number of failed
-/// connects and the source ports; it keeps its connections.
-const CLIENT: &str = r#"
-import socket, sys
-held = []
-print("ready", flush=True)
-for line in sys.stdin:
-    address, port, number = line.split()
-    failed, ports = 0, []
-    for _ in range(int(number)):
-        s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        try:
-            s.connect((address, int(port)))
-            ports.append(s.getsockname()[1])
-            held.append(s)
-        except OSError:
-            failed += 1
-    print(failed, *ports, flush=True)
-"#;
-
-/// A cgroup of a test, removed at its end.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new(name: &str) -> Option<Cgroup> {
-        let path =
-            fourtuple_testing::cgroup_root().ok()?.join(format!("fourtuple-{name}-{}", std::process::id()));
-        fs::create_dir(&path).ok().map(|()| Cgroup(path))
-    }
-
-    /// Removes the cgroup after its processes have ended.
-    fn remove(&self) {
-        let deadline = Instant::now() + DEADLINE;
-        while self.0.exists() && fs::remove_dir(&self.0).is_err() {
-            assert!(Instant::now() < deadline, "{} has processes", self.0.display());
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn flags(&self, more: &str) -> String {
-        format!("fix ports --cgroup {} {more}", self.0.display())
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        if !thread::panicking() {
-            return self.remove();
-        }
-        // After a failure its processes may still run; Linux 5.14 can end them.
-        let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while self.0.exists() && fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// A running client in a cgroup. The cgroup of a socket is the cgroup that its process is in when it opens the socket.
-struct Client {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Client {
-    fn start(cgroup: &Cgroup) -> Option<Client> {
-        let mut command = Command::new("python3");
-        command.args(["-c", CLIENT]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().ok()?;
-        fs::write(cgroup.0.join("cgroup.procs"), child.id().to_string()).unwrap();
-        let input = child.stdin.take().unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        // A python3 that cannot start prints nothing.
-        (line == "ready\n").then_some(Client { child, input, output })
-    }
-
-    /// Connects; returns the number of failed connects and the source ports.
-    fn connect(&mut self, address: &str, port: u16, number: u16) -> (u32, Vec<u16>) {
-        writeln!(self.input, "{address} {port} {number}").unwrap();
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().unwrap());
-        (numbers.next().unwrap(), numbers.map(|port| port as u16).collect())
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts a fix and waits for its ready line; `None` after a skip.
-fn attached(test: &str, arguments: &str) -> Option<Child> {
-    let mut child = fourtuple(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut line = String::new();
-    BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
-    if line.starts_with("fixing ") || line.starts_with("observing ") {
-        return Some(child);
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
-    fourtuple_testing::skip(test, "bpf", line.trim_end());
-    None
-}
-
-/// Ends a fix with SIGTERM and returns its record.
-fn record_of(mut child: Child) -> Value {
-    child::terminate(child.id()).unwrap();
-    let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    let code = child.wait().unwrap().code();
-    let ended = Ended { code: code.unwrap(), stdout: text, stderr: String::new() };
-    assert_eq!(ended.code, 0, "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
-    record
-}
 
 /// Returns a cgroup with a client in it, in a namespace with a small range; `None` after a skip.
 fn client(test: &str, name: &str) -> Option<(Client, Cgroup)> {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use fourtuple::listen::AcceptPolicy;
 use fourtuple::spread::Selector;
+use fourtuple_fix::print::Program;
 use fourtuple_forward::PlaneKind;
 use fourtuple_lab::time_wait::Remedy;
 use fourtuple_load::Workload;
@@ -52,6 +53,7 @@ fn the_schema_and_the_docs_have_every_name_of_a_table() {
         require_rows(page, &names);
     }
     require_rows("lab-time-wait.md", &Remedy::ALL.into_iter().map(Remedy::name).collect());
+    require_rows("fix-print.md", &Program::ALL.iter().map(|program| program.name).collect());
     require_rows("spread.md", &Selector::ALL.iter().map(Selector::name).collect());
 }
 

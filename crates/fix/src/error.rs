@@ -19,6 +19,19 @@ pub enum FixError {
          prefix with addresses of this host, such as 192.0.2.0/28"
     )]
     NoSource(String),
+    /// The addresses of `--source` and `--to` have different IP versions.
+    #[error(
+        "invalid value '{prefix}' for '--source': expected addresses of the IP version of --to {destination}"
+    )]
+    Version {
+        /// The value of `--source`.
+        prefix: String,
+        /// The value of `--to`.
+        destination: String,
+    },
+    /// net.ipv4.ip_local_port_range could not be read.
+    #[error("cannot print a setting: {0}")]
+    Sysctl(io::Error),
     /// The directory of the cgroup could not be opened.
     #[error("cannot fix ports: the directory of the cgroup: {0}")]
     Cgroup(io::Error),
@@ -30,6 +43,10 @@ pub enum FixError {
 impl FixError {
     /// Returns whether other flags would avoid the error.
     pub fn is_usage(&self) -> bool {
-        matches!(self, FixError::Target(error) if error.is_usage()) || matches!(self, FixError::NoSource(_))
+        match self {
+            FixError::Target(error) => error.is_usage(),
+            FixError::NoSource(_) | FixError::Version { .. } => true,
+            _ => false,
+        }
     }
 }

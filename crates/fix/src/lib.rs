@@ -2,6 +2,8 @@
 //!
 //! [`Ports`] attaches BPF programs to a cgroup that give connect() a free source port where the kernel would search long. Nothing
 //! is pinned: the kernel detaches the programs when this process ends.
+//!
+//! [`print`] has the settings of other programs against the same problem, for programs that can be changed.
 #![forbid(unsafe_code)]
 
 mod calibrate;
@@ -10,11 +12,14 @@ mod destination;
 mod error;
 mod namespaces;
 mod ports;
+pub mod print;
 mod ranges;
 mod target;
+mod this_host;
 
 pub use destination::{DestinationError, parse_destination};
 pub use error::FixError;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use ports::{Ports, PortsOutcome, PortsProgress};
 pub use target::{Target, TargetError};
+pub use this_host::PrintRequest;

@@ -162,16 +162,18 @@ impl Namespaces {
 
 impl Namespace {
     fn local(&self, prefix: IpNet, limit: usize) -> Vec<IpAddr> {
-        let addresses = prefix.hosts().take(EXAMINED);
-        let local = within(self.file.as_fd(), || {
-            Ok(addresses.filter(|address| route::is_local(*address).unwrap_or(false)).take(limit).collect())
-        });
-        local.unwrap_or_default()
+        within(self.file.as_fd(), || Ok(local_addresses(prefix, limit))).unwrap_or_default()
     }
 }
 
+/// Returns addresses of a prefix that are local in the calling thread's namespace, at most `limit`.
+pub(crate) fn local_addresses(prefix: IpNet, limit: usize) -> Vec<IpAddr> {
+    let addresses = prefix.hosts().take(EXAMINED);
+    addresses.filter(|address| route::is_local(*address).unwrap_or(false)).take(limit).collect()
+}
+
 /// Returns the sysctls of the calling thread's namespace.
-fn read_ports() -> io::Result<NamespacePorts> {
+pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
     let read = |name: &str| sysctl(Path::new("/"), name).unwrap_or_default();
     let ports = ranges::ports(
         &read("net.ipv4.ip_local_port_range"),

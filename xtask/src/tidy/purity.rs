@@ -8,6 +8,7 @@ use crate::tidy::tree::{Fault, Tree};
 
 /// Directories, or files of the same name.
 const PURE: &[&str] = &[
+    "crates/fix/src/print",
     "crates/forward/src/bfd/demultiplexer",
     "crates/forward/src/bfd/discard",
     "crates/forward/src/bfd/packet",

@@ -33,6 +33,18 @@ impl Cgroup {
         Ok(Cgroup { root, directory })
     }
 
+    /// Moves this process out of the cgroup. Only for a test that is alone in its process.
+    #[allow(dead_code, reason = "every theme uses its part of it")]
+    pub(crate) fn leave(&self) -> io::Result<()> {
+        fs::write(self.root.join("cgroup.procs"), "0")
+    }
+
+    /// Moves this process back into the cgroup.
+    #[allow(dead_code, reason = "every theme uses its part of it")]
+    pub(crate) fn enter_again(&self) -> io::Result<()> {
+        fs::write(path(&self.root).join("cgroup.procs"), "0")
+    }
+
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }

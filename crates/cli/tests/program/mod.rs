@@ -1,6 +1,9 @@
 //! The program under test: starts it and collects its exit code and output.
 #![allow(dead_code, reason = "every theme uses its part of it")]
 
+pub(crate) mod backend;
+pub(crate) mod cgroup;
+pub(crate) mod fixing;
 pub(crate) mod forwarder;
 
 use std::fs;

@@ -1,14 +1,20 @@
 mod ports;
+mod print;
 
 use clap::{Args, Subcommand};
 
 use crate::exit::Exit;
 
 /// Fix the connections of running programs from outside, without a restart; everything is undone at the end
+///
+/// --print writes the setting of a program that can be changed instead, with this host's numbers, ready to paste.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub(crate) struct Fix {
+    #[command(flatten)]
+    print: print::PrintFlags,
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -19,7 +25,8 @@ enum What {
 impl Fix {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
-            What::Ports(flags) => flags.run(),
+            Some(What::Ports(flags)) => flags.run(),
+            None => self.print.run(),
         }
     }
 }

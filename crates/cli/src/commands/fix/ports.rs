@@ -20,8 +20,8 @@ use crate::units::{self, nanoseconds};
 /// Give connect() of running programs a free source port once a destination uses much of the port range
 ///
 /// Attaches BPF programs to a cgroup (version 2). TCP over IPv4 and IPv6; sockets that a program has bound, or that have options
-/// of their own, and UDP are left alone and counted. Needs CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN for other network namespaces, a
-/// kernel with BTF and Linux 5.17. Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
+/// of their own, and UDP are left alone and counted. Needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN for other network
+/// namespaces, a kernel with BTF and Linux 5.17. Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct PortsFlags {
     #[command(flatten)]
@@ -75,7 +75,7 @@ fn destination(text: &str) -> Result<Destination, String> {
     Ok(Destination { text: text.to_owned(), filter })
 }
 
-fn source(text: &str) -> Result<IpNet, String> {
+pub(super) fn source(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().ok().map(IpNet::from);
     text.parse().ok().or_else(address).ok_or_else(|| {
         format!("{text:?} is not a prefix: expected one such as 192.0.2.0/28 or 2001:db8::/124")

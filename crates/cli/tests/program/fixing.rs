@@ -1,0 +1,110 @@
+//! A running `fourtuple fix`, and a client for it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use fourtuple_syscalls::child;
+use serde_json::Value;
+
+use super::cgroup::Cgroup;
+use super::{Ended, fourtuple, require_valid};
+
+/// A client that knows nothing of fourtuple. It reads lines `address port number` and answers each with the number of failed
+/// connects and the source ports; it keeps its connections. It answers the line `source` with the source address of the last one.
+const CLIENT: &str = r#"
+import socket, sys
+held = []
+print("ready", flush=True)
+for line in sys.stdin:
+    if line == "source\n":
+        print(held[-1].getsockname()[0], flush=True)
+        continue
+    address, port, number = line.split()
+    failed, ports = 0, []
+    for _ in range(int(number)):
+        s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            s.connect((address, int(port)))
+            ports.append(s.getsockname()[1])
+            held.append(s)
+        except OSError:
+            failed += 1
+    print(failed, *ports, flush=True)
+"#;
+
+/// A running client in a cgroup. The cgroup of a socket is the cgroup that its process is in when it opens the socket.
+pub(crate) struct Client {
+    pub(crate) child: Child,
+    pub(crate) input: ChildStdin,
+    pub(crate) output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    pub(crate) fn start(cgroup: &Cgroup) -> Option<Client> {
+        let mut command = Command::new("python3");
+        command.args(["-c", CLIENT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().ok()?;
+        fs::write(cgroup.0.join("cgroup.procs"), child.id().to_string()).unwrap();
+        let input = child.stdin.take().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        // A python3 that cannot start prints nothing.
+        (line == "ready\n").then_some(Client { child, input, output })
+    }
+
+    /// Connects; returns the number of failed connects and the source ports.
+    pub(crate) fn connect(&mut self, address: &str, port: u16, number: u16) -> (u32, Vec<u16>) {
+        writeln!(self.input, "{address} {port} {number}").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().unwrap());
+        (numbers.next().unwrap(), numbers.map(|port| port as u16).collect())
+    }
+
+    /// Returns the source address of the last connection.
+    pub(crate) fn source(&mut self) -> String {
+        writeln!(self.input, "source").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a fix and waits for its ready line; `None` after a skip.
+pub(crate) fn attached(test: &str, arguments: &str) -> Option<Child> {
+    let mut child = fourtuple(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut line = String::new();
+    BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
+    if line.starts_with("fixing ") || line.starts_with("observing ") {
+        return Some(child);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
+    fourtuple_testing::skip(test, "bpf", line.trim_end());
+    None
+}
+
+/// Ends a fix with SIGTERM and returns its record.
+pub(crate) fn record_of(mut child: Child) -> Value {
+    child::terminate(child.id()).unwrap();
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    let code = child.wait().unwrap().code();
+    let ended = Ended { code: code.unwrap(), stdout: text, stderr: String::new() };
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    record
+}

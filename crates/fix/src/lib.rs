@@ -1,9 +1,11 @@
 //! Mends the connections of running programs from outside, without a restart and without a change of the programs.
 //!
 //! [`Ports`] attaches BPF programs to a cgroup that give connect() a free source port where the kernel would search long. Nothing
-//! is pinned: the kernel detaches the programs when this process ends.
+//! is pinned: the kernel detaches the programs when this process ends. [`Accept`] attaches selectors to the SO_REUSEPORT groups of a
+//! server; the kernel keeps them with the group, so a guard process and a heartbeat end them.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod calibrate;
 mod connected;
 mod destination;
@@ -13,8 +15,11 @@ mod ports;
 mod ranges;
 mod target;
 
+pub use accept::{Accept, AcceptError, AcceptOutcome, AcceptProgress, AcceptTarget};
 pub use destination::{DestinationError, parse_destination};
 pub use error::FixError;
+pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
+pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
 pub use target::{Target, TargetError};

@@ -1,3 +1,4 @@
+mod accept;
 mod ports;
 
 use clap::{Args, Subcommand};
@@ -13,12 +14,14 @@ pub(crate) struct Fix {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Accept(Box<accept::AcceptFlags>),
     Ports(Box<ports::PortsFlags>),
 }
 
 impl Fix {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
+            What::Accept(flags) => flags.run(),
             What::Ports(flags) => flags.run(),
         }
     }

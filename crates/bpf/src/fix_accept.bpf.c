@@ -12,7 +12,10 @@
 /* The highest key. The key of an open listener is lower, because both of its parts are capped. */
 #define CLOSED_KEY 0x7fffffffffffffffLL
 #define MOST_WAITING 0x7ffffffeLL
-#define MOST_OPEN 0xffffffLL
+#define MOST_OPEN 0xffffLL
+/* Ages have a resolution of 2^20 ns, about a millisecond. */
+#define AGE_SHIFT 20
+#define MOST_AGE 0xffLL
 /* The mask that takes away the sign. */
 #define NUMBER 0x3fffffffffffffffULL
 #define UDP 17
@@ -53,15 +56,18 @@ INLINE s64 lower(s64 a, s64 b)
 }
 
 /* Returns the key of a listener; the lowest key wins. It compares the connections that wait for accept() and the handshakes in
- * progress first, then the open connections, then the distance from a random start. The kernel's own lengths are read, so
- * that they cannot be lost. Reading does not fault if the socket has been freed meanwhile; select_socket() then refuses it. */
-INLINE s64 key_of(struct listener *listener, u32 distance)
+ * progress first, then the open connections, then for listeners with open connections the time since the worker closed one, then the
+ * distance from a random start. The kernel's own lengths are read, so that they cannot be lost. Reading does not fault if the socket
+ * has been freed meanwhile; select_socket() then refuses it. */
+INLINE s64 key_of(struct listener *listener, u32 distance, u64 now)
 {
     u32 queue = 0, young = 0;
     read_kernel(&queue, sizeof(queue), (const void *)listener->queue_at);
     read_kernel(&young, sizeof(young), (const void *)listener->young_at);
     s64 waiting = lower((u64)queue + young, MOST_WAITING);
-    s64 key = waiting << 32 | lower(listener->open & NUMBER, MOST_OPEN) << 8 | distance;
+    s64 open = lower(listener->open & NUMBER, MOST_OPEN);
+    s64 age = lower(((now - listener->progress_ns) & NUMBER) >> AGE_SHIFT, MOST_AGE);
+    s64 key = waiting << 32 | open << 16 | (age & all_ones_if_negative(-open)) << 8 | distance;
     u64 closed = all_ones_if_negative((listener->socket & NUMBER) - 1);
     return key | closed >> 1;
 }
@@ -96,13 +102,14 @@ INLINE int least_busy(struct context *context, struct everything *all, struct gr
         return 0;
     u32 start = random_u32() % members;
     s64 best = CLOSED_KEY;
+    u64 now = monotonic_ns();
 #pragma clang loop unroll(disable)
     for (u32 distance = 0; distance < MEMBERS; distance++) {
         if (distance >= members)
             break;
         u32 place = (start + distance) % members;
         u32 index = its->member[place & (MEMBERS - 1)];
-        best = lower(key_of(&all->listener[index & (LISTENERS - 1)], distance), best);
+        best = lower(key_of(&all->listener[index & (LISTENERS - 1)], distance, now), best);
     }
     if (best == CLOSED_KEY)
         return 0;

@@ -14,7 +14,8 @@ struct listener {
 	volatile u64 chosen;	 /* connections or datagrams that the selector sent here */
 	volatile u64 connections; /* connections that entered the queue */
 	volatile u64 generation; /* changes when the entry gets another socket */
-	u64 room[1];
+	/* Time (CLOCK_MONOTONIC) at which the worker last closed a connection, or got the first one after it had none. */
+	volatile u64 progress_ns;
 };
 
 struct everything {

@@ -25,8 +25,11 @@ pub const MEMBERS: usize = 256;
 /// The name of the selector's program in the kernel.
 pub const SELECTOR: &str = "fix_accept";
 
-const PROGRAMS: [(&str, &str); 2] =
-    [("destroyed", "tcp_destroy_sock"), ("set_state", "inet_sock_set_state")];
+const PROGRAMS: [(&str, &str); 3] = [
+    ("destroyed", "tcp_destroy_sock"),
+    ("set_state", "inet_sock_set_state"),
+    ("set_state_again", "inet_sock_set_state"),
+];
 const LEAST_BUSY: u64 = 4;
 
 #[derive(Debug)]
@@ -39,7 +42,7 @@ struct Listener {
     chosen: AtomicU64,
     connections: AtomicU64,
     generation: AtomicU64,
-    room: [u64; 1],
+    progress_ns: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -97,7 +100,7 @@ unsafe impl Pod for Mark {}
 unsafe impl Pod for Answer {}
 
 // The layouts must equal those in fix_accept.h, fix_accept.bpf.c and fix_accept_counts.bpf.c.
-const _: () = assert!(mem::size_of::<Listener>() == 64 && mem::offset_of!(Listener, generation) == 48);
+const _: () = assert!(mem::size_of::<Listener>() == 64 && mem::offset_of!(Listener, progress_ns) == 56);
 const _: () = assert!(mem::size_of::<Everything>() == 64 * (LISTENERS + 1));
 const _: () = assert!(mem::size_of::<Group>() == 64 + 4 * MEMBERS && mem::offset_of!(Group, member) == 64);
 const _: () = assert!(mem::size_of::<Mark>() == 16 && mem::size_of::<Answer>() == 64);
@@ -261,7 +264,7 @@ impl FixAccept {
         let of_entry = self.entry(entry)?;
         of_entry.socket.store(0, Ordering::Release);
         let generation = of_entry.generation.fetch_add(1, Ordering::AcqRel) + 1;
-        for counter in [&of_entry.open, &of_entry.chosen, &of_entry.connections] {
+        for counter in [&of_entry.open, &of_entry.chosen, &of_entry.connections, &of_entry.progress_ns] {
             counter.store(0, Ordering::Relaxed);
         }
         of_entry.queue_at.store(found.queue_at, Ordering::Relaxed);

@@ -219,8 +219,8 @@ fn a_blocked_worker_gets_no_connection() {
             assert_eq!(answers.len(), 200, "{results}");
             let rows = results["listeners"].as_array().unwrap();
             let blocked = rows.iter().find(|row| row["open"] == 1).unwrap_or_else(|| panic!("{results}"));
-            assert_eq!((&blocked["chosen"], &blocked["queue"]), (&1.into(), &0.into()));
-            let chosen: u64 = rows.iter().map(|row| row["chosen"].as_u64().unwrap()).sum();
+            assert_eq!((&blocked["choices"], &blocked["queue"]), (&1.into(), &0.into()));
+            let chosen: u64 = rows.iter().map(|row| row["choices"].as_u64().unwrap()).sum();
             assert_eq!((chosen, &results["connections"]), (201, &201.into()), "{results}");
             assert!(rows.iter().all(|row| row["command"] == "python3" || row["command"] == "python"));
         }
@@ -237,7 +237,7 @@ fn a_flow_stays_and_the_end_restores_the_hash() {
             let during = server.workers("udp", 40);
             let results = record_of(fix);
             assert!(during.len() == 1 || results["lapsed"] != 0, "{during:?} {results}");
-            assert!(results["chosen"].as_u64().unwrap() + results["lapsed"].as_u64().unwrap() >= 40);
+            assert!(results["choices"].as_u64().unwrap() + results["lapsed"].as_u64().unwrap() >= 40);
             assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
         }
     });
@@ -404,7 +404,7 @@ fn a_dry_run_counts_and_changes_nothing() {
         let results = record_of(fix);
         assert!(during.len() == 1 || results["lapsed"] != 0, "{during:?} {results}");
         let results = record_of(dry);
-        assert_eq!((&results["chosen"], &results["connections"]), (&0.into(), &60.into()), "{results}");
+        assert_eq!((&results["choices"], &results["connections"]), (&0.into(), &60.into()), "{results}");
         assert!(server.workers("tcp", 60).len() > 1, "the hash chooses again");
     });
 }

@@ -30,9 +30,9 @@ pub struct FixAcceptResults {
     /// SO_REUSEPORT groups at the end.
     pub groups: u64,
     /// Connections and datagrams that the selectors sent to a listener.
-    pub chosen: u64,
+    pub choices: u64,
     /// Choices per second.
-    pub chosen_per_s: f64,
+    pub choices_per_s: f64,
     /// TCP connections that entered the queue of a listener.
     pub connections: u64,
     /// Packets for which the kernel's hash chose, because fourtuple had sent no heartbeat for 500 ms.
@@ -65,7 +65,7 @@ pub struct FixAcceptListener {
     /// Name of the process.
     pub command: String,
     /// Connections or datagrams that the selector sent to the socket.
-    pub chosen: u64,
+    pub choices: u64,
     /// TCP connections that entered the queue of the socket.
     pub connections: u64,
     /// Share of the choices at this address, 0 to 1; in a dry run of the connections; `null` without any.

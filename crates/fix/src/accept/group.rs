@@ -113,7 +113,7 @@ impl Group {
             cookie: listener.cookie,
             process: listener.process,
             command: listener.command.clone(),
-            chosen: counts.chosen,
+            choices: counts.chosen,
             connections: counts.connections,
             share: None,
             open: counts.open,

@@ -362,7 +362,7 @@ impl<'a> Session<'a> {
 
     /// Returns the number that shares are computed from.
     fn choices(&self, row: &FixAcceptListener) -> u64 {
-        if self.settings.dry_run { row.connections } else { row.chosen }
+        if self.settings.dry_run { row.connections } else { row.choices }
     }
 
     /// Detaches the selectors, and frees the sockets from the maps at once. The kernel would do so in the background.
@@ -399,13 +399,13 @@ impl<'a> Session<'a> {
         }
         rows.sort_by(|a, b| (&a.transport, &a.address, a.cookie).cmp(&(&b.transport, &b.address, b.cookie)));
         let sum = |of: fn(&FixAcceptListener) -> u64| rows.iter().map(of).sum::<u64>();
-        let (chosen, connections) = (sum(|row| row.chosen), sum(|row| row.connections));
+        let (choices, connections) = (sum(|row| row.choices), sum(|row| row.connections));
         let left_out = rows.len().saturating_sub(ROWS) as u64;
         let results = FixAcceptResults {
             elapsed_ns: elapsed.as_nanos() as u64,
             groups: self.groups.len() as u64,
-            chosen,
-            chosen_per_s: chosen as f64 / elapsed.as_secs_f64().max(1e-9),
+            choices,
+            choices_per_s: choices as f64 / elapsed.as_secs_f64().max(1e-9),
             connections,
             lapsed: left.0,
             strays: left.1,

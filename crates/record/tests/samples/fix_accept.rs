@@ -19,7 +19,7 @@ pub(crate) fn fix_accept() -> FixAcceptRecord {
         cookie,
         process,
         command: "nginx".into(),
-        chosen,
+        choices: chosen,
         connections: chosen + 1,
         share: Some(chosen as f64 / 30_000.0),
         open: 17,
@@ -28,8 +28,8 @@ pub(crate) fn fix_accept() -> FixAcceptRecord {
     let results = FixAcceptResults {
         elapsed_ns: 60_000_000_000,
         groups: 2,
-        chosen: 33_000,
-        chosen_per_s: 550.0,
+        choices: 33_000,
+        choices_per_s: 550.0,
         connections: 30_004,
         lapsed: 4,
         strays: 2,
@@ -59,14 +59,14 @@ pub(crate) fn bare_fix_accept() -> FixAcceptRecord {
         dry_run: true,
     };
     let results = &mut record.results;
-    results.chosen = 0;
-    results.chosen_per_s = 0.0;
+    results.choices = 0;
+    results.choices_per_s = 0.0;
     results.connections = 0;
     (results.lapsed, results.strays, results.joined, results.closed, results.missed) = (0, 0, 0, 0, 0);
     results.listeners.truncate(1);
     results.listeners_left_out = 0;
     let listener = &mut results.listeners[0];
-    (listener.chosen, listener.connections, listener.open) = (0, 0, 0);
+    (listener.choices, listener.connections, listener.open) = (0, 0, 0);
     (listener.share, listener.queue) = (None, None);
     record
 }
@@ -76,12 +76,12 @@ pub(crate) fn hostile_fix_accept() -> FixAcceptRecord {
     let mut record = fix_accept();
     record.settings.select = "</script><b>it's".into();
     let results = &mut record.results;
-    results.chosen = u64::MAX;
-    results.chosen_per_s = -1.0;
+    results.choices = u64::MAX;
+    results.choices_per_s = -1.0;
     let listener = &mut results.listeners[0];
     listener.command = "<i>".into();
     listener.address = "</script>".into();
     listener.share = Some(-7.0);
-    (listener.chosen, listener.open, listener.queue) = (u64::MAX, u64::MAX, Some(u32::MAX));
+    (listener.choices, listener.open, listener.queue) = (u64::MAX, u64::MAX, Some(u32::MAX));
     record
 }

@@ -53,8 +53,8 @@ fn command_line(settings: &FixAcceptSettings) -> String {
 fn figures(settings: &FixAcceptSettings, results: &FixAcceptResults) -> Vec<(&'static str, String)> {
     let mut figures = Vec::new();
     if !settings.dry_run {
-        figures.push(("connections or datagrams chosen for", count(results.chosen)));
-        figures.push(("choices per second", rate(results.chosen_per_s)));
+        figures.push(("connections or datagrams chosen for", count(results.choices)));
+        figures.push(("choices per second", rate(results.choices_per_s)));
     }
     figures.push(("TCP connections", count(results.connections)));
     let events = [
@@ -71,15 +71,15 @@ fn figures(settings: &FixAcceptSettings, results: &FixAcceptResults) -> Vec<(&'s
 }
 
 fn listeners(results: &FixAcceptResults) -> Table {
-    let most = results.listeners.iter().map(|listener| choices(results, listener)).max().unwrap_or(0);
+    let most = results.listeners.iter().map(|listener| bar(results, listener)).max().unwrap_or(0);
     Table::of(&results.listeners)
         .text("address", 1, |listener| format!("{} {}", listener.transport, listener.address))
         .text("process", 0, |listener| format!("{} {}", listener.process, listener.command))
         .number("cookie", 4, |listener| listener.cookie.to_string())
-        .number("chosen", 0, |listener| count(listener.chosen))
+        .number("chosen|Chosen for", 0, |listener| count(listener.choices))
         .number("connections", 2, |listener| count(listener.connections))
         .number("share", 0, |listener| maybe(listener.share, share))
-        .text("", 3, |listener| Cell::bar(choices(results, listener), most))
+        .text("", 3, |listener| Cell::bar(bar(results, listener), most))
         .number("open", 1, |listener| count(listener.open))
         .number("queue", 1, |listener| {
             listener.queue.map_or_else(|| format!("{NOTHING} closed"), |queue| count(queue.into()))
@@ -89,8 +89,8 @@ fn listeners(results: &FixAcceptResults) -> Table {
 }
 
 /// Returns the number that the bar of a listener shows. In a dry run nothing was chosen.
-fn choices(results: &FixAcceptResults, listener: &FixAcceptListener) -> u64 {
-    if results.chosen > 0 { listener.chosen } else { listener.connections }
+fn bar(results: &FixAcceptResults, listener: &FixAcceptListener) -> u64 {
+    if results.choices > 0 { listener.choices } else { listener.connections }
 }
 
 #[cfg(test)]

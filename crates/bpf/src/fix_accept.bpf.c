@@ -5,7 +5,7 @@
 
 /* Without a heartbeat for this time the kernel's hash chooses. */
 #define TIMEOUT_NS 500000000LL
-/* The rule after those of datagram_field.h. */
+/* The rule after the rules of datagram_field.h. */
 #define LEAST_BUSY 4
 /* Closed listeners that one packet may meet before the kernel's hash chooses. */
 #define TRIES 8

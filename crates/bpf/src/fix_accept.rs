@@ -99,7 +99,7 @@ unsafe impl Pod for Mark {}
 // SAFETY: as above.
 unsafe impl Pod for Answer {}
 
-// The layouts must equal those in fix_accept.h, fix_accept.bpf.c and fix_accept_counts.bpf.c.
+// The layouts must equal the layouts in fix_accept.h, fix_accept.bpf.c and fix_accept_counts.bpf.c.
 const _: () = assert!(mem::size_of::<Listener>() == 64 && mem::offset_of!(Listener, progress_ns) == 56);
 const _: () = assert!(mem::size_of::<Everything>() == 64 * (LISTENERS + 1));
 const _: () = assert!(mem::size_of::<Group>() == 64 + 4 * MEMBERS && mem::offset_of!(Group, member) == 64);
@@ -115,7 +115,7 @@ pub enum Selection {
     Place(Chooser),
 }
 
-/// What the kernel knows about a socket.
+/// A socket as the kernel knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSocket {
     socket: u64,
@@ -145,7 +145,7 @@ pub struct AcceptCounts {
     pub chosen: u64,
     /// TCP connections that entered its queue.
     pub connections: u64,
-    /// Of these connections, those that were not closed.
+    /// Connections that entered its queue and were not closed.
     pub open: u64,
 }
 
@@ -200,10 +200,9 @@ impl FixAccept {
         let listeners = listeners.map_err(|source| BpfError::of("fcntl(F_DUPFD_CLOEXEC)", source))?;
         let state =
             Shared::map(listeners.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
-        let sockets =
-            call::create_map(MapKind::Sockets, 8, LISTENERS, 0, "sockets").map_err(|source| {
-                BpfError::or_absent("bpf(BPF_MAP_CREATE)", "REUSEPORT_SOCKARRAY (Linux 4.19)", source)
-            })?;
+        let sockets = call::create_map(MapKind::Sockets, 8, LISTENERS, 0, "sockets").map_err(|source| {
+            BpfError::or_absent("bpf(BPF_MAP_CREATE)", "REUSEPORT_SOCKARRAY (Linux 4.19)", source)
+        })?;
         let (marks, answer) = (programs.map("marks")?, programs.map("answer")?);
         let learn = programs.runnable("learn")?;
         for (program, tracepoint) in PROGRAMS {
@@ -319,7 +318,11 @@ impl FixAccept {
     /// # Errors
     ///
     /// [`BpfError::NotPermitted`]; [`BpfError::Absent`] before Linux 5.14.
-    pub fn selector(&self, selection: Selection, control: Option<Control>) -> Result<GroupSelector, BpfError> {
+    pub fn selector(
+        &self,
+        selection: Selection,
+        control: Option<Control>,
+    ) -> Result<GroupSelector, BpfError> {
         let program = Program::read(SELECTOR, include_bytes!("fix_accept.o"))?;
         let size = mem::size_of::<Group>();
         let group = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "group").map_err(|source| {
@@ -336,11 +339,8 @@ impl FixAccept {
             state.control_value.store(value, Ordering::Release);
             state.control.store(word, Ordering::Release);
         }
-        let program = program.load(&[
-            ("listeners", &self.listeners),
-            ("group", &group),
-            ("sockets", &self.sockets),
-        ])?;
+        let program =
+            program.load(&[("listeners", &self.listeners), ("group", &group), ("sockets", &self.sockets)])?;
         Ok(GroupSelector { program, state })
     }
 

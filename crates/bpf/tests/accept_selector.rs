@@ -57,7 +57,10 @@ impl Server {
 
     fn accept(&self, listener: usize) -> OwnedFd {
         let listener = self.listeners[listener].as_ref().unwrap();
-        assert!(socket::wait_readable(listener.as_fd(), Some(Duration::from_secs(20))).unwrap(), "none is queued");
+        assert!(
+            socket::wait_readable(listener.as_fd(), Some(Duration::from_secs(20))).unwrap(),
+            "none is queued"
+        );
         socket::accept(listener.as_fd()).unwrap()
     }
 }
@@ -257,7 +260,9 @@ fn datagrams_go_by_key_queue_and_control_filter() {
 #[test]
 fn a_socket_without_a_group_is_known_as_such() {
     in_namespace(|| {
-        let Some(fix) = loaded("a_socket_without_a_group_is_known_as_such", FixAccept::attach()) else { return };
+        let Some(fix) = loaded("a_socket_without_a_group_is_known_as_such", FixAccept::attach()) else {
+            return;
+        };
         let (alone, _) = fourtuple_testing::listener("127.0.0.1", 1);
         assert_eq!(fix.learn(alone.as_fd()).unwrap().group, None);
         let file = std::fs::File::open("/proc/self/status").unwrap();

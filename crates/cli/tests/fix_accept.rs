@@ -423,7 +423,11 @@ fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
             (server.flags("--select random"), 4, "already has a selector (BPF program"),
             (server.flags("--select flow:0:1"), 2, "a SYN has no payload"),
             (server.flags("--select random --control ttl=255"), 2, "'--control'"),
-            ("fix accept --listen 127.0.0.1:4113 --select cpu".to_owned(), 4, "nothing listens at 127.0.0.1:4113"),
+            (
+                "fix accept --listen 127.0.0.1:4113 --select cpu".to_owned(),
+                4,
+                "nothing listens at 127.0.0.1:4113",
+            ),
         ] {
             let ended = run(&mut fourtuple(&flags));
             assert_eq!((ended.code, ended.stdout.as_str()), (code, ""), "{flags}: {ended:?}");

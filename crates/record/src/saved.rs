@@ -1,9 +1,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AcceptRecord, CompareRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord, LabRecord, LoadRecord,
-    PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord, TimeWaitRecord,
-    TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    AcceptRecord, CompareRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord,
+    LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord,
+    TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.

@@ -87,10 +87,7 @@ pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
 /// # Errors
 ///
 /// This process has several threads, whose locks could stay locked in the child forever; or pipe() or fork() failed.
-pub fn run_beside(
-    name: &CStr,
-    body: impl FnOnce(PipeReader) -> i32,
-) -> io::Result<(Process, PipeWriter)> {
+pub fn run_beside(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Result<(Process, PipeWriter)> {
     if fs::read_dir("/proc/self/task")?.count() > 1 {
         return Err(io::Error::other("fork() needs a process with one thread"));
     }

@@ -47,7 +47,10 @@ mod tests {
         let socket = socket::open(Transport::Udp, address, false).unwrap();
         let own = open(std::process::id()).unwrap();
         let duplicate = duplicate(own.as_fd(), socket.as_raw_fd()).unwrap();
-        assert_eq!(crate::option::cookie(duplicate.as_fd()).unwrap(), crate::option::cookie(socket.as_fd()).unwrap());
+        assert_eq!(
+            crate::option::cookie(duplicate.as_fd()).unwrap(),
+            crate::option::cookie(socket.as_fd()).unwrap()
+        );
         let number = socket.as_raw_fd();
         drop((socket, duplicate));
         let error = super::duplicate(own.as_fd(), number + 1_000_000).unwrap_err();

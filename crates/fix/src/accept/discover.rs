@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use fourtuple_syscalls::sock_diag::{self, Member};
 use fourtuple_syscalls::socket::Transport;
 
+use crate::accept::error::AcceptError;
 use crate::accept::guard::Handle;
-use crate::accept::{AcceptError, AcceptTarget};
+use crate::accept::settings::AcceptTarget;
 use crate::namespaces::within;
 
 /// The addresses of a server in a network namespace.
@@ -41,11 +42,8 @@ impl Scope {
         match self.target {
             AcceptTarget::Address(address) => self.addresses.extend(matching(&all, address)),
             AcceptTarget::Process(process) => {
-                let own: BTreeSet<u32> = tree(process)
-                    .into_iter()
-                    .flat_map(sockets_of)
-                    .map(|(_, inode)| inode)
-                    .collect();
+                let own: BTreeSet<u32> =
+                    tree(process).into_iter().flat_map(sockets_of).map(|(_, inode)| inode).collect();
                 let its = all.iter().filter(|member| own.contains(&member.inode));
                 self.addresses.extend(its.map(|member| (member.transport, member.local)));
             }
@@ -133,7 +131,8 @@ fn polled(text: &str) -> impl Iterator<Item = i32> {
 
 /// Returns the name of a process, empty if it has ended.
 pub(super) fn command(process: u32) -> String {
-    fs::read_to_string(format!("/proc/{process}/comm")).map_or_else(|_| String::new(), |name| name.trim().to_owned())
+    fs::read_to_string(format!("/proc/{process}/comm"))
+        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
 }
 
 fn processes() -> impl Iterator<Item = u32> {

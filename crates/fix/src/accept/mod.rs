@@ -7,20 +7,19 @@ mod guard;
 mod heart;
 mod server;
 mod session;
+mod settings;
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::Control;
-use fourtuple_bpf::fix_accept::Selection;
-use fourtuple_record::{FixAcceptResults, Remark};
+use fourtuple_record::Remark;
 
 use crate::accept::guard::Guard;
 use crate::accept::session::Session;
 
 pub use error::AcceptError;
+pub use settings::{Accept, AcceptOutcome, AcceptProgress, AcceptTarget};
 
 /// Interval at which the sockets of the server are listed. A listener that joins gets no connections until then, as long as others of
 /// its group are open.
@@ -29,60 +28,6 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest time from a stop request to the end.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The server whose groups get a selector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AcceptTarget {
-    /// The sockets at this address in the network namespace of this process.
-    Address(SocketAddr),
-    /// The sockets of this process and its descendants, in the network namespace of the process.
-    Process(u32),
-}
-
-/// A fix of accept() for the SO_REUSEPORT groups of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct Accept {
-    /// The server.
-    pub target: AcceptTarget,
-    /// The rule of the selector.
-    pub selection: Selection,
-    /// The control packets, which one socket of each UDP group gets and no other packets.
-    pub control: Option<Control>,
-    /// How long; `None` means until the caller sets `stop`.
-    pub time: Option<Duration>,
-    /// Whether to count only.
-    pub dry_run: bool,
-}
-
-/// Figures of a running fix.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct AcceptProgress {
-    /// Time since the start.
-    pub elapsed: Duration,
-    /// Groups.
-    pub groups: usize,
-    /// Listeners, or UDP sockets.
-    pub listeners: usize,
-    /// Choices since the start; in a dry run the connections that the kernel distributed.
-    pub chosen: u64,
-    /// Choices per second since the previous progress.
-    pub chosen_per_s: f64,
-    /// Open connections.
-    pub open: u64,
-    /// Packets for which the kernel's hash chose.
-    pub left: u64,
-    /// The longest queue at this moment: connections, or bytes for UDP.
-    pub longest_queue: u32,
-}
-
-/// The results of a fix, and the limits of their validity.
-#[derive(Clone, Debug)]
-pub struct AcceptOutcome {
-    /// Results for the record.
-    pub results: FixAcceptResults,
-    /// Reasons to doubt the results; empty for a valid run.
-    pub validity: Vec<Remark>,
-}
 
 impl Accept {
     /// Chooses listeners until the time has passed, `stop` is true or the process of the target has ended. Calls `attached` once with

@@ -18,7 +18,7 @@ use crate::accept::error::AcceptError;
 use crate::accept::group::{Candidate, Group, Listener, duplicate};
 use crate::accept::guard::{Guard, Handle};
 use crate::accept::heart::Heart;
-use crate::accept::{Accept, AcceptProgress, AcceptTarget};
+use crate::accept::settings::{Accept, AcceptProgress, AcceptTarget};
 
 const EBUSY: i32 = 16;
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
@@ -111,7 +111,7 @@ impl<'a> Session<'a> {
         if fresh.is_empty() {
             return Ok(());
         }
-        // The kernel's hash chooses for a group that cannot be followed; the fix of the others goes on.
+        // The kernel's hash chooses for a group that cannot be followed; the other groups keep their selectors.
         let followed = self.candidates(&fresh).and_then(|candidates| {
             let count = candidates.len() as u64;
             self.adopt(candidates).map(|()| self.joined += count)
@@ -124,8 +124,7 @@ impl<'a> Session<'a> {
 
     /// Frees the entries of listeners that are closed, and notes the queues of the others.
     fn release(&mut self, members: &[Member]) -> Result<(), AcceptError> {
-        let queues: BTreeMap<u64, u32> =
-            members.iter().map(|member| (member.cookie, member.queue)).collect();
+        let queues: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.queue)).collect();
         let mut has_changed = false;
         for group in &mut self.groups {
             let (open, closed): (Vec<_>, Vec<_>) =
@@ -158,7 +157,8 @@ impl<'a> Session<'a> {
         for member in members {
             let handles = handles.remove(&member.inode).unwrap_or_default();
             // The duplicate is closed before the next step, because the server's close() has no effect as long as it is open.
-            let Some(socket) = duplicate(&handles)?.map(|socket| self.fix.learn(socket.as_fd())).transpose()?
+            let Some(socket) =
+                duplicate(&handles)?.map(|socket| self.fix.learn(socket.as_fd())).transpose()?
             else {
                 continue;
             };
@@ -213,7 +213,11 @@ impl<'a> Session<'a> {
             if let Some(seen) = candidate.found.group.and_then(|group| seen.get(&group))
                 && *seen < members as usize
             {
-                return Err(AcceptError::Unseen { address: candidate.local.to_string(), seen: *seen, members });
+                return Err(AcceptError::Unseen {
+                    address: candidate.local.to_string(),
+                    seen: *seen,
+                    members,
+                });
             }
         }
         Ok(())
@@ -331,7 +335,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    pub(super) fn progress(&mut self, elapsed: Duration, since: Duration) -> Result<AcceptProgress, AcceptError> {
+    pub(super) fn progress(
+        &mut self,
+        elapsed: Duration,
+        since: Duration,
+    ) -> Result<AcceptProgress, AcceptError> {
         let rows = self.rows()?;
         let chosen = rows.iter().map(|row| self.choices(row)).sum();
         let before = std::mem::replace(&mut self.chosen, chosen);
@@ -369,7 +377,8 @@ impl<'a> Session<'a> {
     fn detach(&mut self) -> Result<(), AcceptError> {
         for group in &self.groups {
             if !group.detach(&self.fix)? {
-                let message = format!("the selector of the group at {} was replaced by another program", group.local);
+                let message =
+                    format!("the selector of the group at {} was replaced by another program", group.local);
                 self.remarks.insert("selector-replaced", message);
             }
             group.entries().into_iter().for_each(|entry| self.fix.leave(entry));
@@ -380,7 +389,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    pub(super) fn finish(mut self, elapsed: Duration) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
+    pub(super) fn finish(
+        mut self,
+        elapsed: Duration,
+    ) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
         // Queues of this moment.
         if let Ok(members) = self.scope.members() {
             self.release(&members)?;

@@ -31,7 +31,11 @@ fn facts(settings: &FixAcceptSettings, results: &FixAcceptResults) -> Vec<String
     let mut facts = Vec::new();
     facts.extend(settings.listen.as_ref().map(|address| format!("sockets at {address}")));
     facts.extend(settings.pid.map(|process| format!("sockets of process {process} and its descendants")));
-    facts.push(if settings.dry_run { "nothing changed".to_owned() } else { format!("selector {}", settings.select) });
+    facts.push(if settings.dry_run {
+        "nothing changed".to_owned()
+    } else {
+        format!("selector {}", settings.select)
+    });
     facts.extend(settings.control.as_ref().map(|control| format!("control packets {control}")));
     facts.push(plural(results.groups, "group"));
     facts.push(format!("attached for {}", duration(results.elapsed_ns)));

@@ -98,7 +98,9 @@ impl Rule {
             Rule::LeastBusy => Selection::LeastBusy,
             Rule::Cpu => Selection::Place(Chooser::Processor),
             Rule::Random => Selection::Place(Chooser::Random),
-            Rule::Flow(FlowKey { offset, width, mask }) => Selection::Place(Chooser::Key { offset, width, mask }),
+            Rule::Flow(FlowKey { offset, width, mask }) => {
+                Selection::Place(Chooser::Key { offset, width, mask })
+            }
         }
     }
 }

@@ -11,7 +11,9 @@
 #define TRIES 8
 /* The highest key. The key of an open listener is lower, because both of its parts are capped. */
 #define CLOSED_KEY 0x7fffffffffffffffLL
-#define MOST_WAITING 0x7ffffffeLL
+#define MOST_LOAD 0x7ffffffeLL
+#define PATIENCE 4LL
+#define MOST_STALLED 16LL
 #define MOST_OPEN 0xffffLL
 /* Ages have a resolution of 2^20 ns, about a millisecond. */
 #define AGE_SHIFT 20
@@ -55,19 +57,29 @@ INLINE s64 lower(s64 a, s64 b)
     return b + (difference & all_ones_if_negative(difference));
 }
 
-/* Returns the key of a listener; the lowest key wins. It compares the connections that wait for accept() and the handshakes in
- * progress first, then the open connections, then for listeners with open connections the time since the worker closed one, then the
- * distance from a random start. The kernel's own lengths are read, so that they cannot be lost. Reading does not fault if the socket
- * has been freed meanwhile; select_socket() then refuses it. */
+/* Returns the key of a listener; the lowest key wins. It compares the load first, then the open connections, then for listeners with
+ * open connections the time since the worker closed one, then the distance from a random start.
+ *
+ * The load is the number of connections that wait for accept() and of handshakes in progress. A worker that has closed no
+ * connection for more than 4 times its average is likely to stay busy with the same one: each further average counts as one
+ * connection that waits.
+ *
+ * The kernel's own lengths are read, so that they cannot be lost. Reading does not fault if the socket has been freed meanwhile;
+ * select_socket() then refuses it. */
 INLINE s64 key_of(struct listener *listener, u32 distance, u64 now)
 {
     u32 queue = 0, young = 0;
     read_kernel(&queue, sizeof(queue), (const void *)listener->queue_at);
     read_kernel(&young, sizeof(young), (const void *)listener->young_at);
-    s64 waiting = lower((u64)queue + young, MOST_WAITING);
     s64 open = lower(listener->open & NUMBER, MOST_OPEN);
-    s64 age = lower(((now - listener->progress_ns) & NUMBER) >> AGE_SHIFT, MOST_AGE);
-    s64 key = waiting << 32 | open << 16 | (age & all_ones_if_negative(-open)) << 8 | distance;
+    s64 is_busy = all_ones_if_negative(-open);
+    u64 age = (now - listener->progress_ns) & NUMBER & is_busy;
+    s64 mean = listener->mean_us;
+    s64 stalled = age / 1000 / (mean + 1ULL) & all_ones_if_negative(-mean);
+    stalled = lower(stalled, PATIENCE + MOST_STALLED) - PATIENCE;
+    stalled &= ~all_ones_if_negative(stalled);
+    s64 load = lower((u64)queue + young + stalled, MOST_LOAD);
+    s64 key = load << 32 | open << 16 | lower(age >> AGE_SHIFT, MOST_AGE) << 8 | distance;
     u64 closed = all_ones_if_negative((listener->socket & NUMBER) - 1);
     return key | closed >> 1;
 }

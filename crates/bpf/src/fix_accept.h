@@ -13,7 +13,8 @@ struct listener {
 	volatile u64 open;	 /* connections that entered the queue and were not closed */
 	volatile u64 chosen;	 /* connections or datagrams that the selector sent here */
 	volatile u64 connections; /* connections that entered the queue */
-	volatile u64 generation; /* changes when the entry gets another socket */
+	volatile u32 generation; /* changes when the entry gets another socket */
+	volatile u32 mean_us;	 /* moving average of the time between two such events of a busy worker as in progress_ns */
 	/* Time (CLOCK_MONOTONIC) at which the worker last closed a connection, or got the first one after it had none. */
 	volatile u64 progress_ns;
 };

@@ -41,7 +41,8 @@ struct Listener {
     open: AtomicU64,
     chosen: AtomicU64,
     connections: AtomicU64,
-    generation: AtomicU64,
+    generation: AtomicU32,
+    mean_us: AtomicU32,
     progress_ns: AtomicU64,
 }
 
@@ -266,13 +267,14 @@ impl FixAccept {
         for counter in [&of_entry.open, &of_entry.chosen, &of_entry.connections, &of_entry.progress_ns] {
             counter.store(0, Ordering::Relaxed);
         }
+        of_entry.mean_us.store(0, Ordering::Relaxed);
         of_entry.queue_at.store(found.queue_at, Ordering::Relaxed);
         of_entry.young_at.store(found.young_at, Ordering::Relaxed);
         if is_choice {
             call::put_socket(self.sockets.as_fd(), entry as u32, socket)
                 .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
         }
-        let mark = Mark { listener: entry as u32, seen: 0, generation };
+        let mark = Mark { listener: entry as u32, seen: 0, generation: generation.into() };
         self.marks
             .insert(&socket.as_raw_fd(), mark, 0)
             .map_err(|error| failure(NAME, "bpf(BPF_MAP_UPDATE_ELEM) of socket storage", &error))?;

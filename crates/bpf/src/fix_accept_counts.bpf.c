@@ -16,6 +16,9 @@
 enum { CAN_BE_MAPPED = 1024, NO_PREALLOCATION = 1, IS_COPIED = 512 };
 enum { MAP_SOCKET_STORAGE = 24 };
 
+/* The weight of one time in the average is 1/16. */
+enum { SMOOTHING = 16, LONGEST_US = 60000000 };
+
 /* The state of a connection. A listener stays UNSEEN. */
 enum seen { UNSEEN = 0, OPEN = 1, CLOSED_AGAIN = 2 };
 
@@ -93,6 +96,18 @@ struct sock_reuseport___program {
 
 static void *(*const storage_of)(void *map, const void *socket, void *value, u64 flags) = (void *)107;
 
+/* The worker has closed a connection. Two workers of one listener may overwrite each other's average, which does no harm. */
+INLINE void progressed(struct listener *listener)
+{
+	u64 now = monotonic_ns();
+	u64 before = __sync_lock_test_and_set(&listener->progress_ns, now);
+	u64 us = (now - before) / 1000;
+	u64 mean = listener->mean_us;
+	if (us > LONGEST_US)
+		us = LONGEST_US;
+	listener->mean_us = mean + us / SMOOTHING - mean / SMOOTHING;
+}
+
 INLINE void closed(const struct sock *socket, int from, int to)
 {
 	u32 only = 0;
@@ -110,7 +125,7 @@ INLINE void closed(const struct sock *socket, int from, int to)
 		__sync_fetch_and_add(&listener->open, -1);
 	/* A reset by the client is no progress of the worker. */
 	if (to == FIN_WAIT1 || to == LAST_ACK)
-		listener->progress_ns = monotonic_ns();
+		progressed(listener);
 }
 
 INLINE void opened(const struct sock *socket)

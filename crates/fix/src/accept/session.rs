@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Frees the entries of listeners that are closed, and notes the queues of the others.
+    /// Frees the entries of listeners that are closed, and notes the queues of open ones.
     fn release(&mut self, members: &[Member]) -> Result<(), AcceptError> {
         let queues: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.queue)).collect();
         let mut has_changed = false;

@@ -1,4 +1,4 @@
-//! What a fix of accept() is told, and what it reports.
+//! Settings, figures and results of a fix of accept().
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -155,7 +155,9 @@ struct InfoByDescriptor {
 /// The head of struct bpf_prog_info (include/uapi/linux/bpf.h), up to the last field that this crate reads.
 #[repr(C)]
 struct ProgramInfo {
-    before: [u64; 26],
+    kind: u32,
+    id: u32,
+    before: [u64; 25],
     recursion_misses: u64,
 }
 
@@ -256,7 +258,16 @@ pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<Owne
 /// Returns how often the kernel skipped this program because it was already running on that processor. The kernel counts this
 /// for tracing programs since Linux 5.12 and for tracepoints since Linux 6.1; older kernels return 0.
 pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut info = ProgramInfo { before: [0; 26], recursion_misses: 0 };
+    info(program).map(|info| info.recursion_misses)
+}
+
+/// Returns the id of a program.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    info(program).map(|info| info.id)
+}
+
+fn info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
+    let mut info = ProgramInfo { kind: 0, id: 0, before: [0; 25], recursion_misses: 0 };
     let mut attribute = InfoByDescriptor {
         object: program.as_raw_fd() as u32,
         length: mem::size_of_val(&info) as u32,
@@ -269,7 +280,7 @@ pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
     if unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET_INFO_BY_FD, attribute, size) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    Ok(info.recursion_misses)
+    Ok(info)
 }
 
 /// Loads a program. If `log` is not empty, the verifier writes its log there, terminated by NUL.

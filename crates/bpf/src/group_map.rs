@@ -85,8 +85,21 @@ fn word(kind: u8, offset: u16, width: u8, mask: u32) -> u64 {
     u64::from(mask) << 32 | u64::from(offset) << 16 | u64::from(width) << 8 | u64::from(kind)
 }
 
+impl Control {
+    /// Returns the word for the program, and the value of the field.
+    pub(crate) fn words(self) -> (u64, u64) {
+        let (control, value) = match self {
+            Control::Bytes { offset, width, mask, value } => (word(1, offset, width, mask), value),
+            Control::Hops(hops) => (word(2, 0, 0, 0), hops.into()),
+            Control::SourcePort(port) => (word(3, 0, 0, 0), port.into()),
+            Control::Neighbour { offset, width, mask, value } => (word(4, offset, width, mask), value),
+        };
+        (control, value.into())
+    }
+}
+
 impl Chooser {
-    fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         match self {
             Chooser::Hash => 0,
             Chooser::Random => 1,
@@ -134,13 +147,8 @@ impl GroupMap {
             .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
         state.rule.store(chooser.word(), Ordering::Release);
         if let Some(control) = control {
-            let (control, value) = match control {
-                Control::Bytes { offset, width, mask, value } => (word(1, offset, width, mask), value),
-                Control::Hops(hops) => (word(2, 0, 0, 0), hops.into()),
-                Control::SourcePort(port) => (word(3, 0, 0, 0), port.into()),
-                Control::Neighbour { offset, width, mask, value } => (word(4, offset, width, mask), value),
-            };
-            state.control_value.store(value.into(), Ordering::Release);
+            let (control, value) = control.words();
+            state.control_value.store(value, Ordering::Release);
             state.control.store(control, Ordering::Release);
         }
         let program = program.load(&[("state", &array), ("sockets", &sockets)])?;

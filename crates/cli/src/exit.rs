@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
-use fourtuple_fix::FixError;
+use fourtuple_fix::{AcceptError, FixError};
 use fourtuple_forward::ForwardError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
@@ -66,6 +66,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
             || cause.downcast_ref::<FixError>().is_some_and(FixError::is_usage)
+            || cause.downcast_ref::<AcceptError>().is_some_and(AcceptError::is_usage)
             || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
             || matches!(cause.downcast_ref::<BuildError>(), Some(BuildError::Family { .. }))

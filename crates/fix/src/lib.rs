@@ -1,11 +1,13 @@
 //! Mends the connections of running programs from outside, without a restart and without a change of the programs.
 //!
 //! [`Ports`] attaches BPF programs to a cgroup that give connect() a free source port where the kernel would search long. Nothing
-//! is pinned: the kernel detaches the programs when this process ends.
+//! is pinned: the kernel detaches the programs when this process ends. [`Accept`] attaches selectors to the SO_REUSEPORT groups of a
+//! server; the kernel keeps them with the group, so a guard process and a heartbeat end them.
 //!
 //! [`print`] has the settings of other programs against the same problem, for programs that can be changed.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod calibrate;
 mod connected;
 mod destination;
@@ -17,9 +19,12 @@ mod ranges;
 mod target;
 mod this_host;
 
+pub use accept::{Accept, AcceptError, AcceptOutcome, AcceptProgress, AcceptTarget};
 pub use destination::{DestinationError, parse_destination};
 pub use error::FixError;
+pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
+pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
 pub use target::{Target, TargetError};
 pub use this_host::PrintRequest;

@@ -184,7 +184,10 @@ pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
 }
 
 /// Runs a closure on a thread in a network namespace.
-fn within<T: Send>(namespace: BorrowedFd<'_>, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub(crate) fn within<T: Send>(
+    namespace: BorrowedFd<'_>,
+    run: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
     thread::scope(|scope| {
         let entered = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, || {
             netns::enter(namespace)?;

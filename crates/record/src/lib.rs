@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod fix_accept;
 mod fix_ports;
 mod format;
 mod forward;
@@ -35,6 +36,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
+pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
 pub use format::{format_duration, format_time, three_digits};
 pub use forward::{

@@ -1,9 +1,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AcceptRecord, CompareRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord, LabRecord, LoadRecord,
-    PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord, TimeWaitRecord,
-    TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    AcceptRecord, CompareRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord,
+    LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord,
+    TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -103,6 +103,7 @@ records! {
     "serve" => Serve(ServeRecord),
     "forward" => Forward(ForwardRecord),
     "fix ports" => FixPorts(FixPortsRecord),
+    "fix accept" => FixAccept(FixAcceptRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),
     "trace locks" => TraceLocks(TraceLocksRecord),

@@ -1,8 +1,11 @@
 //! fork(2): worker processes that inherit descriptors and shared memory, and a number that changes in a child, because
 //! random numbers must not repeat there.
 
+use std::ffi::CStr;
 use std::fs;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter};
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::OnceLock;
@@ -73,6 +76,66 @@ pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
     let code = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
     // SAFETY: _exit takes no pointers and does not return.
     unsafe { libc::_exit(code) }
+}
+
+/// Runs `body` in a child process that outlives this process, and uses its result as exit code (101 after a panic). `body` reads
+/// what the parent writes; the end of the pipe says that the parent has closed its end or has ended, in any way.
+///
+/// The child has no other descriptor, so that nothing of the parent stays open; it is in a session of its own, and blocks every
+/// signal but SIGKILL and SIGSTOP. `name` is its name in ps(1), of which the kernel keeps 15 bytes.
+///
+/// # Errors
+///
+/// This process has several threads, whose locks could stay locked in the child forever; or pipe() or fork() failed.
+pub fn run_beside(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Result<(Process, PipeWriter)> {
+    if fs::read_dir("/proc/self/task")?.count() > 1 {
+        return Err(io::Error::other("fork() needs a process with one thread"));
+    }
+    let (reader, writer) = io::pipe()?;
+    // SAFETY: this process has no other thread, so no lock is held and no state is half changed in the child.
+    let child = check(unsafe { libc::fork() })?;
+    if child != 0 {
+        return Ok((Process(child), writer));
+    }
+    // SAFETY: the set is initialised by sigfillset; the name ends in NUL; the descriptors belong to this process, and their
+    // owners are forgotten, as the process ends by _exit.
+    let reader = unsafe {
+        let mut all: libc::sigset_t = mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const all, ptr::null_mut());
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+        if libc::dup2(reader.as_raw_fd(), 0) == -1 || close_all_but_0().is_err() {
+            libc::_exit(1);
+        }
+        mem::forget((reader, writer));
+        PipeReader::from(OwnedFd::from_raw_fd(0))
+    };
+    let code = panic::catch_unwind(AssertUnwindSafe(|| body(reader))).unwrap_or(101);
+    // SAFETY: _exit takes no pointers and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Closes every descriptor but 0. Allocates nothing and takes no lock.
+///
+/// # Safety
+///
+/// No other code of this process uses its descriptors any more.
+pub(crate) unsafe fn close_all_but_0() -> io::Result<()> {
+    // SAFETY: the caller gives up all descriptors; getrlimit() writes one rlimit.
+    unsafe {
+        if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) != -1 {
+            return Ok(());
+        }
+        // close_range(2) is absent before Linux 5.9 or refused by a filter: close each possible number instead.
+        let mut limit: libc::rlimit = mem::zeroed();
+        check(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit))?;
+        let end = libc::c_int::try_from(limit.rlim_max).unwrap_or(libc::c_int::MAX);
+        (1..end).for_each(|descriptor| {
+            libc::close(descriptor);
+        });
+    }
+    Ok(())
 }
 
 /// Makes the kernel kill this process when the thread that forked it ends. Ends this process now if `parent` has ended already,

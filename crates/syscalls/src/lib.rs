@@ -29,6 +29,7 @@ mod netlink;
 pub mod netns;
 pub mod option;
 pub mod parking;
+pub mod pidfd;
 pub mod resource;
 pub mod ring;
 pub mod route;

@@ -241,6 +241,17 @@ pub fn attach_group_selector(socket: BorrowedFd<'_>, program: &[Instruction]) ->
     answer(attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program))
 }
 
+/// Detaches the selector of the socket's SO_REUSEPORT group, so that the kernel's hash selects (SO_DETACH_REUSEPORT_BPF, Linux
+/// 5.3).
+///
+/// # Errors
+///
+/// ENOENT: the group has no selector. EINVAL: the socket is not in a group.
+pub fn detach_group_selector(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const DETACH_REUSEPORT_BPF: libc::c_int = 68;
+    set_int(socket, libc::SOL_SOCKET, DETACH_REUSEPORT_BPF, 0)
+}
+
 /// Makes a TCP listener drop every SYN (SO_ATTACH_FILTER) without affecting its accept queue and handshakes in
 /// progress. The client retransmits a dropped SYN, after 1 s at first. Accepted sockets inherit the filter, which never
 /// matches their packets. Needs no privilege.

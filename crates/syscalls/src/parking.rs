@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use io_uring::IoUring;
 
 use crate::netlink::uninterrupted;
-use crate::{check, resource, socket};
+use crate::{check, fork, resource, socket};
 
 /// Number of descriptors per call, below the limit of one SCM_RIGHTS message (SCM_MAX_FD is 253).
 const BATCH: usize = 250;
@@ -240,16 +240,8 @@ fn hold(channel: libc::c_int) -> ! {
         if libc::dup2(channel, 0) == -1 {
             libc::_exit(1);
         }
-        if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == -1 {
-            // close_range(2) is absent before Linux 5.9 or refused by a filter: close each possible number instead.
-            let mut limit: libc::rlimit = mem::zeroed();
-            if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == -1 {
-                libc::_exit(1);
-            }
-            let end = libc::c_int::try_from(limit.rlim_max).unwrap_or(libc::c_int::MAX);
-            (1..end).for_each(|descriptor| {
-                libc::close(descriptor);
-            });
+        if fork::close_all_but_0().is_err() {
+            libc::_exit(1);
         }
         let mut control = ControlBuffer::new();
         loop {

@@ -14,6 +14,8 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
+    /// Without a peer (UDP).
+    pub const CLOSE: u8 = 7;
     /// Listening.
     pub const LISTEN: u8 = 10;
 }
@@ -44,6 +46,21 @@ pub struct Listener {
     /// Limit of the accept queue: the backlog of listen(2), cut to net.core.somaxconn (sk_max_ack_backlog, in
     /// idiag_wqueue). The kernel admits one more connection (`sk_acceptq_is_full`).
     pub backlog: u32,
+}
+
+/// A socket that a SO_REUSEPORT group may contain: a TCP listener, or a UDP socket without a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Transport protocol.
+    pub transport: Transport,
+    /// Local address; the unspecified address stands for all addresses.
+    pub local: SocketAddr,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd.
+    pub inode: u32,
+    /// Connections in the accept queue, or bytes in the receive queue of a UDP socket (idiag_rqueue).
+    pub queue: u32,
 }
 
 /// A filter for sockets; `None` matches all values.
@@ -84,6 +101,36 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
     each_tcp(1 << state::LISTEN, |reply, attributes| found(listener(reply, attributes)))
 }
 
+/// Calls `found` for every listening TCP socket and every UDP socket without a peer in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of [`each`]. Without UDP in sock_diag only TCP sockets are found.
+pub fn each_member(mut found: impl FnMut(Member)) -> io::Result<()> {
+    let mut each = |transport, states| {
+        each_in(transport, states, |reply, _| {
+            let [low, high] = reply.id.cookie.map(u64::from);
+            let local = SocketAddr::new(plain_address(reply), u16::from_be_bytes(reply.id.source_port));
+            let (inode, queue) = (reply.inode, reply.receive_queue);
+            found(Member { transport, local, cookie: high << 32 | low, inode, queue });
+        })
+    };
+    each(Transport::Tcp, 1 << state::LISTEN)?;
+    match each(Transport::Udp, 1 << state::CLOSE) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// Returns the local address. An IPv6 socket keeps its form of an IPv4 address, as its group has no IPv4 sockets.
+fn plain_address(reply: &Reply) -> IpAddr {
+    if i32::from(reply.family) == libc::AF_INET {
+        IpAddr::from(*reply.id.source.first_chunk::<4>().expect("16 bytes hold 4"))
+    } else {
+        IpAddr::from(reply.id.source)
+    }
+}
+
 /// Calls `found` for every TCP socket with a peer, sockets in TIME_WAIT included, in the calling thread's network namespace.
 ///
 /// # Errors
@@ -108,9 +155,13 @@ pub fn handshakes(port: u16) -> io::Result<usize> {
 }
 
 /// Passes the reply about each TCP socket in one of these states, of both families.
-fn each_tcp(states: u32, mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
+fn each_tcp(states: u32, found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
+    each_in(Transport::Tcp, states, found)
+}
+
+fn each_in(transport: Transport, states: u32, mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
     for family in [libc::AF_INET, libc::AF_INET6] {
-        match ask(&request(family as u8, Transport::Tcp, states, &[]), &mut found) {
+        match ask(&request(family as u8, transport, states, &[]), &mut found) {
             // A kernel without IPv6 has no handler for the family.
             Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
             result => result?,

@@ -9,7 +9,7 @@ use crate::address::{Endpoint, RawAddress};
 use crate::check;
 
 /// The transport protocol of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// SOCK_STREAM
     Tcp,

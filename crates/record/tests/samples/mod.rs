@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
 mod accept;
+mod fix_accept;
 mod fix_ports;
 mod forward;
 mod lab_locks;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
+pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept};
 pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
 pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
@@ -826,6 +828,8 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare forward", Saved::Forward(bare_forward())),
         ("fix ports", Saved::FixPorts(fix_ports())),
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
+        ("fix accept", Saved::FixAccept(fix_accept())),
+        ("bare fix accept", Saved::FixAccept(bare_fix_accept())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),
         ("bare trace connect", Saved::TraceConnect(bare_trace_connect())),
@@ -865,6 +869,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile", Saved::Ports(hostile())),
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
+        ("hostile fix accept", Saved::FixAccept(hostile_fix_accept())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
     ]);

@@ -1,3 +1,4 @@
+mod accept;
 mod ports;
 mod print;
 
@@ -19,12 +20,14 @@ pub(crate) struct Fix {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Accept(Box<accept::AcceptFlags>),
     Ports(Box<ports::PortsFlags>),
 }
 
 impl Fix {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self.what {
+            Some(What::Accept(flags)) => flags.run(),
             Some(What::Ports(flags)) => flags.run(),
             None => self.print.run(),
         }

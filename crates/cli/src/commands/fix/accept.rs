@@ -1,0 +1,198 @@
+use std::fmt;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use fourtuple::spread::{ControlFilter, FlowKey, Selector};
+use fourtuple_fix::{Accept, AcceptProgress, AcceptTarget, Chooser, Control, Selection};
+use fourtuple_record::{FixAcceptSettings, Saved};
+use fourtuple_report::duration;
+use indicatif::HumanCount;
+use time::OffsetDateTime;
+
+use crate::exit::Exit;
+use crate::line::Line;
+use crate::output::{self, Output};
+use crate::stop;
+use crate::units::{self, nanoseconds};
+
+/// Choose the worker of each connection for a running server with SO_REUSEPORT, instead of the kernel's hash
+///
+/// Attaches a selector (eBPF) to each SO_REUSEPORT group of the server: nginx `reuseport`, Envoy, HAProxy, Go, Node.js, Python, and DNS
+/// servers over UDP. Listeners that join or leave are followed. Needs root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_PTRACE),
+/// a kernel with BTF and Linux 5.14. Ends with Ctrl-C, SIGTERM or --for; then, and within a second after SIGKILL, the kernel's hash
+/// chooses again.
+#[derive(Debug, Args)]
+pub(super) struct AcceptFlags {
+    #[command(flatten)]
+    target: TargetFlags,
+    /// least-busy (shortest queue, then fewest open connections), cpu, random, or for UDP flow:OFFSET:WIDTH
+    #[arg(long, value_name = "RULE")]
+    select: Rule,
+    /// UDP: one socket of each group gets the packets that match (bytes:OFFSET:WIDTH=VALUE, neighbour:..., ttl=HOPS, port=PORT)
+    #[arg(long, value_name = "FILTER", value_parser = control)]
+    control: Option<ControlFilter>,
+    /// End after this time [default: at Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    time: Option<Duration>,
+    /// Change nothing; count the TCP connections that the kernel gives to each listener
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The server.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct TargetFlags {
+    /// Sockets at this address, of all processes in this network namespace: 0.0.0.0:80, [::]:53
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Sockets of this process and its descendants, in its network namespace
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    pid: Option<u32>,
+}
+
+/// A rule of the selector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rule {
+    LeastBusy,
+    Cpu,
+    Random,
+    Flow(FlowKey),
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rule, String> {
+        // The texts of the library's selectors.
+        match (text, text.parse()) {
+            ("least-busy", _) => Ok(Rule::LeastBusy),
+            (_, Ok(Selector::Cpu)) => Ok(Rule::Cpu),
+            (_, Ok(Selector::Random)) => Ok(Rule::Random),
+            (_, Ok(Selector::Key(key))) => Ok(Rule::Flow(key)),
+            _ => Err("expected least-busy, cpu, random, flow:OFFSET:WIDTH or flow:OFFSET:WIDTH:MASK (WIDTH 1, 2 or 4 bytes)"
+                .to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rule::LeastBusy => formatter.pad("least-busy"),
+            Rule::Cpu => Selector::Cpu.fmt(formatter),
+            Rule::Random => Selector::Random.fmt(formatter),
+            Rule::Flow(key) => Selector::Key(*key).fmt(formatter),
+        }
+    }
+}
+
+impl Rule {
+    fn selection(self) -> Selection {
+        match self {
+            Rule::LeastBusy => Selection::LeastBusy,
+            Rule::Cpu => Selection::Place(Chooser::Processor),
+            Rule::Random => Selection::Place(Chooser::Random),
+            Rule::Flow(FlowKey { offset, width, mask }) => {
+                Selection::Place(Chooser::Key { offset, width, mask })
+            }
+        }
+    }
+}
+
+fn control(text: &str) -> Result<ControlFilter, String> {
+    text.parse().map_err(|_| format!("expected {}", ControlFilter::EXPECTED))
+}
+
+fn program_control(filter: ControlFilter) -> Control {
+    match filter {
+        ControlFilter::Bytes { key: FlowKey { offset, width, mask }, value } => {
+            Control::Bytes { offset, width, mask, value }
+        }
+        ControlFilter::Neighbour { key: FlowKey { offset, width, mask }, value } => {
+            Control::Neighbour { offset, width, mask, value }
+        }
+        ControlFilter::Hops(hops) => Control::Hops(hops),
+        ControlFilter::SourcePort(port) => Control::SourcePort(port),
+    }
+}
+
+impl AcceptFlags {
+    pub(super) fn run(self) -> anyhow::Result<Exit> {
+        let target = match (self.target.listen, self.target.pid) {
+            (Some(address), _) => AcceptTarget::Address(address),
+            // clap requires one of the two.
+            (None, process) => AcceptTarget::Process(process.unwrap_or_default()),
+        };
+        let accept = Accept {
+            target,
+            selection: self.select.selection(),
+            control: self.control.map(program_control),
+            time: self.time,
+            dry_run: self.dry_run,
+        };
+        let stop = stop::flag()?;
+        let started = OffsetDateTime::now_utc();
+        let line = Line::new(self.output.quiet);
+        // Also where stderr is no terminal, because scripts wait for this line.
+        let attached = |addresses: &[String]| {
+            if !self.output.quiet {
+                let verb = if self.dry_run { "observing" } else { "fixing" };
+                let _ = writeln!(io::stderr(), "{verb} accept of {}", addresses.join(", "));
+            }
+        };
+        let outcome = accept.run(&stop, attached, |progress| {
+            if line.is_visible() {
+                line.set(&words(progress));
+            }
+        })?;
+        line.finish();
+        let host = output::host(&["net.core.somaxconn", "net.ipv4.tcp_migrate_req"], &[]);
+        let settings = FixAcceptSettings {
+            listen: self.target.listen.map(|address| address.to_string()),
+            pid: self.target.pid,
+            select: self.select.to_string(),
+            control: self.control.map(|filter| filter.to_string()),
+            for_ns: self.time.map(nanoseconds),
+            dry_run: self.dry_run,
+        };
+        let record = output::record("fix accept", started, host, settings, outcome.validity, outcome.results);
+        self.output.finish(&Saved::FixAccept(record))
+    }
+}
+
+/// Returns the parts of the live line.
+fn words(progress: &AcceptProgress) -> Vec<String> {
+    let mut words = vec![
+        duration(nanoseconds(progress.elapsed)),
+        format!("{:.0} choices/s", progress.chosen_per_s),
+        format!("{} chosen", HumanCount(progress.chosen)),
+        format!("{} listeners in {} groups", progress.listeners, progress.groups),
+        format!("{} open", HumanCount(progress.open)),
+        format!("longest queue {}", HumanCount(progress.longest_queue.into())),
+    ];
+    if progress.left > 0 {
+        words.push(format!("{} left to the hash", HumanCount(progress.left)));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_survive_writing_and_parsing() {
+        for text in ["least-busy", "cpu", "random", "flow:4:2", "flow:0:4:0xff"] {
+            assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
+        }
+        for text in ["", "hash", "map:random", "flow:4", "flow:0:3", "xdp:64"] {
+            assert!(text.parse::<Rule>().unwrap_err().contains("least-busy"), "{text}");
+        }
+    }
+}

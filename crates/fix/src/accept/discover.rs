@@ -1,0 +1,215 @@
+//! The sockets of a server, and the processes that hold them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use fourtuple_syscalls::sock_diag::{self, Member};
+use fourtuple_syscalls::socket::Transport;
+
+use crate::accept::error::AcceptError;
+use crate::accept::guard::Handle;
+use crate::accept::settings::AcceptTarget;
+use crate::namespaces::within;
+
+/// The addresses of a server in a network namespace.
+pub(super) struct Scope {
+    target: AcceptTarget,
+    /// `None`: the namespace of this process.
+    namespace: Option<OwnedFd>,
+    addresses: BTreeSet<(Transport, SocketAddr)>,
+}
+
+impl Scope {
+    pub(super) fn open(target: AcceptTarget) -> Result<Scope, AcceptError> {
+        let namespace = match target {
+            AcceptTarget::Address(_) => None,
+            AcceptTarget::Process(process) => {
+                let file = File::open(format!("/proc/{process}/ns/net"));
+                Some(file.map_err(|_| AcceptError::NoProcess(process))?.into())
+            }
+        };
+        let mut scope = Scope { target, namespace, addresses: BTreeSet::new() };
+        scope.look().map_err(AcceptError::List)?;
+        Ok(scope)
+    }
+
+    /// Adds the addresses at which the server listens now.
+    pub(super) fn look(&mut self) -> io::Result<()> {
+        let all = self.list()?;
+        match self.target {
+            AcceptTarget::Address(address) => self.addresses.extend(matching(&all, address)),
+            AcceptTarget::Process(process) => {
+                let own: BTreeSet<u32> =
+                    tree(process).into_iter().flat_map(sockets_of).map(|(_, inode)| inode).collect();
+                let its = all.iter().filter(|member| own.contains(&member.inode));
+                self.addresses.extend(its.map(|member| (member.transport, member.local)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the sockets at the addresses of the server, of all processes.
+    pub(super) fn members(&self) -> io::Result<Vec<Member>> {
+        let mut all = self.list()?;
+        all.retain(|member| self.addresses.contains(&(member.transport, member.local)));
+        all.sort_by_key(|member| member.cookie);
+        Ok(all)
+    }
+
+    fn list(&self) -> io::Result<Vec<Member>> {
+        let list = || {
+            let mut all = Vec::new();
+            sock_diag::each_member(|member| all.push(member))?;
+            Ok(all)
+        };
+        match &self.namespace {
+            Some(namespace) => within(namespace.as_fd(), list),
+            None => list(),
+        }
+    }
+}
+
+/// Returns the addresses that stand for an address: itself, or else the unspecified address with its port.
+fn matching(all: &[Member], wanted: SocketAddr) -> BTreeSet<(Transport, SocketAddr)> {
+    let with = |is: &dyn Fn(&SocketAddr) -> bool| -> BTreeSet<_> {
+        let found = all.iter().filter(|member| is(&member.local));
+        found.map(|member| (member.transport, member.local)).collect()
+    };
+    let exact = with(&|local| *local == wanted);
+    if !exact.is_empty() {
+        return exact;
+    }
+    with(&|local| {
+        local.port() == wanted.port()
+            && local.ip().is_unspecified()
+            && (local.is_ipv6() || wanted.is_ipv4())
+            && !matches!(wanted.ip(), IpAddr::V6(ip) if local.is_ipv4() || ip.is_unspecified())
+    })
+}
+
+/// Returns the handles of sockets by inode, of all processes.
+pub(super) fn handles(members: &[Member]) -> BTreeMap<u32, Vec<Handle>> {
+    let wanted: BTreeMap<u32, u64> = members.iter().map(|member| (member.inode, member.cookie)).collect();
+    let mut found: BTreeMap<u32, Vec<Handle>> = BTreeMap::new();
+    for process in processes() {
+        for (descriptor, inode) in sockets_of(process) {
+            if let Some(cookie) = wanted.get(&inode) {
+                found.entry(inode).or_default().push(Handle { process, descriptor, cookie: *cookie });
+            }
+        }
+    }
+    found
+}
+
+/// Returns the process that waits for connections of a socket: the only holder, or the first holder with the socket in an epoll
+/// instance. Workers inherit the sockets of all other workers from processes such as nginx's master.
+pub(super) fn worker(handles: &[Handle]) -> u32 {
+    let waits = |handle: &&Handle| polls(handle.process, handle.descriptor);
+    let first = handles.first().map_or(0, |handle| handle.process);
+    if handles.len() < 2 { first } else { handles.iter().find(waits).map_or(first, |handle| handle.process) }
+}
+
+/// Returns whether an epoll instance of a process has this descriptor.
+fn polls(process: u32, descriptor: i32) -> bool {
+    let is_epoll = |target: &std::path::Path| target.as_os_str() == "anon_inode:[eventpoll]";
+    descriptors(process).any(|(number, target)| {
+        is_epoll(&target)
+            && fs::read_to_string(format!("/proc/{process}/fdinfo/{number}"))
+                .is_ok_and(|text| polled(&text).any(|polled| polled == descriptor))
+    })
+}
+
+/// Returns the descriptors in the fdinfo of an epoll instance.
+fn polled(text: &str) -> impl Iterator<Item = i32> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("tfd:"))
+        .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
+}
+
+/// Returns the name of a process, empty if it has ended.
+pub(super) fn command(process: u32) -> String {
+    fs::read_to_string(format!("/proc/{process}/comm"))
+        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns a process and its descendants.
+fn tree(root: u32) -> BTreeSet<u32> {
+    let parent = |process: u32| parent(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?);
+    let parents: Vec<(u32, u32)> =
+        processes().filter_map(|process| Some((process, parent(process)?))).collect();
+    let mut found = BTreeSet::from([root]);
+    loop {
+        let before = found.len();
+        let children = parents.iter().filter(|(_, parent)| found.contains(parent));
+        let children: Vec<u32> = children.map(|(process, _)| *process).collect();
+        found.extend(children);
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// Returns the parent from the text of /proc/PID/stat, whose second field may contain spaces and parentheses.
+fn parent(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn descriptors(process: u32) -> impl Iterator<Item = (i32, std::path::PathBuf)> {
+    // The process may end meanwhile.
+    let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        Some((entry.file_name().to_str()?.parse().ok()?, fs::read_link(entry.path()).ok()?))
+    })
+}
+
+fn sockets_of(process: u32) -> impl Iterator<Item = (i32, u32)> {
+    descriptors(process).filter_map(|(descriptor, target)| {
+        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some((descriptor, inode.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(transport: Transport, local: &str) -> Member {
+        Member { transport, local: local.parse().unwrap(), cookie: 1, inode: 1, queue: 0 }
+    }
+
+    #[test]
+    fn an_address_stands_for_itself_or_the_unspecified_one() {
+        let all = [
+            member(Transport::Tcp, "127.0.0.1:80"),
+            member(Transport::Udp, "127.0.0.1:80"),
+            member(Transport::Tcp, "0.0.0.0:80"),
+            member(Transport::Tcp, "[::]:80"),
+            member(Transport::Tcp, "0.0.0.0:81"),
+        ];
+        let found = |text: &str| -> Vec<String> {
+            let found = matching(&all, text.parse().unwrap());
+            found.iter().map(|(transport, local)| format!("{transport:?} {local}")).collect()
+        };
+        assert_eq!(found("127.0.0.1:80"), ["Tcp 127.0.0.1:80", "Udp 127.0.0.1:80"]);
+        assert_eq!(found("127.0.0.2:80"), ["Tcp 0.0.0.0:80", "Tcp [::]:80"]);
+        assert_eq!(found("0.0.0.0:80"), ["Tcp 0.0.0.0:80"]);
+        assert_eq!(found("[::1]:80"), ["Tcp [::]:80"]);
+        assert!(found("[::]:81").is_empty() && found("127.0.0.1:82").is_empty());
+    }
+
+    #[test]
+    fn proc_files_are_parsed() {
+        assert_eq!(parent("42 (a b) c) S 7 42 42 0"), Some(7));
+        assert_eq!(parent("42"), None);
+        let text = "pos:\t0\ntfd:        5 events:       19 data: 5\ntfd: 11 events: 1 data: b pos:0\n";
+        assert_eq!(polled(text).collect::<Vec<_>>(), [5, 11]);
+    }
+}

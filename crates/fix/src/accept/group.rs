@@ -1,0 +1,144 @@
+//! A SO_REUSEPORT group of the server with its selector.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use fourtuple_bpf::FixAccept;
+use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector};
+use fourtuple_record::FixAcceptListener;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::Transport;
+
+use crate::accept::discover;
+use crate::accept::error::AcceptError;
+use crate::accept::guard::Handle;
+
+/// A socket of a group.
+pub(super) struct Listener {
+    pub(super) cookie: u64,
+    /// Number of its entry in the maps.
+    pub(super) entry: usize,
+    /// Descriptors of processes that refer to the socket.
+    pub(super) handles: Vec<Handle>,
+    pub(super) process: u32,
+    pub(super) command: String,
+    pub(super) queue: u32,
+}
+
+/// A group. Two groups may have the same address: the old one and the new one of a restarted server.
+pub(super) struct Group {
+    /// Number that identifies the group in the kernel.
+    pub(super) key: u64,
+    pub(super) transport: Transport,
+    pub(super) local: SocketAddr,
+    /// `None` in a dry run.
+    pub(super) selector: Option<GroupSelector>,
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// A socket that is about to join a group.
+pub(super) struct Candidate {
+    pub(super) transport: Transport,
+    pub(super) local: SocketAddr,
+    pub(super) cookie: u64,
+    pub(super) queue: u32,
+    pub(super) handles: Vec<Handle>,
+    pub(super) found: FoundSocket,
+}
+
+impl Candidate {
+    /// Returns `127.0.0.1:80 (TCP, nginx, process 7)`.
+    pub(super) fn describe(&self) -> String {
+        let process = discover::worker(&self.handles);
+        let (transport, command) = (transport(self.transport).to_uppercase(), discover::command(process));
+        format!("{} ({transport}, {command}, process {process})", self.local)
+    }
+}
+
+/// Returns the name of a transport protocol in records.
+pub(super) fn transport(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "tcp",
+        Transport::Udp => "udp",
+    }
+}
+
+impl Group {
+    pub(super) fn entries(&self) -> Vec<usize> {
+        self.listeners.iter().map(|listener| listener.entry).collect()
+    }
+
+    pub(super) fn handles(&self) -> Vec<Handle> {
+        self.listeners.iter().flat_map(|listener| listener.handles.iter().copied()).collect()
+    }
+
+    /// Tells the selector which listeners are open.
+    pub(super) fn update(&self) {
+        if let Some(selector) = &self.selector {
+            selector.set_members(&self.entries());
+        }
+    }
+
+    /// Detaches the selector. Returns false if the group has another selector, which stays.
+    pub(super) fn detach(&self, fix: &FixAccept) -> Result<bool, AcceptError> {
+        let Some(selector) = &self.selector else { return Ok(true) };
+        // Until the selector is detached, and if it cannot be.
+        selector.set_members(&[]);
+        let own = selector.id()?;
+        for handle in self.handles() {
+            let Some(socket) = handle.duplicate().ok().flatten() else { continue };
+            return match fix.learn(socket.as_fd())?.program {
+                Some(program) if program.id == own => {
+                    Ok(option::detach_group_selector(socket.as_fd()).is_ok())
+                }
+                other => Ok(other.is_none()),
+            };
+        }
+        // No process holds a socket of the group any more, so that the group is gone with its selector.
+        Ok(true)
+    }
+
+    /// Returns the row of a listener for the record.
+    pub(super) fn row(
+        &self,
+        listener: &Listener,
+        is_closed: bool,
+        fix: &FixAccept,
+    ) -> Result<FixAcceptListener, AcceptError> {
+        let counts = fix.counts(listener.entry)?;
+        Ok(FixAcceptListener {
+            transport: transport(self.transport).to_owned(),
+            address: self.local.to_string(),
+            cookie: listener.cookie,
+            process: listener.process,
+            command: listener.command.clone(),
+            choices: counts.chosen,
+            connections: counts.connections,
+            share: None,
+            open: counts.open,
+            queue: (!is_closed).then_some(listener.queue),
+        })
+    }
+}
+
+/// Duplicates the descriptor of a socket by the first of its handles that still refers to it. `None`: the socket is closed.
+pub(super) fn duplicate(handles: &[Handle]) -> Result<Option<OwnedFd>, AcceptError> {
+    let mut refused = None;
+    for handle in handles {
+        match handle.duplicate() {
+            Ok(Some(socket)) => return Ok(Some(socket)),
+            Ok(None) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(source) => refused = Some(AcceptError::Duplicate { process: handle.process, source }),
+        }
+    }
+    refused.map_or(Ok(None), Err)
+}
+
+/// Returns whether the process or its descriptor is gone.
+fn is_gone(error: &io::Error) -> bool {
+    const EBADF: i32 = 9;
+    const ESRCH: i32 = 3;
+    matches!(error.raw_os_error(), Some(EBADF | ESRCH))
+}

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AcceptRecord, CompareRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord, LabRecord, LoadRecord,
-    PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord, TimeWaitRecord,
+    PlanRecord, PlanesRecord, PortsRecord, Record, Remark, RunRecord, SCHEMA, ServeRecord, TimeWaitRecord,
     TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
@@ -103,6 +103,7 @@ records! {
     "serve" => Serve(ServeRecord),
     "forward" => Forward(ForwardRecord),
     "fix ports" => FixPorts(FixPortsRecord),
+    "run" => Run(RunRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),
     "trace locks" => TraceLocks(TraceLocksRecord),

@@ -8,6 +8,7 @@ mod forward;
 mod lab_locks;
 mod load;
 mod planes;
+mod run;
 mod trace_locks;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
+pub(crate) use run::{bare_run, hostile_run, run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
 
 pub(crate) const LOW: u16 = 9024;
@@ -826,6 +828,8 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare forward", Saved::Forward(bare_forward())),
         ("fix ports", Saved::FixPorts(fix_ports())),
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
+        ("run", Saved::Run(run())),
+        ("bare run", Saved::Run(bare_run())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),
         ("bare trace connect", Saved::TraceConnect(bare_trace_connect())),
@@ -865,6 +869,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile", Saved::Ports(hostile())),
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
+        ("hostile run", Saved::Run(hostile_run())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
     ]);

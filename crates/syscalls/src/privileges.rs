@@ -7,6 +7,8 @@ use std::path::Path;
 
 use crate::check;
 
+/// CAP_DAC_OVERRIDE: change files of other users, and files without write permission.
+pub const CAP_DAC_OVERRIDE: u32 = 1;
 /// CAP_KILL: send signals to processes of other users.
 pub const CAP_KILL: u32 = 5;
 /// CAP_NET_ADMIN.

@@ -94,7 +94,11 @@ fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<
     // CAP_SYS_PTRACE duplicates sockets of a program that has more capabilities or another user, CAP_KILL continues the main
     // process. Without CAP_SYS_PTRACE, the kernel requires all capabilities that the program has (`cap_ptrace_access_check`).
     if privileges::has(privileges::CAP_SYS_PTRACE) {
-        let kept = [privileges::CAP_SYS_PTRACE, privileges::CAP_KILL];
+        let mut kept = vec![privileges::CAP_SYS_PTRACE, privileges::CAP_KILL];
+        if launch.files.cgroup.is_some() {
+            // The root of cgroup2 has no write permission.
+            kept.push(privileges::CAP_DAC_OVERRIDE);
+        }
         privileges::keep_only(&kept).map_err(at(Step::Prepare))?;
     }
     privileges::forbid_new().map_err(at(Step::Prepare))?;

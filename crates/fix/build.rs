@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    for file in ["preload.rs", "layout.rs"] {
-        println!("cargo::rerun-if-changed=preload/{file}");
+    for file in ["preload/preload.rs", "src/run/layout.rs"] {
+        println!("cargo::rerun-if-changed={file}");
     }
     let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
     let output = PathBuf::from(variable("OUT_DIR")).join("fourtuple-preload.so");

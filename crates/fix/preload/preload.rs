@@ -6,6 +6,7 @@
 //! SCM_RIGHTS.
 #![no_std]
 
+#[path = "../src/run/layout.rs"]
 mod layout;
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -83,7 +84,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 /// The counters of `run`; null if there are none.
 static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
-/// The next definition of a function, after this library: that of the C library, or of another preloaded library.
+/// The next definition of a function after this library, in the C library or another preloaded library.
 struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -113,17 +114,17 @@ static BIND: Next = Next::new(c"bind");
 static NAME: Next = Next::new(c"getsockname");
 
 fn next_connect() -> Connect {
-    // SAFETY: the address is that of connect(), whose signature this type has.
+    // SAFETY: the address is the address of connect(), which has this signature.
     unsafe { mem::transmute::<*mut c_void, Connect>(CONNECT.get()) }
 }
 
 fn next_bind() -> Connect {
-    // SAFETY: the address is that of bind(), which has the signature of connect().
+    // SAFETY: the address is the address of bind(), which has the signature of connect().
     unsafe { mem::transmute::<*mut c_void, Connect>(BIND.get()) }
 }
 
 fn next_name() -> Name {
-    // SAFETY: the address is that of getsockname(), whose signature this type has.
+    // SAFETY: the address is the address of getsockname(), which has this signature.
     unsafe { mem::transmute::<*mut c_void, Name>(NAME.get()) }
 }
 
@@ -226,10 +227,10 @@ fn choose_port(socket: c_int) {
     }
 }
 
-/// Wraps socket(2): a TCP socket is searched a port for over the whole range.
+/// Wraps socket(2): the kernel will search the whole range for the port of a TCP socket.
 #[unsafe(no_mangle)]
 extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the address is that of socket(), whose signature this type has.
+    // SAFETY: the address is the address of socket(), which has this signature.
     let next = unsafe { mem::transmute::<*mut c_void, Socket>(SOCKET.get()) };
     let socket = next(domain, kind, protocol);
     let is_tcp = (domain == AF_INET || domain == AF_INET6)

@@ -43,7 +43,7 @@ pub fn has(capability: u32) -> bool {
     })
 }
 
-/// Removes all capabilities of the calling thread except those of `kept` that the thread has.
+/// Removes all capabilities of the calling thread that are not in `kept`.
 pub fn keep_only(kept: &[u32]) -> io::Result<()> {
     let mut sets = read()?;
     for (index, half) in sets.iter_mut().enumerate() {

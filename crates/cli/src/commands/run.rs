@@ -18,8 +18,8 @@ use crate::save::save;
 ///
 /// Chooses the first way that fits the program and the host: cgroup (BPF, needs CAP_BPF and CAP_NET_ADMIN), preload (a library for
 /// dynamic programs), supervise (seccomp user notification, also for static programs); the last two need Linux 6.8 and no
-/// privilege. Signals, exit code, standard streams and the terminal belong to the program. Whatever fails, a call proceeds
-/// unchanged.
+/// privilege. Signals, exit code, standard streams and the terminal belong to the program. After any failure, a call
+/// proceeds unchanged.
 #[derive(Debug, Args)]
 pub(crate) struct RunFlags {
     /// The way [default: the first that fits: cgroup, preload, supervise]

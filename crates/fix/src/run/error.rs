@@ -2,8 +2,8 @@ use std::io;
 use std::path::Path;
 
 use crate::error::FixError;
-use crate::run::Way;
 use crate::run::program::shown;
+use crate::run::way::Way;
 
 /// The reason why a program could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -11,7 +11,7 @@ pub enum RunError {
     /// No file has the name of the program.
     #[error("cannot run {0}: no such program")]
     NotFound(String),
-    /// execve(2) refused the program.
+    /// The kernel refused to execute the program.
     #[error("cannot run {program}: {error}")]
     CannotExecute {
         /// The program.
@@ -24,7 +24,7 @@ pub enum RunError {
     Way {
         /// The way.
         way: Way,
-        /// What is missing, and what to do.
+        /// The missing part, and the remedy.
         reason: String,
     },
     /// No way fits the program and the host.

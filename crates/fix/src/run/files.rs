@@ -1,4 +1,4 @@
-//! What a run makes in file systems: the directory of the preloaded library, and the cgroup of the program.
+//! The files that a run makes: the directory of the preloaded library, and the cgroup of the program.
 
 use std::env;
 use std::ffi::OsString;
@@ -129,7 +129,7 @@ impl ChildCgroup {
     }
 }
 
-/// What a run removes at its end.
+/// The files that a run removes at its end.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) directory: Option<LibraryDirectory>,

@@ -6,7 +6,6 @@
 
 mod error;
 mod files;
-#[path = "../../preload/layout.rs"]
 mod layout;
 mod message;
 mod outcome;

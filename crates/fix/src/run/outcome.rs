@@ -10,7 +10,7 @@ use fourtuple_syscalls::shared::Counters;
 use crate::run::layout::*;
 use crate::run::way::{Choice, Way};
 
-/// What the main process has seen.
+/// Observations of the main process.
 pub(super) struct Observed {
     pub(super) elapsed: Duration,
     pub(super) end: End,

@@ -36,6 +36,8 @@ pub(super) enum Kind {
     Dynamic,
     /// ELF of this architecture without an interpreter.
     Static,
+    /// A Go program, static or dynamic, which makes system calls without the C library.
+    Go,
     /// ELF of another architecture, or a file that only the C library or binfmt_misc can run.
     Foreign,
 }
@@ -107,6 +109,9 @@ fn interpreter_of_script(head: &[u8]) -> Option<PathBuf> {
 /// Returns the kind of an ELF file (elf(5)) from its beginning; `read` reads its program headers.
 fn elf(head: &[u8], read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> Kind {
     const PT_INTERP: u32 = 3;
+    const PT_NOTE: u32 = 4;
+    /// The greatest number of bytes of notes that are read.
+    const NOTES: usize = 1024;
     #[cfg(target_arch = "x86_64")]
     const MACHINE: u16 = 62;
     #[cfg(target_arch = "aarch64")]
@@ -123,16 +128,41 @@ fn elf(head: &[u8], read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> Kind {
     }
     let offset = bytes(32, 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()));
     let (size, count) = (u64::from(half(54)), u64::from(half(56)));
+    let mut found = Kind::Static;
     for index in 0..count {
-        let mut kind = [0; 4];
-        if read(&mut kind, offset.saturating_add(index * size)).is_err() {
+        let mut header = [0; 40];
+        if read(&mut header, offset.saturating_add(index * size)).is_err() {
             return Kind::Foreign;
         }
-        if u32::from_le_bytes(kind) == PT_INTERP {
-            return Kind::Dynamic;
+        let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
+        match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
+            PT_INTERP => found = Kind::Dynamic,
+            PT_NOTE => {
+                let mut notes = vec![0; usize::try_from(long(32)).unwrap_or(NOTES).min(NOTES)];
+                if read(&mut notes, long(8)).is_ok() && has_note_of_go(&notes) {
+                    return Kind::Go;
+                }
+            }
+            _ => {}
         }
     }
-    Kind::Static
+    found
+}
+
+/// Returns whether notes of an ELF file have one of the owner `Go`, as the Go linker writes.
+fn has_note_of_go(mut notes: &[u8]) -> bool {
+    // Name size, description size, type; name and description are padded to 4 bytes.
+    while let Some((header, rest)) = notes.split_first_chunk::<12>() {
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default()) as usize;
+        let padded = |length: usize| length.div_ceil(4).saturating_mul(4);
+        if rest.get(..word(0)) == Some(b"Go\0\0") {
+            return true;
+        }
+        let length = padded(word(0)).saturating_add(padded(word(4)));
+        let Some(next) = rest.get(length..) else { return false };
+        notes = next;
+    }
+    false
 }
 
 /// Returns the path for messages.
@@ -164,6 +194,25 @@ mod tests {
         let absent = |name: &str| Program::find(OsStr::new(name)).unwrap_err().exit_code();
         assert_eq!((absent("no-such-program-at-all"), absent("/nowhere/program")), (127, 127));
         assert_eq!(absent("/etc/passwd"), 126);
+    }
+
+    #[test]
+    fn the_note_of_the_go_linker_is_found() {
+        let note = |name: &[u8], description: &[u8]| {
+            let mut bytes = Vec::new();
+            for number in [name.len() as u32, description.len() as u32, 4] {
+                bytes.extend(number.to_le_bytes());
+            }
+            bytes.extend(name);
+            bytes.extend(description);
+            bytes
+        };
+        let other = note(b"GNU\0", &[1; 20]);
+        assert!(has_note_of_go(&note(b"Go\0\0", b"abcd")));
+        assert!(has_note_of_go(&[other.clone(), note(b"Go\0\0", b"")].concat()));
+        assert!(!has_note_of_go(&other));
+        assert!(!has_note_of_go(&[0xff; 40]), "sizes beyond the end");
+        assert!(!has_note_of_go(&[]));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `--via supervise`: what the supervisor does to the socket of a call before the call proceeds.
+//! `--via supervise`: prepares the socket of a call before the call proceeds.
 //!
 //! Of the memory of the program, the supervisor reads at most 28 bytes, the address of a bind(), and no decision about more than the
 //! time of the port choice depends on them: the program can change them at any time. All state is in the socket: see
@@ -27,6 +27,7 @@ const THREADS: usize = 512;
 const ADDRESS: usize = 28;
 
 const EBADF: i32 = 9;
+const EMFILE: i32 = 24;
 
 /// The supervisor's end of the listener.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl<'a> Answers<'a> {
         &self.listener
     }
 
-    /// Receives a call, prepares its socket and lets the call proceed. Whatever fails, the call proceeds.
+    /// Receives a call, prepares its socket and lets the call proceed. After any failure, the call proceeds.
     pub(super) fn answer(&mut self) {
         // An error: the call was interrupted before this process could receive it, and the kernel repeats it.
         let Ok(notification) = self.listener.receive(self.inbox) else { return };
@@ -153,6 +154,10 @@ impl<'a> Answers<'a> {
             Ok(socket) => return Some(socket),
             // The call will fail.
             Err(error) if error.raw_os_error() == Some(EBADF) => {}
+            Err(error) if error.raw_os_error() == Some(EMFILE) && !self.threads.is_empty() => {
+                self.threads.clear();
+                return self.socket(notification);
+            }
             Err(_) if notification.call == Call::Connect => {
                 self.add(CONNECTS, 1);
                 self.add(UNREACHABLE, 1);

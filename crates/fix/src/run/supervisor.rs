@@ -23,7 +23,7 @@ use crate::run::supervise::Answers;
 
 const SIGCONT: i32 = 18;
 
-/// What the supervisor starts.
+/// The program that the supervisor starts, and its surroundings.
 pub(super) struct Launch<'a> {
     /// The program and its arguments.
     pub(super) command: &'a [OsString],

@@ -81,6 +81,9 @@ fn suits(way: Way, program: &Program) -> Result<(), String> {
         (Way::Preload, Kind::Static) => {
             Err(format!("{path} is a static executable, into which no library can be loaded"))
         }
+        (Way::Preload, Kind::Go) => {
+            Err(format!("{path} is a Go program, which does not call connect() of the C library"))
+        }
         (Way::Preload, Kind::Foreign) => {
             Err(format!("{path} is not a readable executable of this machine's architecture"))
         }
@@ -110,6 +113,7 @@ mod tests {
         assert_eq!(chosen(&static_one, false, true), Some(Way::Supervise));
         assert_eq!(chosen(&static_one, false, false), None);
         assert_eq!(chosen(&static_one, true, false), Some(Way::Cgroup));
+        assert_eq!(chosen(&program(Kind::Go, false), false, true), Some(Way::Supervise));
         assert_eq!(chosen(&program(Kind::Dynamic, true), false, true), None, "setuid");
         assert_eq!(chosen(&program(Kind::Foreign, false), false, true), Some(Way::Supervise));
     }

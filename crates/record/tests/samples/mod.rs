@@ -21,7 +21,7 @@ pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
-pub(crate) use run::{bare_run, hostile_run, run};
+pub(crate) use run::{bare_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
 
 pub(crate) const LOW: u16 = 9024;
@@ -828,7 +828,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare forward", Saved::Forward(bare_forward())),
         ("fix ports", Saved::FixPorts(fix_ports())),
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
-        ("run", Saved::Run(run())),
+        ("run", Saved::Run(preloaded_run())),
         ("bare run", Saved::Run(bare_run())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),

@@ -6,7 +6,7 @@ use fourtuple_record::*;
 
 use super::{fix_ports, record};
 
-pub(crate) fn run() -> RunRecord {
+pub(crate) fn preloaded_run() -> RunRecord {
     let settings =
         RunSettings { command: vec!["curl".into(), "http://192.0.2.7/".into()], via: Some("preload".into()) };
     let results = RunResults {
@@ -34,7 +34,7 @@ pub(crate) fn run() -> RunRecord {
 
 /// A supervised program: every field that may be null is null, or is not null in the other samples.
 pub(crate) fn bare_run() -> RunRecord {
-    let mut record = run();
+    let mut record = preloaded_run();
     record.settings.via = None;
     let reason = "cannot make the cgroup: Permission denied";
     record.results = RunResults {
@@ -61,7 +61,7 @@ pub(crate) fn bare_run() -> RunRecord {
 
 /// Numbers and texts that no command writes, and the results of a cgroup.
 pub(crate) fn hostile_run() -> RunRecord {
-    let mut record = run();
+    let mut record = preloaded_run();
     record.settings.command = vec!["</script><b>it's".into(), "\u{1b}[31m".into()];
     let results = &mut record.results;
     results.way = "<i>".into();

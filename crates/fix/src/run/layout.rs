@@ -1,7 +1,7 @@
 //! The options that `run` sets on sockets, and the order of its counters in memory that processes share.
 
 /// Value of IP_LOCAL_PORT_RANGE for a socket of `run`: the whole range, searched port by port. The lower bound 1 is outside of every
-/// usable range, so that the kernel ignores it; it tells this value from that of a program.
+/// usable range, so that the kernel ignores it; it distinguishes this value from the value of a program.
 pub(crate) const SEARCH: u32 = 0xffff_0001;
 /// Value of IP_LOCAL_PORT_RANGE for a socket whose bind() to port 0 left the choice of the port to connect(). The kernel ignores both
 /// bounds.

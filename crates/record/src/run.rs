@@ -26,9 +26,9 @@ pub struct RunResults {
     /// Time from the start to the end of the program.
     pub elapsed_ns: u64,
     /// Exit code of the program; `null`: a signal ended it.
-    pub exit_code: Option<i32>,
+    pub exit_code: Option<u8>,
     /// The signal that ended the program; `null`: none.
-    pub signal: Option<i32>,
+    pub signal: Option<u8>,
     /// Calls of connect() for IP sockets that the way has seen.
     pub connects: u64,
     /// Connects for which the kernel searched the whole range port by port; for the way `cgroup`, connects whose port was drawn.

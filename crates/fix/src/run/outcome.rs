@@ -26,8 +26,8 @@ pub(super) fn results(choice: &Choice, counters: &Counters, observed: Observed) 
         [("own-range", OWN_RANGE), ("udp", UDP), ("protocol", PROTOCOL), ("no-permission", UNREACHABLE)];
     let left = reasons.map(|(name, counter)| (name.to_owned(), read(counter)));
     let (exit_code, signal) = match observed.end {
-        End::Exited(code) => (Some(code), None),
-        End::Killed(signal) => (None, Some(signal)),
+        End::Exited(code) => (Some(code as u8), None),
+        End::Killed(signal) => (None, Some(signal as u8)),
     };
     let mut results = RunResults {
         way: choice.way.name().to_owned(),

@@ -21,7 +21,7 @@ pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
-pub(crate) use run::{bare_run, hostile_run, preloaded_run};
+pub(crate) use run::{bare_run, cgroup_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
 
 pub(crate) const LOW: u16 = 9024;
@@ -830,6 +830,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
         ("run", Saved::Run(preloaded_run())),
         ("bare run", Saved::Run(bare_run())),
+        ("run in a cgroup", Saved::Run(cgroup_run())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),
         ("bare trace connect", Saved::TraceConnect(bare_trace_connect())),

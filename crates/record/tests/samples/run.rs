@@ -7,8 +7,7 @@ use fourtuple_record::*;
 use super::{fix_ports, record};
 
 pub(crate) fn preloaded_run() -> RunRecord {
-    let settings =
-        RunSettings { command: vec!["curl".into(), "http://192.0.2.7/".into()], via: Some("preload".into()) };
+    let settings = RunSettings { command: vec!["curl".into(), "-s".into()], via: Some("preload".into()) };
     let results = RunResults {
         way: "preload".into(),
         passed_over: BTreeMap::new(),
@@ -59,7 +58,27 @@ pub(crate) fn bare_run() -> RunRecord {
     record
 }
 
-/// Numbers and texts that no command writes, and the results of a cgroup.
+/// A run in a cgroup.
+pub(crate) fn cgroup_run() -> RunRecord {
+    let mut record = preloaded_run();
+    record.settings.via = Some("cgroup".into());
+    let unseen = bare_run().results;
+    let ports = fix_ports().results;
+    record.results = RunResults {
+        way: "cgroup".into(),
+        passed_over: BTreeMap::new(),
+        connects: ports.connects,
+        changed: ports.drawn,
+        left: ports.left.clone(),
+        calls: None,
+        held_ns: None,
+        ports: Some(ports),
+        ..unseen
+    };
+    record
+}
+
+/// Numbers and texts that no command writes.
 pub(crate) fn hostile_run() -> RunRecord {
     let mut record = preloaded_run();
     record.settings.command = vec!["</script><b>it's".into(), "\u{1b}[31m".into()];
@@ -70,6 +89,5 @@ pub(crate) fn hostile_run() -> RunRecord {
     results.connect_ns = Some(u64::MAX);
     results.even = Some(u64::MAX);
     results.left = BTreeMap::from([("</script>".into(), u64::MAX)]);
-    results.ports = Some(fix_ports().results);
     record
 }

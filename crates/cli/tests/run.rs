@@ -4,8 +4,9 @@ mod program;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -139,13 +140,46 @@ fn sockets_that_bind_first_share_ports_by_destination() {
         let test = "run::sockets_that_bind_first_share_ports_by_destination";
         let Some(client) = client(test) else { return };
         let (_first, one) = listener(PORTS);
-        let (_second, two) = fourtuple_testing::listener("127.0.0.2", 4096);
-        assert_ne!(one, two);
+        let (_second, two) = fourtuple_testing::listener("127.0.0.1", 4096);
+        // Every port is in use, for another destination.
+        let held: Vec<TcpStream> = (0..PORTS).map(|_| TcpStream::connect(two).unwrap()).collect();
+        let number = PORTS / 4;
+        let words = format!("bound {} {number}", one.port());
+        let ended = run(&mut bare(client, &words));
+        assert!(ended.stdout.starts_with(&format!("{number} 0\n")), "EADDRINUSE of bind(): {ended:?}");
         for way in ["preload", "supervise"] {
-            let words = format!("bound {} {}", one.port(), PORTS / 2);
             let Some((ended, results)) = recorded(test, way, client, &words) else { return };
             assert!(ended.stdout.starts_with("0 0 "), "{way}: {}", ended.stdout);
-            assert_eq!((&results["bound"], &results["named"]), (&(PORTS / 2).into(), &0.into()), "{results}");
+            assert_eq!((&results["bound"], &results["named"]), (&number.into(), &0.into()), "{results}");
+            assert_eq!(results["avoided"], number, "{results}");
+        }
+        drop(held);
+    });
+}
+
+#[test]
+fn a_user_without_rights_can_run_programs() {
+    in_namespace(|| {
+        let test = "run::a_user_without_rights_can_run_programs";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(PORTS);
+        for way in ["preload", "supervise"] {
+            let words = format!("fill {} 50", destination.port());
+            let mut command = run_of(&format!("--via {way} --report"), client, &words);
+            command.uid(65_534).gid(65_534).stdin(Stdio::null());
+            let output = match command.output() {
+                Ok(output) => output,
+                Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            };
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            if output.status.code() == Some(126) {
+                return fourtuple_testing::skip(test, "root", "the user cannot read the client");
+            }
+            assert!(output.status.success() && output.stdout.starts_with(b"0 0 "), "{way}: {stderr}");
+            assert!(!stderr.contains("no-permission"), "{stderr}");
+            let figure = "with a search of the whole range";
+            let line = stderr.lines().find(|line| line.starts_with(figure)).unwrap_or_default();
+            assert!(line.ends_with(" 50"), "{way}: {stderr}");
         }
     });
 }

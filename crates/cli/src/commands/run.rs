@@ -10,7 +10,7 @@ use fourtuple_report::{html, terminal};
 use fourtuple_syscalls::fork::End;
 use time::OffsetDateTime;
 
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 use crate::output;
 use crate::save::save;
 
@@ -72,7 +72,10 @@ impl RunFlags {
             }
         })?;
         let code = exit_code(outcome.end);
-        self.write(started, outcome)?;
+        // The exit code is the program's, also if its record cannot be written.
+        if let Err(error) = self.write(started, outcome) {
+            let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
+        }
         Ok(Exit::Program(code))
     }
 

@@ -257,6 +257,7 @@ impl Session<'_> {
         }
         let mut waiting = Waiting { program, number, listener, avoided: 0, bound: 0, is_alone: false };
         let end = self.wait(&mut waiting)?;
+        self.check_binds(&mut waiting);
         let elapsed = start.elapsed();
         let fix = fix.map(Fix::finish).transpose()?;
         let mut validity = Vec::new();

@@ -54,6 +54,8 @@ pub struct Signal {
     pub number: i32,
     /// Whether the kernel sent the signal, as for Ctrl-C, and not a process.
     pub is_from_kernel: bool,
+    /// The process that sent the signal; 0 for the kernel.
+    pub sender: u32,
 }
 
 /// A descriptor that is readable when a blocked signal is pending.
@@ -81,7 +83,8 @@ impl SignalFd {
             // SAFETY: the kernel has written a whole record.
             let record = unsafe { record.assume_init() };
             let is_from_kernel = record.ssi_code == libc::SI_KERNEL;
-            return Ok(Some(Signal { number: record.ssi_signo as i32, is_from_kernel }));
+            let sender = if is_from_kernel { 0 } else { record.ssi_pid };
+            return Ok(Some(Signal { number: record.ssi_signo as i32, is_from_kernel, sender }));
         }
         let error = io::Error::last_os_error();
         if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
@@ -112,7 +115,8 @@ mod tests {
             assert_eq!(signals.next().unwrap(), None);
             // SAFETY: pthread_kill() of the calling thread takes numbers.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
-            let expected = Signal { number: libc::SIGUSR1, is_from_kernel: false };
+            let sender = std::process::id();
+            let expected = Signal { number: libc::SIGUSR1, is_from_kernel: false, sender };
             assert_eq!(signals.next().unwrap(), Some(expected));
             before.restore().unwrap();
         })

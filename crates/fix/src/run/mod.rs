@@ -144,9 +144,9 @@ impl Run {
             };
             supervisor::run(&launch, &mut inbox, theirs)
         });
-        supervisor.map_err(at("fork()"))?;
+        let supervisor = supervisor.map_err(at("fork()"))?.id();
         let stream = ours.take().ok_or_else(|| at("fork()")(io::ErrorKind::BrokenPipe.into()))?;
-        let session = Session { run: self, choice, files, counters, inbox, signals, stream };
+        let session = Session { run: self, choice, files, counters, inbox, signals, stream, supervisor };
         session.run(chosen)
     }
 }
@@ -173,6 +173,8 @@ struct Session<'a> {
     inbox: Inbox,
     signals: SignalFd,
     stream: UnixStream,
+    /// Number of the supervisor's process.
+    supervisor: u32,
 }
 
 /// The thread that fixes the connects of a cgroup.
@@ -335,8 +337,9 @@ impl Session<'_> {
                     LISTENER => self.let_proceed(&epoll, waiting, ready.ended()),
                     _ => {
                         while let Ok(Some(signal)) = self.signals.next() {
-                            // The kernel sends signals of the terminal to the program too.
-                            if signal.number != SIGCHLD && !signal.is_from_kernel {
+                            // The kernel sends signals of the terminal to the program too. The supervisor sends SIGCONT only.
+                            let is_for_program = !signal.is_from_kernel && signal.sender != self.supervisor;
+                            if signal.number != SIGCHLD && is_for_program {
                                 let _ = waiting.program.signal(signal.number);
                             }
                         }

@@ -116,8 +116,10 @@ impl<'a> Answers<'a> {
         if !is_ours || option::protocol(socket).ok() != Some(TCP) {
             return;
         }
+        // The number of the thread may belong to another thread if the call does not wait any more.
         let is_to_port_0 = destination_of_bind(notification)
-            .is_some_and(|address| address.port() == 0 && !address.ip().is_unspecified());
+            .is_some_and(|address| address.port() == 0 && !address.ip().is_unspecified())
+            && self.listener.is_valid(notification.id);
         if is_to_port_0 && set_range(socket, DEFERRED) {
             self.has_deferred = true;
             if option::set_bind_address_no_port(socket).is_err() {

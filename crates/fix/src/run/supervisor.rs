@@ -217,7 +217,11 @@ fn report(launch: &Launch<'_>, change: Change, main: Option<&UnixStream>) {
         }
     };
     let is_told = main.is_some_and(|main| message.write(main).is_ok());
-    if matches!(change, Change::Ended(_)) && !is_told {
-        launch.files.remove();
+    if matches!(change, Change::Ended(_)) {
+        // The main process may have stopped itself after the program had been continued.
+        let _ = launch.main.signal(SIGCONT);
+        if !is_told {
+            launch.files.remove();
+        }
     }
 }

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
-use fourtuple_fix::{AcceptError, FixError};
+use fourtuple_fix::{AcceptError, FixError, RunError};
 use fourtuple_forward::ForwardError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
@@ -21,6 +21,8 @@ pub(crate) enum Exit {
     NotValid,
     /// The environment does not support the command (4).
     Environment,
+    /// The exit code of a program that the command has run.
+    Program(u8),
 }
 
 impl From<Exit> for ExitCode {
@@ -30,6 +32,7 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 2,
             Exit::NotValid => 3,
             Exit::Environment => 4,
+            Exit::Program(code) => code,
         })
     }
 }
@@ -74,7 +77,9 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
     });
-    if usage {
+    if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<RunError>()) {
+        Exit::Program(error.exit_code())
+    } else if usage {
         Exit::Usage
     } else if not_valid {
         Exit::NotValid

@@ -19,7 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, fix, forward, lab, load, plan, report, serve, trace};
+use commands::{compare, fix, forward, lab, load, plan, report, run, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -29,7 +29,7 @@ use commands::{compare, fix, forward, lab, load, plan, report, serve, trace};
     propagate_version = true,
     disable_help_subcommand = true,
     after_help = "Exit codes: 0 fine, 2 bad usage, 3 the run is not valid, 4 this environment \
-                  cannot do it."
+                  cannot do it; `run` has the exit code of its program."
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Trace(trace::Trace),
     Forward(forward::ForwardFlags),
     Fix(fix::Fix),
+    Run(run::RunFlags),
     Compare(compare::Compare),
     Plan(plan::Plan),
     Report(report::Report),
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Command::Trace(trace) => trace.run(),
         Command::Forward(forward) => forward.run(),
         Command::Fix(fix) => fix.run(),
+        Command::Run(run) => run.run(),
     };
     match result {
         Ok(exit) => exit.into(),

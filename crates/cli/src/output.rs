@@ -121,7 +121,12 @@ pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
 
 /// Returns the record as tables for this terminal.
 pub(crate) fn text(saved: &Saved) -> String {
-    terminal::render(saved, width(), has_colour(&io::stdout()))
+    text_for(saved, &io::stdout())
+}
+
+/// Returns the record as tables for the terminal at a stream.
+pub(crate) fn text_for(saved: &Saved, stream: &impl IsTerminal) -> String {
+    terminal::render(saved, width(), has_colour(stream))
 }
 
 /// Returns whether the stream is a terminal with colours and NO_COLOR is not set.

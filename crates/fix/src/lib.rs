@@ -1,4 +1,5 @@
-//! Mends the connections of running programs from outside, without a restart and without a change of the programs.
+//! Mends the connections of programs from outside, without a change of the programs: [`Ports`] of programs that run already, without
+//! a restart; [`Run`] of a program that it starts.
 //!
 //! [`Ports`] attaches BPF programs to a cgroup that give connect() a free source port where the kernel would search long. Nothing
 //! is pinned: the kernel detaches the programs when this process ends. [`Accept`] attaches selectors to the SO_REUSEPORT groups of a
@@ -16,6 +17,7 @@ mod namespaces;
 mod ports;
 pub mod print;
 mod ranges;
+mod run;
 mod target;
 mod this_host;
 
@@ -26,5 +28,6 @@ pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
+pub use run::{Choice, Run, RunError, RunOutcome, Way};
 pub use target::{Target, TargetError};
 pub use this_host::PrintRequest;

@@ -106,7 +106,7 @@ fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
 }
 
 /// Returns the cgroup of version 2 from the text of /proc/PID/cgroup (cgroups(7)).
-fn unified(text: &str) -> Option<&str> {
+pub(crate) fn unified(text: &str) -> Option<&str> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(path.strip_suffix(" (deleted)").unwrap_or(path))
 }

@@ -21,6 +21,7 @@ mod load;
 mod plan;
 mod planes;
 mod ports;
+mod run;
 mod saved;
 mod scatter;
 mod serve;
@@ -55,6 +56,7 @@ pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSet
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
 };
+pub use run::{RunRecord, RunResults, RunSettings};
 pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};

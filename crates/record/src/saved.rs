@@ -2,8 +2,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AcceptRecord, CompareRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord,
-    LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, SCHEMA, ServeRecord,
-    TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, RunRecord, SCHEMA,
+    ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -104,6 +104,7 @@ records! {
     "forward" => Forward(ForwardRecord),
     "fix ports" => FixPorts(FixPortsRecord),
     "fix accept" => FixAccept(FixAcceptRecord),
+    "run" => Run(RunRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),
     "trace locks" => TraceLocks(TraceLocksRecord),

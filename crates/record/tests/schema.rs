@@ -78,9 +78,17 @@ fn all_places(value: &Value) -> Vec<String> {
 
 /// Returns whether the object's keys are data rather than field names.
 fn is_map(place: &str) -> bool {
-    ["/sysctls", "/capabilities", "/errors", "/results/failed", "/dropped", "/discarded", "/results/left"]
-        .iter()
-        .any(|map| place.ends_with(map))
+    let maps = [
+        "/sysctls",
+        "/capabilities",
+        "/errors",
+        "/results/failed",
+        "/dropped",
+        "/discarded",
+        "/left",
+        "/passed_over",
+    ];
+    maps.iter().any(|map| place.ends_with(map))
 }
 
 const OPTIONAL: [&str; 8] = [

@@ -2,7 +2,7 @@
 //! random numbers must not repeat there.
 
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, PipeReader, PipeWriter};
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -51,6 +51,17 @@ pub enum End {
     Killed(i32),
 }
 
+/// A change of the state of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The process has ended.
+    Ended(End),
+    /// This signal stopped the process.
+    Stopped(i32),
+    /// SIGCONT continued the process.
+    Continued,
+}
+
 /// Exit code of a child whose parent ended before the child called prctl(PR_SET_PDEATHSIG).
 const ORPHANED: i32 = 102;
 
@@ -61,17 +72,28 @@ const ORPHANED: i32 = 102;
 ///
 /// This process has several threads, whose locks could stay locked in the child forever; or fork() failed.
 pub fn run_in_child(body: impl FnOnce() -> i32) -> io::Result<Process> {
+    // SAFETY: getpid() takes no arguments.
+    let parent = unsafe { libc::getpid() };
+    run_in_process(|| {
+        end_with(parent);
+        body()
+    })
+}
+
+/// Does the same as [`run_in_child`], but the child does not end with this thread.
+///
+/// # Errors
+///
+/// As for [`run_in_child`].
+pub fn run_in_process(body: impl FnOnce() -> i32) -> io::Result<Process> {
     if fs::read_dir("/proc/self/task")?.count() > 1 {
         return Err(io::Error::other("fork() needs a process with one thread"));
     }
-    // SAFETY: getpid() takes no arguments.
-    let parent = unsafe { libc::getpid() };
     // SAFETY: this process has no other thread, so no lock is held and no state is half changed in the child.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(Process(child));
     }
-    end_with(parent);
     // _exit() instead of a return: the child must not run the parent's destructors and exit handlers.
     let code = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
     // SAFETY: _exit takes no pointers and does not return.
@@ -162,6 +184,12 @@ impl Process {
         check(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
     }
 
+    /// Returns the next change of the state of the process, without waiting; `None` if there was none (waitpid(2)). After
+    /// [`Change::Ended`] the process is gone, and its number may belong to another process.
+    pub fn change(&self) -> io::Result<Option<Change>> {
+        Ok(change_of(self.0)?.map(|(_, change)| change))
+    }
+
     /// Waits until the process has ended (waitpid(2)), and returns its exit status.
     pub fn wait(self) -> io::Result<End> {
         let mut status = 0;
@@ -175,6 +203,66 @@ impl Process {
             }
         }
     }
+}
+
+/// Makes this process the parent of descendants whose parent ends (PR_SET_CHILD_SUBREAPER). The process must reap them: see
+/// [`change_of_any`].
+pub fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: this operation takes numbers only.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
+}
+
+/// Returns the next change of the state of any child, with the child's number; `None` if there was none, or no child exists.
+pub fn change_of_any() -> io::Result<Option<(u32, Change)>> {
+    match change_of(-1) {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        result => result,
+    }
+}
+
+fn change_of(process: libc::pid_t) -> io::Result<Option<(u32, Change)>> {
+    let mut status = 0;
+    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+    // SAFETY: the status is writable for the length of the call.
+    let found = check(unsafe { libc::waitpid(process, &raw mut status, options) })?;
+    if found == 0 {
+        return Ok(None);
+    }
+    let change = if libc::WIFEXITED(status) {
+        Change::Ended(End::Exited(libc::WEXITSTATUS(status)))
+    } else if libc::WIFSIGNALED(status) {
+        Change::Ended(End::Killed(libc::WTERMSIG(status)))
+    } else if libc::WIFSTOPPED(status) {
+        Change::Stopped(libc::WSTOPSIG(status))
+    } else {
+        Change::Continued
+    };
+    Ok(Some((found.cast_unsigned(), change)))
+}
+
+/// Closes the descriptors that this process inherited for use by programs: standard input, output and, on demand, error become
+/// /dev/null, and descriptors from 3 on are closed unless they have FD_CLOEXEC, as all descriptors opened by Rust have.
+pub fn release_inherited_descriptors(standard_error: bool) -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let last = if standard_error { libc::STDERR_FILENO } else { libc::STDOUT_FILENO };
+    for standard in 0..=last {
+        // SAFETY: dup2() takes numbers; the standard descriptors stay open, so that no owner of one loses it.
+        check(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;
+    }
+    let numbers: Vec<libc::c_int> = fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|number| *number > libc::STDERR_FILENO)
+        .collect();
+    for number in numbers {
+        // SAFETY: fcntl(F_GETFD) takes numbers.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+        if flags != -1 && flags & libc::FD_CLOEXEC == 0 {
+            // SAFETY: close() takes a number. All descriptors that a value of this process owns have FD_CLOEXEC, so that this
+            // descriptor has no owner here.
+            unsafe { libc::close(number) };
+        }
+    }
+    Ok(())
 }
 
 fn wiped_page() -> Option<&'static AtomicU32> {
@@ -232,6 +320,32 @@ mod tests {
         assert_eq!(with_parent(parent), End::Exited(42));
         // Simulates that the parent has ended: another process is the child's parent.
         assert_eq!(with_parent(parent + 1), End::Exited(ORPHANED));
+    }
+
+    #[test]
+    fn stops_and_continuations_of_a_process_are_reported() {
+        // SAFETY: the child only makes async-signal-safe calls.
+        let child = check(unsafe { libc::fork() }).unwrap();
+        if child == 0 {
+            loop {
+                // SAFETY: pause() takes nothing.
+                unsafe { libc::pause() };
+            }
+        }
+        let process = Process(child);
+        let wait = || loop {
+            if let Some(change) = process.change().unwrap() {
+                return change;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        let sent = [libc::SIGSTOP, libc::SIGCONT, libc::SIGKILL].map(|signal| {
+            // SAFETY: kill() takes numbers.
+            check(unsafe { libc::kill(child, signal) }).unwrap();
+            wait()
+        });
+        let ended = Change::Ended(End::Killed(libc::SIGKILL));
+        assert_eq!(sent, [Change::Stopped(libc::SIGSTOP), Change::Continued, ended]);
     }
 
     #[test]

@@ -92,6 +92,27 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     answer(set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1))
 }
 
+/// Returns the two numbers of IP_LOCAL_PORT_RANGE as they were set; both 0 if they were not.
+pub fn local_port_range(socket: BorrowedFd<'_>) -> io::Result<(u16, u16)> {
+    let packed = get_int(socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE)?.cast_unsigned();
+    Ok((packed as u16, (packed >> 16) as u16))
+}
+
+/// Returns whether IP_BIND_ADDRESS_NO_PORT is set.
+pub fn has_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT)? != 0)
+}
+
+/// Clears IP_BIND_ADDRESS_NO_PORT: bind() with port 0 chooses a port.
+pub fn clear_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 0)
+}
+
+/// Returns the protocol of a socket (SO_PROTOCOL): 6 for TCP, 17 for UDP.
+pub fn protocol(socket: BorrowedFd<'_>) -> io::Result<i32> {
+    get_int(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL)
+}
+
 /// Sets SO_REUSEADDR.
 pub fn set_reuse_address(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, i32::from(on))

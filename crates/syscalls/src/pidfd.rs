@@ -1,59 +1,118 @@
-//! pidfd_open(2) and pidfd_getfd(2): processes by descriptor, and duplicates of their descriptors.
+//! Process descriptors (pidfd_open(2)): a process or a thread that cannot be confused with a later one of the same number.
 
+use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Opens a process. The descriptor refers to this process also after the number is used again; it keeps nothing of the process
-/// alive.
-///
-/// # Errors
-///
-/// ESRCH: there is no such process. ENOSYS before Linux 5.3.
-pub fn open(process: u32) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open(2) takes no pointers.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })
-}
+use crate::check;
 
-/// Duplicates a descriptor of another process into this process, with FD_CLOEXEC. Both refer to the same open file: a socket is
-/// closed when the last of them is.
-///
-/// # Errors
-///
-/// EBADF: the process has no such descriptor. EPERM: this process may not trace the other one (ptrace(2),
-/// PTRACE_MODE_ATTACH_REALCREDS). ESRCH: the process has ended. ENOSYS before Linux 5.6.
-pub fn duplicate(process: BorrowedFd<'_>, descriptor: i32) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_getfd(2) takes no pointers.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) })
-}
+/// PIDFD_THREAD (include/uapi/linux/pidfd.h, Linux 6.9), which has the value of O_EXCL.
+const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 
-fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
-    if result == -1 {
-        return Err(io::Error::last_os_error());
+/// A descriptor of a process or a thread.
+#[derive(Debug)]
+pub struct Pidfd(OwnedFd);
+
+impl Pidfd {
+    /// Opens a process by its number.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH: no such process; EINVAL: the number belongs to a thread other than the first of its process; ENOSYS before Linux 5.3.
+    pub fn of_process(id: u32) -> io::Result<Pidfd> {
+        open(id, 0)
     }
-    // SAFETY: the kernel has just created the descriptor for this call, and no other code owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as libc::c_int) })
+
+    /// Opens a thread by its number. Before Linux 6.9, opens the process of the thread.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH: no such thread.
+    pub fn of_thread(id: u32) -> io::Result<Pidfd> {
+        match open(id, PIDFD_THREAD) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(process_of(id)?, 0),
+            result => result,
+        }
+    }
+
+    /// Duplicates a descriptor of the process into this process, with FD_CLOEXEC (pidfd_getfd(2), Linux 5.6).
+    ///
+    /// # Errors
+    ///
+    /// EBADF: the process has no such descriptor; ESRCH: the process has ended; EPERM: no right to trace it (ptrace(2)); EMFILE.
+    pub fn duplicate(&self, descriptor: RawFd) -> io::Result<OwnedFd> {
+        // SAFETY: the call takes numbers only.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), descriptor, 0) };
+        let copy = check(copy as libc::c_int)?;
+        // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    }
+
+    /// Sends a signal (pidfd_send_signal(2)).
+    ///
+    /// # Errors
+    ///
+    /// ESRCH: the process has ended; EPERM: it belongs to another user; EINVAL: no such signal.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        let information = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: the kernel fills in the information itself if the pointer is null.
+        let result =
+            unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, information, 0) };
+        check(result as libc::c_int).map(drop)
+    }
+}
+
+impl AsFd for Pidfd {
+    /// The descriptor is readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn open(id: u32, flags: libc::c_uint) -> io::Result<Pidfd> {
+    // SAFETY: the call takes numbers only.
+    let descriptor = check(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) } as libc::c_int)?;
+    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
+    Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+}
+
+/// Returns the process of a thread (Tgid in proc_pid_status(5)).
+fn process_of(thread: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
+    let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::socket::{self, Transport};
 
     #[test]
-    fn a_duplicate_is_the_same_socket() {
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-        let socket = socket::open(Transport::Udp, address, false).unwrap();
-        let own = open(std::process::id()).unwrap();
-        let duplicate = duplicate(own.as_fd(), socket.as_raw_fd()).unwrap();
-        assert_eq!(
-            crate::option::cookie(duplicate.as_fd()).unwrap(),
-            crate::option::cookie(socket.as_fd()).unwrap()
-        );
-        let number = socket.as_raw_fd();
-        drop((socket, duplicate));
-        let error = super::duplicate(own.as_fd(), number + 1_000_000).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    fn a_descriptor_of_a_process_is_duplicated() {
+        let file = File::open("/proc/self/stat").unwrap();
+        let this = Pidfd::of_process(std::process::id()).unwrap();
+        match this.duplicate(file.as_raw_fd()) {
+            Ok(copy) => assert_ne!(copy.as_raw_fd(), file.as_raw_fd()),
+            // A sandbox may refuse ptrace(2).
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+        assert_eq!(this.duplicate(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        this.signal(0).unwrap();
+    }
+
+    #[test]
+    fn a_thread_has_a_descriptor_and_a_process() {
+        std::thread::spawn(|| {
+            // SAFETY: gettid() takes no arguments.
+            let id = unsafe { libc::gettid() } as u32;
+            Pidfd::of_thread(id).unwrap();
+            assert_eq!(process_of(id).unwrap(), std::process::id());
+        })
+        .join()
+        .unwrap();
+        assert_eq!(Pidfd::of_process(u32::MAX).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 }

@@ -76,13 +76,13 @@ fn at_least(argument: u32, value: libc::c_int) -> Condition {
 }
 
 /// Offset of the call's number in struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16.
-const NUMBER: u32 = 0;
+pub(crate) const NUMBER: u32 = 0;
 /// The arguments are 64-bit slots; on a little-endian machine the low half of an int stands first.
 const ARGUMENTS: u32 = 16;
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+pub(crate) const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+pub(crate) const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+pub(crate) const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// Installs a filter that returns `errno` from each of the calls for which all conditions hold, and allows everything
 /// else.
@@ -109,7 +109,7 @@ fn install(calls: &[libc::c_long], conditions: &[Condition], errno: libc::c_int)
         .map(drop)
 }
 
-fn instruction(code: u16, skip_unless: u8, k: u32) -> libc::sock_filter {
+pub(crate) fn instruction(code: u16, skip_unless: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt: 0, jf: skip_unless, k }
 }
 

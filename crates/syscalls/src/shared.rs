@@ -1,6 +1,8 @@
 //! Counters in memory that forked processes share.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -24,20 +26,28 @@ impl Counters {
     ///
     /// ENOMEM, also for more numbers than an address space has room for.
     pub fn new(count: usize) -> io::Result<Counters> {
+        Counters::map(count, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// Maps room for `count` numbers, at least one, at the start of a file, which gets the necessary length. Other processes can
+    /// map the same numbers.
+    ///
+    /// # Errors
+    ///
+    /// The errors of ftruncate(2) and mmap(2).
+    pub fn in_file(file: &File, count: usize) -> io::Result<Counters> {
+        file.set_len(count.max(1) as u64 * size_of::<AtomicU64>() as u64)?;
+        Counters::map(count, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    fn map(count: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<Counters> {
         let count = count.max(1);
         let length = count
             .checked_mul(size_of::<AtomicU64>())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: the kernel chooses the address, and anonymous memory has no descriptor.
+        // SAFETY: the kernel chooses the address. A descriptor is of a file that is long enough.
         let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
         };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -51,6 +61,20 @@ impl Counters {
         // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
+}
+
+/// Returns whether the file system of a file allows to execute it (no mount option `noexec`).
+pub fn is_executable(file: &File) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: the kernel chooses the address, and nothing accesses the mapping.
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), 1, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+    if address == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: the mapping was made above, and no reference to it exists.
+    unsafe { libc::munmap(address, 1) };
+    true
 }
 
 impl Drop for Counters {

@@ -7,5 +7,6 @@ pub(crate) mod lab;
 pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod trace;

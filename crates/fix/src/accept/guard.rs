@@ -7,7 +7,8 @@ use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::fork::{self, Process};
-use fourtuple_syscalls::{option, pidfd};
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::pidfd::Pidfd;
 
 /// The line that ends a list.
 const END: &str = ".";
@@ -25,8 +26,7 @@ impl Handle {
     /// Duplicates the descriptor. `None` if it does not refer to the socket any more. The caller must close the duplicate at once:
     /// the server's own close() does not close the socket as long as the duplicate exists.
     pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {
-        let process = pidfd::open(self.process)?;
-        let socket = pidfd::duplicate(process.as_fd(), self.descriptor)?;
+        let socket = Pidfd::of_process(self.process)?.duplicate(self.descriptor)?;
         Ok((option::cookie(socket.as_fd()).ok() == Some(self.cookie)).then_some(socket))
     }
 }

@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
+use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::Member;
+use fourtuple_syscalls::socket;
 use fourtuple_syscalls::socket::Transport;
-use fourtuple_syscalls::{pidfd, socket};
 
 use crate::accept::discover::{self, Scope};
 use crate::accept::error::AcceptError;
@@ -31,7 +32,7 @@ pub(super) struct Session<'a> {
     scope: Scope,
     fix: FixAccept,
     /// The process of the target.
-    process: Option<OwnedFd>,
+    process: Option<Pidfd>,
     guard: Option<Guard>,
     groups: Vec<Group>,
     /// Free entries of the maps. The entry that was free for the longest time is used first.
@@ -53,7 +54,7 @@ impl<'a> Session<'a> {
     pub(super) fn attach(settings: &'a Accept, guard: Option<Guard>) -> Result<Session<'a>, AcceptError> {
         let process = match settings.target {
             AcceptTarget::Process(number) => {
-                Some(pidfd::open(number).map_err(|_| AcceptError::NoProcess(number))?)
+                Some(Pidfd::of_process(number).map_err(|_| AcceptError::NoProcess(number))?)
             }
             AcceptTarget::Address(_) => None,
         };
@@ -91,7 +92,7 @@ impl<'a> Session<'a> {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        let is_over = |process: &OwnedFd| socket::wait_readable(process.as_fd(), Some(Duration::ZERO));
+        let is_over = |process: &Pidfd| socket::wait_readable(process.as_fd(), Some(Duration::ZERO));
         self.process.as_ref().is_some_and(|process| is_over(process).unwrap_or(false))
     }
 

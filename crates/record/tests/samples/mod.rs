@@ -9,6 +9,7 @@ mod forward;
 mod lab_locks;
 mod load;
 mod planes;
+mod run;
 mod trace_locks;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
+pub(crate) use run::{bare_run, cgroup_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
 
 pub(crate) const LOW: u16 = 9024;
@@ -830,6 +832,9 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
         ("fix accept", Saved::FixAccept(fix_accept())),
         ("bare fix accept", Saved::FixAccept(bare_fix_accept())),
+        ("run", Saved::Run(preloaded_run())),
+        ("bare run", Saved::Run(bare_run())),
+        ("run in a cgroup", Saved::Run(cgroup_run())),
         ("trace connect", Saved::TraceConnect(trace_connect())),
         ("filtered trace connect", Saved::TraceConnect(filtered_trace_connect())),
         ("bare trace connect", Saved::TraceConnect(bare_trace_connect())),
@@ -870,6 +875,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
         ("hostile fix accept", Saved::FixAccept(hostile_fix_accept())),
+        ("hostile run", Saved::Run(hostile_run())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
     ]);

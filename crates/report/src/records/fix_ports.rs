@@ -92,7 +92,7 @@ fn figures(settings: &FixPortsSettings, results: &FixPortsResults) -> Vec<(&'sta
 }
 
 /// Describes a reason for which a connect was left alone.
-fn meaning(reason: &str) -> &'static str {
+pub(super) fn meaning(reason: &str) -> &'static str {
     match reason {
         "below" => "the tuple used less of its range",
         "udp" => "UDP",

@@ -12,6 +12,7 @@ mod load;
 mod plan;
 mod planes;
 mod ports;
+mod run;
 mod serve;
 mod strategies;
 mod time_wait;
@@ -44,6 +45,7 @@ pub(crate) fn document(saved: &Saved) -> Document {
         Saved::Forward(record) => forward::document(record),
         Saved::FixAccept(record) => fix_accept::document(record),
         Saved::FixPorts(record) => fix_ports::document(record),
+        Saved::Run(record) => run::document(record),
         Saved::TraceConnect(record) => trace_connect::document(record),
         Saved::TraceAccept(record) => trace_accept::document(record),
         Saved::TraceLocks(record) => trace_locks::document(record),

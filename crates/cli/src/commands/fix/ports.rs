@@ -92,6 +92,7 @@ impl PortsFlags {
             destination: self.to.as_ref().map(|to| to.filter),
             time: self.time,
             dry_run: self.dry_run,
+            estimate: true,
         };
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();

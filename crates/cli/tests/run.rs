@@ -1,0 +1,465 @@
+//! `fourtuple run`: programs under each way, what their calls return, what stays behind, and refusals.
+
+mod program;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use program::{DEADLINE, Ended, Room, children, fourtuple, require_valid, run, stat};
+use serde_json::Value;
+
+const LOW: u16 = 20_000;
+const PORTS: u16 = 500;
+
+/// The clients of the tests, compiled once: dynamic, and static where the C library has an archive.
+struct Clients {
+    dynamic: Option<PathBuf>,
+    static_one: Option<PathBuf>,
+}
+
+fn clients() -> &'static Clients {
+    static CLIENTS: OnceLock<Clients> = OnceLock::new();
+    CLIENTS.get_or_init(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let compile = |name: &str, flags: &[&str]| {
+            let output = directory.join(format!("{name}-{}", std::process::id()));
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/client.c");
+            let mut compiler = Command::new("cc");
+            compiler.args(["-O1", "-pthread", "-o"]).arg(&output).arg(source).args(flags);
+            let compiled = compiler.stderr(Stdio::null()).status();
+            compiled.is_ok_and(|status| status.success()).then_some(output)
+        };
+        Clients { dynamic: compile("client", &[]), static_one: compile("static-client", &["-static"]) }
+    })
+}
+
+/// Returns the dynamic client; `None` after a skip.
+fn client(test: &str) -> Option<&'static Path> {
+    let client = clients().dynamic.as_deref();
+    if client.is_none() {
+        fourtuple_testing::skip(test, "cc", "no C compiler");
+    }
+    client
+}
+
+/// A listener that accepts nothing and keeps connections in its queue, in a namespace with a range of `ports` ports.
+fn listener(ports: u16) -> (std::os::fd::OwnedFd, SocketAddr) {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + ports - 1));
+    set_sysctl("net.core.somaxconn", "65535");
+    fourtuple_testing::listener("127.0.0.1", 65_535)
+}
+
+/// Returns the command `fourtuple run FLAGS -- PROGRAM WORDS`.
+fn run_of(flags: &str, program: &Path, words: &str) -> Command {
+    let mut command = fourtuple(&format!("run {flags} --"));
+    command.arg(program).args(words.split_whitespace());
+    command
+}
+
+fn bare(program: &Path, words: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+/// Runs a program via a way, and returns its end and the record; `None` after a skip.
+fn recorded(test: &str, way: &str, program: &Path, words: &str) -> Option<(Ended, Value)> {
+    let room = Room::new();
+    let file = room.join("record.json");
+    let ended = run(&mut run_of(&format!("--via {way} --quiet --json {file}"), program, words));
+    if !Path::new(&file).exists() && is_refused(test, way, &ended) {
+        return None;
+    }
+    assert_eq!(ended.stderr, "", "{way}: {ended:?}");
+    let record: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    require_valid(&record);
+    assert_eq!(record["results"]["way"], way);
+    Some((ended, record["results"].clone()))
+}
+
+/// Returns whether the host does not allow the way, after a skip.
+fn is_refused(test: &str, way: &str, ended: &Ended) -> bool {
+    let need = match way {
+        "cgroup" => "bpf",
+        _ => "ip_local_port_range",
+    };
+    if ended.code == 4 {
+        fourtuple_testing::skip(test, need, ended.line());
+    }
+    ended.code == 4
+}
+
+const WAYS: [&str; 3] = ["preload", "supervise", "cgroup"];
+
+#[test]
+fn every_port_is_found_via_each_way() {
+    in_namespace(|| {
+        let test = "run::every_port_is_found_via_each_way";
+        let Some(client) = client(test) else { return };
+        // The cgroup first: its ports cannot be shared with the sockets of the other ways.
+        for way in ["cgroup", "preload", "supervise"] {
+            // A destination for each way, because connections stay behind.
+            let (_listener, destination) = listener(PORTS);
+            let number = PORTS + 3;
+            let words = format!("fill {} {number}", destination.port());
+            let Some((ended, results)) = recorded(test, way, client, &words) else { return };
+            assert_eq!(ended.code, 0);
+            let mut numbers = ended.stdout.split_whitespace().map(|word| word.parse::<u16>().unwrap());
+            assert_eq!((numbers.next(), numbers.next()), (Some(3), Some(3)), "{way}: EADDRNOTAVAIL");
+            let mut ports: Vec<u16> = numbers.collect();
+            let first = &ports[..usize::from(PORTS) / 4];
+            let odd = first.iter().filter(|port| **port & 1 == 1).count();
+            // The kernel's own search begins with 250 ports of one parity. The way cgroup leaves connects below its share alone.
+            assert!(way == "cgroup" || odd > 10 && odd < first.len() - 10, "{way}: {odd} odd ports");
+            ports.sort_unstable();
+            assert_eq!(ports, (LOW..LOW + PORTS).collect::<Vec<_>>(), "{way}: every port once");
+            assert_eq!(results["connects"], number, "{results}");
+            if way == "preload" {
+                assert_eq!((&results["unavailable"], &results["changed"]), (&3.into(), &number.into()));
+                let even = results["even"].as_u64().unwrap();
+                assert_eq!(even + results["odd"].as_u64().unwrap(), u64::from(PORTS));
+            }
+        }
+    });
+}
+
+#[test]
+fn sockets_that_bind_first_share_ports_by_destination() {
+    in_namespace(|| {
+        let test = "run::sockets_that_bind_first_share_ports_by_destination";
+        let Some(client) = client(test) else { return };
+        let (_first, one) = listener(PORTS);
+        let (_second, two) = fourtuple_testing::listener("127.0.0.1", 4096);
+        // Every port is in use, for another destination.
+        let held: Vec<TcpStream> = (0..PORTS).map(|_| TcpStream::connect(two).unwrap()).collect();
+        let number = PORTS / 4;
+        let words = format!("bound {} {number}", one.port());
+        let ended = run(&mut bare(client, &words));
+        assert!(ended.stdout.starts_with(&format!("{number} 0\n")), "EADDRINUSE of bind(): {ended:?}");
+        for way in ["preload", "supervise"] {
+            let Some((ended, results)) = recorded(test, way, client, &words) else { return };
+            assert!(ended.stdout.starts_with("0 0 "), "{way}: {}", ended.stdout);
+            assert_eq!((&results["bound"], &results["named"]), (&number.into(), &0.into()), "{results}");
+            assert_eq!(results["avoided"], number, "{results}");
+        }
+        drop(held);
+    });
+}
+
+#[test]
+fn a_user_without_rights_can_run_programs() {
+    in_namespace(|| {
+        let test = "run::a_user_without_rights_can_run_programs";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(PORTS);
+        for way in ["preload", "supervise"] {
+            let words = format!("fill {} 50", destination.port());
+            let mut command = run_of(&format!("--via {way} --report"), client, &words);
+            command.uid(65_534).gid(65_534).stdin(Stdio::null());
+            let output = match command.output() {
+                Ok(output) => output,
+                Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            };
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            if output.status.code() == Some(126) {
+                return fourtuple_testing::skip(test, "root", "the user cannot read the client");
+            }
+            assert!(output.status.success() && output.stdout.starts_with(b"0 0 "), "{way}: {stderr}");
+            assert!(!stderr.contains("no-permission"), "{stderr}");
+            let figure = "with a search of the whole range";
+            let line = stderr.lines().find(|line| line.starts_with(figure)).unwrap_or_default();
+            assert!(line.ends_with(" 50"), "{way}: {stderr}");
+        }
+    });
+}
+
+#[test]
+fn calls_return_the_same_with_and_without_run() {
+    in_namespace(|| {
+        let test = "run::calls_return_the_same_with_and_without_run";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(40_000);
+        for what in ["names", "errors", "options", "kinds", "threads", "races", "signals", "children"] {
+            let words = format!("{what} {}", destination.port());
+            let expected = run(&mut bare(client, &words));
+            assert_eq!(expected.code, 0, "{what}: {expected:?}");
+            let programs = [Some(client), clients().static_one.as_deref()];
+            for (way, program) in [("preload", 0), ("supervise", 0), ("supervise", 1), ("cgroup", 0)] {
+                let Some(program) = programs[program] else { continue };
+                let Some((ended, _)) = recorded(test, way, program, &words) else { return };
+                assert_eq!((ended.code, &ended.stdout), (0, &expected.stdout), "{what} via {way}");
+            }
+        }
+    });
+}
+
+#[test]
+fn exit_code_and_streams_belong_to_the_program() {
+    let shell = Path::new("/bin/sh");
+    for way in ["preload", "supervise"] {
+        let status = |script: &str| {
+            let mut command = fourtuple(&format!("run --quiet --via {way} --"));
+            run(command.arg(shell).args(["-c", script]))
+        };
+        let ended = status("echo out; echo err >&2; exit 7");
+        if is_refused("run::exit_code_and_streams_belong_to_the_program", way, &ended) {
+            return;
+        }
+        assert_eq!((ended.code, &*ended.stdout, &*ended.stderr), (7, "out\n", "err\n"), "{way}");
+        assert_eq!(status("kill -KILL $$").code, 128 + 9);
+        assert_eq!(status("read line; echo $line").stdout, "\n");
+        // Signals that a program has not blocked before are not blocked, and no descriptor is left open.
+        assert_eq!(status("grep SigBlk /proc/self/status").stdout, "SigBlk:\t0000000000000000\n");
+        let bare = run(Command::new(shell).args(["-c", "ls /proc/self/fd"]).stdin(Stdio::null())).stdout;
+        assert_eq!(status("ls /proc/self/fd").stdout, bare, "{way}: descriptors");
+    }
+}
+
+#[test]
+fn the_way_is_named_on_stderr() {
+    let ended = run(&mut run_of("--via preload", Path::new("/bin/true"), ""));
+    if is_refused("run::the_way_is_named_on_stderr", "preload", &ended) {
+        return;
+    }
+    assert_eq!((ended.code, ended.line()), (0, "/bin/true runs via preload"));
+    let ended = run(&mut run_of("--via preload --report", Path::new("/bin/true"), ""));
+    assert!(ended.stderr.contains("EADDRNOTAVAIL avoided"), "{ended:?}");
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
+fn the_way_fits_program_and_host() {
+    let test = "run::the_way_fits_program_and_host";
+    let Some(client) = client(test) else { return };
+    let without_bpf = |program: &Path| {
+        let mut command = run_of("", program, "once 1");
+        child::refuse(&mut command, Facility::Bpf);
+        run(&mut command)
+    };
+    let ended = without_bpf(client);
+    if is_refused(test, "preload", &ended) {
+        return;
+    }
+    let line = ended.line();
+    assert!(line.contains(" runs via preload (not cgroup: "), "{line}");
+    // The program has connected to a port on which no socket listens.
+    assert_eq!(ended.code, 1);
+    if let Some(program) = &clients().static_one {
+        let ended = without_bpf(program);
+        let line = ended.line();
+        assert!(line.contains(" runs via supervise (not cgroup: "), "{line}");
+        assert!(line.contains("not preload: ") && line.contains("is a static executable"), "{line}");
+        let ended = run(&mut run_of("--via preload", program, "once 1"));
+        assert_eq!(ended.code, 4);
+        assert!(ended.line().starts_with("cannot run the program via preload: "), "{ended:?}");
+    }
+}
+
+/// A client that connects until its input ends, and the processes around it.
+struct Endless {
+    main: Child,
+    supervisor: u32,
+    program: u32,
+}
+
+impl Endless {
+    /// Starts the client and waits until it connects; `None` after a skip.
+    fn start(test: &str, way: &str, client: &Path, port: u16) -> Option<Endless> {
+        let mut command = run_of(&format!("--via {way}"), client, &format!("until-end {port}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut main = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(main.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+        if !line.contains(" runs via ") {
+            let code = main.wait().unwrap().code().unwrap();
+            let ended = Ended { code, stdout: String::new(), stderr: line };
+            assert!(is_refused(test, way, &ended), "{ended:?}");
+            return None;
+        }
+        let mut ready = [0; 6];
+        main.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        assert_eq!(&ready, b"ready\n");
+        let supervisor = children(main.id())[0];
+        let program = children(supervisor)[0];
+        Some(Endless { main, supervisor, program })
+    }
+
+    /// Ends the input of the client, and returns what it prints.
+    fn end(&mut self) -> String {
+        drop(self.main.stdin.take());
+        let mut text = String::new();
+        self.main.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "never {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns whether a process has ended; a zombie has.
+fn is_gone(process: u32) -> bool {
+    stat(process).is_none_or(|(state, _)| state == 'Z')
+}
+
+#[test]
+fn a_killed_process_of_run_breaks_no_connect() {
+    in_namespace(|| {
+        let test = "run::a_killed_process_of_run_breaks_no_connect";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(20_000);
+        for way in WAYS {
+            for kills_supervisor in [true, false] {
+                let Some(mut endless) = Endless::start(test, way, client, destination.port()) else { return };
+                let victim = if kills_supervisor { endless.supervisor } else { endless.main.id() };
+                child::kill(victim).unwrap();
+                wait_until("killed", || is_gone(victim));
+                thread::sleep(Duration::from_millis(20));
+                assert!(!is_gone(endless.program), "{way}: the program runs");
+                assert_eq!(endless.end(), "failed 0 of 1\n", "{way}, supervisor {kills_supervisor}");
+                let code = endless.main.wait().unwrap().code();
+                assert_eq!(code, kills_supervisor.then_some(0), "{way}");
+                let main = endless.main.id();
+                wait_until("without processes and files", || {
+                    let is_cgroup = fourtuple_testing::cgroup_root()
+                        .is_ok_and(|root| root.join(format!("fourtuple-run-{main}")).exists());
+                    let directory = std::env::temp_dir().join(format!("fourtuple-run-{main}-0"));
+                    is_gone(endless.program)
+                        && is_gone(endless.supervisor)
+                        && !is_cgroup
+                        && !directory.exists()
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn signals_reach_the_program_and_stops_are_passed_on() {
+    in_namespace(|| {
+        let test = "run::signals_reach_the_program_and_stops_are_passed_on";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(20_000);
+        for way in ["preload", "supervise"] {
+            let Some(mut endless) = Endless::start(test, way, client, destination.port()) else { return };
+            let state = |process| stat(process).map(|(state, _)| state);
+            let mut stop = Command::new("kill");
+            assert!(stop.args(["-STOP", &endless.program.to_string()]).status().unwrap().success());
+            let main = endless.main.id();
+            wait_until("stopped", || state(main) == Some('T') && state(endless.program) == Some('T'));
+            assert_ne!(state(endless.supervisor), Some('T'));
+            let mut resume = Command::new("kill");
+            assert!(resume.args(["-CONT", &endless.program.to_string()]).status().unwrap().success());
+            wait_until("continued", || state(main) != Some('T'));
+            child::terminate(main).unwrap();
+            wait_until("ended by SIGTERM", || endless.main.try_wait().unwrap().is_some());
+            assert_eq!(endless.main.wait().unwrap().code(), Some(128 + 15), "{way}");
+            assert_eq!(endless.end(), "", "{way}");
+        }
+    });
+}
+
+#[test]
+fn descendants_that_outlive_the_program_connect() {
+    in_namespace(|| {
+        let test = "run::descendants_that_outlive_the_program_connect";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(20_000);
+        let room = Room::new();
+        let file = room.join("result");
+        for way in WAYS {
+            let script = format!(
+                "(sleep 0.3; {} fill {} 20 > {file}.new; mv {file}.new {file}) > /dev/null 2>&1 &",
+                client.display(),
+                destination.port()
+            );
+            let mut command = fourtuple(&format!("run --quiet --via {way} --"));
+            let ended = run(command.args(["/bin/sh", "-c", &script]));
+            if is_refused(test, way, &ended) {
+                return;
+            }
+            assert_eq!(ended.code, 0, "{ended:?}");
+            wait_until("finished", || Path::new(&file).exists());
+            assert!(fs::read_to_string(&file).unwrap().starts_with("0 0 "), "{way}");
+            fs::remove_file(&file).unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_library_needs_libc_only() {
+    let test = "run::the_library_needs_libc_only";
+    let mut command = fourtuple("run --quiet --via preload -- /bin/sh -c");
+    let ended = run(command.arg("readelf -d ${LD_PRELOAD%%:*}"));
+    if ended.code != 0 {
+        return fourtuple_testing::skip(test, "cc", &format!("{ended:?}"));
+    }
+    let needed: Vec<&str> = ended.stdout.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert_eq!(needed.len(), 1, "{}", ended.stdout);
+    assert!(needed[0].contains("[libc.so"), "{}", needed[0]);
+}
+
+#[test]
+fn bad_values_and_programs_are_refused_in_one_line() {
+    for (words, code, text) in [
+        ("", 2, "<PROGRAM>"),
+        ("--via magic -- true", 2, "--via"),
+        ("true", 2, "unexpected argument 'true'"),
+        ("-- no-such-program-at-all", 127, "cannot run no-such-program-at-all: no such program"),
+        ("-- /etc/passwd", 126, "cannot run /etc/passwd: permission denied"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("run {words}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (code, ""), "{words}: {ended:?}");
+        assert!(ended.line().contains(text), "{words}: {ended:?}");
+    }
+}
+
+#[test]
+fn setuid_programs_are_refused_in_one_line() {
+    let room = Room::new();
+    let path = room.join("program");
+    fs::copy("/bin/true", &path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+    for way in ["preload", "supervise"] {
+        let ended = run(&mut run_of(&format!("--via {way}"), Path::new(&path), ""));
+        assert_eq!(ended.code, 4, "{ended:?}");
+        let line = ended.line();
+        assert!(line.contains("is setuid") || line.contains("IP_LOCAL_PORT_RANGE"), "{line}");
+    }
+}
+
+#[test]
+fn a_kernel_without_the_option_is_refused_in_one_line() {
+    for way in ["preload", "supervise"] {
+        let mut command = run_of(&format!("--via {way}"), Path::new("/bin/true"), "");
+        child::refuse(&mut command, Facility::LocalPortRange);
+        let ended = run(&mut command);
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert!(ended.line().contains("lacks IP_LOCAL_PORT_RANGE (Linux 6.3)"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_second_supervisor_is_refused_in_one_line() {
+    let program = env!("CARGO_BIN_EXE_fourtuple");
+    let words = "run --via supervise --quiet -- /bin/true";
+    let ended = run(&mut run_of("--via supervise --quiet", Path::new(program), words));
+    assert_eq!(ended.code, 4, "{ended:?}");
+    let line = ended.line();
+    assert!(line.contains("is supervised already") || line.contains("IP_LOCAL_PORT_RANGE"), "{line}");
+}

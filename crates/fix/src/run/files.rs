@@ -1,0 +1,148 @@
+//! The files that a run makes: the directory of the preloaded library, and the cgroup of the program.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_host::cgroup;
+use fourtuple_syscalls::shared::{self, Counters};
+
+use crate::run::layout::COUNTERS;
+use crate::target;
+
+/// The library that `--via preload` loads into the program.
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fourtuple-preload.so"));
+
+/// Name of the file of the library.
+const LIBRARY_NAME: &str = "fourtuple-preload.so";
+/// Name of the file of the counters.
+const COUNTERS_NAME: &str = "counters";
+
+/// A directory with the library and its counters.
+#[derive(Debug)]
+pub(super) struct LibraryDirectory(pub(super) PathBuf);
+
+impl LibraryDirectory {
+    /// Makes the directory and its files. Only this user can list and change it.
+    pub(super) fn create() -> io::Result<(LibraryDirectory, Counters)> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for parent in [env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")] {
+            match LibraryDirectory::create_in(&parent) {
+                Ok(made) => return Ok(made),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn create_in(parent: &Path) -> io::Result<(LibraryDirectory, Counters)> {
+        // LD_PRELOAD separates names by colons and spaces.
+        if !parent.is_absolute() || parent.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let name = |number| parent.join(format!("fourtuple-run-{}-{number}", process::id()));
+        let free = |path: &PathBuf| DirBuilder::new().mode(0o700).create(path);
+        let path = (0..100).map(name).find(|path| free(path).is_ok());
+        let path = path.ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied))?;
+        let directory = LibraryDirectory(path);
+        let made = directory.fill();
+        if made.is_err() {
+            directory.remove();
+        }
+        made.map(|counters| (directory, counters))
+    }
+
+    fn fill(&self) -> io::Result<Counters> {
+        let open = |name| File::options().read(true).write(true).create_new(true).open(self.0.join(name));
+        let mut library = open(LIBRARY_NAME)?;
+        library.write_all(LIBRARY)?;
+        if !shared::is_executable(&library) {
+            return Err(io::Error::other(format!("{} is mounted noexec", self.0.display())));
+        }
+        // A program that root started may continue as another user and execute programs.
+        library.set_permissions(Permissions::from_mode(0o755))?;
+        fs::set_permissions(&self.0, Permissions::from_mode(0o711))?;
+        Counters::in_file(&open(COUNTERS_NAME)?, COUNTERS)
+    }
+
+    /// Returns the variables of the environment that load the library.
+    pub(super) fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut libraries = self.0.join(LIBRARY_NAME).into_os_string();
+        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        let counters = self.0.join(COUNTERS_NAME).into_os_string();
+        vec![("LD_PRELOAD".into(), libraries), ("FOURTUPLE_RUN_COUNTERS".into(), counters)]
+    }
+
+    pub(super) fn remove(&self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A cgroup (version 2) below the cgroup of this process.
+#[derive(Debug)]
+pub(super) struct ChildCgroup(pub(super) PathBuf);
+
+impl ChildCgroup {
+    /// Makes the cgroup.
+    pub(super) fn create() -> Result<ChildCgroup, String> {
+        let root = Path::new("/");
+        let mount = cgroup::mount_point(root).map_err(|error| format!("no cgroup2 file system: {error}"))?;
+        let text = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let own = target::unified(&text).ok_or("this process is in no cgroup of version 2")?;
+        let path = mount.join(own.trim_start_matches('/')).join(format!("fourtuple-run-{}", process::id()));
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(ChildCgroup(path)),
+            Err(error) => Err(format!("cannot make the cgroup {}: {error}", path.display())),
+        }
+    }
+
+    /// Moves a process into the cgroup.
+    pub(super) fn enter(&self, process: u32) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), process.to_string())
+    }
+
+    /// Moves processes that still run to the parent of the cgroup, and removes the cgroup. A cgroup that the program has divided
+    /// stays until its processes have ended.
+    pub(super) fn remove(&self) {
+        let Some(parent) = self.0.parent() else { return };
+        // A process that has just ended holds its cgroup for a moment.
+        for _ in 0..100 {
+            let left = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+            for process in left.lines() {
+                let _ = fs::write(parent.join("cgroup.procs"), process);
+            }
+            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The files that a run removes at its end.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    pub(super) directory: Option<LibraryDirectory>,
+    pub(super) cgroup: Option<ChildCgroup>,
+}
+
+impl Files {
+    pub(super) fn remove(&self) {
+        if let Some(directory) = &self.directory {
+            directory.remove();
+        }
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+    }
+}

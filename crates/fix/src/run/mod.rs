@@ -1,0 +1,431 @@
+//! `fourtuple run`: starts a program whose connects find free ports quickly.
+//!
+//! Three processes: the main process, which the user has started, waits for the program and has its exit code; the supervisor, a child
+//! of the main process, is the parent of the program and answers its calls; the program. If the supervisor ends, the main process lets
+//! the calls proceed; if the main process ends, the supervisor continues.
+
+mod error;
+mod files;
+mod layout;
+mod message;
+mod outcome;
+mod program;
+mod supervise;
+mod supervisor;
+mod way;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fourtuple_bpf::FixPorts;
+use fourtuple_bpf::fix_ports::FixPortsSettings;
+use fourtuple_record::{Remark, RunResults};
+use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::fork::{self, Change, End};
+use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::shared::Counters;
+use fourtuple_syscalls::signals::{self, SignalFd};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::user_notification::{Inbox, Listener};
+
+use crate::FixError;
+use crate::ports::{Ports, PortsOutcome};
+use crate::run::error::at;
+use crate::run::files::{ChildCgroup, Files, LibraryDirectory};
+use crate::run::layout::{BOUND, COUNTERS};
+use crate::run::message::{Message, Step};
+use crate::run::program::Program;
+use crate::run::supervisor::Launch;
+
+pub use error::RunError;
+pub use way::{Choice, Way};
+
+/// Share of a port range from which the way `cgroup` acts, as by default of `fix ports`.
+const PAST: f64 = 0.25;
+/// Interval of the check whether bind() to port 0 fails on this host, while the program uses such sockets.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+const EINVAL: i32 = 22;
+const EBUSY: i32 = 16;
+const SIGCHLD: i32 = 17;
+
+/// A program to run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// The way; `None` for the first way that fits the program and the host.
+    pub via: Option<Way>,
+    /// The reason why this kernel does not search a whole port range port by port, which `supervise` and `preload` need.
+    pub search: Result<(), String>,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct RunOutcome {
+    /// How the program ended.
+    pub end: End,
+    /// Results for the record.
+    pub results: RunResults,
+    /// Reasons to doubt the results; empty for a valid run.
+    pub validity: Vec<Remark>,
+}
+
+impl Run {
+    /// Runs the program until it has ended. Calls `chosen` once, before the program starts. This process must have one thread.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`]; the program has not started then, except for [`RunError::Call`] of a later call.
+    pub fn run(&self, chosen: impl FnOnce(&Choice)) -> Result<RunOutcome, RunError> {
+        let name = self.command.first().ok_or_else(|| RunError::NotFound(String::new()))?;
+        let program = Program::find(name)?;
+        let mut files = Files::default();
+        let is_requested = self.via.is_some();
+        let choice = way::choose(self.via, &program, || cgroup(&mut files, is_requested), &self.search);
+        let result = choice.and_then(|choice| {
+            if choice.way != Way::Cgroup {
+                // A cgroup whose programs the kernel refused.
+                files.remove();
+                files.cgroup = None;
+            }
+            self.start(choice, &mut files, chosen)
+        });
+        files.remove();
+        result
+    }
+
+    fn start(
+        &self,
+        choice: Choice,
+        files: &mut Files,
+        chosen: impl FnOnce(&Choice),
+    ) -> Result<RunOutcome, RunError> {
+        let way = choice.way;
+        let mut environment = Vec::new();
+        let counters = if way == Way::Preload {
+            let (directory, counters) = LibraryDirectory::create()
+                .map_err(|error| RunError::way(way, format!("no directory for the library: {error}")))?;
+            environment = directory.environment();
+            files.directory = Some(directory);
+            counters
+        } else {
+            Counters::new(COUNTERS).map_err(at("mmap() of counters"))?
+        };
+        let mut inbox = Inbox::new().map_err(at("mmap() of a notification"))?;
+        fork::adopt_orphans().map_err(at("prctl(PR_SET_CHILD_SUBREAPER)"))?;
+        let this = Pidfd::of_process(process::id())
+            .map_err(|error| RunError::way(way, format!("pidfd_open() (Linux 5.3): {error}")))?;
+        let mask = signals::block_all().map_err(at("sigprocmask()"))?;
+        let signals = SignalFd::new().map_err(at("signalfd()"))?;
+        let (ours, theirs) = UnixStream::pair().map_err(at("socketpair()"))?;
+        let mut ours = Some(ours);
+        let supervisor = fork::run_in_process(|| {
+            // Otherwise the supervisor would not see the end of this process.
+            drop(ours.take());
+            let launch = Launch {
+                command: &self.command,
+                environment: &environment,
+                mask: &mask,
+                is_supervised: way == Way::Supervise,
+                counters: &counters,
+                files,
+                signals: &signals,
+                main: &this,
+            };
+            supervisor::run(&launch, &mut inbox, theirs)
+        });
+        let supervisor = supervisor.map_err(at("fork()"))?.id();
+        let stream = ours.take().ok_or_else(|| at("fork()")(io::ErrorKind::BrokenPipe.into()))?;
+        let session = Session { run: self, choice, files, counters, inbox, signals, stream, supervisor };
+        session.run(chosen)
+    }
+}
+
+/// Makes the cgroup of the program. If another way could be chosen instead, attaches programs to the cgroup for a moment, since only
+/// the kernel knows whether it allows that.
+fn cgroup(files: &mut Files, is_requested: bool) -> Result<(), String> {
+    let cgroup = files.cgroup.insert(ChildCgroup::create()?);
+    if is_requested {
+        return Ok(());
+    }
+    let directory = std::fs::File::open(&cgroup.0).map_err(|error| error.to_string())?;
+    let settings = FixPortsSettings { past: PAST, dry_run: false, destination: None, sources: Vec::new() };
+    let attached = FixPorts::load(&settings).and_then(|mut fix| fix.attach(directory.as_fd()));
+    attached.map_err(|error| error.to_string())
+}
+
+/// A program that starts or runs, as the main process sees it.
+struct Session<'a> {
+    run: &'a Run,
+    choice: Choice,
+    files: &'a Files,
+    counters: Counters,
+    inbox: Inbox,
+    signals: SignalFd,
+    stream: UnixStream,
+    /// Number of the supervisor's process.
+    supervisor: u32,
+}
+
+/// The thread that fixes the connects of a cgroup.
+struct Fix {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<PortsOutcome, FixError>>,
+}
+
+impl Fix {
+    /// Attaches the programs, and returns when they are attached.
+    fn start(cgroup: &ChildCgroup) -> Result<Fix, RunError> {
+        let ports = Ports {
+            cgroup: cgroup.0.clone(),
+            past: PAST,
+            source: None,
+            destination: None,
+            time: None,
+            dry_run: false,
+            estimate: false,
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, attached): (_, Receiver<()>) = mpsc::channel();
+        let flag = Arc::clone(&stop);
+        let attached_now = move || {
+            let _ = sender.send(());
+        };
+        let body = move || ports.run(&flag, attached_now, |_| ());
+        let thread =
+            thread::Builder::new().name("fix".to_owned()).spawn(body).map_err(at("pthread_create()"))?;
+        let fix = Fix { stop, thread };
+        match attached.recv() {
+            Ok(()) => Ok(fix),
+            // The thread has ended with an error.
+            Err(_) => match fix.finish() {
+                Err(error) => Err(error),
+                Ok(_) => Err(RunError::way(Way::Cgroup, "the cgroup has been removed")),
+            },
+        }
+    }
+
+    fn finish(self) -> Result<PortsOutcome, RunError> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.join() {
+            Ok(outcome) => Ok(outcome?),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+const STREAM: u64 = 0;
+const SIGNALS: u64 = 1;
+const LISTENER: u64 = 2;
+
+impl Session<'_> {
+    fn run(mut self, chosen: impl FnOnce(&Choice)) -> Result<RunOutcome, RunError> {
+        let (number, listener_number) = match self.next()? {
+            Message::Ready { process, listener } => (process, listener),
+            Message::Failed(step, errno) => return Err(self.failure(step, errno)),
+            _ => return Err(at("the start of the supervisor")(io::ErrorKind::InvalidData.into())),
+        };
+        let program = Pidfd::of_process(number).map_err(at("pidfd_open() of the program"))?;
+        let listener = match self.choice.way {
+            Way::Supervise => {
+                let copy = program.duplicate(listener_number).map_err(at("pidfd_getfd() of the listener"))?;
+                Some(Listener::from(copy))
+            }
+            _ => None,
+        };
+        let fix = match &self.files.cgroup {
+            Some(cgroup) => Some(Fix::start(cgroup)?),
+            None => None,
+        };
+        chosen(&self.choice);
+        // The program alone owns the terminal and its pipes; stderr stays for messages.
+        fork::release_inherited_descriptors(false).map_err(at("dup2()"))?;
+        let start = Instant::now();
+        self.stream.write_all(&[1]).map_err(at("write() to the supervisor"))?;
+        match self.next()? {
+            Message::Running => {}
+            Message::Failed(step, errno) => return Err(self.failure(step, errno)),
+            _ => return Err(at("execve()")(io::ErrorKind::InvalidData.into())),
+        }
+        let mut waiting = Waiting { program, number, listener, avoided: 0, bound: 0, is_alone: false };
+        let end = self.wait(&mut waiting)?;
+        self.check_binds(&mut waiting);
+        let elapsed = start.elapsed();
+        let fix = fix.map(Fix::finish).transpose()?;
+        let mut validity = Vec::new();
+        if waiting.is_alone {
+            let message = "the supervisor was killed; connects after that proceeded unchanged";
+            validity.push(Remark::new("supervisor-ended", message));
+        }
+        let observed = outcome::Observed {
+            elapsed,
+            end,
+            avoided: waiting.avoided,
+            fix: fix.map(|outcome| outcome.results),
+        };
+        let results = outcome::results(&self.choice, &self.counters, observed);
+        Ok(RunOutcome { end, results, validity })
+    }
+
+    fn next(&self) -> Result<Message, RunError> {
+        Message::read(&self.stream).map_err(at("read() from the supervisor"))
+    }
+
+    fn failure(&self, step: Step, errno: i32) -> RunError {
+        let error = io::Error::from_raw_os_error(errno);
+        match step {
+            Step::Filter if errno == EBUSY => RunError::way(
+                self.choice.way,
+                "this process is supervised already, and the kernel allows one listener (seccomp: EBUSY); use --via preload",
+            ),
+            Step::Filter if errno == EINVAL => RunError::way(
+                self.choice.way,
+                "this kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19)",
+            ),
+            Step::Filter => RunError::way(self.choice.way, format!("seccomp(): {error}")),
+            Step::Listener => RunError::way(
+                self.choice.way,
+                format!("pidfd_getfd() (Linux 5.6; needs the right to trace the program): {error}"),
+            ),
+            Step::Execute => {
+                let program = self.run.command.first().map(OsString::as_os_str).unwrap_or_default();
+                RunError::cannot_execute(program.as_ref(), error)
+            }
+            Step::Prepare => at("the start of the supervisor")(error),
+            Step::Fork => at("fork() of the program")(error),
+            Step::Cgroup => at("the move of the program to its cgroup")(error),
+        }
+    }
+
+    /// Waits until the program has ended. Passes on signals that were sent to this process alone.
+    fn wait(&mut self, waiting: &mut Waiting) -> Result<End, RunError> {
+        let epoll = Epoll::new().map_err(at("epoll_create1()"))?;
+        watch(&epoll, self.stream.as_fd(), STREAM)?;
+        watch(&epoll, self.signals.as_fd(), SIGNALS)?;
+        let mut room = [Ready::NONE; 4];
+        loop {
+            let ready = epoll.wait(&mut room, Some(CHECK_INTERVAL)).map_err(at("epoll_wait()"))?;
+            for ready in ready {
+                match ready.token() {
+                    STREAM => match Message::read(&self.stream) {
+                        Ok(Message::Exited(code)) => return Ok(End::Exited(code)),
+                        Ok(Message::Killed(signal)) => return Ok(End::Killed(signal)),
+                        // The shell sees this process only, and takes the terminal back when this process stops.
+                        Ok(Message::Stopped) => signals::stop_this_process().map_err(at("raise()"))?,
+                        Ok(_) => {}
+                        Err(_) => {
+                            epoll.remove(self.stream.as_fd()).map_err(at("epoll_ctl(EPOLL_CTL_DEL)"))?;
+                            waiting.is_alone = true;
+                            if let Some(listener) = &waiting.listener {
+                                if let Some(id) = self.inbox.unanswered() {
+                                    let _ = listener.proceed(id);
+                                }
+                                watch(&epoll, listener.as_fd(), LISTENER)?;
+                            }
+                        }
+                    },
+                    LISTENER => self.let_proceed(&epoll, waiting, ready.ended()),
+                    _ => {
+                        while let Ok(Some(signal)) = self.signals.next() {
+                            // The kernel sends signals of the terminal to the program too. The supervisor sends SIGCONT only.
+                            let is_for_program = !signal.is_from_kernel && signal.sender != self.supervisor;
+                            if signal.number != SIGCHLD && is_for_program {
+                                let _ = waiting.program.signal(signal.number);
+                            }
+                        }
+                    }
+                }
+            }
+            if waiting.is_alone {
+                // The program is a child of this process since the supervisor has ended.
+                while let Some((process, change)) = fork::change_of_any().map_err(at("waitpid()"))? {
+                    match change {
+                        Change::Ended(end) if process == waiting.number => {
+                            self.leave(waiting);
+                            return Ok(end);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            self.check_binds(waiting);
+        }
+    }
+
+    /// Lets a call proceed unchanged, without a supervisor.
+    fn let_proceed(&mut self, epoll: &Epoll, waiting: &mut Waiting, is_over: bool) {
+        let Some(listener) = &waiting.listener else { return };
+        if is_over {
+            let _ = epoll.remove(listener.as_fd());
+            waiting.listener = None;
+        } else if let Ok(notification) = listener.receive(&mut self.inbox) {
+            let _ = listener.proceed(notification.id);
+        }
+    }
+
+    /// Leaves a process behind that lets the calls of descendants proceed.
+    fn leave(&mut self, waiting: &mut Waiting) {
+        let Some(listener) = waiting.listener.take() else { return };
+        let inbox = &mut self.inbox;
+        let _ = fork::run_in_process(|| {
+            let _ = fork::release_inherited_descriptors(true);
+            let Ok(epoll) = Epoll::new() else { return 1 };
+            if epoll.add(listener.as_fd(), LISTENER, Interest::READ).is_err() {
+                return 1;
+            }
+            let mut room = [Ready::NONE; 1];
+            while let Ok(ready) = epoll.wait(&mut room, None) {
+                if ready.iter().any(Ready::ended) {
+                    return 0;
+                }
+                if let Ok(notification) = listener.receive(inbox) {
+                    let _ = listener.proceed(notification.id);
+                }
+            }
+            1
+        });
+    }
+
+    /// Counts connects of sockets that were bound to port 0 while bind() of a socket of this process to port 0 fails, because every
+    /// port is in use.
+    fn check_binds(&self, waiting: &mut Waiting) {
+        let bound = self.counters.all()[BOUND].load(Ordering::Relaxed);
+        let before = std::mem::replace(&mut waiting.bound, bound);
+        if bound > before {
+            let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+            let probe =
+                socket::open(Transport::Tcp, any, true).and_then(|socket| socket::bind(socket.as_fd(), any));
+            if probe.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse) {
+                waiting.avoided += bound - before;
+            }
+        }
+    }
+}
+
+fn watch(epoll: &Epoll, descriptor: BorrowedFd<'_>, token: u64) -> Result<(), RunError> {
+    epoll.add(descriptor, token, Interest::READ).map_err(at("epoll_ctl(EPOLL_CTL_ADD)"))
+}
+
+/// The state of a running program.
+struct Waiting {
+    program: Pidfd,
+    /// Number of the program's process.
+    number: u32,
+    listener: Option<Listener>,
+    /// Connects whose EADDRNOTAVAIL was avoided.
+    avoided: u64,
+    /// Connects of bound sockets at the last check.
+    bound: u64,
+    /// Whether the supervisor has ended.
+    is_alone: bool,
+}

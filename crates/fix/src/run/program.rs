@@ -1,0 +1,232 @@
+//! Finds the program to run, and what it is: a dynamic or a static executable, and whether it runs with rights of its own.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use fourtuple_syscalls::privileges;
+
+use crate::run::error::RunError;
+
+/// The greatest number of interpreters that the kernel follows (`BINPRM_MAX_RECURSION`).
+const INTERPRETERS: usize = 5;
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o0010;
+const ANY_EXECUTE: u32 = 0o111;
+
+/// The executable that the kernel runs for a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    /// The executable; for a script, its interpreter.
+    pub(super) path: PathBuf,
+    pub(super) kind: Kind,
+    /// Whether execve(2) of the executable gives other rights: setuid, setgid or file capabilities.
+    pub(super) changes_rights: bool,
+}
+
+/// The kind of an executable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// ELF of this architecture that ld.so loads.
+    Dynamic,
+    /// ELF of this architecture without an interpreter.
+    Static,
+    /// A Go program, static or dynamic, which makes system calls without the C library.
+    Go,
+    /// ELF of another architecture, or a file that only the C library or binfmt_misc can run.
+    Foreign,
+}
+
+impl Program {
+    /// Finds the executable of a name as execvp(3) does: by PATH if the name has no slash.
+    pub(super) fn find(name: &OsStr) -> Result<Program, RunError> {
+        let mut path = locate(name)?;
+        for _ in 0..INTERPRETERS {
+            let refused = |error| RunError::cannot_execute(&path, error);
+            let file = File::open(&path);
+            // A file may be executable without being readable.
+            let head = match &file {
+                Ok(file) => head(file).map_err(refused)?,
+                Err(_) => Vec::new(),
+            };
+            if let Some(interpreter) = interpreter_of_script(&head) {
+                path = interpreter;
+                continue;
+            }
+            let metadata = fs::metadata(&path).map_err(refused)?;
+            let mode = metadata.mode();
+            let by_mode = mode & S_ISUID != 0 || mode & S_ISGID != 0 && mode & S_IXGRP != 0;
+            let changes_rights = by_mode || privileges::has_file_capabilities(&path);
+            let kind = file.map_or(Kind::Foreign, |file| elf(&head, |room, at| file.read_exact_at(room, at)));
+            return Ok(Program { path, kind, changes_rights });
+        }
+        Err(RunError::cannot_execute(&path, io::Error::other("too many interpreters")))
+    }
+}
+
+fn locate(name: &OsStr) -> Result<PathBuf, RunError> {
+    let is_path = name.as_bytes().contains(&b'/');
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let candidates: Vec<PathBuf> = if is_path {
+        vec![PathBuf::from(name)]
+    } else {
+        env::split_paths(&path).map(|directory| directory.join(name)).collect()
+    };
+    let mut found = None;
+    for candidate in candidates {
+        match fs::metadata(&candidate) {
+            Ok(file) if file.is_file() && file.mode() & ANY_EXECUTE != 0 => return Ok(candidate),
+            Ok(_) => found = Some(candidate),
+            Err(_) => {}
+        }
+    }
+    match found {
+        Some(path) => Err(RunError::cannot_execute(&path, io::Error::from(io::ErrorKind::PermissionDenied))),
+        None => Err(RunError::NotFound(name.to_string_lossy().into_owned())),
+    }
+}
+
+/// Returns the beginning of a file, as much as the kernel reads (`BINPRM_BUF_SIZE`).
+fn head(file: &File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(256).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// Returns the interpreter of a script: the first word after `#!`.
+fn interpreter_of_script(head: &[u8]) -> Option<PathBuf> {
+    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let words = line.split(|byte| matches!(byte, b' ' | b'\t'));
+    let path = words.into_iter().find(|word| !word.is_empty())?;
+    Some(PathBuf::from(OsStr::from_bytes(path)))
+}
+
+/// Returns the kind of an ELF file (elf(5)) from its beginning; `read` reads its program headers.
+fn elf(head: &[u8], read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> Kind {
+    const PT_INTERP: u32 = 3;
+    const PT_NOTE: u32 = 4;
+    /// The greatest number of bytes of notes that are read.
+    const NOTES: usize = 1024;
+    #[cfg(target_arch = "x86_64")]
+    const MACHINE: u16 = 62;
+    #[cfg(target_arch = "aarch64")]
+    const MACHINE: u16 = 183;
+    #[cfg(target_arch = "riscv64")]
+    const MACHINE: u16 = 243;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
+    const MACHINE: u16 = 0;
+    let bytes = |at: usize, length: usize| head.get(at..at + length);
+    let half = |at: usize| bytes(at, 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    // 64 bits, little-endian.
+    if bytes(0, 6) != Some(b"\x7fELF\x02\x01") || half(18) != MACHINE || head.len() < 64 {
+        return Kind::Foreign;
+    }
+    let offset = bytes(32, 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()));
+    let (size, count) = (u64::from(half(54)), u64::from(half(56)));
+    let mut found = Kind::Static;
+    for index in 0..count {
+        let mut header = [0; 40];
+        if read(&mut header, offset.saturating_add(index * size)).is_err() {
+            return Kind::Foreign;
+        }
+        let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
+        match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
+            PT_INTERP => found = Kind::Dynamic,
+            PT_NOTE => {
+                let mut notes = vec![0; usize::try_from(long(32)).unwrap_or(NOTES).min(NOTES)];
+                if read(&mut notes, long(8)).is_ok() && has_note_of_go(&notes) {
+                    return Kind::Go;
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Returns whether notes of an ELF file have one of the owner `Go`, as the Go linker writes.
+fn has_note_of_go(mut notes: &[u8]) -> bool {
+    // Name size, description size, type; name and description are padded to 4 bytes.
+    while let Some((header, rest)) = notes.split_first_chunk::<12>() {
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default()) as usize;
+        let padded = |length: usize| length.div_ceil(4).saturating_mul(4);
+        if rest.get(..word(0)) == Some(b"Go\0\0") {
+            return true;
+        }
+        let length = padded(word(0)).saturating_add(padded(word(4)));
+        let Some(next) = rest.get(length..) else { return false };
+        notes = next;
+    }
+    false
+}
+
+/// Returns the path for messages.
+pub(super) fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_is_a_dynamic_program() {
+        let program = Program::find(env::current_exe().unwrap().as_os_str()).unwrap();
+        assert_eq!((program.kind, program.changes_rights), (Kind::Dynamic, false));
+    }
+
+    #[test]
+    fn a_script_is_its_interpreter() {
+        assert_eq!(interpreter_of_script(b"#! /bin/sh -e\necho"), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(interpreter_of_script(b"#!/usr/bin/env python3"), Some(PathBuf::from("/usr/bin/env")));
+        for none in [&b""[..], b"#!", b"#!\n/bin/sh", b"\x7fELF"] {
+            assert_eq!(interpreter_of_script(none), None);
+        }
+    }
+
+    #[test]
+    fn an_absent_program_is_not_found() {
+        let absent = |name: &str| Program::find(OsStr::new(name)).unwrap_err().exit_code();
+        assert_eq!((absent("no-such-program-at-all"), absent("/nowhere/program")), (127, 127));
+        assert_eq!(absent("/etc/passwd"), 126);
+    }
+
+    #[test]
+    fn the_note_of_the_go_linker_is_found() {
+        let note = |name: &[u8], description: &[u8]| {
+            let mut bytes = Vec::new();
+            for number in [name.len() as u32, description.len() as u32, 4] {
+                bytes.extend(number.to_le_bytes());
+            }
+            bytes.extend(name);
+            bytes.extend(description);
+            bytes
+        };
+        let other = note(b"GNU\0", &[1; 20]);
+        assert!(has_note_of_go(&note(b"Go\0\0", b"abcd")));
+        assert!(has_note_of_go(&[other.clone(), note(b"Go\0\0", b"")].concat()));
+        assert!(!has_note_of_go(&other));
+        assert!(!has_note_of_go(&[0xff; 40]), "sizes beyond the end");
+        assert!(!has_note_of_go(&[]));
+    }
+
+    #[test]
+    fn cut_and_foreign_files_are_no_program_of_this_machine() {
+        let mut head = fs::read(env::current_exe().unwrap()).unwrap();
+        head.truncate(256);
+        let none = |_: &mut [u8], _| Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        for length in 0..head.len() {
+            assert_eq!(elf(&head[..length], none), Kind::Foreign, "{length} bytes");
+        }
+        let text = |room: &mut [u8], _| {
+            room.fill(1);
+            Ok(())
+        };
+        assert_eq!(elf(&head, text), Kind::Static, "no header is PT_INTERP");
+    }
+}

@@ -1,0 +1,261 @@
+//! `--via supervise`: prepares the socket of a call before the call proceeds.
+//!
+//! Of the memory of the program, the supervisor reads at most 28 bytes, the address of a bind(), and no decision about more than the
+//! time of the port choice depends on them: the program can change them at any time. All state is in the socket: see
+//! `preload/preload.rs`.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::resource::monotonic_ns;
+use fourtuple_syscalls::shared::Counters;
+use fourtuple_syscalls::user_notification::{Call, Inbox, Listener, Notification};
+use fourtuple_syscalls::{option, process_memory, socket};
+
+use crate::run::layout::*;
+
+const TCP: i32 = 6;
+const UDP_PROTOCOL: i32 = 17;
+/// The greatest number of open thread descriptors.
+const THREADS: usize = 512;
+
+/// Size of struct sockaddr_in6.
+const ADDRESS: usize = 28;
+
+const EBADF: i32 = 9;
+const EMFILE: i32 = 24;
+
+/// The supervisor's end of the listener.
+#[derive(Debug)]
+pub(super) struct Answers<'a> {
+    listener: Listener,
+    inbox: &'a mut Inbox,
+    counters: &'a Counters,
+    threads: HashMap<u32, Pidfd>,
+    /// Whether a socket may have a port that is not chosen yet.
+    has_deferred: bool,
+}
+
+impl<'a> Answers<'a> {
+    pub(super) fn new(listener: Listener, inbox: &'a mut Inbox, counters: &'a Counters) -> Answers<'a> {
+        Answers { listener, inbox, counters, threads: HashMap::new(), has_deferred: false }
+    }
+
+    pub(super) fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// Receives a call, prepares its socket and lets the call proceed. After any failure, the call proceeds.
+    pub(super) fn answer(&mut self) {
+        // An error: the call was interrupted before this process could receive it, and the kernel repeats it.
+        let Ok(notification) = self.listener.receive(self.inbox) else { return };
+        let start = monotonic_ns();
+        self.prepare(&notification);
+        // An error: the thread has been killed.
+        let _ = self.listener.proceed(notification.id);
+        self.add(CALLS, 1);
+        self.add(HELD, monotonic_ns().saturating_sub(start));
+    }
+
+    fn prepare(&mut self, notification: &Notification) {
+        match notification.call {
+            Call::Connect => {
+                if let Some(socket) = self.socket(notification) {
+                    self.before_connect(socket.as_fd());
+                }
+            }
+            Call::Bind => {
+                if let Some(socket) = self.socket(notification) {
+                    self.before_bind(socket.as_fd(), notification);
+                }
+            }
+            // A supervised program that never binds pays no descriptor for getsockname().
+            Call::LocalAddress if self.has_deferred => {
+                if let Some(socket) = self.socket(notification) {
+                    self.choose_port(socket.as_fd());
+                }
+            }
+            Call::LocalAddress | Call::Other => {}
+        }
+    }
+
+    fn before_connect(&self, socket: BorrowedFd<'_>) {
+        // An error: no IP socket.
+        let Ok(range) = range(socket) else { return };
+        self.add(CONNECTS, 1);
+        let counter = match (range, option::protocol(socket)) {
+            (SEARCH, _) => SEARCHED,
+            (DEFERRED, _) => {
+                if has_address_only(socket) {
+                    self.add(BOUND, 1);
+                }
+                SEARCHED
+            }
+            (0, Ok(TCP)) if set_range(socket, SEARCH) => SEARCHED,
+            (_, Ok(TCP)) => OWN_RANGE,
+            (_, Ok(UDP_PROTOCOL)) => UDP,
+            _ => PROTOCOL,
+        };
+        self.add(counter, 1);
+    }
+
+    /// Leaves the choice of the port to connect(), if the call is to port 0 of one address. The unspecified address is left alone:
+    /// the filter does not see whether bind() succeeds, and a socket without an address is the same before and after.
+    fn before_bind(&mut self, socket: BorrowedFd<'_>, notification: &Notification) {
+        let Ok(range) = range(socket) else { return };
+        let is_left = option::has_bind_address_no_port(socket).unwrap_or(true);
+        if range == DEFERRED && has_address_only(socket) {
+            // The second bind() of a socket fails with EINVAL if the first one has given it a port.
+            return self.choose_port(socket);
+        }
+        let is_ours = range == DEFERRED || (range == SEARCH || range == 0) && !is_left;
+        if !is_ours || option::protocol(socket).ok() != Some(TCP) {
+            return;
+        }
+        // The number of the thread may belong to another thread if the call does not wait any more.
+        let is_to_port_0 = destination_of_bind(notification)
+            .is_some_and(|address| address.port() == 0 && !address.ip().is_unspecified())
+            && self.listener.is_valid(notification.id);
+        if is_to_port_0 && set_range(socket, DEFERRED) {
+            self.has_deferred = true;
+            if option::set_bind_address_no_port(socket).is_err() {
+                set_range(socket, SEARCH);
+            }
+        } else if range == DEFERRED {
+            // An earlier bind() has failed.
+            set_range(socket, SEARCH);
+            let _ = option::clear_bind_address_no_port(socket);
+        }
+    }
+
+    /// Gives a socket whose port is not chosen yet the port that bind() would have given it.
+    fn choose_port(&self, socket: BorrowedFd<'_>) {
+        if range(socket).ok() != Some(DEFERRED) || !has_address_only(socket) {
+            return;
+        }
+        let Ok(address) = socket::local_address(socket) else { return };
+        if option::clear_bind_address_no_port(socket).is_err() {
+            return;
+        }
+        if socket::bind(socket, address).is_ok() {
+            set_range(socket, SEARCH);
+            self.add(NAMED, 1);
+        } else {
+            let _ = option::set_bind_address_no_port(socket);
+        }
+    }
+
+    /// Duplicates the socket of a call. Returns `None` if the descriptor of the call is not open, or cannot be duplicated.
+    fn socket(&mut self, notification: &Notification) -> Option<OwnedFd> {
+        let result = self.duplicate(notification);
+        match result {
+            Ok(socket) => return Some(socket),
+            // The call will fail.
+            Err(error) if error.raw_os_error() == Some(EBADF) => {}
+            Err(error) if error.raw_os_error() == Some(EMFILE) && !self.threads.is_empty() => {
+                self.threads.clear();
+                return self.socket(notification);
+            }
+            Err(_) if notification.call == Call::Connect => {
+                self.add(CONNECTS, 1);
+                self.add(UNREACHABLE, 1);
+            }
+            Err(_) => {}
+        }
+        None
+    }
+
+    fn duplicate(&mut self, notification: &Notification) -> io::Result<OwnedFd> {
+        if let Some(thread) = self.threads.get(&notification.thread) {
+            match thread.duplicate(notification.descriptor) {
+                Err(error) if error.raw_os_error() != Some(EBADF) => {
+                    // The thread of this number has ended, and another thread has the number now.
+                    self.threads.remove(&notification.thread);
+                }
+                result => return result,
+            }
+        }
+        let thread = Pidfd::of_thread(notification.thread)?;
+        let socket = thread.duplicate(notification.descriptor);
+        if !self.listener.is_valid(notification.id) {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
+        if self.threads.len() >= THREADS {
+            self.threads.clear();
+        }
+        self.threads.insert(notification.thread, thread);
+        socket
+    }
+
+    fn add(&self, counter: usize, number: u64) {
+        self.counters.all()[counter].fetch_add(number, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether a socket is bound to an address without a port.
+fn has_address_only(socket: BorrowedFd<'_>) -> bool {
+    socket::local_address(socket).is_ok_and(|address| address.port() == 0 && !address.ip().is_unspecified())
+}
+
+/// Reads the address of a bind() from the memory of the program. The program can change it before the kernel reads it; then the
+/// option has no effect, or the port is chosen by connect().
+fn destination_of_bind(notification: &Notification) -> Option<SocketAddr> {
+    let mut bytes = [0; ADDRESS];
+    let length = usize::try_from(notification.length).ok()?.min(ADDRESS);
+    let room = &mut bytes[..length];
+    let read = process_memory::read(notification.thread, notification.address, room).ok()?;
+    parse(&bytes[..read])
+}
+
+/// Parses struct sockaddr_in or sockaddr_in6.
+fn parse(bytes: &[u8]) -> Option<SocketAddr> {
+    const AF_INET: u16 = 2;
+    const AF_INET6: u16 = 10;
+    let half = |at: usize| Some([*bytes.get(at)?, *bytes.get(at + 1)?]);
+    let port = u16::from_be_bytes(half(2)?);
+    match u16::from_ne_bytes(half(0)?) {
+        AF_INET => {
+            let address: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some(SocketAddr::from((address, port)))
+        }
+        AF_INET6 => {
+            let address: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            Some(SocketAddr::from((address, port)))
+        }
+        _ => None,
+    }
+}
+
+fn range(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let (low, high) = option::local_port_range(socket)?;
+    Ok(u32::from(low) | u32::from(high) << 16)
+}
+
+fn set_range(socket: BorrowedFd<'_>, range: u32) -> bool {
+    let result = option::set_local_port_range(socket, range as u16, (range >> 16) as u16);
+    result.is_ok_and(|answer| answer == option::Answer::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_both_families_are_parsed() {
+        let four = [2, 0, 0x1f, 0x90, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(parse(&four), Some("127.0.0.1:8080".parse().unwrap()));
+        let mut six = [0; ADDRESS];
+        six[0] = 10;
+        six[23] = 1;
+        assert_eq!(parse(&six), Some("[::1]:0".parse().unwrap()));
+        for length in 0..8 {
+            assert_eq!(parse(&four[..length]), None, "{length} bytes");
+            assert_eq!(parse(&six[..length + 16]), None, "{length} bytes");
+        }
+        assert_eq!(parse(&[1, 0, 47, 0, 0, 0, 0, 0]), None, "another family");
+    }
+}

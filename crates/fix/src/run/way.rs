@@ -1,0 +1,129 @@
+//! The choice of a way from the program and the host.
+
+use std::collections::BTreeMap;
+
+use crate::run::error::RunError;
+use crate::run::program::{Kind, Program};
+
+/// A way to give the connects of a program free ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// BPF programs on a cgroup of the program, as `fix ports` attaches them.
+    Cgroup,
+    /// A supervisor that sets options on the socket of each connect() (seccomp user notification).
+    Supervise,
+    /// A library in the program that wraps connect() (LD_PRELOAD).
+    Preload,
+}
+
+impl Way {
+    /// Returns the name of the way on the command line and in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Cgroup => "cgroup",
+            Way::Supervise => "supervise",
+            Way::Preload => "preload",
+        }
+    }
+}
+
+/// The ways in the order in which they are tried. The cgroup sees every program and io_uring too, and acts under pressure only; the
+/// library costs less than the supervisor.
+const ORDER: [Way; 3] = [Way::Cgroup, Way::Preload, Way::Supervise];
+
+/// A chosen way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The way.
+    pub way: Way,
+    /// The ways that come before it and do not fit, with the reason.
+    pub passed_over: BTreeMap<String, String>,
+}
+
+/// Returns the way for a program: the requested way, or the first one that fits.
+///
+/// `cgroup` and `search` say why the host does not support the way `cgroup`, or the search that the other ways use.
+pub(super) fn choose(
+    requested: Option<Way>,
+    program: &Program,
+    mut cgroup: impl FnMut() -> Result<(), String>,
+    search: &Result<(), String>,
+) -> Result<Choice, RunError> {
+    let mut fits = |way| match way {
+        Way::Cgroup => cgroup(),
+        Way::Supervise | Way::Preload => search.clone().and_then(|()| suits(way, program)),
+    };
+    let mut passed_over = BTreeMap::new();
+    if let Some(way) = requested {
+        fits(way).map_err(|reason| RunError::way(way, reason))?;
+        return Ok(Choice { way, passed_over });
+    }
+    let mut reasons = Vec::new();
+    for way in ORDER {
+        match fits(way) {
+            Ok(()) => return Ok(Choice { way, passed_over }),
+            Err(reason) => {
+                reasons.push(format!("{}: {reason}", way.name()));
+                passed_over.insert(way.name().to_owned(), reason);
+            }
+        }
+    }
+    Err(RunError::NoWay(reasons.join("; ")))
+}
+
+/// Returns whether a way works for the program, apart from the host.
+fn suits(way: Way, program: &Program) -> Result<(), String> {
+    let path = program.path.display();
+    if program.changes_rights {
+        return Err(format!("{path} is setuid, setgid or has file capabilities, which it would lose"));
+    }
+    match (way, program.kind) {
+        (Way::Preload, Kind::Static) => {
+            Err(format!("{path} is a static executable, into which no library can be loaded"))
+        }
+        (Way::Preload, Kind::Go) => {
+            Err(format!("{path} is a Go program, which does not call connect() of the C library"))
+        }
+        (Way::Preload, Kind::Foreign) => {
+            Err(format!("{path} is not a readable executable of this machine's architecture"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(kind: Kind, changes_rights: bool) -> Program {
+        Program { path: "/bin/program".into(), kind, changes_rights }
+    }
+
+    fn chosen(program: &Program, cgroup: bool, search: bool) -> Option<Way> {
+        let answer = |fits: bool| if fits { Ok(()) } else { Err("no".to_owned()) };
+        choose(None, program, || answer(cgroup), &answer(search)).ok().map(|choice| choice.way)
+    }
+
+    #[test]
+    fn the_first_way_that_fits_is_chosen() {
+        let dynamic = program(Kind::Dynamic, false);
+        let static_one = program(Kind::Static, false);
+        assert_eq!(chosen(&dynamic, true, true), Some(Way::Cgroup));
+        assert_eq!(chosen(&dynamic, false, true), Some(Way::Preload));
+        assert_eq!(chosen(&static_one, false, true), Some(Way::Supervise));
+        assert_eq!(chosen(&static_one, false, false), None);
+        assert_eq!(chosen(&static_one, true, false), Some(Way::Cgroup));
+        assert_eq!(chosen(&program(Kind::Go, false), false, true), Some(Way::Supervise));
+        assert_eq!(chosen(&program(Kind::Dynamic, true), false, true), None, "setuid");
+        assert_eq!(chosen(&program(Kind::Foreign, false), false, true), Some(Way::Supervise));
+    }
+
+    #[test]
+    fn a_requested_way_that_does_not_fit_is_an_error() {
+        let error =
+            choose(Some(Way::Preload), &program(Kind::Static, false), || Ok(()), &Ok(())).unwrap_err();
+        let line = error.to_string();
+        assert!(line.starts_with("cannot run the program via preload: /bin/program is a static"), "{line}");
+        assert_eq!(error.exit_code(), 4);
+    }
+}

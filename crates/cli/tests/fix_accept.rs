@@ -21,13 +21,14 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// A server that knows nothing of fourtuple: processes that block in accept() or recvfrom(), each with a socket of its own. A worker
-/// answers with its number, and on `block` never again. The parent reads lines: `start`, `close N`. It prints the process id of each
+/// answers with its number, on `block` never again, and on `fork` by a child to which it leaves its socket. The parent reads lines: `start`, `close N`. It prints the process id of each
 /// worker.
 const SERVER: &str = r#"
 import os, signal, socket, sys, time
 kind, address, port, group = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "group"
 family = socket.AF_INET6 if ":" in address else socket.AF_INET
 workers = []
+os.setpgrp()
 
 def work(number):
     os.close(0)
@@ -48,6 +49,8 @@ def work(number):
             data = c.recv(16)
             if data == b"block":
                 time.sleep(10000)
+            if data == b"fork" and os.fork():
+                os._exit(0)
             c.sendall(str(number).encode())
             c.close()
         except OSError:
@@ -66,11 +69,7 @@ for line in sys.stdin:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
         print(worker, flush=True)
-for worker in workers:
-    try:
-        os.kill(worker, signal.SIGKILL)
-    except OSError:
-        pass
+os.killpg(0, signal.SIGKILL)
 "#;
 
 /// A running server.
@@ -307,6 +306,31 @@ fn a_closed_listener_is_closed_and_a_new_one_joins() {
         let results = record_of(fix);
         assert_eq!((&results["joined"], &results["closed"]), (&1.into(), &3.into()), "{results}");
         assert_eq!(results["listeners"].as_array().unwrap().len(), 4);
+    });
+}
+
+#[test]
+fn sockets_left_to_other_processes_are_detached() {
+    in_namespace(|| {
+        let test = "fix_accept::sockets_left_to_other_processes_are_detached";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4114", 2, "group") else { return };
+        let flags = server.flags("--select random --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        let before = server.child.id();
+        for _ in 0..12 {
+            assert!(server.ask("fork").is_some());
+        }
+        let results = record_of(fix);
+        assert_eq!(results["closed"], 0, "{results}");
+        let processes =
+            results["listeners"].as_array().unwrap().iter().map(|row| row["process"].as_u64().unwrap());
+        assert!(
+            processes.into_iter().all(|process| process != 0 && process != u64::from(before)),
+            "{results}"
+        );
+        // The group has no selector left.
+        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
+        record_of(fix);
     });
 }
 

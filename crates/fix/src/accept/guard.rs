@@ -3,6 +3,7 @@
 //! A group keeps its selector when the process that attached the selector is killed. Without a heartbeat the selector leaves the
 //! choice to the kernel's hash, but it stays attached; the guard removes it as well.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -23,6 +24,11 @@ pub(super) struct Handle {
 }
 
 impl Handle {
+    /// Returns whether the process has ended or has closed the descriptor.
+    pub(super) fn is_stale(&self) -> bool {
+        fs::symlink_metadata(format!("/proc/{}/fd/{}", self.process, self.descriptor)).is_err()
+    }
+
     /// Duplicates the descriptor. `None` if it does not refer to the socket any more. The caller must close the duplicate at once:
     /// the server's own close() does not close the socket as long as the duplicate exists.
     pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {

@@ -103,6 +103,9 @@ impl<'a> Session<'a> {
         }
         let members = self.scope.members().map_err(AcceptError::List)?;
         self.release(&members)?;
+        if looks {
+            self.refresh(&members)?;
+        }
         let known: BTreeSet<u64> =
             self.groups.iter().flat_map(|group| &group.listeners).map(|listener| listener.cookie).collect();
         let fresh: Vec<Member> = members
@@ -149,6 +152,25 @@ impl<'a> Session<'a> {
             add(&mut self.left, &group);
         }
         if has_changed { self.tell() } else { Ok(()) }
+    }
+
+    /// Finds the processes of the sockets again if one of them has ended: a reload may leave the sockets to other processes.
+    fn refresh(&mut self, members: &[Member]) -> Result<(), AcceptError> {
+        let mut listeners = self.groups.iter().flat_map(|group| &group.listeners);
+        if !listeners.any(|listener| listener.handles.iter().any(Handle::is_stale)) {
+            return Ok(());
+        }
+        let inodes: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.inode)).collect();
+        let mut handles = discover::handles(members);
+        for listener in self.groups.iter_mut().flat_map(|group| &mut group.listeners) {
+            let inode = inodes.get(&listener.cookie);
+            if let Some(found) = inode.and_then(|inode| handles.remove(inode)) {
+                listener.process = discover::worker(&found);
+                listener.command = discover::command(listener.process);
+                listener.handles = found;
+            }
+        }
+        self.tell()
     }
 
     /// Asks the kernel about the groups of sockets. Sockets without a group are noted.
@@ -397,6 +419,7 @@ impl<'a> Session<'a> {
         // Queues of this moment.
         if let Ok(members) = self.scope.members() {
             self.release(&members)?;
+            self.refresh(&members)?;
         }
         let mut rows = self.rows()?;
         let mut left = self.left;

@@ -83,7 +83,7 @@ fn listeners(results: &FixAcceptResults) -> Table {
         .number("chosen|Chosen for", 0, |listener| count(listener.choices))
         .number("connections", 2, |listener| count(listener.connections))
         .number("share", 0, |listener| maybe(listener.share, share))
-        .text("", 3, |listener| Cell::bar(bar(results, listener), most))
+        .text("distribution", 3, |listener| Cell::bar(bar(results, listener), most))
         .number("open", 1, |listener| count(listener.open))
         .number("queue", 1, |listener| {
             listener.queue.map_or_else(|| format!("{NOTHING} closed"), |queue| count(queue.into()))

@@ -422,7 +422,7 @@ fn the_sysctls_can_be_applied() {
         };
         assert_eq!(read("ip_local_port_range"), "1024 65535");
         assert_eq!(read("tcp_tw_reuse"), "1");
-        let mut blocks = vec!["9000-9099".to_owned(), "50000".to_owned(), backend.address.port().to_string()];
+        let mut blocks = ["9000-9099".to_owned(), "50000".to_owned(), backend.address.port().to_string()];
         blocks.sort_by_key(|block| block.split('-').next().unwrap().parse::<u16>().unwrap());
         assert_eq!(read("ip_local_reserved_ports"), blocks.join(","));
     });

@@ -5,7 +5,7 @@
 //! is pinned: the kernel detaches the programs when this process ends. [`Accept`] attaches selectors to the SO_REUSEPORT groups of a
 //! server; the kernel keeps them with the group, so a guard process and a heartbeat end them.
 //!
-//! [`print`] has the settings of other programs against the same problem, for programs that can be changed.
+//! [`mod@print`] has the settings of other programs against the same problem, for programs that can be changed.
 #![forbid(unsafe_code)]
 
 mod accept;

@@ -171,6 +171,16 @@ pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
     .map(drop)
 }
 
+/// Takes a bound UDP socket out of the lookup for incoming packets, by a device that does not exist (SO_BINDTOIFINDEX). The port stays
+/// bound, and queued packets can still be read.
+///
+/// # Errors
+///
+/// EPERM for a socket with SO_BINDTODEVICE without CAP_NET_RAW.
+pub fn set_unreachable(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, libc::c_int::MAX)
+}
+
 /// Sets SO_LINGER to 0 seconds: close() sends RST and leaves no TIME_WAIT. Intended for tests and measurements.
 pub fn set_reset_on_close(socket: BorrowedFd<'_>) -> io::Result<()> {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };

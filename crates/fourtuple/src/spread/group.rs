@@ -419,7 +419,13 @@ impl UdpGroup {
         self.steer(&weights)?;
         membarrier::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
         self.live()?.1.leave(index)?;
-        self.members[index].take().ok_or(UdpGroupError::NoMember { index })
+        let member = self.members[index].take().ok_or(UdpGroupError::NoMember { index })?;
+        // close(2) leaves the group before it leaves the hash table of sockets. A lookup that finds the socket in between takes this
+        // socket without asking for the choice of the group (reuseport_select_sock), and its packet would be lost.
+        if option::set_unreachable(member.as_fd()).is_ok() {
+            membarrier::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
+        }
+        Ok(member)
     }
 }
 

@@ -275,8 +275,8 @@ struct search {
 	u32 hash;
 	u32 sources; /* additional source addresses */
 	u32 least;   /* the smallest share among the sources */
-	u32 best[4]; /* its source */
-	u32 route[4];
+	u32 best;    /* its place in the map of sources; beyond the map: the source of the route */
+	struct route *route;
 };
 
 enum answer { FREE, TAKEN, WAITING };
@@ -609,7 +609,7 @@ NOINLINE long compare_source(u32 index, struct search *search)
 	struct tuple *tuple;
 	u32 share;
 	if (index >= search->sources)
-		copy_address(key.source, search->route);
+		copy_address(key.source, search->route->source);
 	else if (address && is_ipv4(address->words) == is_ipv4(key.destination))
 		copy_address(key.source, address->words);
 	else
@@ -618,7 +618,7 @@ NOINLINE long compare_source(u32 index, struct search *search)
 	share = tuple ? tuple->share : 0;
 	if (share < search->least) {
 		search->least = share;
-		copy_address(search->best, key.source);
+		search->best = index;
 	}
 	return 0;
 }
@@ -626,12 +626,19 @@ NOINLINE long compare_source(u32 index, struct search *search)
 /* Changes to the source with the smallest share. Returns its tuple, or NULL if every source is exhausted. */
 NOINLINE struct tuple *other_source(struct search *search)
 {
+	struct address *address;
 	struct tuple *tuple;
+	u32 at;
 	search->least = ONE;
 	loop(search->sources + 1, compare_source, search, 0);
 	if (search->least >= ONE)
 		return NULL;
-	copy_address(search->key.source, search->best);
+	at = search->best;
+	address = map_lookup(&sources, &at);
+	if (at >= search->sources)
+		copy_address(search->key.source, search->route->source);
+	else if (address)
+		copy_address(search->key.source, address->words);
 	search->waiting = search->takes_waiting = search->probes = search->refused = 0;
 	tuple = sampled(search);
 	if (tuple)
@@ -644,7 +651,6 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 	u32 result;
 	struct tuple *other;
 	search->sources = wanted->sources;
-	copy_address(search->route, search->key.source);
 	if (search->namespace->sources && chooses_source(search, wanted)) {
 		tuple = sampled(search);
 		if (!tuple)
@@ -714,6 +720,7 @@ INLINE u32 decide(struct search *search, struct counters *counters)
 		let_share(context, wanted);
 		return LEFT_ROUTE;
 	}
+	search->route = route;
 	copy_address(search->key.source, route->source);
 	search->namespace = map_lookup(&namespaces, &search->key.namespace);
 	if (!search->namespace || search->namespace->high < search->namespace->low)

@@ -403,7 +403,7 @@ impl UdpGroup {
 
     /// Removes a member. Its slots move to the other members, and no packet reaches its socket after this call returns. The caller reads
     /// the remaining packets from the returned socket until `WouldBlock`, then closes it: no packet is lost. A close(2) without this
-    /// call loses the packets in the receive queue.
+    /// call loses the packets in the receive queue. The returned socket cannot send; the other members have the same address.
     ///
     /// # Errors
     ///

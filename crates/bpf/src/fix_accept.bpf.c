@@ -1,5 +1,6 @@
 /* Chooses the socket of a SO_REUSEPORT group of an unmodified server, as long as the process that attached the program lives.
  * crates/bpf/src/fix_accept.rs is the other half, and has the same layouts. */
+#include "branchless.h"
 #include "datagram_field.h"
 #include "fix_accept.h"
 
@@ -41,21 +42,6 @@ extern struct map sockets;   /* by the index of the listener */
 
 static u64 (*const monotonic_ns)(void) = (void *)5;
 static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
-
-/* The loop over the members has no branch but its end, because the verifier follows each branch in every turn: see
- * least_busy.bpf.c. The barrier keeps the compiler from turning the mask into a branch. */
-INLINE s64 all_ones_if_negative(s64 number)
-{
-    s64 mask = number >> 63;
-    asm volatile("" : "+r"(mask));
-    return mask;
-}
-
-INLINE s64 lower(s64 a, s64 b)
-{
-    s64 difference = a - b;
-    return b + (difference & all_ones_if_negative(difference));
-}
 
 /* Returns the key of a listener; the lowest key wins. It compares the load first, then the open connections, then for listeners with
  * open connections the time since the worker closed one, then the distance from a random start.
@@ -115,6 +101,7 @@ INLINE int least_busy(struct context *context, struct everything *all, struct gr
     u32 start = random_u32() % members;
     s64 best = CLOSED_KEY;
     u64 now = monotonic_ns();
+    /* No branch but the end: see branchless.h. */
 #pragma clang loop unroll(disable)
     for (u32 distance = 0; distance < MEMBERS; distance++) {
         if (distance >= members)

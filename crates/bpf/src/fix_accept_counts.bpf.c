@@ -108,16 +108,23 @@ INLINE void progressed(struct listener *listener)
 	listener->mean_us = mean + us / SMOOTHING - mean / SMOOTHING;
 }
 
-INLINE void closed(const struct sock *socket, int from, int to)
+/* Returns the listener of a marked socket. NULL: the socket has no mark, or the entry has got another socket. */
+INLINE struct listener *listener_of(struct mark *mark)
 {
 	u32 only = 0;
-	struct mark *mark = storage_of(&marks, (void *)socket, NULL, 0);
 	struct everything *all = map_lookup(&listeners, &only);
 	struct listener *listener;
 	if (!mark || !all)
-		return;
+		return NULL;
 	listener = &all->listener[mark->listener & (LISTENERS - 1)];
-	if (listener->generation != mark->generation)
+	return listener->generation == mark->generation ? listener : NULL;
+}
+
+INLINE void closed(const struct sock *socket, int from, int to)
+{
+	struct mark *mark = storage_of(&marks, (void *)socket, NULL, 0);
+	struct listener *listener = listener_of(mark);
+	if (!listener)
 		return;
 	if (from == LISTEN)
 		listener->socket = 0;
@@ -130,15 +137,9 @@ INLINE void closed(const struct sock *socket, int from, int to)
 
 INLINE void opened(const struct sock *socket)
 {
-	u32 only = 0;
 	struct mark *mark = storage_of(&marks, (void *)socket, NULL, 0);
-	struct everything *all = map_lookup(&listeners, &only);
-	struct listener *listener;
-	if (!mark || !all)
-		return;
-	listener = &all->listener[mark->listener & (LISTENERS - 1)];
-	if (listener->generation != mark->generation ||
-	    __sync_val_compare_and_swap(&mark->seen, UNSEEN, OPEN) != UNSEEN)
+	struct listener *listener = listener_of(mark);
+	if (!listener || __sync_val_compare_and_swap(&mark->seen, UNSEEN, OPEN) != UNSEEN)
 		return;
 	if (__sync_fetch_and_add(&listener->open, 1) == 0)
 		listener->progress_ns = monotonic_ns();

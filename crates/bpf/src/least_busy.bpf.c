@@ -1,6 +1,6 @@
 /* Chooses the listener of a SO_REUSEPORT group whose worker has the least to do: at each SYN, and for each connection
  * of a listener that goes away. crates/bpf/src/least_busy.rs is the other half, and has the same layouts. */
-#include "sk_reuseport.h"
+#include "branchless.h"
 
 #define SEATS 64
 /* The number of empty seats that one packet may clear. If it meets more, the kernel's hash chooses this time. */
@@ -32,22 +32,6 @@ struct state {
 
 extern struct map state;     /* array of one struct state */
 extern struct map listeners; /* sockets by seat */
-
-/* The verifier follows every branch in every turn of a loop and keeps the state of the best seat on each, so a loop over the
- * seats with branches exceeds its limits. The loop has no branches: it compares numbers below 2^63 by the sign of their
- * difference. The barrier keeps the compiler from turning this into branches. */
-INLINE s64 all_ones_if_negative(s64 number)
-{
-    s64 mask = number >> 63;
-    asm volatile("" : "+r"(mask));
-    return mask;
-}
-
-INLINE s64 lower(s64 a, s64 b)
-{
-    s64 difference = a - b;
-    return b + (difference & all_ones_if_negative(difference));
-}
 
 /* Returns the key of a seat; the lowest key wins. It compares connections on their way plus requests in progress first, then
  * open connections, then the distance from the cursor. A free seat has the highest key. */

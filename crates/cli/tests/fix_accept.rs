@@ -7,16 +7,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, schedule, sock_diag};
 use fourtuple_testing::in_namespace;
-use program::{fourtuple, require_valid, run};
+use program::fixing::{self, attached};
+use program::{fourtuple, run, until};
 use serde_json::Value;
 
-/// Time after which a test fails.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// Time without an answer after which a worker counts as blocked.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -153,47 +152,9 @@ impl Drop for Server {
     }
 }
 
-/// Starts a fix and waits for its ready line; `None` after a skip.
-fn attached(test: &str, arguments: &str) -> Option<Child> {
-    let mut child = fourtuple(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut line = String::new();
-    BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
-    if line.starts_with("fixing accept of ") || line.starts_with("observing accept of ") {
-        return Some(child);
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
-    fourtuple_testing::skip(test, "bpf", line.trim_end());
-    None
-}
-
-/// Ends a fix with SIGTERM and returns its exit code and its record.
-fn end(mut fix: Child) -> (i32, Value) {
-    child::terminate(fix.id()).unwrap();
-    let mut text = String::new();
-    fix.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    let code = fix.wait().unwrap().code().expect("an exit code");
-    let record: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
-    require_valid(&record);
-    (code, record)
-}
-
+/// Ends a fix with SIGTERM and returns its results.
 fn record_of(fix: Child) -> Value {
-    let (code, record) = end(fix);
-    assert_eq!(code, 0, "{record}");
-    record["results"].clone()
-}
-
-/// Waits until the condition holds.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
+    fixing::record_of(fix)["results"].clone()
 }
 
 /// Returns the guard process of a fix: its only child.

@@ -10,10 +10,7 @@ use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
 use program::forwarder::Forwarder;
-use program::{Room, fourtuple, list, number, require_valid, run};
-
-/// The deadline of a wait: it only decides that a test has failed.
-const DEADLINE: Duration = Duration::from_secs(60);
+use program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, until};
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -270,15 +267,6 @@ fn prometheus_gets_its_counters() {
         assert!(get("/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
         assert!(get("/other").starts_with("HTTP/1.1 404 "));
     });
-}
-
-/// Waits until `holds` returns true; `what` names the condition in the error.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < DEADLINE, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::{in_namespace, set_sysctl};
-use program::{DEADLINE, Ended, Room, children, fourtuple, require_valid, run, stat};
+use program::{Ended, Room, children, fourtuple, require_valid, run, stat, until};
 use serde_json::Value;
 
 const LOW: u16 = 20_000;
@@ -304,14 +304,6 @@ impl Endless {
     }
 }
 
-fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "never {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Returns whether a process has ended; a zombie has.
 fn is_gone(process: u32) -> bool {
     stat(process).is_none_or(|(state, _)| state == 'Z')
@@ -328,14 +320,14 @@ fn a_killed_process_of_run_breaks_no_connect() {
                 let Some(mut endless) = Endless::start(test, way, client, destination.port()) else { return };
                 let victim = if kills_supervisor { endless.supervisor } else { endless.main.id() };
                 child::kill(victim).unwrap();
-                wait_until("killed", || is_gone(victim));
+                until("killed", || is_gone(victim));
                 thread::sleep(Duration::from_millis(20));
                 assert!(!is_gone(endless.program), "{way}: the program runs");
                 assert_eq!(endless.end(), "failed 0 of 1\n", "{way}, supervisor {kills_supervisor}");
                 let code = endless.main.wait().unwrap().code();
                 assert_eq!(code, kills_supervisor.then_some(0), "{way}");
                 let main = endless.main.id();
-                wait_until("without processes and files", || {
+                until("without processes and files", || {
                     let is_cgroup = fourtuple_testing::cgroup_root()
                         .is_ok_and(|root| root.join(format!("fourtuple-run-{main}")).exists());
                     let directory = std::env::temp_dir().join(format!("fourtuple-run-{main}-0"));
@@ -361,13 +353,13 @@ fn signals_reach_the_program_and_stops_are_passed_on() {
             let mut stop = Command::new("kill");
             assert!(stop.args(["-STOP", &endless.program.to_string()]).status().unwrap().success());
             let main = endless.main.id();
-            wait_until("stopped", || state(main) == Some('T') && state(endless.program) == Some('T'));
+            until("stopped", || state(main) == Some('T') && state(endless.program) == Some('T'));
             assert_ne!(state(endless.supervisor), Some('T'));
             let mut resume = Command::new("kill");
             assert!(resume.args(["-CONT", &endless.program.to_string()]).status().unwrap().success());
-            wait_until("continued", || state(main) != Some('T'));
+            until("continued", || state(main) != Some('T'));
             child::terminate(main).unwrap();
-            wait_until("ended by SIGTERM", || endless.main.try_wait().unwrap().is_some());
+            until("ended by SIGTERM", || endless.main.try_wait().unwrap().is_some());
             assert_eq!(endless.main.wait().unwrap().code(), Some(128 + 15), "{way}");
             assert_eq!(endless.end(), "", "{way}");
         }
@@ -394,7 +386,7 @@ fn descendants_that_outlive_the_program_connect() {
                 return;
             }
             assert_eq!(ended.code, 0, "{ended:?}");
-            wait_until("finished", || Path::new(&file).exists());
+            until("finished", || Path::new(&file).exists());
             assert!(fs::read_to_string(&file).unwrap().starts_with("0 0 "), "{way}");
             fs::remove_file(&file).unwrap();
         }

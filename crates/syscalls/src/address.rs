@@ -109,6 +109,29 @@ impl RawAddress {
     pub(crate) fn to_std(&self) -> io::Result<SocketAddr> {
         to_std(&self.storage)
     }
+
+    /// Returns the bytes of the address, to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let storage = &raw mut self.storage;
+        // SAFETY: sockaddr_storage is plain data without a pointer, for which all bytes are valid values, and is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(storage.cast(), size_of::<libc::sockaddr_storage>()) }
+    }
+
+    /// Converts an address of which this number of bytes has been written.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL: the family is neither AF_INET nor AF_INET6, or has longer addresses.
+    pub(crate) fn to_std_of(&self, length: usize) -> io::Result<SocketAddr> {
+        /// SIN6_LEN_RFC2133, without the scope.
+        const SHORTEST_IPV6: usize = 24;
+        let least = match libc::c_int::from(self.storage.ss_family) {
+            libc::AF_INET => size_of::<libc::sockaddr_in>(),
+            libc::AF_INET6 => SHORTEST_IPV6,
+            _ => usize::MAX,
+        };
+        if length < least { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { self.to_std() }
+    }
 }
 
 /// Converts an address that the kernel or this crate has written.

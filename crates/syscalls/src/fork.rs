@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::check;
+use crate::{check, signals};
 
 /// Returns a number that is the same for all threads of this process and differs from the parent's number.
 ///
@@ -110,32 +110,23 @@ pub fn run_in_process(body: impl FnOnce() -> i32) -> io::Result<Process> {
 ///
 /// This process has several threads, whose locks could stay locked in the child forever; or pipe() or fork() failed.
 pub fn run_beside(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Result<(Process, PipeWriter)> {
-    if fs::read_dir("/proc/self/task")?.count() > 1 {
-        return Err(io::Error::other("fork() needs a process with one thread"));
-    }
     let (reader, writer) = io::pipe()?;
-    // SAFETY: this process has no other thread, so no lock is held and no state is half changed in the child.
-    let child = check(unsafe { libc::fork() })?;
-    if child != 0 {
-        return Ok((Process(child), writer));
-    }
-    // SAFETY: the set is initialised by sigfillset; the name ends in NUL; the descriptors belong to this process, and their
-    // owners are forgotten, as the process ends by _exit.
-    let reader = unsafe {
-        let mut all: libc::sigset_t = mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_BLOCK, &raw const all, ptr::null_mut());
-        libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
-        if libc::dup2(reader.as_raw_fd(), 0) == -1 || close_all_but_0().is_err() {
-            libc::_exit(1);
+    let process = run_in_process(|| {
+        // SAFETY: setsid() takes nothing; the name ends in NUL.
+        unsafe {
+            libc::setsid();
+            libc::prctl(libc::PR_SET_NAME, name.as_ptr());
         }
-        mem::forget((reader, writer));
-        PipeReader::from(OwnedFd::from_raw_fd(0))
-    };
-    let code = panic::catch_unwind(AssertUnwindSafe(|| body(reader))).unwrap_or(101);
-    // SAFETY: _exit takes no pointers and does not return.
-    unsafe { libc::_exit(code) }
+        // SAFETY: dup2() takes numbers. The values of this process that own descriptors are never dropped, as it ends by _exit().
+        if signals::block_all().is_err()
+            || unsafe { libc::dup2(reader.as_raw_fd(), 0) == -1 || close_all_but_0().is_err() }
+        {
+            return 1;
+        }
+        // SAFETY: descriptor 0 is the copy of the reader, which no other value owns.
+        body(PipeReader::from(unsafe { OwnedFd::from_raw_fd(0) }))
+    })?;
+    Ok((process, writer))
 }
 
 /// Closes every descriptor but 0. Allocates nothing and takes no lock.
@@ -182,12 +173,6 @@ impl Process {
     pub fn kill(&self) -> io::Result<()> {
         // SAFETY: kill(2) takes no pointers; the process is a child without a waitpid() yet, so its number was not reused.
         check(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
-    }
-
-    /// Returns the next change of the state of the process, without waiting; `None` if there was none (waitpid(2)). After
-    /// [`Change::Ended`] the process is gone, and its number may belong to another process.
-    pub fn change(&self) -> io::Result<Option<Change>> {
-        Ok(change_of(self.0)?.map(|(_, change)| change))
     }
 
     /// Waits until the process has ended (waitpid(2)), and returns its exit status.
@@ -332,9 +317,8 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
-        let process = Process(child);
         let wait = || loop {
-            if let Some(change) = process.change().unwrap() {
+            if let Some((_, change)) = change_of(child).unwrap() {
                 return change;
             }
             std::thread::sleep(std::time::Duration::from_millis(1));

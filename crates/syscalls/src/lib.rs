@@ -17,6 +17,7 @@ pub mod datagram;
 pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
+pub mod errno;
 pub mod event_fd;
 pub mod fork;
 #[doc(hidden)]

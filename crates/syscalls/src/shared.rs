@@ -45,15 +45,7 @@ impl Counters {
         let length = count
             .checked_mul(size_of::<AtomicU64>())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: the kernel chooses the address. A descriptor is of a file that is long enough.
-        let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let first = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap() gave address 0"))?;
-        Ok(Counters { first, count })
+        Ok(Counters { first: map(length, flags, descriptor)?.cast(), count })
     }
 
     /// Returns all counters.
@@ -61,6 +53,21 @@ impl Counters {
         // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
+}
+
+/// Maps anonymous memory, which processes forked later share.
+pub(crate) fn map_anonymous(length: usize) -> io::Result<NonNull<u8>> {
+    map(length, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
+}
+
+fn map(length: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel chooses the address, so that the mapping touches no memory in use.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap() gave address 0"))
 }
 
 /// Returns whether the file system of a file allows to execute it (no mount option `noexec`).

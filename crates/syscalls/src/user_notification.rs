@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::seccomp::{JUMP_EQUAL, LOAD, NUMBER, RETURN, instruction};
-use crate::{check, privileges};
+use crate::{check, privileges, shared};
 
 /// Offset of the architecture in struct seccomp_data.
 const ARCHITECTURE: u32 = 4;
@@ -100,21 +100,7 @@ unsafe impl Send for Inbox {}
 impl Inbox {
     /// Maps memory for a notification.
     pub fn new() -> io::Result<Inbox> {
-        // SAFETY: the kernel chooses the address, and anonymous memory has no descriptor.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Raw>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(address.cast()).map(Inbox).ok_or_else(|| io::Error::other("mmap() gave address 0"))
+        Ok(Inbox(shared::map_anonymous(size_of::<Raw>())?.cast()))
     }
 
     /// Returns the identifier of the notification that was received last and not answered yet.

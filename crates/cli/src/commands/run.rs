@@ -2,7 +2,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple_fix::{Choice, Run, RunOutcome, Way};
 use fourtuple_record::{RunSettings, Saved};
@@ -23,8 +24,8 @@ use crate::save::save;
 #[derive(Debug, Args)]
 pub(crate) struct RunFlags {
     /// The way [default: the first that fits: cgroup, preload, supervise]
-    #[arg(long, value_name = "WAY")]
-    via: Option<Via>,
+    #[arg(long, value_name = "WAY", value_parser = way())]
+    via: Option<Way>,
     /// Print on stderr at the end what was done
     #[arg(long)]
     report: bool,
@@ -42,28 +43,15 @@ pub(crate) struct RunFlags {
     command: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Via {
-    Cgroup,
-    Supervise,
-    Preload,
-}
-
-impl From<Via> for Way {
-    fn from(via: Via) -> Way {
-        match via {
-            Via::Cgroup => Way::Cgroup,
-            Via::Supervise => Way::Supervise,
-            Via::Preload => Way::Preload,
-        }
-    }
+fn way() -> impl TypedValueParser<Value = Way> {
+    PossibleValuesParser::new(Way::ALL.map(Way::name))
+        .try_map(|name| Way::named(&name).ok_or_else(|| format!("{name:?} is not a way")))
 }
 
 impl RunFlags {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let started = OffsetDateTime::now_utc();
-        let via = self.via.map(Way::from);
-        let run = Run { command: self.command.clone(), via, search: search(via) };
+        let run = Run { command: self.command.clone(), via: self.via, search: search(self.via) };
         let is_quiet = self.quiet;
         let name = self.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let outcome = run.run(|choice| {
@@ -86,7 +74,7 @@ impl RunFlags {
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let settings = RunSettings {
             command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            via: self.via.map(|via| Way::from(via).name().to_owned()),
+            via: self.via.map(|way| way.name().to_owned()),
         };
         let saved =
             Saved::Run(output::record("run", started, host, settings, outcome.validity, outcome.results));

@@ -38,6 +38,15 @@ pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
     command
 }
 
+/// Waits until the condition holds; `what` names it in the error.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The exit code and the output of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {

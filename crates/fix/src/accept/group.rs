@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use fourtuple_bpf::FixAccept;
 use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector};
 use fourtuple_record::FixAcceptListener;
+use fourtuple_syscalls::errno::{EBADF, ESRCH};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::Transport;
 
@@ -138,7 +139,5 @@ pub(super) fn duplicate(handles: &[Handle]) -> Result<Option<OwnedFd>, AcceptErr
 
 /// Returns whether the process or its descriptor is gone.
 fn is_gone(error: &io::Error) -> bool {
-    const EBADF: i32 = 9;
-    const ESRCH: i32 = 3;
     matches!(error.raw_os_error(), Some(EBADF | ESRCH))
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
+use fourtuple_syscalls::errno::EBUSY;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::Member;
-use fourtuple_syscalls::socket;
-use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::accept::discover::{self, Scope};
 use crate::accept::error::AcceptError;
@@ -21,7 +21,6 @@ use crate::accept::guard::{Guard, Handle};
 use crate::accept::heart::Heart;
 use crate::accept::settings::{Accept, AcceptProgress, AcceptTarget};
 
-const EBUSY: i32 = 16;
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// The greatest number of listeners in a record.

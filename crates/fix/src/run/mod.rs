@@ -30,6 +30,7 @@ use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::FixPortsSettings;
 use fourtuple_record::{Remark, RunResults};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::errno::{EBUSY, EINVAL, SIGCHLD};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::shared::Counters;
@@ -53,10 +54,6 @@ pub use way::{Choice, Way};
 const PAST: f64 = 0.25;
 /// Interval of the check whether bind() to port 0 fails on this host, while the program uses such sockets.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-
-const EINVAL: i32 = 22;
-const EBUSY: i32 = 16;
-const SIGCHLD: i32 = 17;
 
 /// A program to run.
 #[derive(Clone, Debug)]

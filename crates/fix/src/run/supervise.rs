@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+use fourtuple_syscalls::errno::{EBADF, EMFILE};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::shared::Counters;
@@ -22,12 +22,6 @@ const TCP: i32 = 6;
 const UDP_PROTOCOL: i32 = 17;
 /// The greatest number of open thread descriptors.
 const THREADS: usize = 512;
-
-/// Size of struct sockaddr_in6.
-const ADDRESS: usize = 28;
-
-const EBADF: i32 = 9;
-const EMFILE: i32 = 24;
 
 /// The supervisor's end of the listener.
 #[derive(Debug)]
@@ -116,9 +110,11 @@ impl<'a> Answers<'a> {
         if !is_ours || option::protocol(socket).ok() != Some(TCP) {
             return;
         }
+        // The program can change the address before the kernel reads it; then the option has no effect, or connect() chooses the port.
+        let address =
+            process_memory::read_address(notification.thread, notification.address, notification.length);
         // The number of the thread may belong to another thread if the call does not wait any more.
-        let is_to_port_0 = destination_of_bind(notification)
-            .is_some_and(|address| address.port() == 0 && !address.ip().is_unspecified())
+        let is_to_port_0 = address.is_ok_and(|address| address.port() == 0 && !address.ip().is_unspecified())
             && self.listener.is_valid(notification.id);
         if is_to_port_0 && set_range(socket, DEFERRED) {
             self.has_deferred = true;
@@ -201,35 +197,6 @@ fn has_address_only(socket: BorrowedFd<'_>) -> bool {
     socket::local_address(socket).is_ok_and(|address| address.port() == 0 && !address.ip().is_unspecified())
 }
 
-/// Reads the address of a bind() from the memory of the program. The program can change it before the kernel reads it; then the
-/// option has no effect, or the port is chosen by connect().
-fn destination_of_bind(notification: &Notification) -> Option<SocketAddr> {
-    let mut bytes = [0; ADDRESS];
-    let length = usize::try_from(notification.length).ok()?.min(ADDRESS);
-    let room = &mut bytes[..length];
-    let read = process_memory::read(notification.thread, notification.address, room).ok()?;
-    parse(&bytes[..read])
-}
-
-/// Parses struct sockaddr_in or sockaddr_in6.
-fn parse(bytes: &[u8]) -> Option<SocketAddr> {
-    const AF_INET: u16 = 2;
-    const AF_INET6: u16 = 10;
-    let half = |at: usize| Some([*bytes.get(at)?, *bytes.get(at + 1)?]);
-    let port = u16::from_be_bytes(half(2)?);
-    match u16::from_ne_bytes(half(0)?) {
-        AF_INET => {
-            let address: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
-            Some(SocketAddr::from((address, port)))
-        }
-        AF_INET6 => {
-            let address: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
-            Some(SocketAddr::from((address, port)))
-        }
-        _ => None,
-    }
-}
-
 fn range(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let (low, high) = option::local_port_range(socket)?;
     Ok(u32::from(low) | u32::from(high) << 16)
@@ -238,24 +205,4 @@ fn range(socket: BorrowedFd<'_>) -> io::Result<u32> {
 fn set_range(socket: BorrowedFd<'_>, range: u32) -> bool {
     let result = option::set_local_port_range(socket, range as u16, (range >> 16) as u16);
     result.is_ok_and(|answer| answer == option::Answer::Done)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_both_families_are_parsed() {
-        let four = [2, 0, 0x1f, 0x90, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(parse(&four), Some("127.0.0.1:8080".parse().unwrap()));
-        let mut six = [0; ADDRESS];
-        six[0] = 10;
-        six[23] = 1;
-        assert_eq!(parse(&six), Some("[::1]:0".parse().unwrap()));
-        for length in 0..8 {
-            assert_eq!(parse(&four[..length]), None, "{length} bytes");
-            assert_eq!(parse(&six[..length + 16]), None, "{length} bytes");
-        }
-        assert_eq!(parse(&[1, 0, 47, 0, 0, 0, 0, 0]), None, "another family");
-    }
 }

@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::errno::SIGCONT;
 use fourtuple_syscalls::fork::{self, Change, End, Process};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::privileges;
@@ -20,8 +21,6 @@ use fourtuple_syscalls::user_notification::{self, Inbox, Listener};
 use crate::run::files::Files;
 use crate::run::message::{Message, Step};
 use crate::run::supervise::Answers;
-
-const SIGCONT: i32 = 18;
 
 /// The program that the supervisor starts, and its surroundings.
 pub(super) struct Launch<'a> {

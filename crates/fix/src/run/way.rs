@@ -17,6 +17,15 @@ pub enum Way {
 }
 
 impl Way {
+    /// All ways, in the order in which they are tried. The cgroup sees every program and io_uring too, and acts under pressure only; the
+    /// library costs less than the supervisor.
+    pub const ALL: [Way; 3] = [Way::Cgroup, Way::Preload, Way::Supervise];
+
+    /// Returns the way of a name.
+    pub fn named(name: &str) -> Option<Way> {
+        Way::ALL.into_iter().find(|way| way.name() == name)
+    }
+
     /// Returns the name of the way on the command line and in records.
     pub fn name(self) -> &'static str {
         match self {
@@ -26,10 +35,6 @@ impl Way {
         }
     }
 }
-
-/// The ways in the order in which they are tried. The cgroup sees every program and io_uring too, and acts under pressure only; the
-/// library costs less than the supervisor.
-const ORDER: [Way; 3] = [Way::Cgroup, Way::Preload, Way::Supervise];
 
 /// A chosen way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +64,7 @@ pub(super) fn choose(
         return Ok(Choice { way, passed_over });
     }
     let mut reasons = Vec::new();
-    for way in ORDER {
+    for way in Way::ALL {
         match fits(way) {
             Ok(()) => return Ok(Choice { way, passed_over }),
             Err(reason) => {

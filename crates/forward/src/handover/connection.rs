@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::errno::{ECONNRESET, EPIPE};
 use fourtuple_syscalls::message::{self, Peer};
 use fourtuple_syscalls::socket;
 
@@ -147,9 +148,6 @@ impl PeerConnection {
         }
     }
 }
-
-const EPIPE: i32 = 32;
-const ECONNRESET: i32 = 104;
 
 impl Message {
     pub(super) fn kind(&self) -> &str {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
+use fourtuple_syscalls::errno::{EBADF, EINVAL, EIO, EMSGSIZE, ENOSYS, ENOTSOCK, EPERM};
 use fourtuple_syscalls::errno_name;
 
 use crate::counters::{Counters, Drop};
@@ -35,10 +36,6 @@ pub(super) fn refused(call: &'static str) -> impl Fn(io::Error) -> io::Error {
 
 /// Returns whether every further call would fail too: none of these errors reports an ICMP message.
 fn is_lasting(error: &io::Error) -> bool {
-    const EPERM: i32 = 1;
-    const EBADF: i32 = 9;
-    const ENOSYS: i32 = 38;
-    const ENOTSOCK: i32 = 88;
     matches!(error.raw_os_error(), Some(EPERM | EBADF | ENOSYS | ENOTSOCK))
 }
 
@@ -121,9 +118,6 @@ fn may_be_earlier(error: &io::Error) -> bool {
 /// Returns whether the kernel refused UDP_SEGMENT. EINVAL: the datagrams are longer than the path MTU, or the kernel lacks UDP_SEGMENT;
 /// EIO: the device cannot compute checksums.
 fn is_segmentation_refused(error: &io::Error) -> bool {
-    const EIO: i32 = 5;
-    const EINVAL: i32 = 22;
-    const EMSGSIZE: i32 = 90;
     matches!(error.raw_os_error(), Some(EIO | EINVAL | EMSGSIZE))
 }
 

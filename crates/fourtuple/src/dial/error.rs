@@ -3,6 +3,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fourtuple_syscalls::errno::EPROTO;
 use fourtuple_syscalls::errno_name;
 
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
@@ -44,9 +45,6 @@ impl Unseen {
         Unseen { call, errno: error.raw_os_error().unwrap_or(EPROTO) }
     }
 }
-
-/// EPROTO, "protocol error", of include/uapi/asm-generic/errno.h.
-const EPROTO: i32 = 71;
 
 impl fmt::Display for Unseen {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use fourtuple_report::duration;
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
+use crate::commands::fix::ready;
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::{self, Output};
@@ -139,12 +139,8 @@ impl AcceptFlags {
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
         let line = Line::new(self.output.quiet);
-        // Also where stderr is no terminal, because scripts wait for this line.
         let attached = |addresses: &[String]| {
-            if !self.output.quiet {
-                let verb = if self.dry_run { "observing" } else { "fixing" };
-                let _ = writeln!(io::stderr(), "{verb} accept of {}", addresses.join(", "));
-            }
+            ready::announce(&self.output, self.dry_run, format_args!("accept of {}", addresses.join(", ")));
         };
         let outcome = accept.run(&stop, attached, |progress| {
             if line.is_visible() {

@@ -1,6 +1,7 @@
 mod accept;
 mod ports;
 mod print;
+mod ready;
 
 use clap::{Args, Subcommand};
 

@@ -1,4 +1,3 @@
-use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use indicatif::HumanCount;
 use ipnet::IpNet;
 use time::OffsetDateTime;
 
+use crate::commands::fix::ready;
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::{self, Output};
@@ -97,12 +97,8 @@ impl PortsFlags {
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
         let line = Line::new(self.output.quiet);
-        // Also where stderr is no terminal, because scripts wait for this line.
         let attached = || {
-            if !self.output.quiet {
-                let verb = if self.dry_run { "observing" } else { "fixing" };
-                let _ = writeln!(io::stderr(), "{verb} connect() of {}", cgroup.display());
-            }
+            ready::announce(&self.output, self.dry_run, format_args!("connect() of {}", cgroup.display()));
         };
         let outcome = ports.run(&stop, attached, |progress| {
             if line.is_visible() {

@@ -118,9 +118,8 @@ pub fn run_beside(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Resu
             libc::prctl(libc::PR_SET_NAME, name.as_ptr());
         }
         // SAFETY: dup2() takes numbers. The values of this process that own descriptors are never dropped, as it ends by _exit().
-        if signals::block_all().is_err()
-            || unsafe { libc::dup2(reader.as_raw_fd(), 0) == -1 || close_all_but_0().is_err() }
-        {
+        let alone = unsafe { libc::dup2(reader.as_raw_fd(), 0) != -1 && close_all_but_0().is_ok() };
+        if !alone || signals::block_all().is_err() {
             return 1;
         }
         // SAFETY: descriptor 0 is the copy of the reader, which no other value owns.

@@ -20,8 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option::{self, Answer};
-use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{child, resource};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::cgroup::Cgroup;
 use program::fixing::{attached, record_of};
@@ -188,12 +188,12 @@ struct Site {
     _held: Vec<OwnedFd>,
 }
 
-/// A server program, killed on drop.
+/// A server program, ended with SIGTERM on drop: `fourtuple run` passes the signal on, and would leave the program behind on SIGKILL.
 struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        let _ = child::terminate(self.0.id());
         let _ = self.0.wait();
     }
 }

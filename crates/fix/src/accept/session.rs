@@ -87,7 +87,9 @@ impl<'a> Session<'a> {
     }
 
     pub(super) fn addresses(&self) -> Vec<String> {
-        self.groups.iter().map(|group| group.local.to_string()).collect()
+        // A server may have a group for TCP and one for UDP at one address.
+        let addresses: BTreeSet<_> = self.groups.iter().map(|group| group.local).collect();
+        addresses.iter().map(ToString::to_string).collect()
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -10,6 +10,7 @@
 
 mod accept;
 mod compare;
+mod doctor;
 mod fix_accept;
 mod fix_ports;
 mod format;
@@ -25,6 +26,7 @@ mod run;
 mod saved;
 mod scatter;
 mod serve;
+pub mod snapshot;
 mod time_wait;
 mod trace;
 mod trace_accept;
@@ -37,6 +39,7 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
+pub use doctor::{Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Severity, Unchecked};
 pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
 pub use format::{format_duration, format_time, three_digits};

@@ -1,9 +1,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AcceptRecord, CompareRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host, LabLocksRecord,
-    LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, RunRecord, SCHEMA,
-    ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    AcceptRecord, CompareRecord, DoctorRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host,
+    LabLocksRecord, LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, RunRecord,
+    SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -105,6 +105,7 @@ records! {
     "fix ports" => FixPorts(FixPortsRecord),
     "fix accept" => FixAccept(FixAcceptRecord),
     "run" => Run(RunRecord),
+    "doctor" => Doctor(DoctorRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),
     "trace locks" => TraceLocks(TraceLocksRecord),

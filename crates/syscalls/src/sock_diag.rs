@@ -34,6 +34,21 @@ pub struct Entry {
     pub expires: Option<Duration>,
 }
 
+/// A TCP socket with a peer, and its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// A constant of [`state`], or another TCP state.
+    pub state: u8,
+    /// Local address and port.
+    pub local: SocketAddr,
+    /// Address and port of the peer.
+    pub remote: SocketAddr,
+    /// Time until the timer of the socket expires, if one is active. In TIME_WAIT: until the state ends.
+    pub expires: Option<Duration>,
+    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
+    pub inode: u32,
+}
+
 /// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -138,6 +153,18 @@ fn plain_address(reply: &Reply) -> IpAddr {
 /// The errors of [`each`].
 pub fn each_connection(mut found: impl FnMut(Entry)) -> io::Result<()> {
     each_tcp(!(1 << state::LISTEN), |reply, _| found(entry(reply)))
+}
+
+/// Calls `found` for every TCP socket except listeners in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of [`each`].
+pub fn each_socket(mut found: impl FnMut(&Socket)) -> io::Result<()> {
+    each_tcp(!(1 << state::LISTEN), |reply, _| {
+        let Entry { state, local, remote, expires } = entry(reply);
+        found(&Socket { state, local, remote, expires, inode: reply.inode });
+    })
 }
 
 /// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network

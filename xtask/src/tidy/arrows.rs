@@ -12,7 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("exposition", &[]),
     ("bpf", &["syscalls"]),
     ("fourtuple", &["syscalls", "bpf"]),
-    ("host", &["syscalls", "record"]),
+    ("host", &["syscalls", "bpf", "record"]),
     ("doctor", &["record", "measure"]),
     ("report", &["record", "measure"]),
     ("load", &["fourtuple", "syscalls", "measure", "record"]),
@@ -68,7 +68,13 @@ const ARROWS: &[(&str, &[&str])] = &[
 const OPTIONAL: &[(&str, &str)] = &[("fourtuple", "bpf")];
 
 /// Dependencies that only tests and benchmarks may have.
-const MEASURING: &[(&str, &str)] = &[("fourtuple", "measure"), ("load", "serve"), ("trace", "fourtuple")];
+const MEASURING: &[(&str, &str)] = &[
+    ("fourtuple", "measure"),
+    ("load", "serve"),
+    ("trace", "fourtuple"),
+    ("doctor", "host"),
+    ("doctor", "syscalls"),
+];
 
 /// Crates that every crate may use as a dev-dependency only.
 const TESTING: &str = "testing";

@@ -3,6 +3,7 @@
 mod accept;
 mod accept_timeline;
 mod compare;
+mod doctor;
 mod fix_accept;
 mod fix_ports;
 mod forward;
@@ -43,6 +44,7 @@ pub(crate) fn document(saved: &Saved) -> Document {
         Saved::Load(record) => load::document(record),
         Saved::Serve(record) => serve::document(record),
         Saved::Forward(record) => forward::document(record),
+        Saved::Doctor(record) => doctor::document(record),
         Saved::FixAccept(record) => fix_accept::document(record),
         Saved::FixPorts(record) => fix_ports::document(record),
         Saved::Run(record) => run::document(record),

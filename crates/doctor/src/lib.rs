@@ -1,0 +1,19 @@
+//! Rules that find faults in a [`Snapshot`].
+//!
+//! Each rule is a file in `rules`: what the rule looks for, where its figures come from, its threshold, its explanation, and a function
+//! from a snapshot to findings. The crate reads nothing itself.
+#![forbid(unsafe_code)]
+
+mod diagnose;
+mod draft;
+mod explain;
+mod limits;
+mod rule;
+mod rules;
+mod words;
+
+pub use diagnose::{Diagnosis, diagnose};
+pub use explain::explain;
+pub use limits::{LimitError, Limits};
+pub use rule::{Rule, Threshold};
+pub use rules::{ALL, named};

@@ -1,0 +1,95 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Record;
+use crate::snapshot::Snapshot;
+
+/// The record of `fourtuple doctor`.
+pub type DoctorRecord = Record<DoctorSettings, DoctorResults>;
+
+/// The settings of `doctor`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DoctorSettings {
+    /// Process whose network namespace was examined; `null`: another or this one.
+    pub pid: Option<u32>,
+    /// File of the network namespace; `null`: another or this one.
+    pub netns: Option<String>,
+    /// Container whose network namespace was examined; `null`: another or this one.
+    pub container: Option<String>,
+    /// The only destination that was examined; `null`: all.
+    pub to: Option<String>,
+    /// Time between the two readings.
+    pub for_ns: u64,
+    /// Thresholds that differ from the default, by rule.
+    pub thresholds: BTreeMap<String, f64>,
+}
+
+/// The results of `doctor`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DoctorResults {
+    /// Findings, the most severe first.
+    pub findings: Vec<Finding>,
+    /// Rules that were checked, by id.
+    pub checked: Vec<String>,
+    /// Rules that could not be checked.
+    pub unchecked: Vec<Unchecked>,
+    /// What the rules saw.
+    pub snapshot: Snapshot,
+}
+
+/// The severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Connections fail now.
+    Critical,
+    /// Connections are slow now, or will fail.
+    Warning,
+    /// A setting that does not do what its name suggests, or that will matter under load.
+    Notice,
+}
+
+/// A fault that a rule found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Rule: `P01`.
+    pub id: String,
+    /// Severity.
+    pub severity: Severity,
+    /// What the finding is about: a tuple, a listener, a process. Two findings of a rule have different subjects.
+    pub subject: String,
+    /// The fault in one line, with its figures and the process.
+    pub verdict: String,
+    /// Further facts.
+    pub evidence: Vec<String>,
+    /// Commands that help at once.
+    pub now: Vec<Advice>,
+    /// Changes that last.
+    pub proper: Vec<Advice>,
+}
+
+/// A command or a change, and its effect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// The command, to be pasted, or a sentence if there is no command.
+    pub action: String,
+    /// Whether `action` is a command.
+    pub is_command: bool,
+    /// The effect in words.
+    pub effect: String,
+    /// Whether the rule, applied to the snapshot with this change, no longer has the finding or has it with a lower severity; `false`:
+    /// the effect cannot be computed from a snapshot.
+    pub recomputed: bool,
+}
+
+/// A rule that could not be checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unchecked {
+    /// Rule: `P07`.
+    pub id: String,
+    /// What the rule looks for.
+    pub title: String,
+    /// Why the rule could not be checked, and what would make it possible.
+    pub reason: String,
+}

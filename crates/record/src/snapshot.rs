@@ -1,0 +1,362 @@
+//! What a network namespace looked like at one moment: the input of the rules of `doctor`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// A part of a snapshot that may be impossible to read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part<T> {
+    /// The part was read.
+    Seen(T),
+    /// The reason why the part was not read: the call or file, and the error.
+    Hidden(String),
+}
+
+impl<T> Part<T> {
+    /// Returns the value.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the part was not read.
+    pub fn seen(&self) -> Result<&T, String> {
+        match self {
+            Part::Seen(value) => Ok(value),
+            Part::Hidden(reason) => Err(reason.clone()),
+        }
+    }
+}
+
+impl<T> From<Result<T, String>> for Part<T> {
+    fn from(result: Result<T, String>) -> Part<T> {
+        result.map_or_else(Part::Hidden, Part::Seen)
+    }
+}
+
+/// A network namespace at one moment, and the changes of its counters during an interval before it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Time between the two readings of everything that is counted.
+    pub interval_ns: u64,
+    /// Sysctls that could be read, by dotted name.
+    pub sysctls: BTreeMap<String, String>,
+    /// The ports that connect() may choose.
+    pub ports: Part<EphemeralPorts>,
+    /// How connect() searches for a port.
+    pub search: Part<PortSearch>,
+    /// TCP connections.
+    pub connections: Part<Connections>,
+    /// TCP listeners.
+    pub listeners: Part<Vec<Listener>>,
+    /// UDP sockets.
+    pub udp: Part<UdpSockets>,
+    /// Processes that have sockets in the namespace.
+    pub processes: Part<Vec<Process>>,
+    /// Counters of /proc/net/netstat and /proc/net/snmp, by group and name: `TcpExt.ListenOverflows`.
+    pub counters: Part<BTreeMap<String, Counter>>,
+    /// Memory and sockets of TCP as a whole.
+    pub memory: Part<TcpMemory>,
+    /// Connection tracking (nf_conntrack).
+    pub conntrack: Part<Conntrack>,
+    /// Local addresses with their prefix lengths.
+    pub addresses: Part<Vec<LocalAddress>>,
+    /// Events that tracers saw during the interval.
+    pub traced: Part<Traced>,
+}
+
+impl Snapshot {
+    /// Returns the number that a sysctl holds.
+    ///
+    /// # Errors
+    ///
+    /// The sysctl was not read, or does not hold a number.
+    pub fn number(&self, sysctl: &str) -> Result<u64, String> {
+        let text = self.sysctls.get(sysctl).ok_or_else(|| format!("cannot read the sysctl {sysctl}"))?;
+        text.parse().map_err(|_| format!("the sysctl {sysctl} holds {text:?}, which is not a number"))
+    }
+
+    /// Returns a counter.
+    ///
+    /// # Errors
+    ///
+    /// The counters were not read, or this kernel does not have the counter.
+    pub fn counter(&self, name: &str) -> Result<Counter, String> {
+        let counters = self.counters.seen()?;
+        counters.get(name).copied().ok_or_else(|| format!("this kernel does not count {name}"))
+    }
+}
+
+/// A counter that only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// Events since the namespace was created.
+    pub total: u64,
+    /// Events during the interval.
+    pub during: u64,
+}
+
+/// The ports that connect() may choose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EphemeralPorts {
+    /// First port of net.ipv4.ip_local_port_range.
+    pub low: u16,
+    /// Last port of net.ipv4.ip_local_port_range.
+    pub high: u16,
+    /// First and last ports of net.ipv4.ip_local_reserved_ports.
+    pub reserved: Vec<(u16, u16)>,
+}
+
+impl EphemeralPorts {
+    /// Returns whether connect() may choose this port.
+    pub fn contains(&self, port: u16) -> bool {
+        (self.low..=self.high).contains(&port)
+            && !self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
+
+    /// Returns the number of ports that connect() may choose.
+    pub fn usable(&self) -> u32 {
+        (self.low..=self.high).filter(|port| self.contains(*port)).count() as u32
+    }
+
+    /// Returns the number of ports of the range, reserved ports included.
+    pub fn range(&self) -> u32 {
+        u32::from(self.high.saturating_sub(self.low)) + 1
+    }
+}
+
+/// How connect() searches for a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortSearch {
+    /// The search of a socket without options: `parity`, first all ports of one parity, or `linear`, port by port.
+    pub default: String,
+    /// The search of a socket with IP_LOCAL_PORT_RANGE: `parity`, `linear`, or `absent` if the kernel lacks the option.
+    pub option: String,
+}
+
+/// A process that holds sockets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Owner {
+    /// Process ID.
+    pub pid: u32,
+    /// Name of the process (comm).
+    pub name: String,
+    /// Number of sockets.
+    pub sockets: u32,
+}
+
+/// TCP connections, TIME_WAIT included.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Connections {
+    /// Sockets by state: `established`, `time-wait`, `close-wait`.
+    pub states: BTreeMap<String, u64>,
+    /// Sources and destinations of outgoing connections, those with the most ports in use first; bounded.
+    pub tuples: Vec<Tuple>,
+    /// Number of tuples that are not listed.
+    pub tuples_left_out: u64,
+    /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
+    pub held: Vec<HeldPort>,
+    /// Number of held ports that are not listed.
+    pub held_left_out: u64,
+    /// Accepted connections by local port, in ascending order; bounded.
+    pub services: Vec<Service>,
+    /// Sockets in CLOSE_WAIT by process; bounded.
+    pub close_wait: Vec<CloseWait>,
+}
+
+/// The connections from one source address to one destination: they share the ports of the range.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tuple {
+    /// Local address.
+    pub source: IpAddr,
+    /// Remote address and port.
+    pub destination: SocketAddr,
+    /// Distinct ports of the range in use.
+    pub in_use: u32,
+    /// Distinct ports of the range in use with the parity of the range's first port.
+    pub low_parity: u32,
+    /// Sockets by state.
+    pub states: BTreeMap<String, u64>,
+    /// Sockets that entered TIME_WAIT per second, from the remaining times of TIME_WAIT sockets: this side closed first.
+    pub closes_per_s: f64,
+    /// Growth of `in_use` per second during the interval; negative: the number falls.
+    pub growth_per_s: f64,
+    /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
+    pub owners: Vec<Owner>,
+}
+
+/// A port of the range that is not available to connect(), whatever the destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPort {
+    /// The port.
+    pub port: u16,
+    /// Address to which the socket is bound.
+    pub address: IpAddr,
+    /// `bound` (bind() without connect() or listen()), `listening`, or `udp`.
+    pub kind: String,
+    /// The process; `null`: not known.
+    pub owner: Option<Owner>,
+}
+
+/// The accepted connections of a local port.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    /// The local port.
+    pub port: u16,
+    /// Sockets by state.
+    pub states: BTreeMap<String, u64>,
+    /// Sockets that entered TIME_WAIT per second: the server closed first.
+    pub closes_per_s: f64,
+    /// Processes that hold the connections, the largest number first.
+    pub workers: Vec<Owner>,
+}
+
+/// CLOSE_WAIT sockets of a process: the peer has closed, the process has not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CloseWait {
+    /// The process and the number of sockets.
+    pub owner: Owner,
+    /// The remote end of most of the sockets.
+    pub remote: SocketAddr,
+    /// Time since the last packet of the peer on the oldest socket.
+    pub oldest_ns: u64,
+    /// Sockets whose peer has been silent for a minute or more.
+    pub old: u32,
+}
+
+/// A TCP listener.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Local address; the unspecified address stands for all addresses.
+    pub address: SocketAddr,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// Connections in the accept queue at the second reading.
+    pub waiting: u32,
+    /// Connections in the accept queue at the first reading.
+    pub waiting_before: u32,
+    /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
+    pub backlog: u32,
+    /// Handshakes in progress (SYN_RECV) at this address and port.
+    pub handshakes: u32,
+    /// Connections and SYNs that the listener dropped (sk_drops); `null`: the kernel does not tell.
+    pub drops: Option<Counter>,
+    /// Processes that hold the listener, with the number of their descriptors of it.
+    pub owners: Vec<Owner>,
+}
+
+/// UDP sockets.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UdpSockets {
+    /// Number of sockets.
+    pub total: u64,
+    /// Sockets with drops, a queue or a shared local address; bounded.
+    pub sockets: Vec<UdpSocketView>,
+}
+
+/// A UDP socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UdpSocketView {
+    /// Local address.
+    pub local: SocketAddr,
+    /// The peer; `null`: not connected.
+    pub remote: Option<SocketAddr>,
+    /// Cookie of the socket.
+    pub cookie: u64,
+    /// Bytes in the receive queue.
+    pub queued_bytes: u64,
+    /// Limit of the receive queue in bytes (sk_rcvbuf); `null`: the kernel does not tell.
+    pub limit_bytes: Option<u64>,
+    /// Datagrams that the socket dropped (sk_drops); `null`: the kernel does not tell.
+    pub drops: Option<Counter>,
+    /// User ID of the owner of the socket.
+    pub user: u32,
+    /// Processes that hold the socket.
+    pub owners: Vec<Owner>,
+}
+
+/// A process that has sockets in the namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Process ID.
+    pub pid: u32,
+    /// Name of the process (comm).
+    pub name: String,
+    /// Open descriptors.
+    pub descriptors: u32,
+    /// RLIMIT_NOFILE, the soft limit; `null`: unlimited.
+    pub descriptor_limit: Option<u64>,
+}
+
+/// TCP as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpMemory {
+    /// Orphaned sockets: closed by their process, not yet by TCP.
+    pub orphans: u64,
+    /// Sockets in TIME_WAIT.
+    pub time_wait: u64,
+    /// Memory of all TCP sockets of the host, in pages.
+    pub pages: u64,
+    /// net.ipv4.tcp_mem: low, pressure, high, in pages.
+    pub limits_pages: [u64; 3],
+}
+
+/// Connection tracking.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conntrack {
+    /// Tracked connections.
+    pub count: u64,
+    /// Limit: net.netfilter.nf_conntrack_max.
+    pub limit: u64,
+    /// Counters of /proc/net/stat/nf_conntrack, summed over the processors: `drop`, `insert_failed`, `clash_resolve`.
+    pub counters: BTreeMap<String, Counter>,
+}
+
+/// A local address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Prefix length; a loopback prefix is local as a whole.
+    pub prefix: u8,
+}
+
+/// Events that tracers saw during the interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Traced {
+    /// connect() calls that failed with EADDRNOTAVAIL, by process and destination.
+    pub unavailable: Vec<Unavailable>,
+    /// 99th percentile of the port search; `null`: no search was seen.
+    pub search_p99_ns: Option<u64>,
+    /// Number of port searches.
+    pub searches: u64,
+    /// Time in port searches.
+    pub search_ns: u64,
+    /// 99th percentile of the time from the end of the handshake to accept(); `null`: none was seen.
+    pub accept_wait_p99_ns: Option<u64>,
+    /// Connections accepted.
+    pub accepts: u64,
+    /// Time that tasks waited for locks of the network stack, by class of the lock.
+    pub lock_waits: BTreeMap<String, LockWaits>,
+}
+
+/// Waits for one class of locks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockWaits {
+    /// Number of waits.
+    pub waits: u64,
+    /// Time of the waits.
+    pub waited_ns: u64,
+}
+
+/// connect() calls that failed with EADDRNOTAVAIL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// The process.
+    pub owner: Owner,
+    /// The destination.
+    pub destination: SocketAddr,
+    /// Number of failed calls.
+    pub failed: u64,
+}

@@ -19,7 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, fix, forward, lab, load, plan, report, run, serve, trace};
+use commands::{compare, doctor, explain, fix, forward, lab, load, plan, report, run, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -28,7 +28,7 @@ use commands::{compare, fix, forward, lab, load, plan, report, run, serve, trace
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 fine, 2 bad usage, 3 the run is not valid, 4 this environment \
+    after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it; `run` has the exit code of its program."
 )]
 pub(crate) struct Arguments {
@@ -38,6 +38,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Doctor(doctor::DoctorFlags),
+    Explain(explain::Explain),
     Lab(lab::Lab),
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let result = match arguments.command {
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Explain(explain) => explain.run(),
         Command::Lab(lab) => lab.run(),
         Command::Plan(plan) => plan.run(),
         Command::Compare(compare) => compare.run(),

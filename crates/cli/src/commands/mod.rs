@@ -1,6 +1,8 @@
 //! The subcommands, a module each.
 
 pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod explain;
 pub(crate) mod fix;
 pub(crate) mod forward;
 pub(crate) mod lab;

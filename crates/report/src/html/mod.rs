@@ -179,6 +179,10 @@ fn block(record: usize, block: &Block) -> Markup {
                     }
                 }
             }
+            Block::Command { command, effect } => {
+                div.scroll tabindex="0" { pre { code { (command) } } }
+                p.dim { (effect) }
+            }
             Block::Nothing => { p.remark { "Nothing was measured." } }
         }
     }

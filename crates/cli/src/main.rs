@@ -19,7 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, doctor, explain, fix, forward, lab, load, plan, report, run, serve, trace};
+use commands::{compare, doctor, explain, export, fix, forward, lab, load, plan, report, run, serve, trace};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -40,6 +40,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     Doctor(doctor::DoctorFlags),
     Explain(explain::Explain),
+    Export(export::ExportFlags),
     Lab(lab::Lab),
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Doctor(doctor) => doctor.run(),
         Command::Explain(explain) => explain.run(),
+        Command::Export(export) => export.run(),
         Command::Lab(lab) => lab.run(),
         Command::Plan(plan) => plan.run(),
         Command::Compare(compare) => compare.run(),

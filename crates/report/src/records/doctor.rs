@@ -22,10 +22,17 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
             others.iter().for_each(|finding| show(&mut document, finding));
         }
     }
-    let item = |rule: &fourtuple_record::Unchecked| {
-        (format!("{} {}", rule.id, rule.title), rule.reason.clone())
-    };
+    let item =
+        |rule: &fourtuple_record::Unchecked| (format!("{} {}", rule.id, rule.title), rule.reason.clone());
     document.list("Not checked", Tone::Dim, unchecked.iter().map(item));
+    if results.history.is_some() {
+        document.page_heading("Over time");
+        document.chart(
+            "doctor-ports",
+            "Ports in use by the tuples that use the most. Dotted: the ports of the range.",
+        );
+        document.chart("doctor-queues", "TIME_WAIT sockets, and connections that wait for accept().");
+    }
     document.page(|page| view(page, &results.snapshot));
     if !results.findings.is_empty() {
         let ids = &results.findings[0].id;
@@ -118,7 +125,10 @@ fn queues(listeners: &[Listener]) -> Table {
         })
         .number("backlog", 0, |listener| count(listener.backlog.into()))
         .text("process", 1, |listener| {
-            listener.owners.first().map_or(NOTHING.to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid))
+            listener
+                .owners
+                .first()
+                .map_or(NOTHING.to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid))
         })
         .limit(20, 20, "listener")
         .into()

@@ -1,3 +1,4 @@
+mod history;
 mod target;
 mod thresholds;
 mod watch;
@@ -12,6 +13,7 @@ use fourtuple_record::snapshot::{Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;
 
+pub(crate) use history::Past;
 pub(crate) use target::TargetFlags;
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 pub(crate) use watch::Watch;
@@ -66,19 +68,19 @@ impl DoctorFlags {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");
         }
         let validity = (elapsed < self.time).then(|| {
-            Remark::new("interrupted", "stopped before the end of --for; rates and traces cover a shorter time")
+            Remark::new(
+                "interrupted",
+                "stopped before the end of --for; rates and traces cover a shorter time",
+            )
         });
         let exit = if findings.is_empty() { Exit::Fine } else { Exit::Findings };
         let settings = DoctorSettings {
-            pid: self.target.pid,
-            netns: self.target.netns.as_ref().map(|path| path.display().to_string()),
-            container: self.target.container.clone(),
             to: self.to.map(|to| to.text),
-            for_ns: nanoseconds(self.time),
             thresholds: set,
+            ..self.target.settings(nanoseconds(self.time))
         };
-        let host = host(&mut snapshot);
-        let results = DoctorResults { findings, checked, unchecked, snapshot };
+        let host = host(&snapshot);
+        let results = DoctorResults { findings, checked, unchecked, snapshot, history: None };
         let validity = validity.into_iter().collect();
         let record = output::record("doctor", started, host, settings, validity, results);
         let printed = self.output.finish(&Saved::Doctor(record))?;
@@ -87,7 +89,7 @@ impl DoctorFlags {
 }
 
 /// Returns the host with the sysctls of the namespace, which the snapshot has.
-fn host(snapshot: &mut Snapshot) -> fourtuple_record::Host {
+pub(crate) fn host(snapshot: &Snapshot) -> fourtuple_record::Host {
     let search = snapshot.search.seen().ok();
     let capabilities: Vec<(&str, &str)> =
         search.map(|search| ("ip_local_port_range", search.option.as_str())).into_iter().collect();

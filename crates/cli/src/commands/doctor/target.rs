@@ -1,5 +1,6 @@
 //! The network namespace to examine, and the destination.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,6 +10,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::Args;
+use fourtuple_record::DoctorSettings;
 use fourtuple_syscalls::netns;
 
 use crate::exit::UsageError;
@@ -39,6 +41,18 @@ pub(crate) struct Namespace {
 }
 
 impl TargetFlags {
+    /// Returns the settings of a record with this target.
+    pub(crate) fn settings(&self, for_ns: u64) -> DoctorSettings {
+        DoctorSettings {
+            pid: self.pid,
+            netns: self.netns.as_ref().map(|path| path.display().to_string()),
+            container: self.container.clone(),
+            to: None,
+            for_ns,
+            thresholds: BTreeMap::new(),
+        }
+    }
+
     /// Opens the network namespace.
     pub(crate) fn open(&self) -> anyhow::Result<Namespace> {
         let (flag, path) = match (&self.pid, &self.netns) {
@@ -70,16 +84,19 @@ impl Namespace {
     ) -> anyhow::Result<T> {
         let file = self.file.as_ref().map(AsFd::as_fd);
         thread::scope(|scope| {
-            let enter = move |file: Option<BorrowedFd<'_>>| match file {
+            let enter = move |file: Option<BorrowedFd<'_>>| {
+                match file {
                 Some(file) => netns::enter(file).context(
                     "cannot enter the network namespace; this needs CAP_SYS_ADMIN in the user namespace that owns it",
                 ),
                 None => Ok(()),
+            }
             };
-            let thread = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, move || {
-                enter(file)?;
-                work()
-            })?;
+            let thread =
+                thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, move || {
+                    enter(file)?;
+                    work()
+                })?;
             thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
         })
     }
@@ -103,11 +120,9 @@ impl Destination {
 pub(crate) fn destination(text: &str) -> Result<Destination, String> {
     let with_port = |address: SocketAddr| (address.ip(), Some(address.port()));
     let bare = || text.parse::<IpAddr>().ok().map(|address| (address, None));
-    let (address, port) = text
-        .parse()
-        .ok()
-        .map(with_port)
-        .or_else(bare)
-        .ok_or("expected an address with or without a port: 192.0.2.1, 192.0.2.1:443, [2001:db8::1]:443")?;
+    let (address, port) =
+        text.parse().ok().map(with_port).or_else(bare).ok_or(
+            "expected an address with or without a port: 192.0.2.1, 192.0.2.1:443, [2001:db8::1]:443",
+        )?;
     Ok(Destination { text: text.to_owned(), address, port })
 }

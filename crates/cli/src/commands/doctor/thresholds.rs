@@ -19,8 +19,7 @@ pub(crate) struct Thresholds {
 /// Reads a file of thresholds; without a file, all rules have their defaults.
 pub(crate) fn read(path: Option<&Path>) -> Result<Thresholds, UsageError> {
     let Some(path) = path else { return Ok(Thresholds::default()) };
-    let refuse =
-        |why: &dyn std::fmt::Display| UsageError(format!("--thresholds {}: {why}", path.display()));
+    let refuse = |why: &dyn std::fmt::Display| UsageError(format!("--thresholds {}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| refuse(&error))?;
     parse(&text).map_err(|why| refuse(&why))
 }

@@ -21,11 +21,15 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Takes the first reading.
+    /// Probes the port search and takes the first reading.
     pub(crate) fn begin() -> Watch {
+        Watch::with(search())
+    }
+
+    fn with(search: Part<PortSearch>) -> Watch {
         let mut reader = Reader::new(Path::new("/"));
         reader.read();
-        Watch { reader, search: search() }
+        Watch { reader, search }
     }
 
     /// Returns a snapshot with the events since the previous reading.
@@ -43,12 +47,14 @@ pub(super) fn once(
     stop: &AtomicBool,
 ) -> anyhow::Result<(Snapshot, Duration)> {
     namespace.within(|| {
+        let search = search();
+        // After the probe of the search, whose connects would count.
         let mut survey = if trace {
             Survey::attach().map_err(|error| error.to_string())
         } else {
             Err("--no-trace".to_owned())
         };
-        let mut watch = Watch::begin();
+        let mut watch = Watch::with(search);
         let began = Instant::now();
         while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
             if let Ok(running) = &mut survey
@@ -85,8 +91,8 @@ fn search() -> Part<PortSearch> {
             option: name(capabilities::probe().map_err(failed)?.local_port_range)?,
         })
     });
-    let probed = thread.map_err(|error| format!("cannot start a thread: {error}")).and_then(|thread| {
-        thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
-    });
+    let probed = thread
+        .map_err(|error| format!("cannot start a thread: {error}"))
+        .and_then(|thread| thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)));
     probed.into()
 }

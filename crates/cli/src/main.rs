@@ -19,7 +19,9 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, doctor, explain, export, fix, forward, lab, load, plan, report, run, serve, trace};
+use commands::{
+    compare, doctor, explain, export, fix, forward, lab, load, plan, report, run, serve, top, trace,
+};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -39,6 +41,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Doctor(doctor::DoctorFlags),
+    Top(top::TopFlags),
     Explain(explain::Explain),
     Export(export::ExportFlags),
     Lab(lab::Lab),
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
     };
     let result = match arguments.command {
         Command::Doctor(doctor) => doctor.run(),
+        Command::Top(top) => top.run(),
         Command::Explain(explain) => explain.run(),
         Command::Export(export) => export.run(),
         Command::Lab(lab) => lab.run(),

@@ -12,4 +12,5 @@ pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod top;
 pub(crate) mod trace;

@@ -76,3 +76,8 @@ impl Past {
 pub(crate) fn name(tuple: &Tuple) -> String {
     format!("{} → {}", tuple.source, tuple.destination)
 }
+
+/// Returns the time in seconds until a tuple has no free port at the present growth; `None` without growth.
+pub(crate) fn time_to_exhaustion(tuple: &Tuple, usable: u32) -> Option<f64> {
+    (tuple.growth_per_s > 0.0).then(|| f64::from(usable.saturating_sub(tuple.in_use)) / tuple.growth_per_s)
+}

@@ -13,7 +13,7 @@ use fourtuple_record::snapshot::{Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;
 
-pub(crate) use history::Past;
+pub(crate) use history::{Past, name, time_to_exhaustion};
 pub(crate) use target::TargetFlags;
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 pub(crate) use watch::Watch;

@@ -12,6 +12,8 @@ use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 use fourtuple_trace::SurveyTimes;
 
+use crate::commands::doctor::time_to_exhaustion;
+
 /// The latest snapshot; empty before the first reading.
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -40,7 +42,7 @@ struct TupleMetrics {
     destination: String,
     in_use: u32,
     states: BTreeMap<String, u64>,
-    growth_per_s: f64,
+    seconds_to_exhaustion: Option<f64>,
 }
 
 impl Metrics {
@@ -50,6 +52,7 @@ impl Metrics {
 
     pub(super) fn update(&self, snapshot: &Snapshot, findings: &[Finding], times: Option<SurveyTimes>) {
         let connections = snapshot.connections.seen().ok();
+        let usable = snapshot.ports.seen().ok().map(|ports| ports.usable());
         let mut by_rule = BTreeMap::new();
         for finding in findings {
             let severity = format!("{:?}", finding.severity).to_lowercase();
@@ -65,9 +68,9 @@ impl Metrics {
         }
         let latest = Latest {
             tuples: connections
-                .map(|connections| listed(&connections.tuples, self.tuples))
+                .map(|connections| listed(&connections.tuples, usable, self.tuples))
                 .unwrap_or_default(),
-            usable: snapshot.ports.seen().ok().map(|ports| ports.usable()),
+            usable,
             states: connections.map(|connections| connections.states.clone()).unwrap_or_default(),
             listeners: queues
                 .into_iter()
@@ -81,13 +84,13 @@ impl Metrics {
 }
 
 /// Returns the first tuples, and the sum of the others.
-fn listed(tuples: &[Tuple], most: usize) -> Vec<TupleMetrics> {
+fn listed(tuples: &[Tuple], usable: Option<u32>, most: usize) -> Vec<TupleMetrics> {
     let one = |tuple: &Tuple| TupleMetrics {
         source: tuple.source.to_string(),
         destination: tuple.destination.to_string(),
         in_use: tuple.in_use,
         states: tuple.states.clone(),
-        growth_per_s: tuple.growth_per_s,
+        seconds_to_exhaustion: usable.and_then(|usable| time_to_exhaustion(tuple, usable)),
     };
     let (first, others) = tuples.split_at(most.min(tuples.len()));
     let mut listed: Vec<TupleMetrics> = first.iter().map(one).collect();
@@ -153,9 +156,8 @@ impl Latest {
         let available = single().map(|tuple| Sample::new(tuple.labels(), u64::from(free(tuple))));
         let help = "Free ports of the range for a source and a destination";
         write_family(encoder, Kind::Gauge, "ports_available", help, available)?;
-        let forecast = single()
-            .filter(|tuple| tuple.growth_per_s > 0.0)
-            .map(|tuple| Sample::new(tuple.labels(), f64::from(free(tuple)) / tuple.growth_per_s));
+        let forecast =
+            single().filter_map(|tuple| Some(Sample::new(tuple.labels(), tuple.seconds_to_exhaustion?)));
         let help = "Time until no port is free at the present growth; absent without growth";
         write_family(encoder, Kind::Gauge, "time_to_exhaustion_seconds", help, forecast)
     }

@@ -29,3 +29,12 @@ pub(crate) fn process(owner: &Owner) -> String {
 pub(crate) fn tuple(tuple: &Tuple) -> String {
     format!("{} → {}", tuple.source, tuple.destination)
 }
+
+/// Returns a time: `42 s`, `7 min`, `3 h`.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.0} h", seconds / 3600.0),
+    }
+}

@@ -167,6 +167,26 @@ pub fn each_socket(mut found: impl FnMut(&Socket)) -> io::Result<()> {
     })
 }
 
+/// Returns whether a TCP socket with this local address has IP_TRANSPARENT or IP_FREEBIND, which allow an address that is not of this
+/// host, in the calling thread's network namespace. Linux before 5.10 does not tell; the answer is then `true`.
+///
+/// # Errors
+///
+/// The errors of [`each_listener`].
+pub fn has_foreign_source(source: IpAddr) -> io::Result<bool> {
+    // struct inet_diag_sockopt: bits freebind and transparent of the first byte.
+    const FOREIGN: u8 = if cfg!(target_endian = "little") { 1 << 2 | 1 << 5 } else { 1 << 5 | 1 << 2 };
+    let mut is_foreign = false;
+    // Sockets in TIME_WAIT have no options.
+    each_tcp(!(1 << state::LISTEN | 1 << state::TIME_WAIT), |reply, attributes| {
+        if entry(reply).local.ip() == source {
+            let options = netlink::attribute(attributes, INET_DIAG_SOCKOPT).and_then(<[u8]>::first);
+            is_foreign |= options.is_none_or(|options| options & FOREIGN != 0);
+        }
+    })?;
+    Ok(is_foreign)
+}
+
 /// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
 /// namespace. Handshakes whose state is in a SYN cookie do not count.
 ///
@@ -201,6 +221,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const INET_DIAG_REQ_BYTECODE: u16 = 1;
 /// Attribute of replies about listening IPv6 sockets.
 const INET_DIAG_SKV6ONLY: u16 = 11;
+/// Attribute of replies with socket options as bits (struct inet_diag_sockopt).
+const INET_DIAG_SOCKOPT: u16 = 22;
 const INET_DIAG_BC_S_COND: u8 = 7;
 const INET_DIAG_BC_D_COND: u8 = 8;
 

@@ -14,10 +14,15 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
-    /// Without a peer (UDP).
+    /// Without a peer (UDP); bound without a peer (TCP).
     pub const CLOSE: u8 = 7;
+    /// The peer has closed the connection, this host has not.
+    pub const CLOSE_WAIT: u8 = 8;
     /// Listening.
     pub const LISTEN: u8 = 10;
+    /// In a request: TCP sockets that bind() bound to a port, without connect() or listen(). The replies have the state [`CLOSE`].
+    /// Linux 6.8; older kernels do not list these sockets.
+    pub const BOUND: u8 = 13;
 }
 
 /// A socket in the kernel's tables.
@@ -32,21 +37,6 @@ pub struct Entry {
     /// Time until the timer of the socket expires, if one is active (idiag_expires). In TIME_WAIT: until the state
     /// ends.
     pub expires: Option<Duration>,
-}
-
-/// A TCP socket with a peer, and its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Socket {
-    /// A constant of [`state`], or another TCP state.
-    pub state: u8,
-    /// Local address and port.
-    pub local: SocketAddr,
-    /// Address and port of the peer.
-    pub remote: SocketAddr,
-    /// Time until the timer of the socket expires, if one is active. In TIME_WAIT: until the state ends.
-    pub expires: Option<Duration>,
-    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
-    pub inode: u32,
 }
 
 /// A listening socket.
@@ -155,18 +145,6 @@ pub fn each_connection(mut found: impl FnMut(Entry)) -> io::Result<()> {
     each_tcp(!(1 << state::LISTEN), |reply, _| found(entry(reply)))
 }
 
-/// Calls `found` for every TCP socket except listeners in the calling thread's network namespace.
-///
-/// # Errors
-///
-/// The errors of [`each`].
-pub fn each_socket(mut found: impl FnMut(&Socket)) -> io::Result<()> {
-    each_tcp(!(1 << state::LISTEN), |reply, _| {
-        let Entry { state, local, remote, expires } = entry(reply);
-        found(&Socket { state, local, remote, expires, inode: reply.inode });
-    })
-}
-
 /// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
 /// namespace. Handshakes whose state is in a SYN cookie do not count.
 ///
@@ -197,37 +175,37 @@ fn each_in(transport: Transport, states: u32, mut found: impl FnMut(&Reply, &[u8
     Ok(())
 }
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const INET_DIAG_REQ_BYTECODE: u16 = 1;
+pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
+pub(crate) const INET_DIAG_REQ_BYTECODE: u16 = 1;
 /// Attribute of replies about listening IPv6 sockets.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_BC_S_COND: u8 = 7;
-const INET_DIAG_BC_D_COND: u8 = 8;
+pub(crate) const INET_DIAG_BC_D_COND: u8 = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SocketId {
-    source_port: [u8; 2],
-    destination_port: [u8; 2],
-    source: [u8; 16],
-    destination: [u8; 16],
-    interface: u32,
-    cookie: [u32; 2],
+pub(crate) struct SocketId {
+    pub(crate) source_port: [u8; 2],
+    pub(crate) destination_port: [u8; 2],
+    pub(crate) source: [u8; 16],
+    pub(crate) destination: [u8; 16],
+    pub(crate) interface: u32,
+    pub(crate) cookie: [u32; 2],
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Reply {
-    family: u8,
-    state: u8,
-    timer: u8,
-    retransmits: u8,
-    id: SocketId,
-    expires: u32,
-    receive_queue: u32,
-    send_queue: u32,
-    user: u32,
-    inode: u32,
+pub(crate) struct Reply {
+    pub(crate) family: u8,
+    pub(crate) state: u8,
+    pub(crate) timer: u8,
+    pub(crate) retransmits: u8,
+    pub(crate) id: SocketId,
+    pub(crate) expires: u32,
+    pub(crate) receive_queue: u32,
+    pub(crate) send_queue: u32,
+    pub(crate) user: u32,
+    pub(crate) inode: u32,
 }
 
 fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
@@ -245,13 +223,13 @@ fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
 }
 
 /// Parses a reply. Returns it with the bytes of its attributes.
-fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
+pub(crate) fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
     let attributes = body.get(mem::size_of::<Reply>()..)?;
     // SAFETY: the slice is at least as long as a reply, which is plain data; read_unaligned needs no alignment.
     Some((unsafe { body.as_ptr().cast::<Reply>().read_unaligned() }, attributes))
 }
 
-fn entry(reply: &Reply) -> Entry {
+pub(crate) fn entry(reply: &Reply) -> Entry {
     let address = |bytes: [u8; 16], port: [u8; 2]| {
         let ip = if i32::from(reply.family) == libc::AF_INET {
             IpAddr::from(*bytes.first_chunk::<4>().expect("16 bytes hold 4"))
@@ -332,7 +310,7 @@ fn bytecode(filter: &Filter) -> Vec<u8> {
 }
 
 /// Returns struct inet_diag_bc_op and struct inet_diag_hostcond; the caller fills in the jump for "no".
-fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
+pub(crate) fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
     let (family, octets): (i32, Vec<u8>) = match address {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, Ipv6Addr::octets(&v6).to_vec()),

@@ -4,9 +4,11 @@
 //! prevent the others.
 
 mod addresses;
+mod close_wait;
 mod connections;
 mod conntrack;
 mod counters;
+mod held;
 mod listeners;
 mod memory;
 mod ports;

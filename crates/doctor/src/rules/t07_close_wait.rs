@@ -38,7 +38,11 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 }
 
 fn draft(leak: &CloseWait, limits: Option<&Process>) -> Draft {
-    let name = process(&leak.owner);
+    let name = match leak.owner.pid {
+        // The census cannot see the process.
+        0 => "a process of another user or namespace".to_owned(),
+        _ => process(&leak.owner),
+    };
     let verdict = format!(
         "{name} has not closed {} connections that the peer closed a minute ago or more (CLOSE_WAIT), the oldest silent for {}, most with {}",
         count(leak.old.into()),
@@ -54,11 +58,15 @@ fn draft(leak: &CloseWait, limits: Option<&Process>) -> Draft {
             count(limit)
         )
     });
+    let list = match leak.owner.pid {
+        0 => "ss -tnp state close-wait".to_owned(),
+        pid => format!("ss -tnp state close-wait | grep pid={pid},"),
+    };
     Draft::new(Severity::Warning, name, verdict)
         .because(format!("{} sockets in CLOSE_WAIT in all", count(leak.owner.sockets.into())))
         .because_if(fact)
         .now(Remedy::unproven(
-            format!("ss -tnp state close-wait | grep pid={},", leak.owner.pid),
+            list,
             "lists the connections, with the descriptors",
         ))
         .now(Remedy::advice("restart the process", "frees the sockets, their descriptors and ports"))

@@ -4,10 +4,12 @@
 //! prevent the others.
 
 mod addresses;
+mod close_wait;
 mod configured;
 mod connections;
 mod conntrack;
 mod counters;
+mod held;
 mod listeners;
 mod memory;
 mod ports;

@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Part, Snapshot, T
 
 use crate::budget::{Budget, delay_s, is_tcp};
 use crate::draft::{Draft, Remedy, set_sysctl};
-use crate::words::{count, process};
+use crate::words::{count, process, rate};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
@@ -19,9 +19,12 @@ const MOST_BLOCKS: usize = 40;
 pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -> Draft {
     draft.now.extend(more_sources(snapshot, tuple));
     draft.now.extend(reuse(snapshot, tuple));
-    draft.now.extend(wider_range(snapshot));
+    let budget = Budget::of(snapshot, tuple).ok();
+    // A range that the rate of the closes fills again is no remedy.
+    let is_lasting = budget.is_none_or(|budget| budget.plateau() <= most_ports(snapshot).into());
+    draft.now.extend(wider_range(snapshot).filter(|_| is_lasting));
     draft.proper.extend(printed(snapshot, tuple));
-    if Budget::of(snapshot, tuple).is_ok_and(|budget| budget.time_wait * 2 > budget.in_use) {
+    if budget.is_some_and(|budget| budget.time_wait * 2 > budget.in_use) {
         draft = draft.proper(keep_connections(tuple));
     }
     draft.proper(Remedy::advice(
@@ -103,9 +106,9 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
         let delay = delay_s(snapshot);
         let ceiling = f64::from(budget.total) / delay;
         let effect = format!(
-            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s, if the peer has TCP timestamps: {}/s instead of {:.0}/s",
-            count(ceiling as u64),
-            budget.ceiling_per_s()
+            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s, if the peer has TCP timestamps: up to {} instead of {}",
+            rate(ceiling),
+            rate(budget.ceiling_per_s())
         );
         Remedy::sysctl("net.ipv4.tcp_tw_reuse", "1", effect)
     })

@@ -38,3 +38,8 @@ pub(crate) fn time(seconds: f64) -> String {
         _ => format!("{:.0} h", seconds / 3600.0),
     }
 }
+
+/// Returns a rate: `465/s`, `1.5/s`, `28,232/s`.
+pub(crate) fn rate(per_s: f64) -> String {
+    if per_s < 10.0 { format!("{per_s:.1}/s") } else { format!("{}/s", count(per_s.round() as u64)) }
+}

@@ -57,7 +57,7 @@ fn p01_names_the_side_that_closes_first() {
         let finding = until_found("P01");
         let verdict = &finding.verdict;
         assert!(verdict.contains("20 of 20 ports, 100% of them in TIME_WAIT"), "{verdict}");
-        assert!(verdict.contains("closes first, 2/s; the ceiling is 0/s"), "{verdict}");
+        assert!(verdict.contains("closes first, 2.0/s; the ceiling is 0.3/s"), "{verdict}");
         assert!(TcpStream::connect(server.local_addr().unwrap()).is_err(), "EADDRNOTAVAIL");
         apply(advice(&finding, "tcp_tw_reuse=1"));
         // The ports are taken again once the delay of a second is over; the rate of the closes is the mean of 10 s.
@@ -162,7 +162,9 @@ fn p05_listeners_in_a_used_range_can_lose_their_port() {
     in_namespace(|| {
         add_addresses();
         set_sysctl(RANGE, "20000 20099");
-        let (_inside, _) = server("127.0.0.1", 20_050);
+        let (_inside, _) = server(NEAR, 20_050);
+        // No connection of the other address takes this port.
+        let (_apart, _) = server("127.0.0.1", 20_060);
         let (_listener, address) = listener(NEAR, 100);
         let _few = connect(address, 5);
         assert!(findings("P05").is_empty());
@@ -170,7 +172,11 @@ fn p05_listeners_in_a_used_range_can_lose_their_port() {
         let finding = the_finding(&snapshot(), "P05");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&format!("{} (20050)", this_process())), "{verdict}");
-        assert!(verdict.contains("uses 20 of 99 ports") && verdict.contains("about 20%"), "{verdict}");
+        assert!(
+            verdict.contains("from 10.0.0.1 use 20 of 100 ports") && verdict.contains("about 20%"),
+            "{verdict}"
+        );
+        assert!(!verdict.contains("20060"), "{verdict}");
         apply(advice(&finding, RESERVED));
         assert!(findings("P05").is_empty());
     });
@@ -280,8 +286,10 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let finding = the_finding(&snapshot(), "P08");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
-        assert!(verdict.contains("60 of its 60 ports are odd"), "{verdict}");
-        assert!(finding.evidence[0].starts_with("2 destinations"), "{finding:#?}");
+        assert!(
+            verdict.contains("60 of 60 ports are odd; all its 2 destinations together have 200"),
+            "{verdict}"
+        );
         advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
         apply(advice(&finding, RANGE));
         assert!(findings("P08").is_empty());
@@ -295,16 +303,7 @@ fn p08_connect_past_half_of_the_range_is_no_bind() {
         add_addresses();
         set_sysctl(RANGE, "20000 20099");
         let (_listener, address) = listener(NEAR, 200);
-        let mut all = connect(address, 99);
-        assert!(findings("P08").is_empty());
-        // Only the connections with ports of the second parity stay.
-        all.retain(|stream| stream.local_addr().unwrap().port() % 2 == 1);
-        assert!(all.len() >= 49);
-        until("the rest is closed", || {
-            let snapshot = snapshot();
-            let tuples = &snapshot.connections.seen().unwrap().tuples;
-            (tuples[0].states.get("established") == Some(&(all.len() as u64))).then_some(())
-        });
+        let _all = connect(address, 99);
         assert!(findings("P08").is_empty());
     });
 }
@@ -336,7 +335,7 @@ fn p10_growth_is_forecast() {
         set_sysctl(RANGE, "20000 20099");
         let (_listener, address) = listener(NEAR, 200);
         let mut reader = Reader::new(Path::new("/"));
-        let _quarter = connect(address, 30);
+        let _half = connect(address, 50);
         assert!(findings_in(&read(&mut reader), "P10").is_empty());
         assert!(findings_in(&read(&mut reader), "P10").is_empty(), "no growth");
         let _more = connect(address, 10);
@@ -344,7 +343,7 @@ fn p10_growth_is_forecast() {
         let finding = the_finding(&snapshot, "P10");
         let verdict = &finding.verdict;
         assert!(
-            verdict.contains("uses 40 of 100 ports") && verdict.contains("more than it closes"),
+            verdict.contains("uses 60 of 100 ports") && verdict.contains("more than it closes"),
             "{verdict}"
         );
         assert!(verdict.contains(&this_process()), "{verdict}");
@@ -364,7 +363,7 @@ fn p10_a_plateau_above_the_ports_is_forecast() {
             findings("P10").pop().filter(|finding| finding.verdict.contains("uses 40 of 100"))
         });
         let verdict = &finding.verdict;
-        assert!(verdict.contains("closes first, 4/s; the ceiling is 2/s"), "{verdict}");
+        assert!(verdict.contains("closes first, 4.0/s; the ceiling is 1.7/s"), "{verdict}");
         assert!(verdict.contains("in about 15 s"), "{verdict}");
         apply(advice(&finding, "tcp_tw_reuse=1"));
         assert!(findings("P10").is_empty());

@@ -79,7 +79,7 @@ fn t03_reuse_is_proposed_where_it_helps() {
         assert!(verdict.contains("is 2 (loopback only): 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
         assert!(verdict.contains("again after 1 s"), "{verdict}");
         let reuse = advice(&finding, "tcp_tw_reuse=1");
-        assert!(reuse.effect.contains("20/s instead of 0/s"), "{reuse:?}");
+        assert!(reuse.effect.contains("20/s instead of 0.3/s"), "{reuse:?}");
         apply(reuse);
         assert!(findings("T03").is_empty());
         if snapshot().sysctls.contains_key("net.ipv4.tcp_tw_reuse_delay") {

@@ -179,6 +179,8 @@ pub struct Connections {
     pub tuples: Vec<Tuple>,
     /// Number of tuples that are not listed.
     pub tuples_left_out: u64,
+    /// Source addresses of outgoing connections, those with the most ports in use first; bounded.
+    pub sources: Vec<Source>,
     /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
     pub held: Vec<HeldPort>,
     /// Number of held ports that are not listed.
@@ -207,6 +209,21 @@ pub struct Tuple {
     /// Growth of `in_use` per second during the interval; negative: the number falls.
     pub growth_per_s: f64,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
+    pub owners: Vec<Owner>,
+}
+
+/// The outgoing connections of a source address, to all destinations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Local address.
+    pub address: IpAddr,
+    /// Distinct ports of the range in use.
+    pub in_use: u32,
+    /// Distinct ports of the range in use with the parity of the range's first port.
+    pub low_parity: u32,
+    /// Number of destinations.
+    pub destinations: u64,
+    /// Processes that hold sockets, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
 }
 

@@ -5,7 +5,7 @@ use crate::budget::{Budget, state};
 use crate::draft::Draft;
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, percent, process, rate, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P01",
@@ -50,8 +50,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     }
     if budget.closes_per_s > 0.0 {
         let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-        let (rate, ceiling) = (budget.closes_per_s, budget.ceiling_per_s());
-        verdict += &format!("; {closer} closes first, {rate:.0}/s; the ceiling is {ceiling:.0}/s");
+        let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
+        verdict += &format!("; {closer} closes first, {closes}; the ceiling is {ceiling}");
     } else if let Some(owner) = subject.owners.first() {
         verdict += &format!("; {} has {} of the connections", process(owner), count(owner.sockets.into()));
     }

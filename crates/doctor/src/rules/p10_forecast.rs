@@ -5,7 +5,7 @@ use crate::budget::Budget;
 use crate::draft::Draft;
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process, time, tuple};
+use crate::words::{count, process, rate, time, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P10",
@@ -17,8 +17,8 @@ pub(super) const RULE: Rule = Rule {
          remaining times of its TIME_WAIT sockets. A rate of R per second leads to R * 60 ports in TIME_WAIT after 60 s and no more (R times \
          net.ipv4.tcp_tw_reuse_delay where connect() may take them again). So growth by TIME_WAIT ends at this plateau, and the rule has a \
          finding only if the plateau is above the usable ports. Growth of open connections has no such end.",
-        "The rule has no finding below a quarter of the usable ports, unless the plateau is above them: pools that fill at a start are no \
-         exhaustion. From 90% on P01 has the finding.",
+        "Growth by TIME_WAIT counts from a quarter of the usable ports on, growth of open connections from half of them on, because pools that \
+         fill at a start are no exhaustion. From 90% on P01 has the finding.",
         "What helps: what P01 names, in time. For open connections that only grow, look for a leak in the program: connections that are \
          never closed (T07 for those that the peer closed).",
         "What does not help: a higher limit of descriptors, which only moves the failure to the ports.",
@@ -26,8 +26,9 @@ pub(super) const RULE: Rule = Rule {
     check,
 };
 
-/// The share from which on growth counts, in percent.
-const SHARE: f64 = 25.0;
+/// The shares from which on growth by TIME_WAIT and growth of open connections count, in percent.
+const CLOSING: f64 = 25.0;
+const OPENING: f64 = 50.0;
 /// The share from which on P01 has the finding, in percent.
 const NEAR: f64 = 90.0;
 
@@ -45,19 +46,17 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 /// Returns the seconds until no port is left, or `None` if the ports last.
 fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
     let left = f64::from(budget.total.checked_sub(budget.taken())?);
-    let outruns = budget.plateau() > f64::from(budget.total);
-    // Less than half of the plateau in use is a burst rather than a rate.
-    let is_lasting = budget.is_past(SHARE);
-    if left <= 0.0 || budget.is_past(NEAR) || !is_lasting {
+    if left <= 0.0 || budget.is_past(NEAR) {
         return None;
     }
-    let is_by_closing = budget.time_wait * 2 > budget.in_use;
     let growth = tuple.growth_per_s;
-    match (is_by_closing, outruns) {
-        (true, false) => None,
+    if budget.time_wait * 2 > budget.in_use {
+        let outruns = budget.plateau() > f64::from(budget.total);
         // No port becomes free before the first sockets have been in TIME_WAIT for 60 s.
-        (true, true) => Some(left / if growth > 0.0 { growth } else { budget.closes_per_s }),
-        (false, _) => (growth > 0.0).then(|| left / growth),
+        let rate = if growth > 0.0 { growth } else { budget.closes_per_s };
+        (outruns && budget.is_past(CLOSING)).then(|| left / rate)
+    } else {
+        (growth > 0.0 && budget.is_past(OPENING)).then(|| left / growth)
     }
 }
 
@@ -71,8 +70,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) ->
     );
     let owner = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
     if budget.plateau() > f64::from(budget.total) {
-        let (rate, ceiling) = (budget.closes_per_s, budget.ceiling_per_s());
-        verdict += &format!("; {owner} closes first, {rate:.0}/s; the ceiling is {ceiling:.0}/s");
+        let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
+        verdict += &format!("; {owner} closes first, {closes}; the ceiling is {ceiling}");
     } else {
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);
     }

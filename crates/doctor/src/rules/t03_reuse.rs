@@ -5,7 +5,7 @@ use crate::budget::{Budget, delay_s, reuse_delay_s};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, reuse};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, tuple};
+use crate::words::{percent, rate, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "T03",
@@ -56,9 +56,9 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, is_on
             tuple(subject)
         );
         let effect = format!(
-            "1 s, the default: up to {}/s instead of {:.0}/s",
-            count(budget.total.into()),
-            budget.ceiling_per_s()
+            "1 s, the default: up to {} instead of {}",
+            rate(budget.total.into()),
+            rate(budget.ceiling_per_s())
         );
         return Draft::new(severity, tuple(subject), verdict).now(Remedy::sysctl(
             "net.ipv4.tcp_tw_reuse_delay",

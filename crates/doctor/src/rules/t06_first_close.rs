@@ -5,7 +5,7 @@ use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, print_name, printed};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, percent, process, rate, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "T06",
@@ -58,9 +58,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
     let verdict = format!(
-        "{closer} closes its connections to {} first, {:.0}/s: {} of the {} ports of {} are in TIME_WAIT",
+        "{closer} closes its connections to {} first, {}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,
-        budget.closes_per_s,
+        rate(budget.closes_per_s),
         percent(budget.time_wait.into(), budget.total.into()),
         count(budget.total.into()),
         tuple(subject)
@@ -77,9 +77,9 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     let owner = service.workers.first();
     let closer = owner.map_or_else(|| "the server".to_owned(), process);
     let verdict = format!(
-        "{closer} on port {} closes first, {:.0}/s: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
+        "{closer} on port {} closes first, {}: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
         service.port,
-        service.closes_per_s,
+        rate(service.closes_per_s),
         count(waiting),
         percent(waiting, allowed),
         count(allowed)

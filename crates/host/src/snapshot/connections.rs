@@ -14,6 +14,7 @@ use super::close_wait;
 use super::held::Held;
 use super::processes::Sockets;
 use super::reason;
+use super::sources::Sources;
 
 /// Ports in use of each tuple.
 pub(super) type Before = HashMap<(IpAddr, SocketAddr), u32>;
@@ -129,6 +130,10 @@ pub(super) fn read(
     let close_wait = close_wait::read(&query, sockets).map_err(failed)?;
     let (held, held_left_out) = held.listed(sockets);
     let low = ports.map_or(0, |ports| ports.low);
+    let mut sources = Sources::default();
+    for (&(source, _), sums) in &tuples {
+        sources.add(source, &sums.ports, &sums.owners);
+    }
     let mut listed: Vec<Tuple> = tuples
         .iter()
         .map(|(&(source, destination), sums)| {
@@ -156,6 +161,7 @@ pub(super) fn read(
         states: all.states(),
         tuples: listed,
         tuples_left_out,
+        sources: sources.listed(low, sockets),
         held,
         held_left_out,
         services: services

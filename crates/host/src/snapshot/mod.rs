@@ -14,6 +14,7 @@ mod listeners;
 mod memory;
 mod ports;
 mod processes;
+mod sources;
 mod udp;
 
 use std::collections::BTreeMap;

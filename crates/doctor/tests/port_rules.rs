@@ -430,7 +430,7 @@ fn p12_processes_that_share_a_budget_are_listed() {
         let verdict = &finding.verdict;
         assert!(verdict.contains("2 processes share the 20 ports of 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
         assert!(verdict.contains(&format!("{} 8", this_process())), "{verdict}");
-        assert!(verdict.contains(&format!("python3[{}] 4; 60% are in use", child.id())), "{verdict}");
+        assert!(verdict.contains(&format!("[{}] 4; 60% are in use", child.id())), "{verdict}");
         assert!(advice(&finding, "fourtuple fix ports").recomputed);
         until("the other process is gone", || findings("P12").is_empty().then_some(()));
     });

@@ -4,10 +4,12 @@
 //! from a snapshot to findings. The crate reads nothing itself.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod diagnose;
 mod draft;
 mod explain;
 mod limits;
+mod remedies;
 mod rule;
 mod rules;
 mod words;

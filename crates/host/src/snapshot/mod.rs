@@ -4,13 +4,17 @@
 //! prevent the others.
 
 mod addresses;
+mod close_wait;
+mod configured;
 mod connections;
 mod conntrack;
 mod counters;
+mod held;
 mod listeners;
 mod memory;
 mod ports;
 mod processes;
+mod sources;
 mod udp;
 
 use std::collections::BTreeMap;
@@ -29,6 +33,7 @@ const SYSCTLS: &[&str] = &[
     "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.tcp_abort_on_overflow",
     "net.ipv4.tcp_fin_timeout",
     "net.ipv4.tcp_max_orphans",
@@ -78,6 +83,14 @@ impl Reader {
         let mut counted = Counted::default();
         let ports = ports::read(root);
         let sockets = Sockets::read(root);
+        let connections = connections::read(
+            ports.as_ref().ok(),
+            &sockets,
+            &before.connections,
+            interval,
+            &mut counted.connections,
+        );
+        let addresses = addresses::read();
         let snapshot = Snapshot {
             interval_ns: interval.as_nanos() as u64,
             sysctls: SYSCTLS
@@ -85,21 +98,16 @@ impl Reader {
                 .filter_map(|name| Some((name.to_string(), sysctl(root, name)?)))
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
-            connections: connections::read(
-                ports.as_ref().ok(),
-                &sockets,
-                &before.connections,
-                interval,
-                &mut counted.connections,
-            )
-            .into(),
+            configured: configured::read(root).into(),
             listeners: listeners::read(&sockets, &before.listeners, is_first, &mut counted.listeners).into(),
             udp: udp::read(&sockets, &before.udp, is_first, &mut counted.udp).into(),
             processes: processes::read(root, &sockets).into(),
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
-            addresses: addresses::read().into(),
+            lost_sources: addresses::lost_sources(&connections, &addresses).into(),
+            connections: connections.into(),
+            addresses: addresses.into(),
             traced: Part::Hidden("nothing was traced".to_owned()),
             ports: ports.into(),
         };

@@ -4,6 +4,9 @@
 //! from a snapshot to findings. The crate reads nothing itself.
 #![forbid(unsafe_code)]
 
+mod accepting;
+mod balance;
+mod datagram;
 mod diagnose;
 mod draft;
 mod explain;

@@ -191,7 +191,7 @@ fn p05_node_ports_are_known_by_their_server() {
         let _connections = connect(address, 20);
         assert!(findings("P05").is_empty());
         let mut snapshot = snapshot();
-        let proxy = Process { pid: 7, name: "kube-proxy".to_owned(), descriptors: 1, descriptor_limit: None };
+        let proxy = Process { pid: 7, name: "kube-proxy".to_owned(), ..Process::default() };
         snapshot.processes = Part::Seen(vec![proxy]);
         let finding = the_finding(&snapshot, "P05");
         assert!(

@@ -141,7 +141,18 @@ impl EphemeralPorts {
 
     /// Returns the number of ports that connect() may choose.
     pub fn usable(&self) -> u32 {
-        (self.low..=self.high).filter(|port| self.contains(*port)).count() as u32
+        let mut reserved = self.reserved.clone();
+        reserved.sort_unstable();
+        let (mut next, high) = (u32::from(self.low), u32::from(self.high));
+        let mut usable = self.range();
+        for (first, last) in reserved {
+            let (from, to) = (next.max(first.into()), high.min(last.into()));
+            if from <= to {
+                usable -= to - from + 1;
+                next = to + 1;
+            }
+        }
+        usable
     }
 
     /// Returns the number of ports of the range, reserved ports included.

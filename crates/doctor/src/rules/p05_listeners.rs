@@ -54,12 +54,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let inside = listeners.into_iter().filter(|listener| ports.contains(listener.port));
     let exposed: Vec<(Exposed, &Source)> =
         inside.filter_map(|listener| meets(listener.address).map(|source| (listener, source))).collect();
-    let has_node_ports = (NODE_PORTS.0..=NODE_PORTS.1).any(|port| ports.contains(port));
-    let node_ports = node_port_server(snapshot).filter(|_| has_node_ports);
+    let node_ports =
+        node_port_server(snapshot).filter(|_| (NODE_PORTS.0..=NODE_PORTS.1).any(|port| ports.contains(port)));
     let largest = exposed.iter().map(|(_, source)| *source).max_by_key(|source| source.in_use);
     let any_source = || node_ports.as_ref().and_then(|_| sources.iter().find(is_past));
     let Some(source) = largest.or_else(any_source) else { return Ok(Vec::new()) };
-    let chance = (100 * u64::from(source.in_use) / u64::from(usable)).min(100);
+    let chance = (100 * u64::from(source.in_use)).checked_div(usable.into()).unwrap_or(100).min(100);
     let shown: Vec<String> = exposed.iter().take(5).map(|(exposed, _)| listener(exposed)).collect();
     let more = if exposed.len() > 5 { format!(" and {} more", exposed.len() - 5) } else { String::new() };
     let what = match &node_ports {

@@ -62,7 +62,7 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
 
 fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) -> Draft {
     let mut verdict = format!(
-        "{} uses {} of {} ports and has the last one in about {}",
+        "{} uses {} of {} ports, and the last one is taken in about {}",
         tuple(subject),
         count(budget.taken().into()),
         count(budget.total.into()),

@@ -2,7 +2,7 @@
 
 mod scene;
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, Unavailable};
-use fourtuple_syscalls::{device, socket};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 use scene::{
     FAR, NEAR, add_addresses, advice, apply, bound, connect, connect_and_close, findings, findings_in, ip,
@@ -18,6 +19,8 @@ use scene::{
 };
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
+const SOL_IP: i32 = 0;
+const IP_TRANSPARENT: i32 = 19;
 const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
 
 #[test]
@@ -397,6 +400,25 @@ fn p11_a_removed_source_address_is_named() {
         assert!(kill.action == "ss -K src 10.1.0.9" && kill.recomputed, "{kill:?}");
         device::add_address("lo", ip(gone), 32).unwrap();
         assert!(findings("P11").is_empty());
+    });
+}
+
+#[test]
+fn p11_transparent_sources_are_no_finding() {
+    in_namespace(|| {
+        add_addresses();
+        let (_server, address) = server(NEAR, 4000);
+        let foreign = SocketAddr::new(ip("192.0.2.9"), 0);
+        let socket = socket::open(Transport::Tcp, foreign, true).unwrap();
+        option::set_int(socket.as_fd(), SOL_IP, IP_TRANSPARENT, 1).unwrap();
+        socket::bind(socket.as_fd(), foreign).unwrap();
+        socket::connect(socket.as_fd(), address).unwrap();
+        let snapshot = snapshot();
+        let tuples = &snapshot.connections.seen().unwrap().tuples;
+        assert!(tuples.iter().any(|tuple| tuple.source == foreign.ip()), "{tuples:#?}");
+        assert!(findings_in(&snapshot, "P11").is_empty());
+        option::set_int(socket.as_fd(), SOL_IP, IP_TRANSPARENT, 0).unwrap();
+        assert_eq!(findings("P11").len(), 1, "the option is what is looked at");
     });
 }
 

@@ -1,4 +1,4 @@
-//! What a network namespace looked like at one moment: the input of the rules of `doctor`.
+//! A network namespace at one moment: the input of the rules of `doctor`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -186,11 +186,11 @@ pub struct Owner {
 pub struct Connections {
     /// Sockets by state: `established`, `time-wait`, `close-wait`.
     pub states: BTreeMap<String, u64>,
-    /// Sources and destinations of outgoing connections, those with the most ports in use first; bounded.
+    /// Sources and destinations of outgoing connections, sorted by ports in use, largest first; bounded.
     pub tuples: Vec<Tuple>,
     /// Number of tuples that are not listed.
     pub tuples_left_out: u64,
-    /// Source addresses of outgoing connections, those with the most ports in use first; bounded.
+    /// Source addresses of outgoing connections, sorted by ports in use, largest first; bounded.
     pub sources: Vec<Source>,
     /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
     pub held: Vec<HeldPort>,
@@ -238,7 +238,7 @@ pub struct Source {
     pub owners: Vec<Owner>,
 }
 
-/// A port of the range that is not available to connect(), whatever the destination.
+/// A port of the range that is not available to connect() for any destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldPort {
     /// The port.

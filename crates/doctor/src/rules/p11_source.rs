@@ -12,12 +12,12 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "Connections keep their source address when the address is removed from its device: a changed lease, a floating address that moved to another \
-         host, a container network that was built anew. The kernel does not tell the program. It still sends packets from the address, \
+         host, a container network that was built again. The kernel does not tell the program. It still sends packets from the address, \
          but drops what comes back, so that writes fail with ETIMEDOUT only after net.ipv4.tcp_retries2 (15 retransmissions, 13 to 30 \
          minutes), and reads wait without end unless keepalives are on.",
         "New sockets get EADDRNOTAVAIL from bind() to such an address (inet_bind checks inet_addr_valid_or_nonlocal), which is easily taken for \
          exhausted ports. Only the call tells them apart: bind() to an address fails for the address, connect() for the ports.",
-        "Local are all addresses of devices, also of those in a VRF, and what a route of type `local` covers (127.0.0.0/8, AnyIP). Sources of sockets \
+        "Local are all addresses of devices, also of devices in a VRF, and what a route of type `local` covers (127.0.0.0/8, AnyIP). Sources of sockets \
          with IP_TRANSPARENT or IP_FREEBIND, which transparent proxies use, are not reported. TIME_WAIT sockets are not either.",
         "What helps: the address back on its device; closing the connections (`ss -K`, or a restart of the program), so that the program connects \
          again from an address that exists; TCP_USER_TIMEOUT or keepalives in the program, so that it notices.",

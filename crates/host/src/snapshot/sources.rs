@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use fourtuple_record::snapshot::{Owner, Source};
 
-use super::LISTED;
-use super::processes::Sockets;
+use crate::snapshot::LISTED;
+use crate::snapshot::processes::Sockets;
 
 #[derive(Debug, Default)]
 struct Sums {

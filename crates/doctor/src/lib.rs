@@ -4,7 +4,10 @@
 //! from a snapshot to findings. The crate reads nothing itself.
 #![forbid(unsafe_code)]
 
+mod accepting;
+mod balance;
 mod budget;
+mod datagram;
 mod diagnose;
 mod draft;
 mod explain;

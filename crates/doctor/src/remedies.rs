@@ -340,7 +340,7 @@ mod tests {
         assert!(wider_range(&with_range(1_024, 60_999, Vec::new())).is_none(), "not by a quarter");
         let unknown = Snapshot { listeners: Part::Hidden("EPERM".to_owned()), ..snapshot.clone() };
         assert!(wider_range(&unknown).is_none(), "a server could lose its port");
-        let proxy = Process { pid: 1, name: "kube-proxy".to_owned(), descriptors: 1, descriptor_limit: None };
+        let proxy = Process { pid: 1, name: "kube-proxy".to_owned(), ..Process::default() };
         let node = Snapshot { processes: Part::Seen(vec![proxy]), ..snapshot };
         assert!(wider_range(&node).unwrap().action.contains("30000-32767"));
     }

@@ -46,6 +46,8 @@ impl<T> From<Result<T, String>> for Part<T> {
 pub struct Snapshot {
     /// Time between the two readings of everything that is counted.
     pub interval_ns: u64,
+    /// Number of processors that the process may use.
+    pub processors: u32,
     /// Sysctls that could be read, by dotted name.
     pub sysctls: BTreeMap<String, String>,
     /// Lines of /etc/sysctl.conf and of files of sysctl.d(5) that set a sysctl of the network; bounded.
@@ -282,15 +284,17 @@ pub struct CloseWait {
 pub struct Listener {
     /// Local address; the unspecified address stands for all addresses.
     pub address: SocketAddr,
+    /// Index of the interface to which the listener is bound (SO_BINDTODEVICE); 0: all interfaces.
+    pub interface: u32,
     /// Cookie of the socket, which the host never reuses.
     pub cookie: u64,
     /// Connections in the accept queue at the second reading.
     pub waiting: u32,
-    /// Connections in the accept queue at the first reading.
+    /// Connections in the accept queue at the first reading; 0 for a listener that did not exist then.
     pub waiting_before: u32,
     /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
     pub backlog: u32,
-    /// Handshakes in progress (SYN_RECV) at this address and port.
+    /// Handshakes in progress (SYN_RECV) at this port; the listeners of a port have the same number.
     pub handshakes: u32,
     /// Connections and SYNs that the listener dropped (sk_drops); `null`: the kernel does not tell.
     pub drops: Option<Counter>,
@@ -303,7 +307,7 @@ pub struct Listener {
 pub struct UdpSockets {
     /// Number of sockets.
     pub total: u64,
-    /// Sockets with drops, a queue or a shared local address; bounded.
+    /// Sockets with drops, a queue or a local port that several sockets share; the sockets with the most drops first; bounded.
     pub sockets: Vec<UdpSocketView>,
 }
 
@@ -314,6 +318,8 @@ pub struct UdpSocketView {
     pub local: SocketAddr,
     /// The peer; `null`: not connected.
     pub remote: Option<SocketAddr>,
+    /// Index of the interface to which the socket is bound (SO_BINDTODEVICE); 0: all interfaces.
+    pub interface: u32,
     /// Cookie of the socket.
     pub cookie: u64,
     /// Bytes in the receive queue.
@@ -328,8 +334,9 @@ pub struct UdpSocketView {
     pub owners: Vec<Owner>,
 }
 
-/// A process that has sockets in the namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A process that has sockets in the namespace. The list has the holders of listeners, accepted connections and shared UDP ports, and
+/// the processes with the largest share of their descriptors; bounded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Process ID.
     pub pid: u32,
@@ -339,6 +346,18 @@ pub struct Process {
     pub descriptors: u32,
     /// RLIMIT_NOFILE, the soft limit; `null`: unlimited.
     pub descriptor_limit: Option<u64>,
+    /// RLIMIT_NOFILE, the hard limit; `null`: unlimited.
+    pub descriptor_ceiling: Option<u64>,
+    /// Process ID of the parent.
+    pub parent: u32,
+    /// Process group.
+    pub group: u32,
+    /// State as in /proc/PID/stat: `S` sleeps, `R` runs, `T` is stopped.
+    pub state: char,
+    /// Time from the boot of the host to the start of the process.
+    pub started_ns: u64,
+    /// CPU time during the interval, in steps of 10 ms; `null`: the process was not there at the first reading.
+    pub cpu_ns: Option<u64>,
 }
 
 /// TCP as a whole.
@@ -361,7 +380,7 @@ pub struct Conntrack {
     pub count: u64,
     /// Limit: net.netfilter.nf_conntrack_max.
     pub limit: u64,
-    /// Counters of /proc/net/stat/nf_conntrack, summed over the processors: `drop`, `insert_failed`, `clash_resolve`.
+    /// Counters of /proc/net/stat/nf_conntrack, summed over the processors: `drop`, `insert_failed`, `clashres`.
     pub counters: BTreeMap<String, Counter>,
 }
 

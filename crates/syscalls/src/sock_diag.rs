@@ -346,3 +346,90 @@ pub(crate) fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8>
     bytes.extend_from_slice(&octets);
     bytes
 }
+
+/// A TCP listener or a UDP socket with its memory and its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Detail {
+    /// Local address; the unspecified address stands for all addresses.
+    pub local: SocketAddr,
+    /// Address and port of the peer; port 0: no peer.
+    pub remote: SocketAddr,
+    /// Index of the interface to which the socket is bound (SO_BINDTODEVICE); 0: all interfaces.
+    pub interface: u32,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// User ID of the owner of the socket.
+    pub user: u32,
+    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd.
+    pub inode: u32,
+    /// Connections in the accept queue, or bytes in the receive queue of a UDP socket (idiag_rqueue).
+    pub queue: u32,
+    /// Limit of the accept queue of a listener; bytes in the send queue of a UDP socket (idiag_wqueue).
+    pub limit: u32,
+    /// Receive buffer and drops; `None`: the kernel does not tell.
+    pub memory: Option<Memory>,
+}
+
+/// The part of INET_DIAG_SKMEMINFO that concerns received packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Limit of the receive queue in bytes of kernel memory (sk_rcvbuf).
+    pub receive_limit: u32,
+    /// Packets that the socket dropped since it was created (sk_drops).
+    pub drops: u32,
+}
+
+/// Calls `found` for every TCP listener in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of [`each`].
+pub fn each_listener_detail(found: impl FnMut(Detail)) -> io::Result<()> {
+    each_detail(Transport::Tcp, 1 << state::LISTEN, found)
+}
+
+/// Calls `found` for every UDP socket with a local port in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of [`each`].
+pub fn each_udp_detail(found: impl FnMut(Detail)) -> io::Result<()> {
+    each_detail(Transport::Udp, u32::MAX, found)
+}
+
+const INET_DIAG_SKMEMINFO: u16 = 7;
+
+fn each_detail(transport: Transport, states: u32, mut found: impl FnMut(Detail)) -> io::Result<()> {
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let mut body = request(family as u8, transport, states, &[]);
+        // idiag_ext has bit N - 1 for attribute N.
+        body[2] = 1 << (INET_DIAG_SKMEMINFO - 1);
+        match ask(&body, |reply, attributes| found(detail(reply, attributes))) {
+            // A kernel without IPv6 has no handler for the family.
+            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+fn detail(reply: &Reply, attributes: &[u8]) -> Detail {
+    let Entry { local, remote, .. } = entry(reply);
+    let [low, high] = reply.id.cookie.map(u64::from);
+    // SK_MEMINFO_RCVBUF is the second and SK_MEMINFO_DROPS the ninth of the numbers.
+    let number = |index: usize| {
+        let bytes = netlink::attribute(attributes, INET_DIAG_SKMEMINFO)?.get(index * 4..)?;
+        Some(u32::from_ne_bytes(*bytes.first_chunk()?))
+    };
+    Detail {
+        local,
+        remote,
+        interface: reply.id.interface,
+        cookie: high << 32 | low,
+        user: reply.user,
+        inode: reply.inode,
+        queue: reply.receive_queue,
+        limit: reply.send_queue,
+        memory: number(1).zip(number(8)).map(|(receive_limit, drops)| Memory { receive_limit, drops }),
+    }
+}

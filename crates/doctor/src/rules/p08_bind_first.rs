@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Snapshot, Source};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{print_name, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process};
+use crate::words::{count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P08",
@@ -55,11 +55,11 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32) -> Draft {
         _ => "odd",
     };
     let verdict = format!(
-        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} of {} ports are {parity}; all its {} destinations together have \
+        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} of {} ports are {parity}; {} together have \
          {} ports",
         count(in_use.saturating_sub(*low_parity).into()),
         count((*in_use).into()),
-        count(*destinations),
+        counted(*destinations, "destination"),
         count(usable.into())
     );
     let is_near = u64::from(*in_use) * 100 >= u64::from(usable) * 80;

@@ -21,6 +21,8 @@ pub(super) fn read(
     for path in ["proc/thread-self/net/netstat", "proc/thread-self/net/snmp"] {
         parse(&text(root, path)?, now);
     }
+    // A kernel without IPv6 has no such file.
+    parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), now);
     Ok(now.iter().map(|(name, &total)| (name.clone(), since(before.get(name), total, is_first))).collect())
 }
 
@@ -43,6 +45,16 @@ fn parse(text: &str, into: &mut Totals) {
     }
 }
 
+/// Parses lines of a name and a value: `Udp6InErrors 3` is `Udp6.InErrors`.
+fn parse_ipv6(text: &str, into: &mut Totals) {
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse)) else { continue };
+        let Some(name) = name.strip_prefix("Udp6") else { continue };
+        into.insert(format!("Udp6.{name}"), value);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +63,8 @@ mod tests {
     fn each_value_belongs_to_the_name_above() {
         let mut totals = Totals::new();
         parse("TcpExt: A B C\nTcpExt: 1 2 3\nTcp: MaxConn InSegs\nTcp: -1 7\n", &mut totals);
+        parse_ipv6("Ip6InReceives  \t9\nUdp6InErrors\t3\n", &mut totals);
+        assert_eq!(totals.remove("Udp6.InErrors"), Some(3));
         assert_eq!((totals["TcpExt.B"], totals["Tcp.InSegs"], totals.len()), (2, 7, 4));
         assert_eq!(since(Some(&5), 7, false), Counter { total: 7, during: 2 });
         assert_eq!(since(None, 7, true), Counter { total: 7, during: 0 });

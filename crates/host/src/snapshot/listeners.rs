@@ -1,19 +1,54 @@
 //! TCP listeners.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use fourtuple_record::snapshot::Listener;
+use fourtuple_record::snapshot::{Connections, Listener};
+use fourtuple_syscalls::sock_diag;
 
+use super::counters::since;
 use super::processes::Sockets;
+use super::reason;
 
 /// Accept queue and drops of each listener, by cookie.
 pub(super) type Before = HashMap<u64, (u32, Option<u64>)>;
 
 pub(super) fn read(
-    _sockets: &Sockets,
-    _before: &Before,
-    _is_first: bool,
-    _now: &mut Before,
+    sockets: &Sockets,
+    before: &Before,
+    is_first: bool,
+    now: &mut Before,
 ) -> Result<Vec<Listener>, String> {
-    Err("not read".to_owned())
+    let mut listeners = Vec::new();
+    sock_diag::each_listener_detail(|detail| {
+        let drops = detail.memory.map(|memory| u64::from(memory.drops));
+        now.insert(detail.cookie, (detail.queue, drops));
+        let previous = before.get(&detail.cookie);
+        let waiting_before =
+            previous.map_or(if is_first { detail.queue } else { 0 }, |(waiting, _)| *waiting);
+        let drops_before = previous.and_then(|(_, drops)| *drops);
+        listeners.push(Listener {
+            address: detail.local,
+            interface: detail.interface,
+            cookie: detail.cookie,
+            waiting: detail.queue,
+            waiting_before,
+            backlog: detail.limit,
+            handshakes: 0,
+            drops: drops.map(|total| since(drops_before.as_ref(), total, is_first)),
+            owners: sockets.holders(detail.inode).iter().map(|pid| sockets.owner(*pid, 1)).collect(),
+        });
+    })
+    .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;
+    listeners.sort_by_key(|listener| (listener.address, listener.cookie));
+    Ok(listeners)
+}
+
+/// Fills in the handshakes in progress, which the census of connections counts by port.
+pub(super) fn add_handshakes(listeners: &mut [Listener], connections: &Connections) {
+    let handshakes = |states: &BTreeMap<String, u64>| states.get("syn-recv").copied().unwrap_or(0) as u32;
+    let by_port: HashMap<u16, u32> =
+        connections.services.iter().map(|service| (service.port, handshakes(&service.states))).collect();
+    for listener in listeners {
+        listener.handshakes = by_port.get(&listener.address.port()).copied().unwrap_or(0);
+    }
 }

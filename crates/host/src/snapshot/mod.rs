@@ -17,18 +17,20 @@ mod processes;
 mod sources;
 mod udp;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
-use fourtuple_record::snapshot::{Part, Snapshot};
+use fourtuple_record::snapshot::{Connections, Listener, Part, Snapshot, UdpSockets};
 
 use crate::sysctl;
 use processes::Sockets;
 
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
+    "net.core.rmem_default",
     "net.core.rmem_max",
     "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
@@ -65,6 +67,7 @@ struct Counted {
     listeners: listeners::Before,
     connections: connections::Before,
     udp: udp::Before,
+    processes: processes::Before,
 }
 
 impl Reader {
@@ -90,8 +93,15 @@ impl Reader {
             interval,
             &mut counted.connections,
         );
+        let mut listeners = listeners::read(&sockets, &before.listeners, is_first, &mut counted.listeners);
+        if let (Ok(listeners), Ok(connections)) = (&mut listeners, &connections) {
+            listeners::add_handshakes(listeners, connections);
+        }
+        let udp = udp::read(&sockets, &before.udp, is_first, &mut counted.udp);
+        let named = named(listeners.as_deref().ok(), connections.as_ref().ok(), udp.as_ref().ok());
         let addresses = addresses::read();
         let snapshot = Snapshot {
+            processors: thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
             interval_ns: interval.as_nanos() as u64,
             sysctls: SYSCTLS
                 .iter()
@@ -99,9 +109,17 @@ impl Reader {
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
             configured: configured::read(root).into(),
-            listeners: listeners::read(&sockets, &before.listeners, is_first, &mut counted.listeners).into(),
-            udp: udp::read(&sockets, &before.udp, is_first, &mut counted.udp).into(),
-            processes: processes::read(root, &sockets).into(),
+            listeners: listeners.into(),
+            udp: udp.into(),
+            processes: processes::read(
+                root,
+                &sockets,
+                &named,
+                &before.processes,
+                is_first,
+                &mut counted.processes,
+            )
+            .into(),
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
@@ -114,6 +132,21 @@ impl Reader {
         self.previous = Some((now, counted));
         snapshot
     }
+}
+
+/// Returns the processes that hold listeners, accepted connections, sockets in CLOSE_WAIT, or UDP sockets of the snapshot.
+fn named(
+    listeners: Option<&[Listener]>,
+    connections: Option<&Connections>,
+    udp: Option<&UdpSockets>,
+) -> BTreeSet<u32> {
+    let listeners = listeners.into_iter().flatten().flat_map(|listener| &listener.owners);
+    let workers = connections.into_iter().flat_map(|connections| &connections.services);
+    let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
+    let leaking =
+        connections.into_iter().flat_map(|connections| &connections.close_wait).map(|leak| &leak.owner);
+    let owners = listeners.chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
+    owners.map(|owner| owner.pid).collect()
 }
 
 /// Reads a file below `root`.

@@ -1,10 +1,13 @@
 //! The processes that hold sockets.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
 use fourtuple_record::snapshot::{Owner, Process};
+
+use super::LISTED;
 
 /// The processes that hold each socket.
 #[derive(Debug, Default)]
@@ -57,7 +60,103 @@ fn name(root: &Path, pid: u32) -> String {
     comm.trim_end().to_owned()
 }
 
-/// Reads the limits of the processes that hold sockets.
-pub(super) fn read(_root: &Path, _sockets: &Sockets) -> Result<Vec<Process>, String> {
-    Err("not read".to_owned())
+/// CPU time of each process in ticks, by process ID and time of its start.
+pub(super) type Before = HashMap<(u32, u64), u64>;
+
+/// The greatest number of processes that are read.
+const READ: usize = 4096;
+/// A tick of /proc/PID/stat: USER_HZ is 100 on all architectures of Linux that programs see.
+const TICK_NS: u64 = 10_000_000;
+
+/// Reads the processes in `named`, and the processes of the namespace with sockets that have used the largest share of their descriptors.
+pub(super) fn read(
+    root: &Path,
+    sockets: &Sockets,
+    named: &BTreeSet<u32>,
+    before: &Before,
+    is_first: bool,
+    now: &mut Before,
+) -> Result<Vec<Process>, String> {
+    let here = fs::read_link(root.join("proc/thread-self/ns/net")).ok();
+    let is_here = |pid: u32| {
+        let there = fs::read_link(root.join(format!("proc/{pid}/ns/net"))).ok();
+        here.is_none() || there.is_none() || here == there
+    };
+    let others = sockets.names.keys().copied().filter(|pid| !named.contains(pid));
+    let mut processes: Vec<Process> = named
+        .iter()
+        .copied()
+        .chain(others.filter(|pid| is_here(*pid)))
+        .take(READ)
+        .filter_map(|pid| process(root, pid, sockets, before, is_first, now))
+        .collect();
+    if processes.is_empty() && !sockets.names.is_empty() {
+        return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
+    }
+    let share = |process: &Process| {
+        u64::from(process.descriptors) * 1000 / process.descriptor_limit.unwrap_or(u64::MAX).max(1)
+    };
+    processes
+        .sort_by_key(|process| (Reverse(named.contains(&process.pid)), Reverse(share(process)), process.pid));
+    let kept = named.len().min(READ) + LISTED;
+    processes.truncate(kept);
+    Ok(processes)
+}
+
+fn process(
+    root: &Path,
+    pid: u32,
+    sockets: &Sockets,
+    before: &Before,
+    is_first: bool,
+    now: &mut Before,
+) -> Option<Process> {
+    let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
+    // The name is in parentheses and may contain any character.
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    let (cpu, started) = (number(11)? + number(12)?, number(19)?);
+    now.insert((pid, started), cpu);
+    let cpu_before = before.get(&(pid, started)).copied();
+    let limits = fs::read_to_string(root.join(format!("proc/{pid}/limits"))).ok()?;
+    let [limit, ceiling] = open_files(&limits)?;
+    Some(Process {
+        pid,
+        name: sockets.owner(pid, 0).name,
+        descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))),
+        descriptor_limit: limit,
+        descriptor_ceiling: ceiling,
+        parent: number(1)? as u32,
+        group: number(2)? as u32,
+        state: fields.first()?.chars().next()?,
+        started_ns: started * TICK_NS,
+        cpu_ns: cpu_before.filter(|_| !is_first).map(|before| cpu.saturating_sub(before) * TICK_NS),
+    })
+}
+
+/// Returns the number of entries of /proc/PID/fd. The directory has this number as its size since Linux 6.2; before, its size is 0.
+fn descriptors(path: &Path) -> u32 {
+    match fs::metadata(path).map_or(0, |directory| directory.len()) {
+        0 => fs::read_dir(path).map_or(0, |entries| entries.count() as u32),
+        size => size as u32,
+    }
+}
+
+/// Returns the soft and the hard limit of the line about open files; `None` stands for unlimited.
+fn open_files(limits: &str) -> Option<[Option<u64>; 2]> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let mut values = line.split_whitespace().map(|word| word.parse().ok());
+    Some([values.next()?, values.next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_may_be_unlimited() {
+        let limits = "Max processes  7  8  processes\nMax open files            1024                 unlimited            files\n";
+        assert_eq!(open_files(limits), Some([Some(1024), None]));
+        assert_eq!(open_files("Max processes 7 8 processes\n"), None);
+    }
 }

@@ -1,0 +1,135 @@
+//! The connections of each worker of a service.
+
+use fourtuple_measure::balance::jain;
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Listener, Service, Snapshot};
+
+use crate::accepting::process_of;
+
+/// Connections for each worker, on average, below which shares say nothing.
+const PER_WORKER: u64 = 10;
+/// Connections of all workers below which shares say nothing.
+const TOTAL: u64 = 40;
+/// Share of one processor from which on a worker is busy.
+const BUSY: f64 = 0.7;
+
+/// A worker and its connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) connections: u64,
+    /// Share of one processor during the interval.
+    pub(crate) cpu: Option<f64>,
+}
+
+/// Workers of one port with unequal numbers of connections.
+pub(crate) struct Skew {
+    pub(crate) port: u16,
+    /// In the order of their process IDs.
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) total: u64,
+    /// Jain's index.
+    pub(crate) jain: f64,
+    /// `Warning` if the worker with the most connections is busy, `Notice` otherwise.
+    pub(crate) severity: Severity,
+    /// Whether all workers hold the same listener, and their shares rise or fall in the order of their process IDs.
+    pub(crate) is_ladder: bool,
+}
+
+/// Returns the services whose workers have unequal shares: Jain's index is below `limit` and the busiest worker is busy, or the index is
+/// far below.
+///
+/// # Errors
+///
+/// The connections or the listeners were not read, or no process is visible.
+pub(crate) fn skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String> {
+    let listeners = snapshot.listeners.seen()?;
+    if !listeners.is_empty() && listeners.iter().all(|listener| listener.owners.is_empty()) {
+        return Err("the processes of the listeners are not visible; run as root".to_owned());
+    }
+    let services = &snapshot.connections.seen()?.services;
+    Ok(services.iter().filter_map(|service| skew(snapshot, listeners, service, limit)).collect())
+}
+
+fn skew(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f64) -> Option<Skew> {
+    let own: Vec<&Listener> =
+        listeners.iter().filter(|listener| listener.address.port() == service.port).collect();
+    let workers = workers(snapshot, &own, service);
+    let total: u64 = workers.iter().map(|worker| worker.connections).sum();
+    let number = workers.len() as u64;
+    if number < 2 || total < TOTAL.max(number * PER_WORKER) {
+        return None;
+    }
+    let counts: Vec<u64> = workers.iter().map(|worker| worker.connections).collect();
+    let jain = jain(&counts).filter(|jain| *jain < limit)?;
+    let first = workers.iter().max_by_key(|worker| worker.connections)?;
+    let severity = if first.cpu.is_some_and(|cpu| cpu >= BUSY) {
+        Severity::Warning
+    } else if number > 2 && jain < limit * 0.7 {
+        Severity::Notice
+    } else {
+        return None;
+    };
+    let slack = total / 20;
+    let falls = counts.windows(2).all(|pair| pair[0] + slack >= pair[1]);
+    let rises = counts.windows(2).all(|pair| pair[0] <= pair[1] + slack);
+    let is_shared = own.len() == 1 && own[0].owners.len() > 1;
+    Some(Skew {
+        port: service.port,
+        workers,
+        total,
+        jain,
+        severity,
+        is_ladder: is_shared && (falls || rises),
+    })
+}
+
+/// Returns the processes that hold listeners of a port, without a parent that accepts nothing.
+fn workers(snapshot: &Snapshot, listeners: &[&Listener], service: &Service) -> Vec<Worker> {
+    let mut workers: Vec<Worker> = Vec::new();
+    for owner in listeners.iter().flat_map(|listener| &listener.owners) {
+        if workers.iter().any(|worker| worker.pid == owner.pid) {
+            continue;
+        }
+        let held = service.workers.iter().find(|worker| worker.pid == owner.pid);
+        let cpu = process_of(snapshot, owner.pid).and_then(|process| process.cpu_ns);
+        workers.push(Worker {
+            pid: owner.pid,
+            name: owner.name.clone(),
+            connections: held.map_or(0, |held| held.sockets.into()),
+            cpu: cpu.map(|cpu| cpu as f64 / snapshot.interval_ns.max(1) as f64),
+        });
+    }
+    let parents: Vec<u32> = workers
+        .iter()
+        .filter_map(|worker| process_of(snapshot, worker.pid))
+        .map(|process| process.parent)
+        .collect();
+    workers.retain(|worker| worker.connections > 0 || !parents.contains(&worker.pid));
+    workers.sort_by_key(|worker| worker.pid);
+    workers
+}
+
+/// Returns the connections of each worker: `48, 0, 0, 0`.
+pub(crate) fn shares(workers: &[Worker]) -> String {
+    const SHOWN: usize = 16;
+    let shown = workers.iter().take(SHOWN).map(|worker| worker.connections.to_string());
+    let rest = if workers.len() > SHOWN { ", ..." } else { "" };
+    shown.collect::<Vec<_>>().join(", ") + rest
+}
+
+/// Returns the CPU time of the workers with the most and the fewest connections.
+pub(crate) fn load(workers: &[Worker]) -> Option<String> {
+    let first = workers.iter().max_by_key(|worker| worker.connections)?;
+    let last = workers.iter().min_by_key(|worker| worker.connections)?;
+    Some(format!(
+        "{}[{}] used {:.0}% of a processor, {}[{}] {:.0}%",
+        first.name,
+        first.pid,
+        first.cpu? * 100.0,
+        last.name,
+        last.pid,
+        last.cpu? * 100.0
+    ))
+}

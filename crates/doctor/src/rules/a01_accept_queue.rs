@@ -1,0 +1,68 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Listener, Snapshot};
+
+use crate::accepting::{empty_faster, holders, is_full, subject, time};
+use crate::draft::Draft;
+use crate::rule::{Checked, Rule, Threshold};
+use crate::words::{count, percent};
+
+pub(super) const RULE: Rule = Rule {
+    id: "A01",
+    title: "an accept queue is full or fills",
+    source: "sock_diag(7) (sk_ack_backlog, sk_max_ack_backlog), read twice",
+    threshold: Some(Threshold { default: 80.0, unit: "% of the backlog" }),
+    explanation: &[
+        "A connection whose handshake is complete waits in the accept queue of its listener until accept() takes it \
+         (inet_csk_reqsk_queue_add, inet_csk_accept). The queue holds one connection more than the backlog of listen(), which the kernel \
+         cuts to net.core.somaxconn.",
+        "While the queue is full, the kernel drops the last ACK of a handshake and each new SYN (tcp_v4_syn_recv_sock, tcp_conn_request). \
+         The client sends its SYN again after 1 s, 3 s and 7 s, so that connect() takes seconds or ends with ETIMEDOUT. The client may \
+         also believe that it is connected, because the SYN-ACK arrived, and then waits for an answer.",
+        "What helps: a process that calls accept() faster: more workers, no blocking work between two calls of accept(), a process that \
+         is not stopped. A greater backlog helps against bursts only: a queue that is full at two readings is full because connections \
+         arrive faster than the process accepts them.",
+        "What does not help: net.ipv4.tcp_max_syn_backlog and SYN cookies, which concern handshakes in progress; a greater \
+         net.core.somaxconn without a restart, because listen() reads the value once.",
+    ],
+    check,
+};
+
+fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    let listeners = snapshot.listeners.seen()?;
+    Ok(listeners.iter().filter_map(|listener| draft(snapshot, listener, limit)).collect())
+}
+
+fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> {
+    let &Listener { address, waiting, waiting_before, backlog, .. } = listener;
+    let drops = listener.drops.map_or(0, |drops| drops.during);
+    let standing = waiting.min(waiting_before);
+    let is_overflowing = is_full(waiting, backlog) && (is_full(waiting_before, backlog) || drops > 0);
+    let is_filling = standing > 0 && f64::from(standing) >= f64::from(backlog) * limit / 100.0;
+    let (severity, state) = match (is_overflowing, is_filling) {
+        (true, _) => (Severity::Critical, "is full"),
+        (false, true) => (Severity::Warning, "fills"),
+        (false, false) => return None,
+    };
+    let mut verdict = format!(
+        "the accept queue of {address} {state}: {} connections wait for {}, the backlog is {}",
+        count(waiting.into()),
+        holders(&listener.owners),
+        count(backlog.into())
+    );
+    if drops > 0 {
+        verdict +=
+            &format!("; {} SYNs and ACKs were dropped in {}", count(drops), time(snapshot.interval_ns));
+    }
+    let mut draft = Draft::new(severity, subject(listener), verdict).because(format!(
+        "first reading: {} connections in the queue ({} of the backlog), second reading: {}",
+        count(waiting_before.into()),
+        percent(waiting_before.into(), backlog.into()),
+        count(waiting.into())
+    ));
+    let growth = f64::from(waiting.saturating_sub(waiting_before)) * 1e9 / snapshot.interval_ns.max(1) as f64;
+    if growth > 0.0 && !is_full(waiting, backlog) {
+        let left = f64::from(backlog + 1 - waiting) / growth;
+        draft = draft.because(format!("the queue grows by {growth:.0}/s and is full in {left:.0} s"));
+    }
+    Some(empty_faster(draft, snapshot, listener))
+}

@@ -1,0 +1,61 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Listener, Snapshot};
+
+use crate::accepting::{during, empty_faster, holders, subject, time};
+use crate::draft::Draft;
+use crate::rule::{Checked, Rule, Threshold};
+use crate::words::count;
+
+pub(super) const RULE: Rule = Rule {
+    id: "A02",
+    title: "a listener drops connections",
+    source: "sock_diag(7) (sk_drops of the listener in INET_DIAG_SKMEMINFO), read twice",
+    threshold: Some(Threshold { default: 1.0, unit: "drops in the interval" }),
+    explanation: &[
+        "The kernel counts in sk_drops of a listener each SYN and each last ACK of a handshake that it drops (tcp_listendrop). \
+         TcpExt.ListenDrops in /proc/net/netstat is the sum over all listeners of the network namespace; sk_drops names the listener.",
+        "A dropped SYN costs the client 1 s, the second one 2 s more (TCP_TIMEOUT_INIT, doubled each time). A dropped last ACK costs at \
+         least the time until the kernel sends its SYN-ACK again, 1 s.",
+        "Most drops are overflows of the accept queue (A01): the process calls accept() too slowly, or the backlog is too small for \
+         bursts. A03 names the other causes: the SYN queue, memory, routes.",
+        "What does not help: longer timeouts of the client. The count does not contain packets that a firewall or the network drops \
+         before TCP sees them.",
+    ],
+    check,
+};
+
+fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    let listeners = snapshot.listeners.seen()?;
+    if !listeners.is_empty() && listeners.iter().all(|listener| listener.drops.is_none()) {
+        return Err(
+            "sock_diag(7) of this kernel does not tell the drops of a listener (INET_DIAG_SKMEMINFO)"
+                .to_owned(),
+        );
+    }
+    let drops = |listener: &&Listener| listener.drops.map_or(0, |drops| drops.during);
+    let dropping = listeners.iter().filter(|listener| drops(listener) as f64 >= limit);
+    Ok(dropping.map(|listener| draft(snapshot, listener, drops(&listener))).collect())
+}
+
+fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
+    let interval = time(snapshot.interval_ns);
+    let verdict = format!(
+        "{} of {} dropped {} SYNs and ACKs in {interval}; {} connections wait, the backlog is {}",
+        listener.address,
+        holders(&listener.owners),
+        count(drops),
+        count(listener.waiting.into()),
+        count(listener.backlog.into())
+    );
+    let draft = Draft::new(Severity::Warning, subject(listener), verdict)
+        .because(format!(
+            "all listeners of the namespace: ListenDrops {}, of these ListenOverflows {}",
+            count(during(snapshot, "TcpExt.ListenDrops")),
+            count(during(snapshot, "TcpExt.ListenOverflows"))
+        ))
+        .because(format!(
+            "since the listener was created: {} drops",
+            count(listener.drops.map_or(0, |drops| drops.total))
+        ));
+    empty_faster(draft, snapshot, listener)
+}

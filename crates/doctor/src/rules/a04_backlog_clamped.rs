@@ -1,0 +1,60 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Listener, Snapshot};
+
+use crate::accepting::{during, holders, subject};
+use crate::draft::{Draft, Remedy};
+use crate::rule::{Checked, Rule, Threshold};
+use crate::words::count;
+
+pub(super) const RULE: Rule = Rule {
+    id: "A04",
+    title: "net.core.somaxconn cuts a backlog",
+    source: "sock_diag(7) (sk_max_ack_backlog), net.core.somaxconn",
+    threshold: Some(Threshold { default: 50.0, unit: "% of the backlog" }),
+    explanation: &[
+        "listen(fd, backlog) stores the lower of backlog and net.core.somaxconn (__sys_listen) and reports no error. A listener whose \
+         limit equals net.core.somaxconn was probably meant to have a longer queue. The default is 4096 since Linux 5.4, 128 before, and \
+         128 in many container images that set it.",
+        "The rule has a finding only if the cut matters: the queue held this share of the limit at both readings, or the listener dropped \
+         connections during the interval while the namespace had overflows.",
+        "What helps: a greater net.core.somaxconn, then a restart of the server, because the value is read by listen() only. In a \
+         container the sysctl belongs to the network namespace of the container (Kubernetes: securityContext.sysctls; Docker: --sysctl).",
+        "What does not help: a greater backlog in the program alone, and a longer queue for a server that is overloaded: connections then \
+         wait longer.",
+    ],
+    check,
+};
+
+fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    let somaxconn = snapshot.number("net.core.somaxconn")?;
+    let overflows = during(snapshot, "TcpExt.ListenOverflows");
+    let matters = |listener: &&Listener| {
+        let standing = listener.waiting.min(listener.waiting_before);
+        let has_drops = overflows > 0 && listener.drops.is_some_and(|drops| drops.during > 0);
+        has_drops || (standing > 0 && f64::from(standing) >= f64::from(listener.backlog) * limit / 100.0)
+    };
+    let is_cut = |listener: &&Listener| u64::from(listener.backlog) == somaxconn;
+    let listeners = snapshot.listeners.seen()?.iter();
+    Ok(listeners.filter(is_cut).filter(matters).map(|listener| draft(listener, somaxconn)).collect())
+}
+
+fn draft(listener: &Listener, somaxconn: u64) -> Draft {
+    let server = holders(&listener.owners);
+    let verdict = format!(
+        "the backlog of {} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {} connections wait",
+        listener.address,
+        count(somaxconn),
+        count(listener.waiting.into())
+    );
+    let wider = (somaxconn * 8).max(4096);
+    Draft::new(Severity::Notice, subject(listener), verdict)
+        .now(Remedy::sysctl(
+            "net.core.somaxconn",
+            wider.to_string(),
+            format!("a queue of up to {} connections, after a restart of {server}", count(wider)),
+        ))
+        .proper(Remedy::advice(
+            format!("net.core.somaxconn = {wider} in a file of /etc/sysctl.d, and the backlog that {server} needs in its configuration"),
+            "the limit is there before the server starts",
+        ))
+}

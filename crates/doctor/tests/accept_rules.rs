@@ -1,0 +1,342 @@
+//! The rules about accept(), on real sockets.
+
+mod scene;
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{self, Command};
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_doctor::{Limits, diagnose};
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Part, Traced};
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use scene::{Python, apply, between, diagnosis, findings, of, only, snapshot, until};
+
+fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
+    (0..number).map(|_| TcpStream::connect(address).unwrap()).collect()
+}
+
+/// Sends SYNs without waiting for an answer.
+fn attempt(address: SocketAddr, number: usize) -> Vec<OwnedFd> {
+    let open = |_| {
+        let client = socket::open(Transport::Tcp, address, true).unwrap();
+        socket::connect(client.as_fd(), address).unwrap();
+        client
+    };
+    (0..number).map(open).collect()
+}
+
+/// Opens a listener of a SO_REUSEPORT group.
+fn member(address: SocketAddr, backlog: i32) -> OwnedFd {
+    let socket = socket::open(Transport::Tcp, address, true).unwrap();
+    assert_eq!(option::set_reuse_port(socket.as_fd()).unwrap(), option::Answer::Done);
+    socket::bind(socket.as_fd(), address).unwrap();
+    socket::listen(socket.as_fd(), backlog).unwrap();
+    socket
+}
+
+/// Accepts until the queue is empty.
+fn drain(listener: &OwnedFd) -> usize {
+    std::iter::from_fn(|| socket::accept_nonblocking(listener.as_fd()).ok()).count()
+}
+
+#[test]
+fn a01_a_full_and_a_filling_queue_are_named() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = connect(address, 4);
+        assert!(findings("A01").is_empty());
+        clients.extend(connect(address, 3));
+        let found = only(&findings("A01"), Severity::Warning, "fills: 7 connections wait for ");
+        assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
+        clients.extend(connect(address, 2));
+        let found = only(&findings("A01"), Severity::Critical, "is full: 9 connections wait for ");
+        assert!(found.now.iter().any(|advice| advice.action.starts_with("fourtuple trace accept --port ")));
+    });
+}
+
+#[test]
+fn a01_a_burst_between_readings_is_no_finding() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = Vec::new();
+        assert!(between("A01", || clients = connect(address, 9)).is_empty());
+        assert!(
+            only(
+                &between("A01", || clients.extend(attempt(address, 2).into_iter().map(TcpStream::from))),
+                Severity::Critical,
+                "2 SYNs and ACKs were dropped"
+            )
+            .verdict
+            .contains("the backlog is 8")
+        );
+    });
+}
+
+#[test]
+fn a02_drops_belong_to_their_listener() {
+    in_namespace(|| {
+        let (_idle, _) = listener("127.0.0.2", 8);
+        let (_listener, address) = listener("127.0.0.1", 4);
+        let mut clients = Vec::new();
+        assert!(between("A02", || clients = connect(address, 5)).is_empty());
+        let mut attempts = Vec::new();
+        let found = between("A02", || attempts = attempt(address, 3));
+        let found = only(&found, Severity::Warning, "dropped 3 SYNs and ACKs in ");
+        assert!(found.subject.starts_with(&address.to_string()), "{}", found.subject);
+        assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
+        // Drops before the first reading are no finding.
+        assert!(findings("A02").is_empty());
+    });
+}
+
+/// Opens a listener whose handshakes last: the kernel ignores the last ACK until data arrives (TCP_DEFER_ACCEPT).
+fn deferring(backlog: i32) -> (OwnedFd, SocketAddr) {
+    let (listener, address) = listener("127.0.0.1", backlog);
+    assert_eq!(option::set_defer_accept(listener.as_fd(), 60).unwrap(), option::Answer::Done);
+    (listener, address)
+}
+
+#[test]
+fn a03_drops_without_overflow_are_told_apart() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        set_sysctl("net.ipv4.tcp_max_syn_backlog", "16");
+        let (_listener, address) = deferring(128);
+        let mut clients = attempt(address, 13);
+        let found = between("A03", || clients.extend(attempt(address, 5)));
+        let found = only(&found, Severity::Warning, "5 SYNs and ACKs were dropped in ");
+        assert!(found.evidence[0].contains("ListenDrops 5, ListenOverflows 0"), "{:?}", found.evidence);
+        // An overflow of the accept queue has other rules.
+        let (_full, address) = listener("127.0.0.2", 2);
+        let _held = connect(address, 3);
+        let overflow = || clients.extend(attempt(address, 2));
+        let snapshot = snapshot(overflow);
+        assert_eq!(snapshot.counter("TcpExt.ListenOverflows").unwrap().during, 2);
+        assert!(of(diagnose(&snapshot, &Limits::default()), "A03").is_empty());
+    });
+}
+
+#[test]
+fn a04_a_cut_backlog_counts_if_it_fills() {
+    in_namespace(|| {
+        set_sysctl("net.core.somaxconn", "16");
+        let (listener, address) = listener("127.0.0.1", 1000);
+        let mut clients = connect(address, 7);
+        assert!(findings("A04").is_empty());
+        clients.extend(connect(address, 3));
+        let found = only(&findings("A04"), Severity::Notice, "is net.core.somaxconn, 16");
+        apply(&found);
+        socket::listen(listener.as_fd(), 1000).unwrap();
+        assert!(findings("A04").is_empty());
+    });
+}
+
+#[test]
+fn a05_drops_without_cookies_are_critical() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        let (_listener, address) = deferring(8);
+        let mut clients = attempt(address, 3);
+        assert!(between("A05", || ()).is_empty());
+        let found = between("A05", || clients.extend(attempt(address, 10)));
+        let found = only(&found, Severity::Critical, "SYNs were dropped in ");
+        assert!(found.evidence.iter().any(|fact| fact.contains("backlog 8")), "{:?}", found.evidence);
+        apply(&found);
+        let found = between("A05", || clients.extend(attempt(address, 4)));
+        only(&found, Severity::Warning, "4 SYNs got a cookie instead of a place");
+    });
+}
+
+#[test]
+fn a05_many_handshakes_are_named_before_drops() {
+    in_namespace(|| {
+        let (_listener, address) = deferring(20);
+        let mut clients = attempt(address, 12);
+        assert!(findings("A05").is_empty());
+        clients.extend(attempt(address, 6));
+        only(&findings("A05"), Severity::Warning, &format!("18 handshakes are in progress at {address}"));
+    });
+}
+
+#[test]
+fn a06_resets_instead_of_delays_are_named() {
+    in_namespace(|| {
+        assert!(findings("A06").is_empty());
+        set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
+        only(&findings("A06"), Severity::Notice, "tcp_abort_on_overflow is 1");
+        let (_listener, address) = listener("127.0.0.1", 2);
+        let _clients = connect(address, 3);
+        let mut attempts = Vec::new();
+        let found = between("A06", || attempts = attempt(address, 2));
+        apply(&only(&found, Severity::Critical, "were full 2 times"));
+        assert!(findings("A06").is_empty());
+    });
+}
+
+#[test]
+fn a07_old_connections_in_a_queue_are_a_bound() {
+    in_namespace(|| {
+        let unchecked = diagnosis().unchecked.into_iter().find(|unchecked| unchecked.id == "A07").unwrap();
+        assert!(unchecked.reason.contains("fourtuple trace accept"), "{}", unchecked.reason);
+        let (_listener, address) = listener("127.0.0.1", 100);
+        let mut clients = connect(address, 5);
+        let mut wait = || {
+            clients.extend(connect(address, 2));
+            thread::sleep(Duration::from_millis(110));
+        };
+        only(
+            &between("A07", &mut wait),
+            Severity::Warning,
+            &format!("3 connections at {address} have waited at least "),
+        );
+    });
+}
+
+#[test]
+fn a07_a_traced_wait_is_compared_with_the_threshold() {
+    in_namespace(|| {
+        let mut snapshot = snapshot(|| ());
+        let mut of_wait = |wait| {
+            snapshot.traced =
+                Part::Seen(Traced { accept_wait_p99_ns: wait, accepts: 12_000, ..Traced::default() });
+            of(diagnose(&snapshot, &Limits::default()), "A07")
+        };
+        assert!(of_wait(None).is_empty());
+        assert!(of_wait(Some(90_000_000)).is_empty());
+        only(
+            &of_wait(Some(250_000_000)),
+            Severity::Warning,
+            "1% of 12,000 connections waited 250 ms or longer",
+        );
+    });
+}
+
+/// Starts a server whose workers share a listener and accept a number of connections each.
+fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
+    python.run("listener = socket.socket(); listener.bind(('127.0.0.1', 4100)); listener.listen(500)");
+    let address: SocketAddr = "127.0.0.1:4100".parse().unwrap();
+    let mut clients = Vec::new();
+    for share in shares {
+        clients.extend(connect(address, *share));
+        python.run(&format!(
+            "ready, done = os.pipe()\nif os.fork() == 0:\n  held = [listener.accept() for _ in range({share})]\n  os.close(0); os.write(done, b'x'); signal.pause()\nos.read(ready, 1)"
+        ));
+    }
+    (address, clients)
+}
+
+#[test]
+fn b01_a_worker_with_most_connections_is_named() {
+    in_namespace(|| {
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[2, 50, 1, 7]);
+        let found = only(&findings("B01"), Severity::Notice, "has 50 of 60 connections at port 4100");
+        assert!(found.verdict.contains("the 4 workers have 2, 50, 1, 7 "), "{}", found.verdict);
+        assert!(findings("B02").is_empty());
+    });
+}
+
+#[test]
+fn b02_a_ladder_on_a_shared_listener_is_named() {
+    in_namespace(|| {
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[48, 10, 2, 0]);
+        let found = only(&findings("B02"), Severity::Notice, "have 48, 10, 2, 0 connections in the order");
+        assert!(found.verdict.contains("the 4 workers of python"), "{}", found.verdict);
+        assert!(findings("B01").is_empty());
+    });
+}
+
+#[test]
+fn b01_and_b02_are_silent_about_even_shares() {
+    in_namespace(|| {
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[16, 15, 13, 12]);
+        assert!(findings("B01").is_empty() && findings("B02").is_empty());
+    });
+}
+
+const GROUP: &str = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); \
+                     s.bind(('127.0.0.1', 4200)); s.listen(100); s.setblocking(False)";
+
+#[test]
+fn b03_a_member_that_does_not_accept_is_named() {
+    in_namespace(|| {
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let own = member(address, 100);
+        let mut python = Python::start();
+        python.run(GROUP);
+        let _clients = connect(address, 60);
+        // A process between fork() and exec() has the descriptors of this process, but not for long.
+        assert!(findings("B03").is_empty(), "both queues are long");
+        let waiting = 60 - drain(&own);
+        let found =
+            only(&findings("B03"), Severity::Warning, &format!("{waiting} connections wait for python"));
+        assert!(
+            found.verdict.starts_with("1 of 2 listeners at 127.0.0.1:4200 is stuck"),
+            "{}",
+            found.verdict
+        );
+        assert!(found.verdict.contains(&format!("[{}]", python.pid)), "{}", found.verdict);
+        assert!(findings("B04").is_empty(), "the process is the younger one");
+        assert_eq!(
+            python.run("n = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)"),
+            waiting.to_string()
+        );
+        assert!(findings("B03").is_empty());
+    });
+}
+
+#[test]
+fn b03_a_stopped_process_is_critical() {
+    in_namespace(|| {
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let own = member(address, 100);
+        let mut python = Python::start();
+        python.run(GROUP);
+        // The hash decides which member gets a connection.
+        let mut clients = Vec::new();
+        until(|| {
+            clients.extend(connect(address, 1));
+            drain(&own);
+            (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
+        });
+        assert!(findings("B03").is_empty(), "few connections, and the process runs");
+        assert!(Command::new("kill").args(["-STOP", &python.pid.to_string()]).status().unwrap().success());
+        let found = until(|| Some(findings("B03")).filter(|found| !found.is_empty()));
+        let found = only(&found, Severity::Critical, "is stuck");
+        assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid));
+    });
+}
+
+#[test]
+fn b04_an_old_generation_with_a_queue_is_named() {
+    in_namespace(|| {
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let (mut old, before) = (Python::start(), std::time::Instant::now());
+        old.run(GROUP);
+        // The rule tells generations apart by a second between their starts.
+        thread::sleep(Duration::from_millis(1050).saturating_sub(before.elapsed()));
+        let mut new = Python::start();
+        new.run(GROUP);
+        let _clients = connect(address, 40);
+        let count = "n = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)";
+        let accepted: usize = new.run(count).parse().unwrap();
+        let found = only(
+            &findings("B04"),
+            Severity::Warning,
+            &format!("{} connections at {address} wait for", 40 - accepted),
+        );
+        assert!(found.verdict.contains(&format!("[{}], which is older than", old.pid)), "{}", found.verdict);
+        assert!(findings("B03").is_empty(), "one finding for one fault");
+        apply(&found);
+        assert!(findings("B04").is_empty());
+        old.run("s.close()");
+        assert_eq!(new.run(count), (40 - accepted).to_string(), "the queue moved to the new process");
+    });
+}

@@ -36,14 +36,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
     let mut drafts = Vec::new();
     for source in lost {
         let of_source: Vec<&Tuple> = tuples.iter().filter(|tuple| tuple.source == *source).collect();
-        let open = |tuple: &&Tuple| {
-            tuple
-                .states
-                .iter()
-                .filter(|(name, _)| *name != "time-wait")
-                .map(|(_, sockets)| sockets)
-                .sum::<u64>()
-        };
+        let open = |tuple: &&Tuple| OPEN.iter().map(|name| state(tuple, name)).sum::<u64>();
         let sockets: u64 = of_source.iter().map(open).sum();
         let Some(first) = of_source.first().filter(|_| sockets > 0) else { continue };
         let owner = of_source.iter().find_map(|tuple| tuple.owners.first());

@@ -186,6 +186,12 @@ pub struct Owner {
 /// TCP connections, TIME_WAIT included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Connections {
+    /// Time since these sockets were read; 0: in this reading.
+    pub age_ns: u64,
+    /// How the processes of sockets were found: `bpf` (an iterator over all descriptors) or `proc` (/proc/PID/fd).
+    pub processes_by: String,
+    /// Processes whose descriptors could not be read, such as those of other users: their sockets have no owner here.
+    pub processes_hidden: u32,
     /// Sockets by state: `established`, `time-wait`, `close-wait`.
     pub states: BTreeMap<String, u64>,
     /// Sources and destinations of outgoing connections, sorted by ports in use, largest first; bounded.

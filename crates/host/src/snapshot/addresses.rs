@@ -16,7 +16,7 @@ pub(super) fn read() -> Result<Vec<LocalAddress>, String> {
 /// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
 /// program has closed do not count.
 pub(super) fn lost_sources(
-    connections: &Result<Connections, String>,
+    connections: &Result<&Connections, String>,
     addresses: &Result<Vec<LocalAddress>, String>,
 ) -> Result<Vec<IpAddr>, String> {
     let addresses = addresses.as_ref().map_err(Clone::clone)?;

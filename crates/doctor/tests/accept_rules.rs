@@ -1,6 +1,6 @@
 //! The rules about accept(), on real sockets.
 
-mod scene;
+mod events;
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,13 +8,13 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
+use events::{Python, apply, between, diagnosis, findings, of, only, snapshot, until};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Part, Traced};
+use fourtuple_record::snapshot::{Part, Snapshot, Traced};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
-use scene::{Python, apply, between, diagnosis, findings, of, only, snapshot, until};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| TcpStream::connect(address).unwrap()).collect()
@@ -249,6 +249,28 @@ fn b02_a_ladder_on_a_shared_listener_is_named() {
         let found = only(&findings("B02"), Severity::Notice, "have 48, 10, 2, 0 connections in the order");
         assert!(found.verdict.contains("the 4 workers of python"), "{}", found.verdict);
         assert!(findings("B01").is_empty());
+    });
+}
+
+#[test]
+fn b02_a_busy_worker_is_a_warning() {
+    in_namespace(|| {
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[45, 15]);
+        let mut snapshot = snapshot(|| ());
+        let mut limits = Limits::default();
+        limits.set("B02", 0.9).unwrap();
+        let judged = |snapshot: &Snapshot| {
+            let diagnosis = diagnose(snapshot, &limits);
+            diagnosis.findings.into_iter().filter(|finding| finding.id == "B02").collect::<Vec<_>>()
+        };
+        assert!(judged(&snapshot).is_empty(), "two workers with free processors");
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        snapshot.interval_ns = 10_000_000_000;
+        processes.iter_mut().for_each(|process| process.cpu_ns = Some(9_000_000_000));
+        let found = judged(&snapshot);
+        let found = only(&found, Severity::Warning, "have 45, 15 connections in the order");
+        assert!(found.evidence[0].contains("used 90% of a processor"), "{:?}", found.evidence);
     });
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::{Owner, Process};
 
-use super::LISTED;
+use crate::snapshot::LISTED;
 
 /// The processes that hold each socket.
 #[derive(Debug, Default)]

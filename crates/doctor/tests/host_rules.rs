@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use events::{Python, apply, diagnosis, findings, of, only, snapshot, until};
+use events::{Python, apply, diagnosis, findings, has_python, of, only, snapshot, until};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
@@ -183,6 +183,9 @@ fn n01_and_n02_are_silent_without_the_module() {
 #[test]
 fn f01_a_process_at_its_limit_is_named() {
     in_namespace(|| {
+        if !has_python("f01_a_process_at_its_limit_is_named") {
+            return;
+        }
         let mut python = Python::start();
         python.run("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); held = []");
         let fill = |number: usize| {

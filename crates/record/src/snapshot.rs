@@ -190,7 +190,7 @@ pub struct Connections {
     pub age_ns: u64,
     /// How the processes of sockets were found: `bpf` (an iterator over all descriptors) or `proc` (/proc/PID/fd).
     pub processes_by: String,
-    /// Processes whose descriptors could not be read, such as those of other users: their sockets have no owner here.
+    /// Processes whose descriptors could not be read, such as processes of other users: their sockets have no owner here.
     pub processes_hidden: u32,
     /// Sockets by state: `established`, `time-wait`, `close-wait`.
     pub states: BTreeMap<String, u64>,

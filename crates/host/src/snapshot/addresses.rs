@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fourtuple_record::snapshot::{Connections, LocalAddress};
 use fourtuple_syscalls::{device, route, sock_diag};
 
-use crate::snapshot::reason;
+use crate::snapshot::reading::reason;
 
 pub(super) fn read() -> Result<Vec<LocalAddress>, String> {
     let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;

@@ -1,7 +1,7 @@
 //! Reads a network namespace into a snapshot, the input of the rules of `doctor`.
 //!
 //! A [`Reader`] reads the calling thread's namespace. Each part of the snapshot is a file here; a part that cannot be read does not
-//! prevent the others.
+//! prevent the reading of other parts.
 
 mod addresses;
 mod close_wait;
@@ -16,12 +16,12 @@ mod memory;
 mod port_set;
 mod ports;
 mod processes;
+mod reading;
 mod sources;
 mod sums;
 mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -29,8 +29,10 @@ use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Listener, Part, Snapshot, UdpSockets};
 
+use crate::snapshot::processes::{Sockets, Source};
 use crate::sysctl;
-use processes::{Sockets, Source};
+
+pub use crate::snapshot::reading::LISTED;
 
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
@@ -52,9 +54,6 @@ const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_tw_reuse",
     "net.ipv4.tcp_tw_reuse_delay",
 ];
-
-/// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
-pub const LISTED: usize = 100;
 
 /// Reads snapshots of the calling thread's network namespace.
 #[derive(Debug)]
@@ -78,7 +77,7 @@ struct Census {
     in_use: connections::Before,
 }
 
-/// What is counted, to be compared with the next reading.
+/// Counts to be compared with the next reading.
 #[derive(Debug, Default)]
 struct Counted {
     counters: counters::Totals,
@@ -215,18 +214,4 @@ impl Census {
         }
         self
     }
-}
-
-/// Reads a file below `root`.
-///
-/// # Errors
-///
-/// The path and the error as text.
-fn text(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
-}
-
-/// Returns the name of an error: `EACCES`.
-fn reason(error: &io::Error) -> String {
-    fourtuple_syscalls::errno_name(error)
 }

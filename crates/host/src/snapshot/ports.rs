@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::EphemeralPorts;
 
-use crate::snapshot::text;
+use crate::snapshot::reading::text;
 
 pub(super) fn read(root: &Path) -> Result<EphemeralPorts, String> {
     let range = text(root, "proc/sys/net/ipv4/ip_local_port_range")?;

@@ -10,8 +10,8 @@ use fourtuple_bpf::SocketHolders;
 use fourtuple_record::snapshot::{Owner, Process};
 use fourtuple_syscalls::sock_diag::state;
 
-use super::LISTED;
-use super::fast::Fast;
+use crate::snapshot::fast::Fast;
+use crate::snapshot::reading::LISTED;
 
 /// The way in which the processes of sockets are found.
 #[derive(Debug, Default)]

@@ -51,13 +51,13 @@ impl Sources {
             let mut owners: Vec<Owner> =
                 of_source.owners.iter().map(|(pid, number)| sockets.owner(*pid, *number)).collect();
             owners.sort_by_key(|owner| (Reverse(owner.sockets), owner.pid));
-            owners.truncate(crate::snapshot::LISTED);
+            owners.truncate(crate::snapshot::reading::LISTED);
             let (in_use, low_parity) = of_source.ports.count(low);
             Source { address: key.source(), in_use, low_parity, destinations: of_source.destinations, owners }
         };
         let mut sources: Vec<Source> = self.0.into_iter().map(source).collect();
         sources.sort_by_key(|source| (Reverse(source.in_use), source.address));
-        sources.truncate(crate::snapshot::LISTED);
+        sources.truncate(crate::snapshot::reading::LISTED);
         sources
     }
 }

@@ -8,7 +8,7 @@ pub(crate) const TIME_WAIT_SECONDS: f64 = 60.0;
 /// The ports of a tuple.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Budget {
-    /// Ports that connect() may choose for the tuple, those in use included.
+    /// Ports that connect() may choose for the tuple, including ports in use.
     pub(crate) total: u32,
     /// Ports of the range that bind() holds, for all tuples.
     pub(crate) held: u32,
@@ -104,8 +104,8 @@ pub(crate) fn is_tcp(held: &&HeldPort) -> bool {
     held.kind != "udp"
 }
 
-/// Returns the number of ports of the range that are closed to connect(), whatever the destination. Of the ports that are not
-/// listed, the same share belongs to TCP as of those that are.
+/// Returns the number of ports of the range that are closed to connect() for all destinations. The share of TCP among the ports
+/// that are not listed is taken to be its share among the listed ports.
 fn held(snapshot: &Snapshot) -> Result<u32, String> {
     let connections = snapshot.connections.seen()?;
     let mut ports: Vec<u16> = connections.held.iter().filter(is_tcp).map(|held| held.port).collect();

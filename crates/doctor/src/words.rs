@@ -43,3 +43,8 @@ pub(crate) fn time(seconds: f64) -> String {
 pub(crate) fn rate(per_s: f64) -> String {
     if per_s < 10.0 { format!("{per_s:.1}/s") } else { format!("{}/s", count(per_s.round() as u64)) }
 }
+
+/// Returns a number with its noun: `1 connection`, `12 connections`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}

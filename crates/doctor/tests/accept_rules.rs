@@ -8,10 +8,10 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
-use events::{Python, apply, between, diagnosis, findings, of, only, snapshot, until};
+use events::{Python, apply, between, diagnosis, findings, has_python, of, only, snapshot, until};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Part, Traced};
+use fourtuple_record::snapshot::{Part, Snapshot, Traced};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
@@ -233,6 +233,9 @@ fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>)
 #[test]
 fn b01_a_worker_with_most_connections_is_named() {
     in_namespace(|| {
+        if !has_python("b01_a_worker_with_most_connections_is_named") {
+            return;
+        }
         let mut python = Python::start();
         let (_, _clients) = shared(&mut python, &[2, 50, 1, 7]);
         let found = only(&findings("B01"), Severity::Notice, "has 50 of 60 connections at port 4100");
@@ -244,6 +247,9 @@ fn b01_a_worker_with_most_connections_is_named() {
 #[test]
 fn b02_a_ladder_on_a_shared_listener_is_named() {
     in_namespace(|| {
+        if !has_python("b02_a_ladder_on_a_shared_listener_is_named") {
+            return;
+        }
         let mut python = Python::start();
         let (_, _clients) = shared(&mut python, &[48, 10, 2, 0]);
         let found = only(&findings("B02"), Severity::Notice, "have 48, 10, 2, 0 connections in the order");
@@ -253,8 +259,36 @@ fn b02_a_ladder_on_a_shared_listener_is_named() {
 }
 
 #[test]
+fn b02_a_busy_worker_is_a_warning() {
+    in_namespace(|| {
+        if !has_python("b02_a_busy_worker_is_a_warning") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[45, 15]);
+        let mut snapshot = snapshot(|| ());
+        let mut limits = Limits::default();
+        limits.set("B02", 0.9).unwrap();
+        let judged = |snapshot: &Snapshot| {
+            let diagnosis = diagnose(snapshot, &limits);
+            diagnosis.findings.into_iter().filter(|finding| finding.id == "B02").collect::<Vec<_>>()
+        };
+        assert!(judged(&snapshot).is_empty(), "two workers with free processors");
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        snapshot.interval_ns = 10_000_000_000;
+        processes.iter_mut().for_each(|process| process.cpu_ns = Some(9_000_000_000));
+        let found = judged(&snapshot);
+        let found = only(&found, Severity::Warning, "have 45, 15 connections in the order");
+        assert!(found.evidence[0].contains("used 90% of a processor"), "{:?}", found.evidence);
+    });
+}
+
+#[test]
 fn b01_and_b02_are_silent_about_even_shares() {
     in_namespace(|| {
+        if !has_python("b01_and_b02_are_silent_about_even_shares") {
+            return;
+        }
         let mut python = Python::start();
         let (_, _clients) = shared(&mut python, &[16, 15, 13, 12]);
         assert!(findings("B01").is_empty() && findings("B02").is_empty());
@@ -267,6 +301,9 @@ const GROUP: &str = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket
 #[test]
 fn b03_a_member_that_does_not_accept_is_named() {
     in_namespace(|| {
+        if !has_python("b03_a_member_that_does_not_accept_is_named") {
+            return;
+        }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
         let own = member(address, 100);
         let mut python = Python::start();
@@ -295,6 +332,9 @@ fn b03_a_member_that_does_not_accept_is_named() {
 #[test]
 fn b03_a_stopped_process_is_critical() {
     in_namespace(|| {
+        if !has_python("b03_a_stopped_process_is_critical") {
+            return;
+        }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
         let own = member(address, 100);
         let mut python = Python::start();
@@ -317,6 +357,9 @@ fn b03_a_stopped_process_is_critical() {
 #[test]
 fn b04_an_old_generation_with_a_queue_is_named() {
     in_namespace(|| {
+        if !has_python("b04_an_old_generation_with_a_queue_is_named") {
+            return;
+        }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
         let (mut old, before) = (Python::start(), std::time::Instant::now());
         old.run(GROUP);

@@ -82,7 +82,7 @@ fn each_address(family: u8, mut found: impl FnMut(u8, u32, &[u8])) -> io::Result
         let local =
             netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
         let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-        // A kernel without IPv6 answers a request for IPv6 addresses with those of IPv4.
+        // A kernel without IPv6 answers a request for IPv6 addresses with IPv4 addresses.
         if let (true, Some(local), Some(index)) = (header[0] == family, local, index) {
             found(header[1], index, local);
         }

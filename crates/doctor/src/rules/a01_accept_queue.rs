@@ -16,8 +16,9 @@ pub(super) const RULE: Rule = Rule {
          (inet_csk_reqsk_queue_add, inet_csk_accept). The queue holds one connection more than the backlog of listen(), which the kernel \
          cuts to net.core.somaxconn.",
         "While the queue is full, the kernel drops the last ACK of a handshake and each new SYN (tcp_v4_syn_recv_sock, tcp_conn_request). \
-         The client sends its SYN again after 1 s, 3 s and 7 s, so that connect() takes seconds or ends with ETIMEDOUT. The client may \
-         also believe that it is connected, because the SYN-ACK arrived, and then waits for an answer.",
+         The client sends its SYN again after 1 s, then each second (Linux 6.5, net.ipv4.tcp_syn_linear_timeouts) or at doubled \
+         intervals, so that connect() takes seconds or ends with ETIMEDOUT. The client may also believe that it is connected, because the \
+         SYN-ACK arrived, and then waits for an answer.",
         "What helps: a process that calls accept() faster: more workers, no blocking work between two calls of accept(), a process that \
          is not stopped. A greater backlog helps against bursts only: a queue that is full at two readings is full because connections \
          arrive faster than the process accepts them.",

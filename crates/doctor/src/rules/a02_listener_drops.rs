@@ -14,8 +14,8 @@ pub(super) const RULE: Rule = Rule {
     explanation: &[
         "The kernel counts in sk_drops of a listener each SYN and each last ACK of a handshake that it drops (tcp_listendrop). \
          TcpExt.ListenDrops in /proc/net/netstat is the sum over all listeners of the network namespace; sk_drops names the listener.",
-        "A dropped SYN costs the client 1 s, the second one 2 s more (TCP_TIMEOUT_INIT, doubled each time). A dropped last ACK costs at \
-         least the time until the kernel sends its SYN-ACK again, 1 s.",
+        "A dropped SYN costs the client 1 s (TCP_TIMEOUT_INIT), and each further one 1 s or more. A dropped last ACK costs at least the \
+         time until the kernel sends its SYN-ACK again, 1 s.",
         "Most drops are overflows of the accept queue (A01): the process calls accept() too slowly, or the backlog is too small for \
          bursts. A03 names the other causes: the SYN queue, memory, routes.",
         "What does not help: longer timeouts of the client. The count does not contain packets that a firewall or the network drops \

@@ -22,8 +22,8 @@ pub(super) const RULE: Rule = Rule {
          fourtuple fix accept can choose the least busy worker. A program that is under your control can remove and add the listener \
          after each accept (EPOLL_CTL_DEL, EPOLL_CTL_ADD), which makes the order rotate; nginx does so after each 16th accept since \
          1.21.6.",
-        "What does not help: a greater backlog; accept_mutex of nginx distributes by chance and costs latency; blocking accept() is in \
-         turn (first in, first out) and has no ladder.",
+        "What does not help: a greater backlog; more workers, which come last. Workers that block in accept() are woken in turn and have \
+         no ladder.",
     ],
     check,
 };

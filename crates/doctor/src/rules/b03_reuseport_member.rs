@@ -16,8 +16,8 @@ pub(super) const RULE: Rule = Rule {
          the queue of the listener or the state of its worker. A worker that is blocked, stopped or without an event loop keeps its \
          share: with N listeners 1 of N connections waits for accept(), and fails when the queue is full.",
         "The rule has a finding if the queue of one listener did not shrink between the readings and is 8 times as long as the longest \
-         queue of the others, and it holds as many connections as the threshold or its process is stopped. A listener whose processes \
-         belong to an old generation of the server is B04.",
+         other queue of the group, and it holds as many connections as the threshold or its process is stopped. A listener whose \
+         processes belong to an old generation of the server is B04.",
         "What helps at once: the worker accepts again (SIGCONT if it is stopped), or ends: its queue is then reset unless \
          net.ipv4.tcp_migrate_req is 1. fourtuple fix accept gives new connections to listeners with short queues. What lasts: no \
          blocking work in the event loop of a worker.",

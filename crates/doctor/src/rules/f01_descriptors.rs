@@ -16,9 +16,9 @@ pub(super) const RULE: Rule = Rule {
          wakes again and again without progress, and the queue fills (A01).",
         "The soft limit is often 1,024 for historical reasons (select()), while the hard limit is 524,288 (systemd). A proxy needs two \
          descriptors for each connection: one to the client, one to the server.",
-        "What helps at once: prlimit, which changes the limit of a running process, up to the hard limit without privilege; some servers \
-         read the limit once and compute their own maximum from it (nginx worker_connections, HAProxy maxconn), and need a restart. What \
-         lasts: LimitNOFILE= of systemd, worker_rlimit_nofile of nginx.",
+        "What helps at once: prlimit, which changes the limit of a running process, up to the hard limit without privilege; HAProxy \
+         computes its maxconn from the limit when it starts, and needs a restart. What lasts: LimitNOFILE= of systemd, \
+         worker_rlimit_nofile of nginx.",
         "What does not help: fs.file-max, the limit of the whole host; a leak is not a limit: descriptors that grow without connections \
          (T07 for CLOSE_WAIT) use up any limit.",
     ],

@@ -17,7 +17,8 @@ pub(super) const RULE: Rule = Rule {
     explanation: &[
         "The three values of net.ipv4.tcp_mem are pages of all TCP sockets of the host. From the second on TCP is under pressure: receive \
          windows shrink and buffers do not grow (tcp_enter_memory_pressure). At the third, TCP allocates nothing more: sends block, \
-         received packets and new connections are dropped (sk_has_memory_pressure, tcp_check_oom: \"TCP: out of memory\").",
+         received packets and new connections are dropped (__sk_mem_raise_allocated; tcp_check_oom writes \"TCP: out of memory\" to the \
+         kernel log).",
         "An orphan is a socket that its process has closed and TCP has not: the peer does not acknowledge the data or the FIN. With more \
          than net.ipv4.tcp_max_orphans the kernel resets them (tcp_too_many_orphans); sockets whose peer has been silent for long are \
          counted twice or four times. TcpExt.TCPAbortOnMemory counts connections that were reset for either reason.",

@@ -12,9 +12,9 @@ pub(super) const RULE: Rule = Rule {
     source: "the tracer of `fourtuple trace connect`",
     threshold: Some(Threshold { default: 5.0, unit: "% of the CPU time of all processors" }),
     explanation: &[
-        "connect() looks for a local port whose 4-tuple is free (__inet_hash_connect), on the CPU and with interrupts of softirqs \
-         disabled for each port it looks at. While few ports are in use a search takes a few microseconds; once half of the range towards \
-         a destination is in use, the search passes over half of the range first, which takes milliseconds (P02).",
+        "connect() looks for a local port whose 4-tuple is free (__inet_hash_connect), on the CPU, with softirqs disabled while it looks \
+         at a port. While few ports are in use a search takes a few microseconds; once half of the range towards a destination is in use, \
+         the search passes over half of the range first, which takes milliseconds (P02).",
         "The rule compares the time of all searches with the time of all processors during the interval.",
         "What helps: fourtuple fix ports, for programs that run; IP_LOCAL_PORT_RANGE on Linux 6.8 or later, which makes the search \
          linear; more source addresses or destinations; kept-alive connections. What does not help: more processors, because searches \

@@ -56,7 +56,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         );
     }
     Ok(vec![Draft::new(severity, "nf_conntrack", verdict).now(wider(conntrack)).proper(Remedy::advice(
-        "no tracking for traffic that needs no firewall state: `nft add rule ip raw prerouting tcp dport 443 notrack`",
+        "no tracking for traffic that needs no firewall state: a rule with `notrack` (nft) or `-t raw -j CT --notrack` (iptables)",
         "the connections take no entry",
     ))])
 }

@@ -20,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
         "Growth by TIME_WAIT counts from a quarter of the usable ports on, growth of open connections from half of them on, because pools that \
          fill at a start are no exhaustion. From 90% on P01 has the finding.",
         "What helps: what P01 names, in time. For open connections that only grow, look for a leak in the program: connections that are \
-         never closed (T07 for those that the peer closed).",
+         never closed (T07: connections that the peer closed).",
         "What does not help: a higher limit of descriptors, which only moves the failure to the ports.",
     ],
     check,
@@ -62,7 +62,7 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
 
 fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) -> Draft {
     let mut verdict = format!(
-        "{} uses {} of {} ports and has the last one in about {}",
+        "{} uses {} of {} ports, and the last one is taken in about {}",
         tuple(subject),
         count(budget.taken().into()),
         count(budget.total.into()),

@@ -2,6 +2,7 @@
 // Each test binary uses a part of the functions.
 #![allow(dead_code)]
 
+use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,7 +14,7 @@ use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Finding, Severity};
 use fourtuple_syscalls::child;
-use fourtuple_testing::set_sysctl;
+use fourtuple_testing::{set_sysctl, skip};
 
 /// Diagnoses the namespace as it is.
 pub(crate) fn diagnosis() -> Diagnosis {
@@ -74,6 +75,16 @@ pub(crate) fn until<T>(mut observe: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < end, "the state was not reached in 20 s");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Returns whether python3 is installed; reports the test as skipped otherwise.
+pub(crate) fn has_python(test: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).any(|directory| directory.join("python3").exists());
+    if !found {
+        skip(test, "python3", "not in PATH");
+    }
+    found
 }
 
 /// A Python process in the namespace of the calling thread, which runs the code that it is sent. It ends with the value.

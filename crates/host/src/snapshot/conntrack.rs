@@ -5,8 +5,8 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::Conntrack;
 
-use super::counters::since;
-use super::text;
+use crate::snapshot::counters::since;
+use crate::snapshot::reading::text;
 use crate::sysctl;
 
 /// Reads the table of nf_conntrack. A host without the module tracks nothing: its table is empty and has no limit.

@@ -5,19 +5,19 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::Counter;
 
-use super::text;
+use crate::snapshot::reading::text;
 
 /// Counters by `GROUP.NAME`.
 pub(super) type Totals = BTreeMap<String, u64>;
 
-/// Reads the counters, and compares them with those of the reading before.
+/// Reads the counters, and compares them with the reading before.
 pub(super) fn read(
     root: &Path,
     before: &Totals,
     is_first: bool,
     now: &mut Totals,
 ) -> Result<BTreeMap<String, Counter>, String> {
-    // /proc/net is that of the process's first thread; this thread may be in another namespace.
+    // /proc/net belongs to the process's first thread; this thread may be in another namespace.
     for path in ["proc/thread-self/net/netstat", "proc/thread-self/net/snmp"] {
         parse(&text(root, path)?, now);
     }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use fourtuple_record::snapshot::{Connections, Listener};
 use fourtuple_syscalls::sock_diag;
 
-use super::counters::since;
-use super::processes::Sockets;
-use super::reason;
+use crate::snapshot::counters::since;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::reason;
 
 /// Accept queue and drops of each listener, by cookie.
 pub(super) type Before = HashMap<u64, (u32, Option<u64>)>;

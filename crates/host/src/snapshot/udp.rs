@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use fourtuple_record::snapshot::{UdpSocketView, UdpSockets};
 use fourtuple_syscalls::sock_diag::{self, Detail};
 
-use super::counters::since;
-use super::processes::Sockets;
-use super::{LISTED, reason};
+use crate::snapshot::counters::since;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::{LISTED, reason};
 
 /// Drops of each socket, by cookie.
 pub(super) type Before = HashMap<u64, u64>;

@@ -1,0 +1,259 @@
+//! The rules about locks, bind buckets, connection tracking, descriptors and memory.
+
+mod events;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use events::{Python, apply, diagnosis, findings, has_python, of, only, snapshot, until};
+use fourtuple_doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_host::snapshot::Reader;
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+/// A directory with files of /proc, which ends with the value.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(files: &[(&str, &str)]) -> Root {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = Root(env::temp_dir().join(format!("fourtuple-doctor-{}-{number}", process::id())));
+        fs::create_dir_all(root.0.join("proc")).unwrap();
+        files.iter().for_each(|(path, text)| root.write(path, text));
+        root
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.0.join("proc").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::new(&self.0)
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn judged(snapshot: &Snapshot) -> Diagnosis {
+    diagnose(snapshot, &Limits::default())
+}
+
+#[test]
+fn a_quiet_namespace_has_no_finding() {
+    in_namespace(|| {
+        let (listener, address) = listener("127.0.0.1", 100);
+        let (mut client, mut server) = (None, None);
+        let snapshot = snapshot(|| {
+            client = Some(TcpStream::connect(address).unwrap());
+            server = Some(fourtuple_syscalls::socket::accept(std::os::fd::AsFd::as_fd(&listener)).unwrap());
+        });
+        let diagnosis = judged(&snapshot);
+        assert!(diagnosis.findings.is_empty(), "{:?}", diagnosis.findings);
+        // Without a trace, and with sysctls that the namespace hides.
+        let unchecked: Vec<&str> = diagnosis
+            .unchecked
+            .iter()
+            .map(|unchecked| unchecked.id.as_str())
+            .filter(|id| !id.starts_with(['P', 'T']))
+            .collect();
+        assert_eq!(unchecked, ["A07", "F02", "L01", "L03"]);
+    });
+}
+
+#[test]
+fn l01_and_l03_compare_with_the_processors() {
+    in_namespace(|| {
+        let mut snapshot = snapshot(|| ());
+        (snapshot.interval_ns, snapshot.processors) = (1_000_000_000, 4);
+        let waits = |waited_ns| BTreeMap::from([("bhash".to_owned(), LockWaits { waits: 1000, waited_ns })]);
+        let mut of_times = |waited_ns, search_ns| {
+            let lock_waits = waits(waited_ns);
+            snapshot.traced =
+                Part::Seen(Traced { searches: 100, search_ns, lock_waits, ..Traced::default() });
+            let diagnosis = judged(&snapshot);
+            (of(diagnosis.clone(), "L01"), of(diagnosis, "L03"))
+        };
+        let (locks, searches) = of_times(190_000_000, 190_000_000);
+        assert!(locks.is_empty() && searches.is_empty());
+        let (locks, searches) = of_times(400_000_000, 800_000_000);
+        let found =
+            only(&locks, Severity::Warning, "10% of the CPU time is waits for locks of the class bhash");
+        assert_eq!(found.evidence, ["mean wait 400 us"]);
+        only(
+            &searches,
+            Severity::Warning,
+            "20% of the CPU time is the port search of connect(): 100 searches, 8 ms each",
+        );
+    });
+}
+
+#[test]
+fn l02_many_sockets_for_each_port_are_named() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20000");
+        let (_listener, address) = listener("0.0.0.0", 2000);
+        let connect = |number: u32| {
+            let ip = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number);
+            TcpStream::connect(SocketAddr::new(ip.into(), address.port())).unwrap()
+        };
+        let mut clients: Vec<TcpStream> = (1..900).map(connect).collect();
+        assert!(findings("L02").is_empty());
+        clients.extend((900..=1000).map(connect));
+        apply(&only(
+            &findings("L02"),
+            Severity::Notice,
+            "1,000 outgoing connections share 1 ports, 1000 for each",
+        ));
+        assert!(findings("L02").is_empty());
+    });
+}
+
+const TRACKING: &str = "entries  clashres found new insert_failed drop early_drop\n";
+
+#[test]
+fn n01_a_full_table_is_named() {
+    in_namespace(|| {
+        assert!(findings("N01").is_empty(), "this host as it is");
+        let root = Root::new(&[
+            ("sys/net/netfilter/nf_conntrack_count", "899\n"),
+            ("sys/net/netfilter/nf_conntrack_max", "1000\n"),
+            ("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}383 1 0 0 0 5 0\n383 0 0 0 0 0 0\n")),
+        ]);
+        let mut reader = root.reader();
+        assert!(of(judged(&reader.read()), "N01").is_empty());
+        root.write("sys/net/netfilter/nf_conntrack_count", "1000\n");
+        let found = only(&of(judged(&reader.read()), "N01"), Severity::Warning, "1,000 of 1,000 entries");
+        assert!(
+            found.now[0].recomputed && found.now[0].action == "sysctl -w net.netfilter.nf_conntrack_max=2000"
+        );
+        root.write(
+            "thread-self/net/stat/nf_conntrack",
+            &format!("{TRACKING}3e8 1 0 0 0 15 0\n3e8 0 0 0 0 2 3\n"),
+        );
+        only(
+            &of(judged(&reader.read()), "N01"),
+            Severity::Critical,
+            "18 packets of new connections were dropped and 3 entries evicted",
+        );
+    });
+}
+
+#[test]
+fn n02_collisions_are_told_from_a_full_table() {
+    in_namespace(|| {
+        assert!(findings("N02").is_empty(), "this host as it is");
+        let root = Root::new(&[
+            ("sys/net/netfilter/nf_conntrack_count", "100\n"),
+            ("sys/net/netfilter/nf_conntrack_max", "1000\n"),
+            ("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 1 0 0 7 7 0\n")),
+        ]);
+        let mut reader = root.reader();
+        assert!(of(judged(&reader.read()), "N02").is_empty(), "the collisions were before the first reading");
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 a a 0\n"));
+        let diagnosis = judged(&reader.read());
+        assert!(of(diagnosis.clone(), "N01").is_empty());
+        let found = only(&of(diagnosis, "N02"), Severity::Warning, "dropped 3 packets in ");
+        assert!(found.evidence[0].starts_with("4 more collisions were resolved"), "{:?}", found.evidence);
+    });
+}
+
+#[test]
+fn n01_and_n02_are_silent_without_the_module() {
+    in_namespace(|| {
+        let diagnosis = judged(&Root::new(&[]).reader().read());
+        assert!(of(diagnosis.clone(), "N01").is_empty() && of(diagnosis, "N02").is_empty());
+    });
+}
+
+#[test]
+fn f01_a_process_at_its_limit_is_named() {
+    in_namespace(|| {
+        if !has_python("f01_a_process_at_its_limit_is_named") {
+            return;
+        }
+        let mut python = Python::start();
+        python.run("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); held = []");
+        let fill = |number: usize| {
+            format!("while len(os.listdir('/proc/self/fd')) - 1 < {number}: held.append(socket.socket())")
+        };
+        python.run(&fill(50));
+        assert!(findings("F01").is_empty());
+        python.run(&fill(58));
+        let name = format!("[{}] has 58 of 64 descriptors, 90%", python.pid);
+        only(&findings("F01"), Severity::Warning, &name);
+        python.run(&fill(63));
+        python.run("held.append(socket.socket())");
+        let found = only(&findings("F01"), Severity::Critical, "has 64 of 64 descriptors");
+        assert!(found.now[0].recomputed);
+        let words: Vec<&str> = found.now[0].action.split(' ').collect();
+        assert!(Command::new(words[0]).args(&words[1..]).status().unwrap().success(), "{words:?}");
+        assert!(findings("F01").is_empty());
+    });
+}
+
+#[test]
+fn f02_orphans_near_their_limit_are_named() {
+    in_namespace(|| {
+        // tcp_max_orphans belongs to the host, so that only the file is replaced.
+        let root = Root::new(&[
+            ("sys/net/ipv4/tcp_max_orphans", "65536\n"),
+            ("sys/net/ipv4/tcp_mem", "900000000 900000001 900000002\n"),
+        ]);
+        symlink("/proc/thread-self", root.0.join("proc/thread-self")).unwrap();
+        assert!(of(judged(&root.reader().read()), "F02").is_empty());
+        let (_listener, address) = listener("127.0.0.1", 100);
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).unwrap();
+            client.set_nonblocking(true).unwrap();
+            // What the peer does not read stays in the queue of a socket that no process has.
+            while client.write(&[0; 65_536]).is_ok() {}
+        }
+        root.write("sys/net/ipv4/tcp_max_orphans", "20\n");
+        let found =
+            until(|| Some(of(judged(&root.reader().read()), "F02")).filter(|found| !found.is_empty()));
+        let found = only(&found, Severity::Warning, "of 20 orphaned TCP sockets");
+        assert!(found.now.iter().any(|advice| advice.action.contains("tcp_orphan_retries")));
+    });
+}
+
+#[test]
+fn f02_memory_under_pressure_is_named() {
+    in_namespace(|| {
+        assert!(
+            diagnosis().unchecked.iter().any(|unchecked| unchecked.id == "F02"),
+            "the namespace hides the limits"
+        );
+        let sockstat = |pages| format!("sockets: used 9\nTCP: inuse 5 orphan 0 tw 0 alloc 9 mem {pages}\n");
+        let root = Root::new(&[
+            ("sys/net/ipv4/tcp_max_orphans", "65536\n"),
+            ("sys/net/ipv4/tcp_mem", "800\t1000\t2000\n"),
+            ("thread-self/net/sockstat", &sockstat(999)),
+        ]);
+        let found = || of(judged(&Reader::new(Path::new(&root.0)).read()), "F02");
+        assert!(found().is_empty());
+        root.write("thread-self/net/sockstat", &sockstat(1200));
+        let warning =
+            only(&found(), Severity::Warning, "use 1,200 pages of memory, 60% of the limit of 2,000");
+        assert!(
+            warning.now[0].recomputed
+                && warning.now[0].action == "sysctl -w net.ipv4.tcp_mem=\"1600 2000 4000\""
+        );
+        root.write("thread-self/net/sockstat", &sockstat(1900));
+        only(&found(), Severity::Critical, "95% of the limit");
+    });
+}

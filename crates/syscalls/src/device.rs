@@ -48,7 +48,7 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     let mut body = vec![0; ADDRESS_HEADER];
     body[0] = family;
     let mut found = None;
-    netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
+    netlink::ask_again(libc::NETLINK_ROUTE, RTM_GETADDR, &body, |answer| {
         let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
         // If IFA_LOCAL is present, IFA_ADDRESS is the address of the peer.
         let local =

@@ -22,6 +22,8 @@ pub(crate) struct Budget {
     pub(crate) wait_s: f64,
     /// Connections that this side closes first, per second.
     pub(crate) closes_per_s: f64,
+    /// Growth of the ports in use per second; `None`: there is no second reading.
+    pub(crate) growth_per_s: Option<f64>,
 }
 
 impl Budget {
@@ -47,6 +49,7 @@ impl Budget {
             reusable,
             wait_s,
             closes_per_s: tuple.closes_per_s,
+            growth_per_s: (snapshot.interval_ns > 0).then_some(tuple.growth_per_s),
         })
     }
 
@@ -73,6 +76,12 @@ impl Budget {
     /// Returns the ports in use when the rate at which this side closes lasts: the plateau after 60 s.
     pub(crate) fn plateau(&self) -> f64 {
         f64::from(self.in_use - self.time_wait) + self.closes_per_s * self.wait_s
+    }
+
+    /// Returns whether the closes need more ports than there are. Many closes at once, such as the end of a pool, are no rate: the ports in
+    /// use then do not grow.
+    pub(crate) fn is_outrun(&self) -> bool {
+        self.plateau() > f64::from(self.total) && self.growth_per_s.is_none_or(|growth| growth > 0.0)
     }
 }
 

@@ -371,6 +371,29 @@ fn p10_a_plateau_above_the_ports_is_forecast() {
 }
 
 #[test]
+fn p10_many_closes_at_once_are_no_rate() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (server, address) = server(NEAR, 4000);
+        let pool: Vec<_> =
+            (0..40).map(|_| (TcpStream::connect(address).unwrap(), server.accept().unwrap())).collect();
+        let mut reader = Reader::new(Path::new("/"));
+        read(&mut reader);
+        for (client, accepted) in pool {
+            drop(client);
+            drop(accepted);
+        }
+        let snapshot = until("TIME_WAIT", || {
+            let snapshot = read(&mut reader);
+            (snapshot.memory.seen().unwrap().time_wait == 40).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "P10").is_empty());
+        assert!(findings_in(&snapshot, "P03").is_empty());
+    });
+}
+
+#[test]
 fn p11_a_removed_source_address_is_named() {
     in_namespace(|| {
         add_addresses();

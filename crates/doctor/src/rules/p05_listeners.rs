@@ -23,8 +23,8 @@ pub(super) const RULE: Rule = Rule {
          if the connection's socket has it too.",
         "The rule has a finding if outgoing connections from an address that the server listens on use a share of the ports past the \
          threshold: this share is about the probability that a restart fails. Servers that bind to port 0 choose a port of the range on purpose; for them ignore the finding.",
-        "NodePorts of Kubernetes (30000 to 32767) are inside of a range that was widened. kube-proxy up to 1.26 opens a socket for each NodePort and \
-         cannot if a connection has the port; later versions redirect packets to the port without regard to local sockets. The rule knows the \
+        "NodePorts of Kubernetes (30000 to 32767) are inside of a range that was widened. Older versions of kube-proxy open a socket for each NodePort and \
+         cannot if a connection has the port; newer versions redirect packets to the port without regard to local sockets. The rule knows the \
          servers of NodePorts by the names of their processes.",
         "What helps: the ports in net.ipv4.ip_local_reserved_ports, which connect() passes over and bind() by number ignores; a range that does not \
          include them.",

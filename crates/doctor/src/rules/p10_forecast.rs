@@ -51,10 +51,9 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
     }
     let growth = tuple.growth_per_s;
     if budget.time_wait * 2 > budget.in_use {
-        let outruns = budget.plateau() > f64::from(budget.total);
         // No port becomes free before the first sockets have been in TIME_WAIT for 60 s.
         let rate = if growth > 0.0 { growth } else { budget.closes_per_s };
-        (outruns && budget.is_past(CLOSING)).then(|| left / rate)
+        (budget.is_outrun() && budget.is_past(CLOSING)).then(|| left / rate)
     } else {
         (growth > 0.0 && budget.is_past(OPENING)).then(|| left / growth)
     }
@@ -69,7 +68,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) ->
         time(seconds)
     );
     let owner = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-    if budget.plateau() > f64::from(budget.total) {
+    if budget.is_outrun() {
         let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
         verdict += &format!("; {owner} closes first, {closes}; the ceiling is {ceiling}");
     } else {

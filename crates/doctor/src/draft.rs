@@ -39,6 +39,14 @@ impl Draft {
         self
     }
 
+    /// Adds a fact if it is known.
+    pub(crate) fn because_if(self, fact: Option<String>) -> Draft {
+        match fact {
+            Some(fact) => self.because(fact),
+            None => self,
+        }
+    }
+
     /// Adds what helps at once.
     pub(crate) fn now(mut self, remedy: Remedy) -> Draft {
         self.now.push(remedy);
@@ -100,10 +108,21 @@ impl Remedy {
 pub(crate) fn set_sysctl(snapshot: &mut Snapshot, name: &str, value: &str) {
     use fourtuple_record::snapshot::Part;
     snapshot.sysctls.insert(name.to_owned(), value.to_owned());
-    if let (Part::Seen(ports), "net.ipv4.ip_local_port_range") = (&mut snapshot.ports, name) {
-        let mut bounds = value.split_whitespace().filter_map(|bound| bound.parse().ok());
-        if let (Some(low), Some(high)) = (bounds.next(), bounds.next()) {
-            (ports.low, ports.high) = (low, high);
+    let Part::Seen(ports) = &mut snapshot.ports else { return };
+    match name {
+        "net.ipv4.ip_local_port_range" => {
+            let mut bounds = value.split_whitespace().filter_map(|bound| bound.parse().ok());
+            if let (Some(low), Some(high)) = (bounds.next(), bounds.next()) {
+                (ports.low, ports.high) = (low, high);
+            }
         }
+        "net.ipv4.ip_local_reserved_ports" => {
+            let block = |text: &str| {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+            };
+            ports.reserved = value.split(',').filter_map(block).collect();
+        }
+        _ => {}
     }
 }

@@ -6,11 +6,13 @@
 
 mod accepting;
 mod balance;
+mod budget;
 mod datagram;
 mod diagnose;
 mod draft;
 mod explain;
 mod limits;
+mod remedies;
 mod rule;
 mod rules;
 mod words;

@@ -29,3 +29,17 @@ pub(crate) fn process(owner: &Owner) -> String {
 pub(crate) fn tuple(tuple: &Tuple) -> String {
     format!("{} → {}", tuple.source, tuple.destination)
 }
+
+/// Returns a time: `42 s`, `7 min`, `3 h`.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.0} h", seconds / 3600.0),
+    }
+}
+
+/// Returns a rate: `465/s`, `1.5/s`, `28,232/s`.
+pub(crate) fn rate(per_s: f64) -> String {
+    if per_s < 10.0 { format!("{per_s:.1}/s") } else { format!("{}/s", count(per_s.round() as u64)) }
+}

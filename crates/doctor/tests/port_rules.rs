@@ -3,22 +3,445 @@
 mod scene;
 
 use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
-use scene::findings;
+use fourtuple_host::snapshot::Reader;
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, Unavailable};
+use fourtuple_syscalls::{device, socket};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use scene::{
+    FAR, NEAR, add_addresses, advice, apply, bound, connect, connect_and_close, findings, findings_in, ip,
+    read, server, snapshot, the_finding, this_process, until, until_found,
+};
+
+const RANGE: &str = "net.ipv4.ip_local_port_range";
+const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
 
 #[test]
 fn p01_a_full_range_is_named() {
     in_namespace(|| {
-        set_sysctl("net.ipv4.ip_local_port_range", "20000 20019");
-        let (_listener, address) = listener("127.0.0.1", 100);
-        let half: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(address).unwrap()).collect();
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let half = connect(address, 10);
         assert!(findings("P01").is_empty());
-        let _rest: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(address).unwrap()).collect();
-        let found = findings("P01");
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].verdict.contains("20 of 20 ports"), "{}", found[0].verdict);
-        assert!(found[0].now.iter().any(|advice| advice.recomputed), "a wider range removes the finding");
+        let _rest = connect(address, 10);
+        let finding = the_finding(&snapshot(), "P01");
+        assert_eq!(finding.severity, Severity::Critical);
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("10.0.0.1 → 10.0.0.1:4000 uses 20 of 20 ports"), "{verdict}");
+        assert!(verdict.contains(&this_process()) && verdict.contains("20 of the connections"), "{verdict}");
+        let fix = advice(&finding, "fourtuple fix ports");
+        let pid = std::process::id();
+        assert_eq!(
+            fix.action,
+            format!("fourtuple fix ports --pid {pid} --source 10.0.0.0/24 --to 10.0.0.1:4000")
+        );
+        assert!(fix.recomputed);
+        apply(advice(&finding, RANGE));
+        assert!(findings("P01").is_empty());
         drop(half);
+    });
+}
+
+#[test]
+fn p01_names_the_side_that_closes_first() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 20);
+        let finding = until_found("P01");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("20 of 20 ports, 100% of them in TIME_WAIT"), "{verdict}");
+        assert!(verdict.contains("closes first, 2.0/s; the ceiling is 0.3/s"), "{verdict}");
+        assert!(TcpStream::connect(server.local_addr().unwrap()).is_err(), "EADDRNOTAVAIL");
+        apply(advice(&finding, "tcp_tw_reuse=1"));
+        // The ports are taken again once the delay of a second is over; the rate of the closes is the mean of 10 s.
+        let finding = findings("P01");
+        assert!(finding.is_empty(), "{finding:#?}");
+    });
+}
+
+#[test]
+fn p01_ports_that_loopback_may_reuse_are_free() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 20);
+        until("TIME_WAIT", || (scene::time_wait() == 20).then_some(()));
+        assert!(findings("P01").is_empty());
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        assert_eq!(findings("P01").len(), 1);
+    });
+}
+
+#[test]
+fn p02_a_parity_in_use_makes_searches_long() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 21199");
+        let (_listener, address) = listener(NEAR, 2000);
+        let _half = connect(address, 560);
+        assert!(findings("P02").is_empty());
+        let _more = connect(address, 60);
+        let snapshot = snapshot();
+        let finding = the_finding(&snapshot, "P02");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("uses 600 of 600 even ports"), "{verdict}");
+        assert!(verdict.contains(&this_process()) && verdict.contains("up to 600 ports"), "{verdict}");
+        assert!(finding.now.len() >= 3 && finding.now.iter().all(|advice| advice.recomputed), "{finding:#?}");
+        advice(&finding, "51 /* IP_LOCAL_PORT_RANGE */");
+        let mut linear = snapshot.clone();
+        let Part::Seen(search) = &mut linear.search else { panic!("set above") };
+        search.default = "linear".to_owned();
+        assert!(findings_in(&linear, "P02").is_empty());
+        apply(advice(&finding, RANGE));
+        assert!(findings("P02").is_empty());
+    });
+}
+
+#[test]
+fn p03_a_small_range_matters_under_use() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let _few = connect(address, 5);
+        assert!(findings("P03").is_empty());
+        let _more = connect(address, 5);
+        let finding = the_finding(&snapshot(), "P03");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("20000-20019 has 20 usable ports") && verdict.contains("uses 10"),
+            "{verdict}"
+        );
+        apply(advice(&finding, RANGE));
+        assert!(findings("P03").is_empty());
+    });
+}
+
+#[test]
+fn p03_a_rate_can_need_more_ports_than_the_range_has() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 40);
+        let finding =
+            until("P03", || findings("P03").pop().filter(|finding| finding.verdict.contains("needs 240")));
+        assert!(finding.verdict.contains("at its rate of 4 closes/s"), "{}", finding.verdict);
+    });
+}
+
+#[test]
+fn p04_reserved_ports_are_counted_where_they_matter() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl(RESERVED, "8080,20004-20015");
+        let (_listener, address) = listener(NEAR, 100);
+        assert!(findings("P04").is_empty());
+        let _connections = connect(address, 6);
+        let finding = the_finding(&snapshot(), "P04");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("12 of the 20 ports of the range are reserved (60%)"), "{verdict}");
+        assert!(verdict.contains("uses 6 of the 8 that are left"), "{verdict}");
+        let list = advice(&finding, RESERVED);
+        assert_eq!(list.action, format!("sysctl -w {RESERVED}=8080"), "ports outside of the range stay");
+        apply(list);
+        assert!(findings("P04").is_empty());
+    });
+}
+
+#[test]
+fn p05_listeners_in_a_used_range_can_lose_their_port() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (_inside, _) = server(NEAR, 20_050);
+        // No connection of the other address takes this port.
+        let (_apart, _) = server("127.0.0.1", 20_060);
+        let (_listener, address) = listener(NEAR, 100);
+        let _few = connect(address, 5);
+        assert!(findings("P05").is_empty());
+        let _more = connect(address, 15);
+        let finding = the_finding(&snapshot(), "P05");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&format!("{} (20050)", this_process())), "{verdict}");
+        assert!(
+            verdict.contains("from 10.0.0.1 use 20 of 100 ports") && verdict.contains("about 20%"),
+            "{verdict}"
+        );
+        assert!(!verdict.contains("20060"), "{verdict}");
+        apply(advice(&finding, RESERVED));
+        assert!(findings("P05").is_empty());
+    });
+}
+
+#[test]
+fn p05_node_ports_are_known_by_their_server() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "32700 32799");
+        let (_listener, address) = listener(NEAR, 100);
+        let _connections = connect(address, 20);
+        assert!(findings("P05").is_empty());
+        let mut snapshot = snapshot();
+        let proxy = Process { pid: 7, name: "kube-proxy".to_owned(), ..Process::default() };
+        snapshot.processes = Part::Seen(vec![proxy]);
+        let finding = the_finding(&snapshot, "P05");
+        assert!(
+            finding.verdict.starts_with("kube-proxy[7] serves NodePorts 30000-32767"),
+            "{}",
+            finding.verdict
+        );
+        assert!(advice(&finding, RESERVED).action.ends_with("=30000-32767"));
+    });
+}
+
+#[test]
+fn p06_bound_ports_name_their_process() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20099");
+        let few: Vec<_> = (0..5).map(|_| bound("127.0.0.1", 0)).collect();
+        assert!(findings("P06").is_empty());
+        let many: Vec<_> = (0..25).map(|_| bound("127.0.0.1", 0)).collect();
+        let snapshot = snapshot();
+        if snapshot.connections.seen().unwrap().held.is_empty() {
+            return skip(
+                "p06_bound_ports_name_their_process",
+                "bound",
+                "sock_diag lists bound sockets since Linux 6.8",
+            );
+        }
+        let finding = the_finding(&snapshot, "P06");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("holds 30 of 100 ports") && verdict.contains(&this_process()), "{verdict}");
+        apply(advice(&finding, RANGE));
+        assert!(findings("P06").is_empty());
+        drop((few, many));
+    });
+}
+
+fn traced() -> Traced {
+    let owner = Owner { pid: 812, name: "envoy".to_owned(), sockets: 0 };
+    let destination = "10.0.0.1:4000".parse().unwrap();
+    Traced { unavailable: vec![Unavailable { owner, destination, failed: 312 }], ..Traced::default() }
+}
+
+#[test]
+fn p07_failed_connects_name_process_and_destination() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let _all = connect(address, 20);
+        let mut snapshot = snapshot();
+        let unchecked = fourtuple_doctor::diagnose(&snapshot, &fourtuple_doctor::Limits::default()).unchecked;
+        let reason =
+            unchecked.iter().find(|unchecked| unchecked.id == "P07").map(|unchecked| &unchecked.reason);
+        assert!(
+            reason.is_some_and(|reason| reason.contains("fourtuple trace connect --for 10s")),
+            "{unchecked:?}"
+        );
+        snapshot.traced = Part::Seen(Traced::default());
+        assert!(findings_in(&snapshot, "P07").is_empty());
+        snapshot.traced = Part::Seen(traced());
+        snapshot.interval_ns = 10_000_000_000;
+        let finding = the_finding(&snapshot, "P07");
+        assert_eq!(finding.severity, Severity::Critical);
+        let expected = "envoy[812] cannot connect to 10.0.0.1:4000: 312 calls of connect() failed with EADDRNOTAVAIL in 10.0 s";
+        assert_eq!(finding.verdict, expected);
+        assert!(finding.evidence[0].contains("uses 20 of 20 ports (P01)"), "{finding:#?}");
+        assert!(advice(&finding, "fourtuple fix ports").recomputed && advice(&finding, RANGE).recomputed);
+    });
+}
+
+#[test]
+fn p07_failures_without_a_full_tuple_are_a_warning() {
+    let snapshot = Snapshot { traced: Part::Seen(traced()), ..Snapshot::default() };
+    assert_eq!(the_finding(&snapshot, "P07").severity, Severity::Warning);
+}
+
+#[test]
+fn p08_bind_to_port_0_is_told_by_the_parity() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20199");
+        let (_one, first) = listener(NEAR, 100);
+        let (_two, second) = listener(FAR, 100);
+        let _by_connect = connect(first, 45);
+        assert!(findings("P08").is_empty());
+        let by_bind: Vec<_> = (0..60)
+            .map(|index| {
+                let socket = bound(FAR, 0);
+                socket::connect(socket.as_fd(), if index % 2 == 0 { first } else { second }).unwrap();
+                socket
+            })
+            .collect();
+        let finding = the_finding(&snapshot(), "P08");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
+        assert!(
+            verdict.contains("60 of 60 ports are odd; all its 2 destinations together have 200"),
+            "{verdict}"
+        );
+        advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
+        apply(advice(&finding, RANGE));
+        assert!(findings("P08").is_empty());
+        drop(by_bind);
+    });
+}
+
+#[test]
+fn p08_connect_past_half_of_the_range_is_no_bind() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (_listener, address) = listener(NEAR, 200);
+        let _all = connect(address, 99);
+        assert!(findings("P08").is_empty());
+    });
+}
+
+#[test]
+fn p09_a_slow_search_is_named_from_a_trace() {
+    let slow = Traced {
+        search_p99_ns: Some(4_700_000),
+        searches: 1_000,
+        search_ns: 2_300_000_000,
+        ..Traced::default()
+    };
+    let snapshot =
+        |traced| Snapshot { traced: Part::Seen(traced), interval_ns: 10_000_000_000, ..Snapshot::default() };
+    let finding = the_finding(&snapshot(slow.clone()), "P09");
+    let verdict = "connect() searches 4.7 ms for a port (99th percentile of 1,000 searches, mean 2.30 ms)";
+    assert_eq!(finding.verdict, verdict);
+    assert!(finding.evidence[0].contains("23% of one processor"), "{finding:#?}");
+    let preempted = Traced { search_ns: 20_000_000, ..slow.clone() };
+    assert!(findings_in(&snapshot(preempted), "P09").is_empty(), "a mean of 20 us");
+    assert!(findings_in(&snapshot(Traced { searches: 99, ..slow }), "P09").is_empty());
+    assert!(findings_in(&snapshot(Traced::default()), "P09").is_empty());
+}
+
+#[test]
+fn p10_growth_is_forecast() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (_listener, address) = listener(NEAR, 200);
+        let mut reader = Reader::new(Path::new("/"));
+        let _half = connect(address, 50);
+        assert!(findings_in(&read(&mut reader), "P10").is_empty());
+        assert!(findings_in(&read(&mut reader), "P10").is_empty(), "no growth");
+        let _more = connect(address, 10);
+        let snapshot = read(&mut reader);
+        let finding = the_finding(&snapshot, "P10");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("uses 60 of 100 ports") && verdict.contains("more than it closes"),
+            "{verdict}"
+        );
+        assert!(verdict.contains(&this_process()), "{verdict}");
+        assert!(advice(&finding, "fourtuple fix ports").recomputed);
+    });
+}
+
+#[test]
+fn p10_a_plateau_above_the_ports_is_forecast() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20099");
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 40);
+        // 4 closes per second of the last 10 s lead to 240 ports after 60 s.
+        let finding = until("P10", || {
+            findings("P10").pop().filter(|finding| finding.verdict.contains("uses 40 of 100"))
+        });
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("closes first, 4.0/s; the ceiling is 1.7/s"), "{verdict}");
+        assert!(verdict.contains("in about 15 s"), "{verdict}");
+        apply(advice(&finding, "tcp_tw_reuse=1"));
+        assert!(findings("P10").is_empty());
+    });
+}
+
+#[test]
+fn p11_a_removed_source_address_is_named() {
+    in_namespace(|| {
+        add_addresses();
+        // A longer prefix on the loopback device would be local as a whole.
+        let gone = "10.1.0.9";
+        device::add_address("lo", ip(gone), 32).unwrap();
+        let (server, address) = server(NEAR, 4000);
+        let client = bound(gone, 0);
+        socket::connect(client.as_fd(), address).unwrap();
+        let _accepted = server.accept().unwrap();
+        // Loopback addresses are local without being listed.
+        let (_other, loopback) = scene::server("127.0.0.1", 4001);
+        let _second = bound("127.9.9.9", 0);
+        let _third = connect(loopback, 1);
+        assert!(findings("P11").is_empty());
+        device::remove_address("lo", ip(gone), 32).unwrap();
+        let finding = the_finding(&snapshot(), "P11");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains(&format!("{} has 1 connections from 10.1.0.9", this_process())),
+            "{verdict}"
+        );
+        let kill = advice(&finding, "ss -K");
+        assert!(kill.action == "ss -K src 10.1.0.9" && kill.recomputed, "{kill:?}");
+        device::add_address("lo", ip(gone), 32).unwrap();
+        assert!(findings("P11").is_empty());
+    });
+}
+
+/// A process that opens connections and waits for the end of its input.
+fn other_process(port: u16, number: usize) -> Option<Child> {
+    let program = format!(
+        "import socket,sys\nc=[socket.create_connection(('{NEAR}',{port})) for _ in range({number})]\nprint(flush=True)\nsys.stdin.read()"
+    );
+    let child =
+        Command::new("python3").args(["-c", &program]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.ok()?;
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut()?), &mut line).ok()?;
+    Some(child)
+}
+
+#[test]
+fn p12_processes_that_share_a_budget_are_listed() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let _own = connect(address, 8);
+        let Some(mut child) = other_process(address.port(), 4) else {
+            return skip("p12_processes_that_share_a_budget_are_listed", "python3", "it does not start");
+        };
+        let snapshot = snapshot();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        let finding = the_finding(&snapshot, "P12");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("2 processes share the 20 ports of 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
+        assert!(verdict.contains(&format!("{} 8", this_process())), "{verdict}");
+        assert!(verdict.contains(&format!("[{}] 4; 60% are in use", child.id())), "{verdict}");
+        assert!(advice(&finding, "fourtuple fix ports").recomputed);
+        until("the other process is gone", || findings("P12").is_empty().then_some(()));
+    });
+}
+
+#[test]
+fn an_idle_namespace_has_no_finding() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 100);
+        let _connections = connect(address, 10);
+        let found = scene::diagnosis().findings;
+        assert!(found.is_empty(), "{found:#?}");
     });
 }

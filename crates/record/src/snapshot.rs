@@ -29,14 +29,20 @@ impl<T> Part<T> {
     }
 }
 
+impl<T> Default for Part<T> {
+    fn default() -> Part<T> {
+        Part::Hidden("not read".to_owned())
+    }
+}
+
 impl<T> From<Result<T, String>> for Part<T> {
     fn from(result: Result<T, String>) -> Part<T> {
         result.map_or_else(Part::Hidden, Part::Seen)
     }
 }
 
-/// A network namespace at one moment, and the changes of its counters during an interval before it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A network namespace at one moment, and the changes of its counters during an interval before it. The default has no part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Time between the two readings of everything that is counted.
     pub interval_ns: u64,
@@ -44,6 +50,8 @@ pub struct Snapshot {
     pub processors: u32,
     /// Sysctls that could be read, by dotted name.
     pub sysctls: BTreeMap<String, String>,
+    /// Lines of /etc/sysctl.conf and of files of sysctl.d(5) that set a sysctl of the network; bounded.
+    pub configured: Part<Vec<ConfiguredSysctl>>,
     /// The ports that connect() may choose.
     pub ports: Part<EphemeralPorts>,
     /// How connect() searches for a port.
@@ -64,6 +72,9 @@ pub struct Snapshot {
     pub conntrack: Part<Conntrack>,
     /// Local addresses with their prefix lengths.
     pub addresses: Part<Vec<LocalAddress>>,
+    /// Sources of connections in `connections.tuples` to which this host delivers no packets: on no device, and without a local route.
+    /// Sources of sockets with IP_TRANSPARENT or IP_FREEBIND are not among them.
+    pub lost_sources: Part<Vec<IpAddr>>,
     /// Events that tracers saw during the interval.
     pub traced: Part<Traced>,
 }
@@ -97,6 +108,19 @@ pub struct Counter {
     pub total: u64,
     /// Events during the interval.
     pub during: u64,
+}
+
+/// A line that sets a sysctl at boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfiguredSysctl {
+    /// Path of the file.
+    pub file: String,
+    /// Number of the line, from 1.
+    pub line: u32,
+    /// Dotted name.
+    pub name: String,
+    /// The value.
+    pub value: String,
 }
 
 /// The ports that connect() may choose.
@@ -157,6 +181,8 @@ pub struct Connections {
     pub tuples: Vec<Tuple>,
     /// Number of tuples that are not listed.
     pub tuples_left_out: u64,
+    /// Source addresses of outgoing connections, those with the most ports in use first; bounded.
+    pub sources: Vec<Source>,
     /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
     pub held: Vec<HeldPort>,
     /// Number of held ports that are not listed.
@@ -185,6 +211,21 @@ pub struct Tuple {
     /// Growth of `in_use` per second during the interval; negative: the number falls.
     pub growth_per_s: f64,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
+    pub owners: Vec<Owner>,
+}
+
+/// The outgoing connections of a source address, to all destinations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Local address.
+    pub address: IpAddr,
+    /// Distinct ports of the range in use.
+    pub in_use: u32,
+    /// Distinct ports of the range in use with the parity of the range's first port.
+    pub low_parity: u32,
+    /// Number of destinations.
+    pub destinations: u64,
+    /// Processes that hold sockets, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
 }
 
@@ -286,7 +327,7 @@ pub struct UdpSocketView {
 
 /// A process that has sockets in the namespace. The list has the holders of listeners, accepted connections and shared UDP ports, and
 /// the processes with the largest share of their descriptors; bounded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Process ID.
     pub pid: u32,
@@ -346,6 +387,8 @@ pub struct LocalAddress {
 /// Events that tracers saw during the interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
+    /// connect() calls by process and destination, most calls first; bounded.
+    pub connects: Vec<TracedConnects>,
     /// connect() calls that failed with EADDRNOTAVAIL, by process and destination.
     pub unavailable: Vec<Unavailable>,
     /// 99th percentile of the port search; `null`: no search was seen.
@@ -360,6 +403,23 @@ pub struct Traced {
     pub accepts: u64,
     /// Time that tasks waited for locks of the network stack, by class of the lock.
     pub lock_waits: BTreeMap<String, LockWaits>,
+}
+
+/// The connect() calls of a process to a destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedConnects {
+    /// The process; `sockets` is the number of calls.
+    pub owner: Owner,
+    /// The destination.
+    pub destination: SocketAddr,
+    /// Calls that searched for a port and found one.
+    pub searches: u64,
+    /// Mean time of a search.
+    pub search_mean_ns: u64,
+    /// 99th percentile of the time of a search.
+    pub search_p99_ns: u64,
+    /// Calls from a port that was already bound.
+    pub given_port: u64,
 }
 
 /// Waits for one class of locks.

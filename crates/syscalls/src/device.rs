@@ -45,22 +45,48 @@ pub fn index(name: &str) -> io::Result<u32> {
 /// has it. The loopback device has all addresses in 127.0.0.0/8.
 pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     let (family, octets) = octets(address);
+    let mut found = None;
+    each_address(family, |_, index, local| {
+        let is_loopback = address.is_ipv4() && address.is_loopback() && local == [127, 0, 0, 1];
+        if local == octets || is_loopback {
+            found = found.or(Some(index));
+        }
+    })?;
+    Ok(found)
+}
+
+/// Returns the addresses of all devices with their prefix lengths, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The errors of netlink(7).
+pub fn addresses() -> io::Result<Vec<(IpAddr, u8)>> {
+    let mut addresses = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        each_address(family as u8, |prefix, _, local| {
+            let v4 = <[u8; 4]>::try_from(local).map(IpAddr::from);
+            let v6 = <[u8; 16]>::try_from(local).map(IpAddr::from);
+            addresses.extend(v4.or(v6).map(|address| (address, prefix)));
+        })?;
+    }
+    Ok(addresses)
+}
+
+/// Calls `found` with the prefix length, the index of the device and the octets of each address of a family.
+fn each_address(family: u8, mut found: impl FnMut(u8, u32, &[u8])) -> io::Result<()> {
     let mut body = vec![0; ADDRESS_HEADER];
     body[0] = family;
-    let mut found = None;
     netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
         let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
         // If IFA_LOCAL is present, IFA_ADDRESS is the address of the peer.
         let local =
             netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
         let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-        let is_it = local == Some(&octets[..])
-            || address.is_ipv4() && address.is_loopback() && local == Some(&[127, 0, 0, 1]);
-        if header[0] == family && is_it {
-            found = found.or(index);
+        // A kernel without IPv6 answers a request for IPv6 addresses with those of IPv4.
+        if let (true, Some(local), Some(index)) = (header[0] == family, local, index) {
+            found(header[1], index, local);
         }
-    })?;
-    Ok(found)
+    })
 }
 
 fn octets(address: IpAddr) -> (u8, Vec<u8>) {

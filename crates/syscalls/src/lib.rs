@@ -42,6 +42,7 @@ pub mod shared;
 pub mod signals;
 pub mod sock_diag;
 pub mod socket;
+pub mod socket_census;
 pub mod unix_diag;
 pub mod user_notification;
 pub mod veth;

@@ -14,10 +14,15 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
-    /// Without a peer (UDP).
+    /// Without a peer (UDP); bound without a peer (TCP).
     pub const CLOSE: u8 = 7;
+    /// The peer has closed the connection, this host has not.
+    pub const CLOSE_WAIT: u8 = 8;
     /// Listening.
     pub const LISTEN: u8 = 10;
+    /// In a request: TCP sockets that bind() bound to a port, without connect() or listen(). The replies have the state [`CLOSE`].
+    /// Linux 6.8; older kernels do not list these sockets.
+    pub const BOUND: u8 = 13;
 }
 
 /// A socket in the kernel's tables.
@@ -32,21 +37,6 @@ pub struct Entry {
     /// Time until the timer of the socket expires, if one is active (idiag_expires). In TIME_WAIT: until the state
     /// ends.
     pub expires: Option<Duration>,
-}
-
-/// A TCP socket with a peer, and its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Socket {
-    /// A constant of [`state`], or another TCP state.
-    pub state: u8,
-    /// Local address and port.
-    pub local: SocketAddr,
-    /// Address and port of the peer.
-    pub remote: SocketAddr,
-    /// Time until the timer of the socket expires, if one is active. In TIME_WAIT: until the state ends.
-    pub expires: Option<Duration>,
-    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
-    pub inode: u32,
 }
 
 /// A listening socket.
@@ -155,16 +145,25 @@ pub fn each_connection(mut found: impl FnMut(Entry)) -> io::Result<()> {
     each_tcp(!(1 << state::LISTEN), |reply, _| found(entry(reply)))
 }
 
-/// Calls `found` for every TCP socket except listeners in the calling thread's network namespace.
+/// Returns whether a TCP socket with this local address has IP_TRANSPARENT or IP_FREEBIND, which allow an address that is not of this
+/// host, in the calling thread's network namespace. Linux before 5.10 does not tell; the answer is then `true`.
 ///
 /// # Errors
 ///
-/// The errors of [`each`].
-pub fn each_socket(mut found: impl FnMut(&Socket)) -> io::Result<()> {
-    each_tcp(!(1 << state::LISTEN), |reply, _| {
-        let Entry { state, local, remote, expires } = entry(reply);
-        found(&Socket { state, local, remote, expires, inode: reply.inode });
-    })
+/// The errors of [`each_listener`].
+pub fn has_foreign_source(source: IpAddr) -> io::Result<bool> {
+    // Bits freebind and transparent of the first byte of struct inet_diag_sockopt: bits 2 and 5, from either end.
+    const FOREIGN: u8 = 1 << 2 | 1 << 5;
+    // Sockets in these states have no options: LISTEN is left out as well, because a listener is no source.
+    const WITHOUT: u32 = 1 << state::LISTEN | 1 << state::TIME_WAIT | SYN_RECV;
+    let mut is_foreign = false;
+    each_tcp(!WITHOUT, |reply, attributes| {
+        if entry(reply).local.ip() == source {
+            let options = netlink::attribute(attributes, INET_DIAG_SOCKOPT).and_then(<[u8]>::first);
+            is_foreign |= options.is_none_or(|options| options & FOREIGN != 0);
+        }
+    })?;
+    Ok(is_foreign)
 }
 
 /// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
@@ -174,12 +173,13 @@ pub fn each_socket(mut found: impl FnMut(&Socket)) -> io::Result<()> {
 ///
 /// The errors of [`each_listener`].
 pub fn handshakes(port: u16) -> io::Result<usize> {
-    // A request socket that waits for the last ACK is SYN_RECV to users and TCP_NEW_SYN_RECV in the kernel.
-    const SYN_RECV: u32 = 1 << 3 | 1 << 12;
     let mut count = 0;
     each_tcp(SYN_RECV, |reply, _| count += usize::from(entry(reply).local.port() == port))?;
     Ok(count)
 }
+
+/// States of a request socket, which waits for the last ACK: SYN_RECV to users, TCP_NEW_SYN_RECV in the kernel.
+const SYN_RECV: u32 = 1 << 3 | 1 << 12;
 
 /// Passes the reply about each TCP socket in one of these states, of both families.
 fn each_tcp(states: u32, found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
@@ -197,37 +197,39 @@ fn each_in(transport: Transport, states: u32, mut found: impl FnMut(&Reply, &[u8
     Ok(())
 }
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const INET_DIAG_REQ_BYTECODE: u16 = 1;
+pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
+pub(crate) const INET_DIAG_REQ_BYTECODE: u16 = 1;
 /// Attribute of replies about listening IPv6 sockets.
 const INET_DIAG_SKV6ONLY: u16 = 11;
+/// Attribute of replies with socket options as bits (struct inet_diag_sockopt).
+const INET_DIAG_SOCKOPT: u16 = 22;
 const INET_DIAG_BC_S_COND: u8 = 7;
-const INET_DIAG_BC_D_COND: u8 = 8;
+pub(crate) const INET_DIAG_BC_D_COND: u8 = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SocketId {
-    source_port: [u8; 2],
-    destination_port: [u8; 2],
-    source: [u8; 16],
-    destination: [u8; 16],
-    interface: u32,
-    cookie: [u32; 2],
+pub(crate) struct SocketId {
+    pub(crate) source_port: [u8; 2],
+    pub(crate) destination_port: [u8; 2],
+    pub(crate) source: [u8; 16],
+    pub(crate) destination: [u8; 16],
+    pub(crate) interface: u32,
+    pub(crate) cookie: [u32; 2],
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Reply {
-    family: u8,
-    state: u8,
-    timer: u8,
-    retransmits: u8,
-    id: SocketId,
-    expires: u32,
-    receive_queue: u32,
-    send_queue: u32,
-    user: u32,
-    inode: u32,
+pub(crate) struct Reply {
+    pub(crate) family: u8,
+    pub(crate) state: u8,
+    pub(crate) timer: u8,
+    pub(crate) retransmits: u8,
+    pub(crate) id: SocketId,
+    pub(crate) expires: u32,
+    pub(crate) receive_queue: u32,
+    pub(crate) send_queue: u32,
+    pub(crate) user: u32,
+    pub(crate) inode: u32,
 }
 
 fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
@@ -245,13 +247,13 @@ fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
 }
 
 /// Parses a reply. Returns it with the bytes of its attributes.
-fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
+pub(crate) fn read(body: &[u8]) -> Option<(Reply, &[u8])> {
     let attributes = body.get(mem::size_of::<Reply>()..)?;
     // SAFETY: the slice is at least as long as a reply, which is plain data; read_unaligned needs no alignment.
     Some((unsafe { body.as_ptr().cast::<Reply>().read_unaligned() }, attributes))
 }
 
-fn entry(reply: &Reply) -> Entry {
+pub(crate) fn entry(reply: &Reply) -> Entry {
     let address = |bytes: [u8; 16], port: [u8; 2]| {
         let ip = if i32::from(reply.family) == libc::AF_INET {
             IpAddr::from(*bytes.first_chunk::<4>().expect("16 bytes hold 4"))
@@ -332,7 +334,7 @@ fn bytecode(filter: &Filter) -> Vec<u8> {
 }
 
 /// Returns struct inet_diag_bc_op and struct inet_diag_hostcond; the caller fills in the jump for "no".
-fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
+pub(crate) fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
     let (family, octets): (i32, Vec<u8>) = match address {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, Ipv6Addr::octets(&v6).to_vec()),

@@ -19,6 +19,24 @@ mod l03_port_search_cpu;
 mod n01_conntrack_full;
 mod n02_conntrack_collisions;
 mod p01_budget;
+mod p02_parity;
+mod p03_range;
+mod p04_reserved;
+mod p05_listeners;
+mod p06_held;
+mod p07_unavailable;
+mod p08_bind_first;
+mod p09_slow_search;
+mod p10_forecast;
+mod p11_source;
+mod p12_shared;
+mod t01_buckets;
+mod t02_cut_short;
+mod t03_reuse;
+mod t04_timestamps;
+mod t05_myths;
+mod t06_first_close;
+mod t07_close_wait;
 mod u01_udp_drops;
 mod u02_connected_member;
 mod u03_foreign_member;
@@ -46,6 +64,24 @@ pub const ALL: &[Rule] = &[
     n01_conntrack_full::RULE,
     n02_conntrack_collisions::RULE,
     p01_budget::RULE,
+    p02_parity::RULE,
+    p03_range::RULE,
+    p04_reserved::RULE,
+    p05_listeners::RULE,
+    p06_held::RULE,
+    p07_unavailable::RULE,
+    p08_bind_first::RULE,
+    p09_slow_search::RULE,
+    p10_forecast::RULE,
+    p11_source::RULE,
+    p12_shared::RULE,
+    t01_buckets::RULE,
+    t02_cut_short::RULE,
+    t03_reuse::RULE,
+    t04_timestamps::RULE,
+    t05_myths::RULE,
+    t06_first_close::RULE,
+    t07_close_wait::RULE,
     u01_udp_drops::RULE,
     u02_connected_member::RULE,
     u03_foreign_member::RULE,

@@ -1,58 +1,81 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::draft::{Draft, Remedy};
+use crate::budget::{Budget, state};
+use crate::draft::Draft;
+use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, percent, process, rate, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P01",
     title: "the ports of a source and destination run out",
-    source: "sock_diag(7) (inet_diag), net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports",
+    source: "sock_diag(7) (inet_diag), net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports, net.ipv4.tcp_tw_reuse",
     threshold: Some(Threshold { default: 90.0, unit: "% of the usable ports" }),
     explanation: &[
         "A connection is identified by source address, source port, destination address and destination port. Connections from one source \
          address to one destination differ in the source port only, so that at most one connection per port of \
          net.ipv4.ip_local_port_range can exist at a time. With none left, connect() fails with EADDRNOTAVAIL (__inet_hash_connect).",
-        "The side that closes first keeps the connection in TIME_WAIT for 60 s (TCP_TIMEWAIT_LEN). With N usable ports and short connections, a \
-         client that closes first can therefore open N / 60 connections per second to one destination, for ever.",
-        "What helps: more source addresses, more destination addresses or ports, connections that are used again, or a server that closes \
-         first. A wider range helps by the ratio of the widths.",
+        "Ports in net.ipv4.ip_local_reserved_ports and ports that bind() or listen() holds are closed to every connect() and are not counted as \
+         usable.",
+        "The side that closes first keeps the connection in TIME_WAIT for 60 s (TCP_TIMEWAIT_LEN, a constant). With N usable ports, a client that \
+         closes first can therefore open N / 60 connections per second to one destination, for ever: the ceiling in the verdict.",
+        "Ports in TIME_WAIT do not count where connect() may take them again: with net.ipv4.tcp_tw_reuse = 1, or over loopback with 2 (the \
+         default), after net.ipv4.tcp_tw_reuse_delay (1 s), if both sides have TCP timestamps (tcp_twsk_unique).",
+        "What helps: connections that are used again; more source addresses (`fourtuple fix ports --source`); more addresses or ports of the \
+         destination; a server that closes first; net.ipv4.tcp_tw_reuse = 1 on the client. A wider range helps by the ratio of the widths.",
+        "What does not help: net.ipv4.tcp_fin_timeout, which is the time in FIN_WAIT_2; a shorter search for a port, which finds no port that \
+         is not there; more processes or threads, which share the ports.",
     ],
     check,
 };
 
-/// TCP_TIMEWAIT_LEN in seconds (include/net/tcp.h).
-const TIME_WAIT_SECONDS: f64 = 60.0;
-
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let usable = snapshot.ports.seen()?.usable();
-    let connections = snapshot.connections.seen()?;
-    let is_past = |tuple: &&Tuple| f64::from(tuple.in_use) >= f64::from(usable) * limit / 100.0;
-    Ok(connections.tuples.iter().filter(is_past).map(|tuple| draft(tuple, usable)).collect())
+    let mut drafts = Vec::new();
+    for tuple in &snapshot.connections.seen()?.tuples {
+        let budget = Budget::of(snapshot, tuple)?;
+        if budget.is_past(limit) {
+            drafts.push(draft(snapshot, tuple, &budget));
+        }
+    }
+    Ok(drafts)
 }
 
-fn draft(subject: &Tuple, usable: u32) -> Draft {
-    let time_wait = subject.states.get("time-wait").copied().unwrap_or(0);
-    let sockets: u64 = subject.states.values().sum();
-    let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-    let ceiling = f64::from(usable) / TIME_WAIT_SECONDS;
+fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
+    let Budget { total, in_use, time_wait, .. } = *budget;
     let mut verdict =
-        format!("{} uses {} of {} ports", tuple(subject), count(subject.in_use.into()), count(usable.into()));
+        format!("{} uses {} of {} ports", tuple(subject), count(in_use.into()), count(total.into()));
     if time_wait > 0 {
-        verdict += &format!(", {} of them in TIME_WAIT", percent(time_wait, sockets));
+        verdict += &format!(", {} of them in TIME_WAIT", percent(time_wait.into(), in_use.into()));
     }
-    if subject.closes_per_s > 0.0 {
-        verdict +=
-            &format!("; {closer} closes first, {:.0}/s; the ceiling is {ceiling:.0}/s", subject.closes_per_s);
+    if budget.closes_per_s > 0.0 {
+        let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
+        let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
+        verdict += &format!("; {closer} closes first, {closes}; the ceiling is {ceiling}");
     } else if let Some(owner) = subject.owners.first() {
         verdict += &format!("; {} has {} of the connections", process(owner), count(owner.sockets.into()));
     }
-    let is_full = subject.in_use >= usable;
-    let severity = if is_full { Severity::Critical } else { Severity::Warning };
-    Draft::new(severity, tuple(subject), verdict).now(Remedy::sysctl(
-        "net.ipv4.ip_local_port_range",
-        "1024 65535",
-        "64,512 ports",
-    ))
+    let severity = if budget.is_full() { Severity::Critical } else { Severity::Warning };
+    let held = (budget.held > 0).then(|| {
+        format!("bind() and listen() hold {} more ports of the range (P05, P06)", count(budget.held.into()))
+    });
+    let mut draft = Draft::new(severity, tuple(subject), verdict)
+        .because(format!("sockets: {}", states(subject)))
+        .because_if(held)
+        .because_if(
+            (subject.growth_per_s >= 1.0)
+                .then(|| format!("{:.0} more ports per second", subject.growth_per_s)),
+        );
+    if budget.is_full() {
+        draft =
+            draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
+    }
+    more_ports(draft, snapshot, subject).proper(lasting_sysctls())
+}
+
+/// Returns `28,000 time-wait, 231 established`.
+fn states(tuple: &Tuple) -> String {
+    let mut states: Vec<&str> = tuple.states.keys().map(String::as_str).collect();
+    states.sort_by_key(|name| std::cmp::Reverse(state(tuple, name)));
+    states.iter().map(|name| format!("{} {name}", count(state(tuple, name)))).collect::<Vec<_>>().join(", ")
 }

@@ -5,11 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Service, Tuple};
-use fourtuple_syscalls::sock_diag::{self, Socket, state};
+use fourtuple_syscalls::sock_diag::state;
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use super::LISTED;
+use super::close_wait;
+use super::held::Held;
 use super::processes::Sockets;
 use super::reason;
+use super::sources::Sources;
 
 /// Ports in use of each tuple.
 pub(super) type Before = HashMap<(IpAddr, SocketAddr), u32>;
@@ -17,6 +22,7 @@ pub(super) type Before = HashMap<(IpAddr, SocketAddr), u32>;
 /// The part of TIME_WAIT in which the sockets are counted that entered it: 10 of 60 s.
 const RECENT: Duration = Duration::from_secs(10);
 const TIME_WAIT: Duration = Duration::from_secs(60);
+const ENOENT: i32 = 2;
 
 #[derive(Default)]
 struct Sums {
@@ -83,14 +89,24 @@ pub(super) fn read(
 ) -> Result<Connections, String> {
     let mut listening: HashSet<u16> = HashSet::new();
     let failed = |error: std::io::Error| format!("sock_diag(7): {}", reason(&error));
-    sock_diag::each_listener(|listener| {
-        listening.insert(listener.local.port());
+    let mut held = Held::default();
+    let query = Query { transport: Transport::Tcp, states: 1 << state::LISTEN, peer: None, times: false };
+    socket_census::each(&query, |socket| {
+        listening.insert(socket.local.port());
+        if let Some(ports) = ports {
+            held.add_tcp(ports, socket);
+        }
     })
     .map_err(failed)?;
     let mut all = Sums::default();
     let mut tuples: HashMap<(IpAddr, SocketAddr), Sums> = HashMap::new();
     let mut services: BTreeMap<u16, Sums> = BTreeMap::new();
-    sock_diag::each_socket(|socket| {
+    let query = Query { states: !(1 << state::LISTEN), ..query };
+    socket_census::each(&query, |socket| {
+        if socket.state == state::CLOSE {
+            ports.inspect(|ports| held.add_tcp(ports, socket));
+            return;
+        }
         all.states[usize::from(socket.state & 15)] += 1;
         if listening.contains(&socket.local.port()) {
             services.entry(socket.local.port()).or_default().add(socket, sockets);
@@ -103,7 +119,21 @@ pub(super) fn read(
         }
     })
     .map_err(failed)?;
+    if let Some(ports) = ports {
+        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
+        match socket_census::each(&udp, |socket| held.add_udp(ports, socket)) {
+            // A kernel without udp_diag lists no UDP sockets.
+            Err(error) if error.raw_os_error() == Some(ENOENT) => {}
+            result => result.map_err(failed)?,
+        }
+    }
+    let close_wait = close_wait::read(&query, sockets).map_err(failed)?;
+    let (held, held_left_out) = held.listed(sockets);
     let low = ports.map_or(0, |ports| ports.low);
+    let mut sources = Sources::default();
+    for (&(source, _), sums) in &tuples {
+        sources.add(source, &sums.ports, &sums.owners);
+    }
     let mut listed: Vec<Tuple> = tuples
         .iter()
         .map(|(&(source, destination), sums)| {
@@ -131,8 +161,9 @@ pub(super) fn read(
         states: all.states(),
         tuples: listed,
         tuples_left_out,
-        held: Vec::new(),
-        held_left_out: 0,
+        sources: sources.listed(low, sockets),
+        held,
+        held_left_out,
         services: services
             .iter()
             .take(LISTED)
@@ -143,6 +174,6 @@ pub(super) fn read(
                 workers: sums.owners(sockets),
             })
             .collect(),
-        close_wait: Vec::new(),
+        close_wait,
     })
 }

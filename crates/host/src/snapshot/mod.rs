@@ -4,13 +4,17 @@
 //! prevent the others.
 
 mod addresses;
+mod close_wait;
+mod configured;
 mod connections;
 mod conntrack;
 mod counters;
+mod held;
 mod listeners;
 mod memory;
 mod ports;
 mod processes;
+mod sources;
 mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +35,7 @@ const SYSCTLS: &[&str] = &[
     "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.tcp_abort_on_overflow",
     "net.ipv4.tcp_fin_timeout",
     "net.ipv4.tcp_max_orphans",
@@ -88,6 +93,7 @@ impl Reader {
             interval,
             &mut counted.connections,
         );
+        let addresses = addresses::read();
         let mut listeners = listeners::read(&sockets, &before.listeners, is_first, &mut counted.listeners);
         if let (Ok(listeners), Ok(connections)) = (&mut listeners, &connections) {
             listeners::add_handshakes(listeners, connections);
@@ -102,7 +108,7 @@ impl Reader {
                 .filter_map(|name| Some((name.to_string(), sysctl(root, name)?)))
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
-            connections: connections.into(),
+            configured: configured::read(root).into(),
             listeners: listeners.into(),
             udp: udp.into(),
             processes: processes::read(
@@ -117,7 +123,9 @@ impl Reader {
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
-            addresses: addresses::read().into(),
+            lost_sources: addresses::lost_sources(&connections, &addresses).into(),
+            connections: connections.into(),
+            addresses: addresses.into(),
             traced: Part::Hidden("nothing was traced".to_owned()),
             ports: ports.into(),
         };

@@ -1,0 +1,118 @@
+//! The ports that a tuple has left.
+
+use fourtuple_record::snapshot::{HeldPort, Snapshot, Tuple};
+
+/// TCP_TIMEWAIT_LEN in seconds (include/net/tcp.h).
+pub(crate) const TIME_WAIT_SECONDS: f64 = 60.0;
+
+/// The ports of a tuple.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Budget {
+    /// Ports that connect() may choose for the tuple, those in use included.
+    pub(crate) total: u32,
+    /// Ports of the range that bind() holds, for all tuples.
+    pub(crate) held: u32,
+    /// Ports in use.
+    pub(crate) in_use: u32,
+    /// Sockets in TIME_WAIT, at most `in_use`.
+    pub(crate) time_wait: u32,
+    /// Ports in TIME_WAIT that connect() may take again now (net.ipv4.tcp_tw_reuse).
+    pub(crate) reusable: u32,
+    /// Time after the close at which connect() may take the port again.
+    pub(crate) wait_s: f64,
+    /// Connections that this side closes first, per second.
+    pub(crate) closes_per_s: f64,
+}
+
+impl Budget {
+    /// Returns the budget of a tuple.
+    ///
+    /// # Errors
+    ///
+    /// The ports or the connections were not read.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Result<Budget, String> {
+        let ports = snapshot.ports.seen()?;
+        let held = held(snapshot)?.min(ports.usable());
+        let time_wait = (state(tuple, "time-wait") as u32).min(tuple.in_use);
+        let reuse = reuse_delay_s(snapshot, tuple);
+        let wait_s = reuse.unwrap_or(TIME_WAIT_SECONDS);
+        // TIME_WAIT sockets that are younger than the delay.
+        let young = (tuple.closes_per_s * wait_s).ceil() as u32;
+        let reusable = if reuse.is_some() { time_wait.saturating_sub(young) } else { 0 };
+        Ok(Budget {
+            total: ports.usable() - held,
+            held,
+            in_use: tuple.in_use,
+            time_wait,
+            reusable,
+            wait_s,
+            closes_per_s: tuple.closes_per_s,
+        })
+    }
+
+    /// Returns the ports that connect() cannot take.
+    pub(crate) fn taken(&self) -> u32 {
+        self.in_use - self.reusable
+    }
+
+    /// Returns whether connect() cannot take this share of the ports.
+    pub(crate) fn is_past(&self, percent: f64) -> bool {
+        self.total > 0 && f64::from(self.taken()) >= f64::from(self.total) * percent / 100.0
+    }
+
+    /// Returns whether no port is left.
+    pub(crate) fn is_full(&self) -> bool {
+        self.total > 0 && self.taken() >= self.total
+    }
+
+    /// Returns the connections per second that this side can close first for ever.
+    pub(crate) fn ceiling_per_s(&self) -> f64 {
+        f64::from(self.total) / self.wait_s
+    }
+
+    /// Returns the ports in use when the rate at which this side closes lasts: the plateau after 60 s.
+    pub(crate) fn plateau(&self) -> f64 {
+        f64::from(self.in_use - self.time_wait) + self.closes_per_s * self.wait_s
+    }
+}
+
+/// Returns the number of sockets of a tuple in a state.
+pub(crate) fn state(tuple: &Tuple, name: &str) -> u64 {
+    tuple.states.get(name).copied().unwrap_or(0)
+}
+
+/// Returns the time after which connect() takes a port in TIME_WAIT again, or `None` if connect() does not before TIME_WAIT ends
+/// (`tcp_twsk_unique`). Whether the peer has timestamps is not known.
+pub(crate) fn reuse_delay_s(snapshot: &Snapshot, tuple: &Tuple) -> Option<f64> {
+    let is_loopback = tuple.source.is_loopback() || tuple.destination.ip().is_loopback();
+    let is_allowed = match snapshot.number("net.ipv4.tcp_tw_reuse") {
+        Ok(1) => true,
+        Ok(2) => is_loopback,
+        _ => false,
+    };
+    let has_timestamps = snapshot.number("net.ipv4.tcp_timestamps").is_ok_and(|value| value != 0);
+    (is_allowed && has_timestamps).then(|| delay_s(snapshot))
+}
+
+/// Returns net.ipv4.tcp_tw_reuse_delay (Linux 6.14); 1 s before.
+pub(crate) fn delay_s(snapshot: &Snapshot) -> f64 {
+    snapshot.number("net.ipv4.tcp_tw_reuse_delay").map_or(1.0, |delay| delay as f64 / 1e3)
+}
+
+/// Returns whether a held port is closed to connect() of TCP.
+pub(crate) fn is_tcp(held: &&HeldPort) -> bool {
+    held.kind != "udp"
+}
+
+/// Returns the number of ports of the range that are closed to connect(), whatever the destination. Of the ports that are not
+/// listed, the same share belongs to TCP as of those that are.
+fn held(snapshot: &Snapshot) -> Result<u32, String> {
+    let connections = snapshot.connections.seen()?;
+    let mut ports: Vec<u16> = connections.held.iter().filter(is_tcp).map(|held| held.port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let ports = ports.len() as u64;
+    let listed = connections.held.len() as u64;
+    let left_out = (connections.held_left_out * ports).checked_div(listed).unwrap_or(0);
+    Ok((ports + left_out) as u32)
+}

@@ -1,0 +1,286 @@
+//! Remedies that several rules share.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Part, Snapshot, Tuple};
+
+use crate::budget::{Budget, delay_s, is_tcp};
+use crate::draft::{Draft, Remedy, set_sysctl};
+use crate::words::{count, process, rate};
+
+/// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
+pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
+const RANGE: &str = "net.ipv4.ip_local_port_range";
+const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
+/// The greatest number of blocks of reserved ports in a command.
+const MOST_BLOCKS: usize = 40;
+
+/// Adds what gives a tuple more ports, or ports sooner again.
+pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -> Draft {
+    draft.now.extend(more_sources(snapshot, tuple));
+    draft.now.extend(reuse(snapshot, tuple));
+    let budget = Budget::of(snapshot, tuple).ok();
+    // A range that the rate of the closes fills again is no remedy.
+    let is_lasting = budget.is_none_or(|budget| budget.plateau() <= most_ports(snapshot).into());
+    draft.now.extend(wider_range(snapshot).filter(|_| is_lasting));
+    draft.proper.extend(printed(snapshot, tuple));
+    if budget.is_some_and(|budget| budget.time_wait * 2 > budget.in_use) {
+        draft = draft.proper(keep_connections(tuple));
+    }
+    draft.proper(Remedy::advice(
+        "more source addresses (`ip addr add`), or more addresses or ports of the destination",
+        "each pair of addresses and destination port has the whole range",
+    ))
+}
+
+/// Connections that carry more than one request.
+pub(crate) fn keep_connections(tuple: &Tuple) -> Remedy {
+    let program = tuple.owners.first().map(|owner| owner.name.as_str()).unwrap_or_default();
+    let how = match print_name(program) {
+        Some("nginx") => {
+            "keep connections: `keepalive N;` in the upstream, `proxy_http_version 1.1;`, `proxy_set_header Connection \"\";`"
+        }
+        Some("haproxy") => {
+            "keep connections: `http-reuse always`, and no `option httpclose` or `option http-server-close`"
+        }
+        Some("envoy") => {
+            "keep connections: no max_requests_per_connection in the cluster; HTTP/2 to the upstream"
+        }
+        Some("python") => {
+            "keep connections: one Session (requests), Client (httpx) or PoolManager (urllib3) for all requests"
+        }
+        _ => "keep connections: reuse each for many requests (HTTP keep-alive, a connection pool, HTTP/2)",
+    };
+    Remedy::advice(how, format!("fewer connections to {}, and so fewer in TIME_WAIT", tuple.destination))
+}
+
+/// `fourtuple fix ports` with the other addresses of the host in the prefix of the tuple's source.
+pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
+    let owner = tuple.owners.first()?;
+    let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
+    let (source, destination) = (tuple.source, tuple.destination);
+    let to = quoted(destination);
+    let factor = others as u32 + 1;
+    Some(Remedy::command(
+        format!("fourtuple fix ports --pid {} --source {prefix} --to {to}", owner.pid),
+        format!(
+            "new connections of {} to {destination} use {factor} source addresses: {factor} times the ports; no restart, ends with Ctrl-C",
+            process(owner)
+        ),
+        move |snapshot| {
+            each_tuple(snapshot, source, destination, |tuple| {
+                tuple.in_use = tuple.in_use.div_ceil(factor);
+                tuple.low_parity = tuple.low_parity.div_ceil(factor);
+                tuple.closes_per_s /= f64::from(factor);
+                tuple.growth_per_s /= f64::from(factor);
+                tuple.states.values_mut().for_each(|sockets| *sockets = sockets.div_ceil(factor.into()));
+            });
+        },
+    ))
+}
+
+/// `fourtuple fix ports`, which draws free ports instead of the kernel's search.
+pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
+    let owner = tuple.owners.first()?;
+    Some(Remedy::command(
+        format!("fourtuple fix ports --pid {} --to {}", owner.pid, quoted(tuple.destination)),
+        format!(
+            "new connections of {} draw a free port at random, without the search; no restart, ends with Ctrl-C",
+            process(owner)
+        ),
+        |snapshot| {
+            if let Part::Seen(search) = &mut snapshot.search {
+                search.default = "linear".to_owned();
+            }
+        },
+    ))
+}
+
+/// net.ipv4.tcp_tw_reuse, where the tuple has ports in TIME_WAIT that connect() may not take.
+pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
+    let budget = Budget::of(snapshot, tuple).ok()?;
+    let has_timestamps = snapshot.number("net.ipv4.tcp_timestamps").is_ok_and(|value| value != 0);
+    let is_off = snapshot.number("net.ipv4.tcp_tw_reuse").is_ok_and(|value| value != 1);
+    let helps = has_timestamps && is_off && budget.time_wait > 0 && budget.reusable == 0;
+    helps.then(|| {
+        let delay = delay_s(snapshot);
+        let ceiling = f64::from(budget.total) / delay;
+        let effect = format!(
+            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s, if the peer has TCP timestamps: up to {} instead of {}",
+            rate(ceiling),
+            rate(budget.ceiling_per_s())
+        );
+        Remedy::sysctl("net.ipv4.tcp_tw_reuse", "1", effect)
+    })
+}
+
+/// A wider range, with the ports of listeners reserved; `None` if the range has all ports already, or the listeners are not known.
+pub(crate) fn wider_range(snapshot: &Snapshot) -> Option<Remedy> {
+    let ports = snapshot.ports.seen().ok()?;
+    // The parity of the first port stays: the search begins with it.
+    let low = ports.low.min(1024 | ports.low & 1);
+    let wide = EphemeralPorts { low, high: 65_535, reserved: reserved_with_listeners(snapshot, low)? };
+    let (now, then) = (ports.usable(), wide.usable());
+    if then < now + now / 4 || wide.reserved.len() > MOST_BLOCKS {
+        return None;
+    }
+    let range = format!("{low} 65535");
+    let reserved = blocks(&wide.reserved);
+    let effect =
+        format!("{} ports instead of {}, for new connections at once", count(then.into()), count(now.into()));
+    if wide.reserved == ports.reserved || reserved.is_empty() {
+        return Some(Remedy::sysctl(RANGE, range, effect));
+    }
+    Some(Remedy::command(
+        format!("sysctl -w {RESERVED}={reserved} {RANGE}=\"{range}\""),
+        format!("{effect}; the ports of listeners stay reserved"),
+        move |snapshot| {
+            set_sysctl(snapshot, RANGE, &range);
+            set_sysctl(snapshot, RESERVED, &reserved);
+        },
+    ))
+}
+
+/// The largest number of ports that a range can have on this host.
+pub(crate) fn most_ports(snapshot: &Snapshot) -> u32 {
+    let reserved = reserved_with_listeners(snapshot, 1024).unwrap_or_default();
+    EphemeralPorts { low: 1024, high: 65_535, reserved }.usable()
+}
+
+/// The settings of a file for /etc/sysctl.d.
+pub(crate) fn lasting_sysctls() -> Remedy {
+    Remedy::unproven(
+        "fourtuple fix --print sysctl > /etc/sysctl.d/90-fourtuple.conf && sysctl --system",
+        "the widest range with the ports of listeners reserved, also after a restart of the host",
+    )
+}
+
+/// `fourtuple fix --print` for a program that it knows.
+pub(crate) fn printed(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
+    let owner = tuple.owners.first()?;
+    let name = print_name(&owner.name)?;
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let (source, effect) = match siblings(addresses, tuple.source) {
+        Some((prefix, others)) => {
+            (format!(" --source {prefix}"), format!("with {} source addresses", others + 1))
+        }
+        None => (String::new(), "with this host's numbers".to_owned()),
+    };
+    Some(Remedy::unproven(
+        format!("fourtuple fix --print {name} --to {}{source}", quoted(tuple.destination)),
+        format!("prints the configuration or code of {name} {effect}, ready to paste"),
+    ))
+}
+
+/// Returns the name in `fix --print` of a process.
+pub(crate) fn print_name(process: &str) -> Option<&'static str> {
+    const NAMES: [(&str, &str); 9] = [
+        ("nginx", "nginx"),
+        ("haproxy", "haproxy"),
+        ("envoy", "envoy"),
+        ("python", "python"),
+        ("gunicorn", "python"),
+        ("uvicorn", "python"),
+        ("celery", "python"),
+        ("uwsgi", "python"),
+        ("java", "netty"),
+    ];
+    NAMES.iter().find(|(start, _)| process.starts_with(start)).map(|(_, name)| *name)
+}
+
+/// Applies a change to the tuple of a source and a destination.
+pub(crate) fn each_tuple(
+    snapshot: &mut Snapshot,
+    source: IpAddr,
+    destination: SocketAddr,
+    change: impl Fn(&mut Tuple),
+) {
+    let Part::Seen(connections) = &mut snapshot.connections else { return };
+    let of_subject = |tuple: &&mut Tuple| tuple.source == source && tuple.destination == destination;
+    connections.tuples.iter_mut().filter(of_subject).for_each(change);
+}
+
+/// Returns reserved ports as the sysctl has them: `8080,9000-9100`.
+pub(crate) fn blocks(reserved: &[(u16, u16)]) -> String {
+    let block = |&(first, last): &(u16, u16)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    reserved.iter().map(block).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the TCP ports of listeners, in ascending order, or `None` if the listeners were not read.
+pub(crate) fn listening_ports(snapshot: &Snapshot) -> Option<Vec<u16>> {
+    let listeners = snapshot.listeners.seen().ok()?.iter().map(|listener| listener.address.port());
+    let held = snapshot.connections.seen().map(|connections| connections.held.as_slice()).unwrap_or_default();
+    let held = held.iter().filter(is_tcp).filter(|held| held.kind == "listening").map(|held| held.port);
+    let mut ports: Vec<u16> = listeners.chain(held).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    Some(ports)
+}
+
+/// Returns the processes of Kubernetes that serve NodePorts.
+pub(crate) fn node_port_server(snapshot: &Snapshot) -> Option<String> {
+    const NAMES: [&str; 4] = ["kube-proxy", "kube-router", "cilium-agent", "k3s-server"];
+    let processes = snapshot.processes.seen().ok()?;
+    let found = processes.iter().find(|process| NAMES.contains(&process.name.as_str()))?;
+    Some(format!("{}[{}]", found.name, found.pid))
+}
+
+/// Returns the reserved ports together with the ports of listeners from `low` on, merged; `None` if the listeners were not read.
+fn reserved_with_listeners(snapshot: &Snapshot, low: u16) -> Option<Vec<(u16, u16)>> {
+    let mut reserved = snapshot.ports.seen().ok()?.reserved.clone();
+    let listeners = listening_ports(snapshot)?.into_iter().filter(|port| *port >= low);
+    reserved.extend(listeners.map(|port| (port, port)));
+    if node_port_server(snapshot).is_some() {
+        reserved.push(NODE_PORTS);
+    }
+    Some(merged(reserved))
+}
+
+/// Returns blocks in ascending order without overlap.
+pub(crate) fn merged(mut blocks: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
+    blocks.sort_unstable();
+    let mut merged: Vec<(u16, u16)> = Vec::new();
+    for (first, last) in blocks {
+        match merged.last_mut() {
+            Some(previous) if u32::from(first) <= u32::from(previous.1) + 1 => {
+                previous.1 = previous.1.max(last)
+            }
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+/// Returns a destination for a shell, which could take brackets for a pattern.
+fn quoted(destination: SocketAddr) -> String {
+    if destination.is_ipv4() { destination.to_string() } else { format!("'{destination}'") }
+}
+
+/// Returns the prefix of a source address, and the number of other addresses of the host in it, if there are any.
+fn siblings(addresses: &[LocalAddress], source: IpAddr) -> Option<(String, usize)> {
+    let own = addresses.iter().find(|local| local.address == source)?;
+    let network = network(source, own.prefix);
+    let is_other = |local: &&LocalAddress| {
+        local.address != source
+            && local.address.is_ipv4() == source.is_ipv4()
+            && self::network(local.address, own.prefix) == network
+    };
+    let others = addresses.iter().filter(is_other).count();
+    // `fix ports` uses at most 64 addresses.
+    (others > 0).then(|| (format!("{network}/{}", own.prefix), others.min(63)))
+}
+
+fn network(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+            Ipv4Addr::from_bits(v4.to_bits() & mask).into()
+        }
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+        }
+    }
+}

@@ -1,0 +1,60 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::Snapshot;
+
+use crate::draft::{Draft, Remedy};
+use crate::remedies::drawn_ports;
+use crate::rule::{Checked, Rule, Threshold};
+use crate::words::{count, percent, tuple};
+
+pub(super) const RULE: Rule = Rule {
+    id: "P09",
+    title: "the search for a port is slow",
+    source: "tracepoints around the port search of connect() (`fourtuple trace connect`)",
+    threshold: Some(Threshold { default: 500.0, unit: "us, the 99th percentile of the search" }),
+    explanation: &[
+        "connect() looks for a source port before it sends the SYN (__inet_hash_connect). With free ports this takes 5 to 20 us. If many ports are in \
+         use, it takes milliseconds of CPU time: up to half of the range is looked at in vain (P02), or ports that bind() holds (P06), or ports in \
+         TIME_WAIT, each of which takes a lock and costs about three times as much as an established connection.",
+        "The rule needs a trace, with at least 100 searches. It also wants a mean of a tenth of the threshold, because a thread that loses its processor \
+         during a search gives a high percentile on a busy host.",
+        "What helps: `fourtuple fix ports` for running programs, `fourtuple run`, IP_LOCAL_PORT_RANGE in the program (Linux 6.8), fewer ports in use. \
+         Linux 6.15 searches under RCU, which removes the contention of processors, not the length.",
+        "What does not help: more processors, non-blocking connect(), a faster network: the search comes before the handshake.",
+    ],
+    check,
+};
+
+/// Fewer searches have no 99th percentile.
+const FEWEST: u64 = 100;
+
+fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    let traced = snapshot.traced.seen().map_err(|reason| {
+        format!("{reason}; `fourtuple trace connect --for 10s`, as root, measures the search")
+    })?;
+    let Some(p99_ns) = traced.search_p99_ns else { return Ok(Vec::new()) };
+    let Some(mean_ns) = traced.search_ns.checked_div(traced.searches) else { return Ok(Vec::new()) };
+    let limit_ns = limit * 1e3;
+    if traced.searches < FEWEST || (p99_ns as f64) < limit_ns || (mean_ns as f64) < limit_ns / 10.0 {
+        return Ok(Vec::new());
+    }
+    let verdict = format!(
+        "connect() searches {:.1} ms for a port (99th percentile of {} searches, mean {:.2} ms)",
+        p99_ns as f64 / 1e6,
+        count(traced.searches),
+        mean_ns as f64 / 1e6
+    );
+    let of_one_cpu = percent(traced.search_ns, snapshot.interval_ns);
+    let mut draft = Draft::new(Severity::Warning, "connect()", verdict)
+        .because(format!("the searches take {of_one_cpu} of one processor"));
+    let largest = snapshot.connections.seen().ok().and_then(|connections| connections.tuples.first());
+    if let Some(largest) = largest {
+        draft =
+            draft.because(format!("{} uses most ports: {}", tuple(largest), count(largest.in_use.into())));
+        // The remedy of P02 changes how ports are found, and a snapshot does not tell by how much.
+        draft.now.extend(drawn_ports(largest).map(|remedy| Remedy { change: None, ..remedy }));
+    }
+    Ok(vec![draft.proper(Remedy::advice(
+        "in the program: IP_LOCAL_PORT_RANGE (51) with 0xFFFF0000 before connect(), or a start with `fourtuple run -- PROGRAM`",
+        "the search goes port by port (Linux 6.8 and later)",
+    ))])
+}

@@ -1,0 +1,77 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{CloseWait, Process, Snapshot};
+
+use crate::draft::{Draft, Remedy};
+use crate::rule::{Checked, Rule, Threshold};
+use crate::words::{count, percent, process, time};
+
+pub(super) const RULE: Rule = Rule {
+    id: "T07",
+    title: "a process does not close connections that the peer has closed",
+    source: "sock_diag(7) (inet_diag, tcpi_last_data_recv and tcpi_last_ack_recv), descriptors in /proc/PID/fd",
+    threshold: Some(Threshold { default: 50.0, unit: "sockets in CLOSE_WAIT for a minute or more" }),
+    explanation: &[
+        "CLOSE_WAIT means: the peer has sent FIN, and the program has not called close(). The kernel waits for the program without a limit; no timer \
+         ends the state. Each socket keeps a descriptor, memory and, on a client, a source port.",
+        "Many sockets that stay in CLOSE_WAIT are a fault of the program: it does not read to the end of the stream (read() returns 0), it lost the \
+         descriptor on an error path, a thread is blocked, or a pool of connections keeps closed ones until it needs one. A few sockets of a \
+         pool are normal. At the end the program has no descriptor left (EMFILE, rule F01) or no source port (P01).",
+        "The age is the time since the last packet of the peer, which is its FIN or later. The rule counts sockets with an age of a minute or more by \
+         process.",
+        "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below that of the server). A restart of the process \
+         frees the sockets.",
+        "What does not help: net.ipv4.tcp_fin_timeout and net.ipv4.tcp_keepalive_time. Keepalives end such a connection only if the peer answers \
+         with RST, and the descriptor stays with the program also then.",
+    ],
+    check,
+};
+
+fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    let connections = snapshot.connections.seen()?;
+    let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
+    let is_leak = |leak: &&CloseWait| f64::from(leak.old) >= limit;
+    let drafts = connections.close_wait.iter().filter(is_leak).map(|leak| {
+        let process = processes.iter().find(|process| process.pid == leak.owner.pid);
+        draft(leak, process)
+    });
+    Ok(drafts.collect())
+}
+
+fn draft(leak: &CloseWait, limits: Option<&Process>) -> Draft {
+    let name = match leak.owner.pid {
+        // The census cannot see the process.
+        0 => "a process of another user or namespace".to_owned(),
+        _ => process(&leak.owner),
+    };
+    let verdict = format!(
+        "{name} has not closed {} connections that the peer closed a minute ago or more (CLOSE_WAIT), the oldest silent for {}, most with {}",
+        count(leak.old.into()),
+        time(leak.oldest_ns as f64 / 1e9),
+        leak.remote
+    );
+    let limit = limits.and_then(|process| process.descriptor_limit);
+    let fact = limit.map(|limit| {
+        let sockets = u64::from(leak.owner.sockets);
+        format!(
+            "they take {} of the {} descriptors of the process (RLIMIT_NOFILE)",
+            percent(sockets, limit),
+            count(limit)
+        )
+    });
+    let list = match leak.owner.pid {
+        0 => "ss -tnp state close-wait".to_owned(),
+        pid => format!("ss -tnp state close-wait | grep pid={pid},"),
+    };
+    Draft::new(Severity::Warning, name, verdict)
+        .because(format!("{} sockets in CLOSE_WAIT in all", count(leak.owner.sockets.into())))
+        .because_if(fact)
+        .now(Remedy::unproven(
+            list,
+            "lists the connections, with the descriptors",
+        ))
+        .now(Remedy::advice("restart the process", "frees the sockets, their descriptors and ports"))
+        .proper(Remedy::advice(
+            "in the program: close() when read() returns 0, also on error paths and for idle connections of a pool",
+            "no timer of the kernel ends CLOSE_WAIT",
+        ))
+}

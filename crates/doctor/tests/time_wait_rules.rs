@@ -1,0 +1,252 @@
+//! The rules about TIME_WAIT and closing, on real sockets.
+
+mod scene;
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::Path;
+
+use fourtuple_host::snapshot::Reader;
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::Part;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use scene::{
+    NEAR, add_addresses, advice, apply, connect, connect_and_close, findings, findings_in, read, server,
+    snapshot, the_finding, this_process, time_wait, until, until_found,
+};
+
+const RANGE: &str = "net.ipv4.ip_local_port_range";
+const BUCKETS: &str = "net.ipv4.tcp_max_tw_buckets";
+
+#[test]
+fn t01_a_nearly_full_table_is_named() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "50");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 30);
+        until("TIME_WAIT", || (time_wait() == 30).then_some(()));
+        assert!(findings("T01").is_empty());
+        connect_and_close(&server, 15);
+        let finding =
+            until("T01", || findings("T01").pop().filter(|finding| finding.verdict.starts_with("45 ")));
+        assert!(finding.verdict.contains("90% of the 50"), "{}", finding.verdict);
+        apply(advice(&finding, BUCKETS));
+        assert!(findings("T01").is_empty());
+    });
+}
+
+#[test]
+fn t02_skipped_time_wait_is_counted() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "10");
+        let (server, _) = server("127.0.0.1", 4000);
+        let mut reader = Reader::new(Path::new("/"));
+        assert!(findings_in(&read(&mut reader), "T02").is_empty());
+        connect_and_close(&server, 30);
+        let snapshot = until("T02", || {
+            let snapshot = read(&mut reader);
+            (!findings_in(&snapshot, "T02").is_empty()).then_some(snapshot)
+        });
+        let finding = the_finding(&snapshot, "T02");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("skipped TIME_WAIT") && verdict.contains("tcp_max_tw_buckets is 10"),
+            "{verdict}"
+        );
+        apply(advice(&finding, BUCKETS));
+        let mut reader = Reader::new(Path::new("/"));
+        read(&mut reader);
+        connect_and_close(&server, 10);
+        assert!(findings_in(&read(&mut reader), "T02").is_empty());
+    });
+}
+
+#[test]
+fn t03_reuse_is_proposed_where_it_helps() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (near, _) = server(NEAR, 4000);
+        let (loopback, _) = server("127.0.0.1", 4001);
+        connect_and_close(&near, 8);
+        connect_and_close(&loopback, 20);
+        until("TIME_WAIT", || (time_wait() == 28).then_some(()));
+        assert!(findings("T03").is_empty(), "loopback has it by default");
+        connect_and_close(&near, 8);
+        let finding =
+            until("T03", || findings("T03").pop().filter(|finding| finding.verdict.contains("80%")));
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("is 2 (loopback only): 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
+        assert!(verdict.contains("again after 1 s"), "{verdict}");
+        let reuse = advice(&finding, "tcp_tw_reuse=1");
+        assert!(reuse.effect.contains("20/s instead of 0.3/s"), "{reuse:?}");
+        apply(reuse);
+        assert!(findings("T03").is_empty());
+        if snapshot().sysctls.contains_key("net.ipv4.tcp_tw_reuse_delay") {
+            // 16 closes in 10 s and a delay of 30 s: 48 ports.
+            set_sysctl("net.ipv4.tcp_tw_reuse_delay", "30000");
+            let finding = findings("T03").into_iter().find(|finding| finding.subject.contains(NEAR)).unwrap();
+            assert!(finding.verdict.contains("tcp_tw_reuse_delay is 30 s"), "{}", finding.verdict);
+            apply(advice(&finding, "tcp_tw_reuse_delay"));
+            assert!(findings("T03").is_empty());
+        }
+    });
+}
+
+#[test]
+fn t03_a_port_is_free_again_after_the_delay() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20003");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        let (server, address) = server(NEAR, 4000);
+        connect_and_close(&server, 4);
+        // The kernel compares whole seconds.
+        until("a port in TIME_WAIT is used again", || {
+            TcpStream::connect(address).ok().or_else(|| {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                None
+            })
+        });
+    });
+}
+
+#[test]
+fn t04_reuse_needs_timestamps() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_timestamps", "0");
+        let (server, _) = server("127.0.0.1", 4000);
+        assert!(findings("T04").is_empty(), "nothing is in TIME_WAIT");
+        connect_and_close(&server, 12);
+        let finding =
+            until("T04", || findings("T04").pop().filter(|finding| finding.verdict.contains("60%")));
+        assert!(
+            finding.verdict.contains("tcp_tw_reuse is 2 but net.ipv4.tcp_timestamps is 0"),
+            "{}",
+            finding.verdict
+        );
+        apply(advice(&finding, "tcp_timestamps=1"));
+        assert!(findings("T04").is_empty());
+    });
+}
+
+#[test]
+fn t05_a_changed_fin_timeout_is_a_myth() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_fin_timeout", "15");
+        assert!(findings("T05").is_empty(), "nothing is in TIME_WAIT");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 10);
+        let finding =
+            until("T05", || findings("T05").pop().filter(|finding| finding.verdict.contains("10 sockets")));
+        assert!(finding.verdict.contains("tcp_fin_timeout is 15 s instead of 60 s"), "{}", finding.verdict);
+        apply(advice(&finding, "tcp_fin_timeout=60"));
+        assert!(findings("T05").is_empty());
+    });
+}
+
+#[test]
+fn t05_tw_recycle_in_a_file_is_a_myth() {
+    let root = std::env::temp_dir().join(format!("fourtuple-doctor-t05-{}", std::process::id()));
+    fs::create_dir_all(root.join("etc/sysctl.d")).unwrap();
+    fs::write(root.join("etc/sysctl.d/99-net.conf"), "# tuned\nnet.ipv4.tcp_tw_recycle = 1\n").unwrap();
+    for (path, text) in [
+        ("proc/sys/net/ipv4/ip_local_port_range", "20000 20019"),
+        ("proc/sys/net/ipv4/tcp_fin_timeout", "60"),
+        ("proc/thread-self/net/sockstat", "TCP: inuse 1 orphan 0 tw 10 alloc 1 mem 0\n"),
+    ] {
+        fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+        fs::write(root.join(path), text).unwrap();
+    }
+    let mut snapshot = read(&mut Reader::new(&root));
+    let finding = the_finding(&snapshot, "T05");
+    let verdict = &finding.verdict;
+    assert!(verdict.starts_with("/etc/sysctl.d/99-net.conf:2 sets net.ipv4.tcp_tw_recycle"), "{verdict}");
+    let remedy = advice(&finding, "sed -i");
+    assert!(remedy.recomputed && remedy.action.ends_with("/etc/sysctl.d/99-net.conf"), "{remedy:?}");
+    if let Part::Seen(memory) = &mut snapshot.memory {
+        memory.time_wait = 4;
+    }
+    assert!(findings_in(&snapshot, "T05").is_empty(), "few sockets");
+    // The command is applied to the copy.
+    let command = remedy.action.replace("/etc/", &format!("{}/etc/", root.display()));
+    assert!(std::process::Command::new("sh").args(["-c", &command]).status().unwrap().success());
+    assert_eq!(fs::read_to_string(root.join("etc/sysctl.d/99-net.conf")).unwrap(), "# tuned\n");
+    assert!(findings_in(&read(&mut Reader::new(&root)), "T05").is_empty());
+    fs::remove_dir_all(root).unwrap();
+}
+
+#[test]
+fn t06_a_client_that_closes_first_is_named() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (server, address) = server(NEAR, 4000);
+        let _open = connect(address, 1);
+        let _accepted = server.accept().unwrap();
+        connect_and_close(&server, 8);
+        until("TIME_WAIT", || (time_wait() == 8).then_some(()));
+        assert!(findings("T06").is_empty());
+        connect_and_close(&server, 4);
+        let finding = until_found("T06");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains(&format!("{} closes its connections to 10.0.0.1:4000 first", this_process())),
+            "{verdict}"
+        );
+        assert!(finding.severity == Severity::Notice && !finding.proper.is_empty());
+    });
+}
+
+#[test]
+fn t06_a_server_that_closes_first_is_named() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "40");
+        let (server, address) = server("127.0.0.1", 4000);
+        let close_first = |number: usize| {
+            for _ in 0..number {
+                let client = TcpStream::connect(address).unwrap();
+                drop(server.accept().unwrap());
+                drop(client);
+            }
+        };
+        close_first(10);
+        until("TIME_WAIT", || (time_wait() == 10).then_some(()));
+        assert!(findings("T06").is_empty());
+        close_first(14);
+        let finding =
+            until("T06", || findings("T06").pop().filter(|finding| finding.verdict.contains("24 sockets")));
+        assert!(finding.verdict.contains("on port 4000 closes first"), "{}", finding.verdict);
+        assert!(finding.verdict.contains("60% of the 40"), "{}", finding.verdict);
+    });
+}
+
+#[test]
+fn t07_a_close_wait_leak_names_the_process() {
+    in_namespace(|| {
+        let (server, address) = server("127.0.0.1", 4000);
+        let clients = connect(address, 60);
+        for _ in &clients {
+            drop(server.accept().unwrap());
+        }
+        let mut snapshot = until("CLOSE_WAIT", || {
+            let snapshot = snapshot();
+            let leaks = &snapshot.connections.seen().unwrap().close_wait;
+            leaks.first().is_some_and(|leak| leak.owner.sockets == 60).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "T07").is_empty(), "the sockets are young");
+        // A test does not wait for a minute.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].old = 60;
+        connections.close_wait[0].oldest_ns = 300_000_000_000;
+        let finding = the_finding(&snapshot, "T07");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&format!("{} has not closed 60 connections", this_process())), "{verdict}");
+        assert!(verdict.contains("silent for 5 min, most with 127.0.0.1:4000"), "{verdict}");
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].old = 49;
+        assert!(findings_in(&snapshot, "T07").is_empty());
+    });
+}

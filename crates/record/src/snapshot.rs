@@ -143,7 +143,17 @@ impl EphemeralPorts {
 
     /// Returns the number of ports that connect() may choose.
     pub fn usable(&self) -> u32 {
-        (self.low..=self.high).filter(|port| self.contains(*port)).count() as u32
+        let (low, high) = (u32::from(self.low), u32::from(self.high));
+        let mut reserved: Vec<(u16, u16)> = self.reserved.clone();
+        reserved.sort_unstable();
+        // Spans may overlap: `next` is the first port that no earlier span has.
+        let (mut next, mut unusable) = (low, 0);
+        for (first, last) in reserved {
+            let (first, end) = (u32::from(first).max(next), u32::from(last).min(high) + 1);
+            unusable += end.saturating_sub(first);
+            next = next.max(end);
+        }
+        (high + 1).saturating_sub(low).saturating_sub(unusable)
     }
 
     /// Returns the number of ports of the range, reserved ports included.

@@ -22,6 +22,12 @@ fn export(address: &str, flags: &str) -> Running {
     exporter
 }
 
+/// Sends SIGINT, as Ctrl-C does.
+fn interrupt(process: u32) {
+    let killed = Command::new("kill").args(["-INT", &process.to_string()]).status();
+    assert!(killed.is_ok_and(|status| status.success()));
+}
+
 /// Returns the body of a response.
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -56,7 +62,7 @@ fn labels_are_bounded_and_the_rest_is_other() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
         let _traffic = traffic(12);
         let address = "127.0.0.1:4900";
-        let exporter = export(address, "--destinations 3");
+        let mut exporter = export(address, "--destinations 3");
         let mut text = String::new();
         until("all connections are counted", || {
             text = get(address, "/metrics");
@@ -73,6 +79,7 @@ fn labels_are_bounded_and_the_rest_is_other() {
         assert!(used.contains(&other), "{text}");
         assert!(text.contains("fourtuple_accept_queue_length{listener=\"0.0.0.0:80\"} 78\n"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
+        interrupt(exporter.id());
         let ended = exporter.end();
         assert_eq!(ended.code, 0, "{ended:?}");
         assert!(ended.stderr.contains("http://127.0.0.1:4900/metrics"), "{ended:?}");

@@ -22,19 +22,31 @@ const MAP_GET_FD_BY_ID: libc::c_long = 14;
 const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const LINK_CREATE: libc::c_long = 28;
 const LINK_GET_FD_BY_ID: libc::c_long = 30;
+const ITER_CREATE: libc::c_long = 33;
 
 /// Type and attach type of a program (enum bpf_prog_type, enum bpf_attach_type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramKind {
     program: u32,
     attach: u32,
+    /// The function of an iterator in the type information of the kernel (BTF).
+    function: u32,
 }
+
+impl ProgramKind {
+    /// Returns the kind of an iterator: BPF_PROG_TYPE_TRACING attached as BPF_TRACE_ITER (Linux 5.8) to a function.
+    pub(crate) fn iterator(function: u32) -> ProgramKind {
+        ProgramKind { program: 26, attach: TRACE_ITER, function }
+    }
+}
+
+const TRACE_ITER: u32 = 28;
 
 /// BPF_PROG_TYPE_SK_REUSEPORT (Linux 4.19) attached as BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14): the kernel also
 /// runs it when a listener is closed.
-pub(crate) const CHOOSES_SOCKETS: ProgramKind = ProgramKind { program: 21, attach: 40 };
+pub(crate) const CHOOSES_SOCKETS: ProgramKind = ProgramKind { program: 21, attach: 40, function: 0 };
 /// Kind of an XDP program (BPF_PROG_TYPE_XDP).
-pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 37 };
+pub(crate) const SEES_PACKETS: ProgramKind = ProgramKind { program: 6, attach: 37, function: 0 };
 /// Socket option SO_ATTACH_REUSEPORT_EBPF.
 const ATTACH_REUSEPORT_EBPF: libc::c_int = 52;
 
@@ -90,6 +102,9 @@ struct ProgramLoad {
     name: [u8; 16],
     device: u32,
     attach: u32,
+    /// Debug information of the program: none.
+    debug: [u32; 9],
+    function: u32,
 }
 
 #[repr(C)]
@@ -166,6 +181,12 @@ struct LinkCreate {
     program: u32,
     device: u32,
     attach: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct IterCreate {
+    link: u32,
     flags: u32,
 }
 
@@ -248,6 +269,13 @@ pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
 }
 
+/// Starts a pass of an iterator, in the calling thread's namespaces. Reads of the descriptor return what the program writes.
+pub(crate) fn iterate(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let attribute = IterCreate { link: link.as_raw_fd() as u32, flags: 0 };
+    // SAFETY: this is what BPF_ITER_CREATE reads, and it has no pointers.
+    unsafe { bpf(ITER_CREATE, &attribute) }.map(owned)
+}
+
 /// Returns a descriptor of the object with this id. ENOENT: there is no such object.
 pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<OwnedFd> {
     let attribute = ByNumber { number, next: 0, flags: 0 };
@@ -305,6 +333,8 @@ pub(crate) fn load(
         name: object_name(name),
         device: 0,
         attach: kind.attach,
+        debug: [0; 9],
+        function: kind.function,
     };
     let mut pause = Duration::from_millis(1);
     loop {
@@ -359,6 +389,14 @@ pub(crate) fn run(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
 pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
     let attribute =
         LinkCreate { program: program.as_raw_fd() as u32, device, attach: SEES_PACKETS.attach, flags };
+    // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
+    unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
+}
+
+/// Makes an iterator of a program with BPF_LINK_CREATE (Linux 5.8).
+pub(crate) fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let attribute =
+        LinkCreate { program: program.as_raw_fd() as u32, device: 0, attach: TRACE_ITER, flags: 0 };
     // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
     unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
 }

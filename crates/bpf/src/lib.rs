@@ -24,9 +24,11 @@ mod objects;
 #[cfg(test)]
 mod packet;
 mod shared;
+pub mod socket_holders;
 mod source_port;
 mod tier;
 pub mod tracing;
+mod type_info;
 mod xdp;
 
 pub use accept_wait::AcceptWait;
@@ -41,6 +43,7 @@ pub use leaks::Leaks;
 pub use least_busy::{Counters, LeastBusy, SEATS, Seat};
 pub use lock_waits::LockWaits;
 pub use objects::Objects;
+pub use socket_holders::SocketHolders;
 pub use source_port::SourcePort;
 pub use tier::Tier;
 pub use xdp::{Counted, Mode, ModeRequest};

@@ -9,13 +9,19 @@ use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, R
 
 use crate::call::{self, CHOOSES_SOCKETS, ProgramKind, SEES_PACKETS};
 use crate::error::BpfError;
+use crate::type_info::TypeInfo;
 
 /// The programs of this crate call no GPL-only helper.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 const CALL: &str = "bpf(BPF_PROG_LOAD)";
+/// Start of the name of an iterator's section and of its function in the kernel; the name of the iterator follows.
+const ITERATOR: [&str; 2] = ["iter/", "bpf_iter_"];
+/// Start of a symbol that stands for the offset of a field in the running kernel: `offset_of__STRUCT__FIELD`.
+const OFFSET: &str = "offset_of__";
+type Section = (&'static str, ProgramKind, &'static str);
 /// ELF section of the program (one per object), the kind of program, and the feature that the kernel lacks if it
 /// refuses the program without a verifier log.
-const SECTIONS: [(&str, ProgramKind, &str); 2] = [
+const SECTIONS: [Section; 2] = [
     ("sk_reuseport/migrate", CHOOSES_SOCKETS, "BPF_SK_REUSEPORT_SELECT_OR_MIGRATE (Linux 5.14)"),
     ("xdp", SEES_PACKETS, "BPF_PROG_TYPE_XDP with BPF_XDP as its place (Linux 5.9)"),
 ];
@@ -44,18 +50,44 @@ const _: () =
 impl Program {
     /// Reads the program called `name` out of an object.
     pub(crate) fn read(name: &'static str, object: &[u8]) -> Result<Program, BpfError> {
-        Self::parse(name, object).map_err(|what| BpfError::Object { program: name, what })
+        Self::parse(name, object, &SECTIONS).map_err(|what| BpfError::Object { program: name, what })
     }
 
-    fn parse(name: &'static str, object: &[u8]) -> Result<Program, String> {
+    /// Reads an iterator out of an object: the program called `name` in the section `section`. Fills in the offsets of fields.
+    pub(crate) fn read_iterator(
+        name: &'static str,
+        section: &'static str,
+        object: &[u8],
+        kernel: &TypeInfo,
+    ) -> Result<Program, BpfError> {
+        let absent =
+            |what| BpfError::Absent { call: CALL, what, source: io::Error::from_raw_os_error(libc::ENOENT) };
+        let function = section.replacen(ITERATOR[0], ITERATOR[1], 1);
+        let function = kernel.function(&function).ok_or_else(|| absent(section))?;
+        let sections = [(section, ProgramKind::iterator(function), section)];
+        let parsed = Self::parse(name, object, &sections);
+        let mut program = parsed.map_err(|what| BpfError::Object { program: name, what })?;
+        for (at, symbol) in std::mem::take(&mut program.wants) {
+            let Some(path) = symbol.strip_prefix(OFFSET) else {
+                program.wants.push((at, symbol));
+                continue;
+            };
+            let path: Vec<&str> = path.split("__").collect();
+            let offset = kernel.offset(&path).ok_or_else(|| absent("a field that the program reads"))?;
+            program.code[at][4..].copy_from_slice(&offset.to_le_bytes());
+        }
+        Ok(program)
+    }
+
+    fn parse(name: &'static str, object: &[u8], sections: &[Section]) -> Result<Program, String> {
         let file = ElfFile64::<Endianness>::parse(object).map_err(|error| error.to_string())?;
         let endian = file.endian();
         if file.elf_header().e_machine(endian) != elf::EM_BPF {
             return Err("not for BPF".to_owned());
         }
-        let known = SECTIONS.iter().find_map(|known| Some((known, file.section_by_name(known.0)?)));
-        let ((place, kind, absent), section) =
-            known.ok_or_else(|| format!("no section {} or {}", SECTIONS[0].0, SECTIONS[1].0))?;
+        let known = sections.iter().find_map(|known| Some((known, file.section_by_name(known.0)?)));
+        let names = || sections.iter().map(|known| known.0).collect::<Vec<_>>().join(" or ");
+        let ((place, kind, absent), section) = known.ok_or_else(|| format!("no section {}", names()))?;
         let bytes = section.data().map_err(|error| error.to_string())?;
         let (code, rest) = bytes.as_chunks::<8>();
         if !rest.is_empty() || code.is_empty() {

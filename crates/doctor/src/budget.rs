@@ -8,7 +8,7 @@ pub(crate) const TIME_WAIT_SECONDS: f64 = 60.0;
 /// The ports of a tuple.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Budget {
-    /// Ports that connect() may choose for the tuple, those in use included.
+    /// Ports that connect() may choose for the tuple, including ports in use.
     pub(crate) total: u32,
     /// Ports of the range that bind() holds, for all tuples.
     pub(crate) held: u32,
@@ -22,6 +22,8 @@ pub(crate) struct Budget {
     pub(crate) wait_s: f64,
     /// Connections that this side closes first, per second.
     pub(crate) closes_per_s: f64,
+    /// Growth of the ports in use per second; `None`: there is no second reading.
+    pub(crate) growth_per_s: Option<f64>,
 }
 
 impl Budget {
@@ -47,6 +49,7 @@ impl Budget {
             reusable,
             wait_s,
             closes_per_s: tuple.closes_per_s,
+            growth_per_s: (snapshot.interval_ns > 0).then_some(tuple.growth_per_s),
         })
     }
 
@@ -73,6 +76,12 @@ impl Budget {
     /// Returns the ports in use when the rate at which this side closes lasts: the plateau after 60 s.
     pub(crate) fn plateau(&self) -> f64 {
         f64::from(self.in_use - self.time_wait) + self.closes_per_s * self.wait_s
+    }
+
+    /// Returns whether the closes need more ports than there are. Many closes at once, such as the end of a pool, are no rate: the ports in
+    /// use then do not grow.
+    pub(crate) fn is_outrun(&self) -> bool {
+        self.plateau() > f64::from(self.total) && self.growth_per_s.is_none_or(|growth| growth > 0.0)
     }
 }
 
@@ -104,8 +113,8 @@ pub(crate) fn is_tcp(held: &&HeldPort) -> bool {
     held.kind != "udp"
 }
 
-/// Returns the number of ports of the range that are closed to connect(), whatever the destination. Of the ports that are not
-/// listed, the same share belongs to TCP as of those that are.
+/// Returns the number of ports of the range that are closed to connect() for all destinations. The share of TCP among the ports
+/// that are not listed is taken to be its share among the listed ports.
 fn held(snapshot: &Snapshot) -> Result<u32, String> {
     let connections = snapshot.connections.seen()?;
     let mut ports: Vec<u16> = connections.held.iter().filter(is_tcp).map(|held| held.port).collect();

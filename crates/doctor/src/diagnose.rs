@@ -8,10 +8,10 @@ use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
 
-/// What the rules found.
+/// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosis {
-    /// Findings, the most severe first; those of equal severity in the order of the rules.
+    /// Findings, the most severe first; findings of equal severity in the order of the rules.
     pub findings: Vec<Finding>,
     /// Rules that were checked, by id.
     pub checked: Vec<String>,

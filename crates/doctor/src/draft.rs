@@ -9,14 +9,14 @@ pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
 /// A finding whose remedies are not checked yet.
 pub(crate) struct Draft {
     pub(crate) severity: Severity,
-    /// What the finding is about; different for each finding of a rule.
+    /// The subject of the finding; different for each finding of a rule.
     pub(crate) subject: String,
     /// The fault in one line, with its figures.
     pub(crate) verdict: String,
     pub(crate) evidence: Vec<String>,
-    /// What helps at once.
+    /// Remedies that act at once.
     pub(crate) now: Vec<Remedy>,
-    /// What lasts.
+    /// Remedies that last.
     pub(crate) proper: Vec<Remedy>,
 }
 

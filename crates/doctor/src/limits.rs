@@ -27,7 +27,7 @@ pub enum LimitError {
         id: &'static str,
         /// The refused value.
         value: f64,
-        /// What the value counts.
+        /// The unit of the value.
         unit: &'static str,
     },
 }

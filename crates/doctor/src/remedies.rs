@@ -284,3 +284,74 @@ fn network(address: IpAddr, prefix: u8) -> IpAddr {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::snapshot::{Connections, HeldPort, Process};
+
+    use super::*;
+    use crate::diagnose::diagnose;
+    use crate::limits::Limits;
+
+    fn local(address: &str, prefix: u8) -> LocalAddress {
+        LocalAddress { address: address.parse().unwrap(), prefix }
+    }
+
+    #[test]
+    fn siblings_are_in_the_prefix_of_the_source() {
+        let addresses =
+            [local("10.0.0.9", 24), local("10.0.0.10", 32), local("10.0.1.1", 24), local("2001:db8::1", 64)];
+        let of = |source: &str| siblings(&addresses, source.parse().unwrap());
+        assert_eq!(of("10.0.0.9"), Some(("10.0.0.0/24".to_owned(), 1)));
+        assert_eq!(of("10.0.0.10"), None, "a prefix of one address");
+        assert_eq!(of("10.0.1.1"), None);
+        assert_eq!(of("10.0.9.9"), None, "not an address of the host");
+        let v6 = [local("2001:db8::1", 64), local("2001:db8::2", 64), local("::1", 128)];
+        assert_eq!(siblings(&v6, v6[0].address), Some(("2001:db8::/64".to_owned(), 1)));
+        assert_eq!(network("10.9.8.7".parse().unwrap(), 0), "0.0.0.0".parse::<IpAddr>().unwrap());
+    }
+
+    fn with_range(low: u16, high: u16, reserved: Vec<(u16, u16)>) -> Snapshot {
+        let listening = |port| HeldPort {
+            port,
+            address: "0.0.0.0".parse().unwrap(),
+            kind: "listening".to_owned(),
+            owner: None,
+        };
+        Snapshot {
+            ports: Part::Seen(EphemeralPorts { low, high, reserved }),
+            listeners: Part::Seen(Vec::new()),
+            connections: Part::Seen(Connections { held: vec![listening(33_000)], ..Connections::default() }),
+            ..Snapshot::default()
+        }
+    }
+
+    #[test]
+    fn a_wider_range_keeps_ports_of_servers_out() {
+        let snapshot = with_range(32_769, 60_999, vec![(8_080, 8_081)]);
+        let remedy = wider_range(&snapshot).unwrap();
+        let expected = "sysctl -w net.ipv4.ip_local_reserved_ports=8080-8081,33000 net.ipv4.ip_local_port_range=\"1025 65535\"";
+        assert_eq!(remedy.action, expected);
+        let mut changed = snapshot.clone();
+        remedy.change.unwrap()(&mut changed);
+        let ports = changed.ports.seen().unwrap();
+        assert_eq!((ports.low, ports.high, ports.usable()), (1_025, 65_535, 64_511 - 3));
+        assert!(wider_range(&with_range(1_024, 65_535, Vec::new())).is_none(), "wide already");
+        assert!(wider_range(&with_range(1_024, 60_999, Vec::new())).is_none(), "not by a quarter");
+        let unknown = Snapshot { listeners: Part::Hidden("EPERM".to_owned()), ..snapshot.clone() };
+        assert!(wider_range(&unknown).is_none(), "a server could lose its port");
+        let proxy = Process { pid: 1, name: "kube-proxy".to_owned(), ..Process::default() };
+        let node = Snapshot { processes: Part::Seen(vec![proxy]), ..snapshot };
+        assert!(wider_range(&node).unwrap().action.contains("30000-32767"));
+    }
+
+    #[test]
+    fn a_range_without_usable_ports_is_no_panic() {
+        let mut snapshot = with_range(20_000, 20_000, vec![(1, 65_535)]);
+        for (name, value) in [("tcp_tw_reuse", "1"), ("tcp_timestamps", "1"), ("tcp_max_tw_buckets", "0")] {
+            snapshot.sysctls.insert(format!("net.ipv4.{name}"), value.to_owned());
+        }
+        diagnose(&snapshot, &Limits::default());
+        diagnose(&Snapshot::default(), &Limits::default());
+    }
+}

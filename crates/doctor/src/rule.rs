@@ -26,7 +26,7 @@ pub struct Rule {
 pub struct Threshold {
     /// The value unless the user sets another.
     pub default: f64,
-    /// What the value counts: `% of the usable ports`.
+    /// The unit of the value: `% of the usable ports`.
     pub unit: &'static str,
 }
 

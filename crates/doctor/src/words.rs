@@ -43,3 +43,28 @@ pub(crate) fn time(seconds: f64) -> String {
 pub(crate) fn rate(per_s: f64) -> String {
     if per_s < 10.0 { format!("{per_s:.1}/s") } else { format!("{}/s", count(per_s.round() as u64)) }
 }
+
+/// Returns a number with its noun: `1 connection`, `12 connections`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(
+            (count(28_231), count(1_000_000), count(999)),
+            ("28,231".into(), "1,000,000".into(), "999".into())
+        );
+        assert_eq!((percent(28_231, 28_232), percent(1, 0)), ("99%".into(), "0%".into()));
+        assert_eq!(
+            (rate(0.33), rate(465.4), rate(28_232.0)),
+            ("0.3/s".into(), "465/s".into(), "28,232/s".into())
+        );
+        assert_eq!((time(42.0), time(400.0), time(10_800.0)), ("42 s".into(), "7 min".into(), "3 h".into()));
+        assert_eq!((counted(1, "call"), counted(1_200, "call")), ("1 call".into(), "1,200 calls".into()));
+    }
+}

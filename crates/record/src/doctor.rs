@@ -34,7 +34,7 @@ pub struct DoctorResults {
     pub checked: Vec<String>,
     /// Rules that could not be checked.
     pub unchecked: Vec<Unchecked>,
-    /// What the rules saw.
+    /// The input of the rules.
     pub snapshot: Snapshot,
     /// Figures of the last minutes; `null` for a single diagnosis.
     pub history: Option<History>,
@@ -81,7 +81,7 @@ pub struct Finding {
     pub id: String,
     /// Severity.
     pub severity: Severity,
-    /// What the finding is about: a tuple, a listener, a process. Two findings of a rule have different subjects.
+    /// The subject of the finding: a tuple, a listener, a process. Two findings of a rule have different subjects.
     pub subject: String,
     /// The fault in one line, with its figures and the process.
     pub verdict: String,
@@ -112,7 +112,7 @@ pub struct Advice {
 pub struct Unchecked {
     /// Rule: `P07`.
     pub id: String,
-    /// What the rule looks for.
+    /// The fault that the rule looks for.
     pub title: String,
     /// Why the rule could not be checked, and what would make it possible.
     pub reason: String,

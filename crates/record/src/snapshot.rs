@@ -1,4 +1,4 @@
-//! What a network namespace looked like at one moment: the input of the rules of `doctor`.
+//! A network namespace at one moment: the input of the rules of `doctor`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -143,17 +143,18 @@ impl EphemeralPorts {
 
     /// Returns the number of ports that connect() may choose.
     pub fn usable(&self) -> u32 {
-        let (low, high) = (u32::from(self.low), u32::from(self.high));
-        let mut reserved: Vec<(u16, u16)> = self.reserved.clone();
+        let mut reserved = self.reserved.clone();
         reserved.sort_unstable();
-        // Spans may overlap: `next` is the first port that no earlier span has.
-        let (mut next, mut unusable) = (low, 0);
+        let (mut next, high) = (u32::from(self.low), u32::from(self.high));
+        let mut usable = self.range();
         for (first, last) in reserved {
-            let (first, end) = (u32::from(first).max(next), u32::from(last).min(high) + 1);
-            unusable += end.saturating_sub(first);
-            next = next.max(end);
+            let (from, to) = (next.max(first.into()), high.min(last.into()));
+            if from <= to {
+                usable -= to - from + 1;
+                next = to + 1;
+            }
         }
-        (high + 1).saturating_sub(low).saturating_sub(unusable)
+        usable
     }
 
     /// Returns the number of ports of the range, reserved ports included.
@@ -185,13 +186,19 @@ pub struct Owner {
 /// TCP connections, TIME_WAIT included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Connections {
+    /// Time since these sockets were read; 0: in this reading.
+    pub age_ns: u64,
+    /// How the processes of sockets were found: `bpf` (an iterator over all descriptors) or `proc` (/proc/PID/fd).
+    pub processes_by: String,
+    /// Processes whose descriptors could not be read, such as processes of other users: their sockets have no owner here.
+    pub processes_hidden: u32,
     /// Sockets by state: `established`, `time-wait`, `close-wait`.
     pub states: BTreeMap<String, u64>,
-    /// Sources and destinations of outgoing connections, those with the most ports in use first; bounded.
+    /// Sources and destinations of outgoing connections, sorted by ports in use, largest first; bounded.
     pub tuples: Vec<Tuple>,
     /// Number of tuples that are not listed.
     pub tuples_left_out: u64,
-    /// Source addresses of outgoing connections, those with the most ports in use first; bounded.
+    /// Source addresses of outgoing connections, sorted by ports in use, largest first; bounded.
     pub sources: Vec<Source>,
     /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
     pub held: Vec<HeldPort>,
@@ -239,7 +246,7 @@ pub struct Source {
     pub owners: Vec<Owner>,
 }
 
-/// A port of the range that is not available to connect(), whatever the destination.
+/// A port of the range that is not available to connect() for any destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldPort {
     /// The port.

@@ -3,7 +3,7 @@
 function overHistory(figure, columns, series, label, budget) {
   const { moments } = resultsOf(figure).history;
   const x = moments.map(({ at_ns: at }) => at / SECOND_NS);
-  const top = [...columns.flat(), budget ?? 0].reduce((a, b) => Math.max(a, b), 1);
+  const top = [...columns.flat(), budget ?? 0].reduce((a, b) => Math.max(a, b), 10);
   // A single reading has no extent.
   const full = { x: [x[0], Math.max(x[x.length - 1], x[0] + 1)], y: [0, top * 1.08] };
   const limits = budget == null ? [] : [x.map(() => budget)];

@@ -54,8 +54,11 @@ const LAST_RECEIVED: usize = 52;
 /// The errors of [`sock_diag::each`]; EBADMSG: a reply is too short to describe a socket. After an error `found` may have been called for
 /// some of the sockets.
 pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
+    if query.transport == Transport::Tcp {
+        return dump(TCPDIAG_GETSOCK, &request_of_both(query), &mut found);
+    }
     for family in [libc::AF_INET, libc::AF_INET6] {
-        match dump(query, family, &mut found) {
+        match dump(sock_diag::SOCK_DIAG_BY_FAMILY, &request(query, family), &mut found) {
             // A kernel without IPv6 has no handler for the family.
             Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
             result => result?,
@@ -64,36 +67,46 @@ pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
     Ok(())
 }
 
-fn dump(query: &Query, family: libc::c_int, found: &mut impl FnMut(&Socket)) -> io::Result<()> {
+/// The older request, which lists both families in one pass over the hash table. It exists for TCP only.
+const TCPDIAG_GETSOCK: u16 = 18;
+
+fn dump(kind: u16, body: &[u8], found: &mut impl FnMut(&Socket)) -> io::Result<()> {
     let mut short = false;
-    let body = request(query, family);
-    netlink::ask(libc::NETLINK_SOCK_DIAG, sock_diag::SOCK_DIAG_BY_FAMILY, true, &body, |body| {
-        match sock_diag::read(body) {
-            Some((reply, attributes)) => found(&socket(&reply, attributes)),
-            None => short = true,
-        }
+    netlink::ask(libc::NETLINK_SOCK_DIAG, kind, true, body, |body| match sock_diag::read(body) {
+        Some((reply, attributes)) => found(&socket(&reply, attributes)),
+        None => short = true,
     })?;
     if short { Err(io::Error::from_raw_os_error(libc::EBADMSG)) } else { Ok(()) }
 }
 
+/// Returns struct inet_diag_req_v2 and the filter.
 fn request(query: &Query, family: libc::c_int) -> Vec<u8> {
-    let protocol = match query.transport {
-        Transport::Tcp => libc::IPPROTO_TCP,
-        Transport::Udp => libc::IPPROTO_UDP,
-    };
-    // Layout of struct inet_diag_req_v2: family, protocol, extensions, padding, states, and an empty socket id.
-    let extensions = if query.times { WITH_INFO } else { 0 };
-    let mut body = vec![family as u8, protocol as u8, extensions, 0];
+    // Family, protocol, no extensions, padding, states, and an empty socket id.
+    let mut body = vec![family as u8, libc::IPPROTO_UDP as u8, 0, 0];
     body.extend_from_slice(&query.states.to_ne_bytes());
     body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
-    if let Some((address, port)) = query.peer {
-        let mut condition = sock_diag::condition(INET_DIAG_BC_D_COND, address, port);
-        // A jump past the end excludes the socket.
-        let no = (condition.len() + 4) as u16;
-        condition[2..4].copy_from_slice(&no.to_ne_bytes());
-        netlink::put_attribute(&mut body, INET_DIAG_REQ_BYTECODE, &condition);
-    }
+    put_filter(&mut body, query);
     body
+}
+
+/// Returns struct inet_diag_req and the filter.
+fn request_of_both(query: &Query) -> Vec<u8> {
+    // Family and lengths of addresses, which the kernel does not read, extensions, an empty socket id, states, tables.
+    let mut body = vec![0, 0, 0, if query.times { WITH_INFO } else { 0 }];
+    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
+    body.extend_from_slice(&query.states.to_ne_bytes());
+    body.extend_from_slice(&[0; 4]);
+    put_filter(&mut body, query);
+    body
+}
+
+fn put_filter(body: &mut Vec<u8>, query: &Query) {
+    let Some((address, port)) = query.peer else { return };
+    let mut condition = sock_diag::condition(INET_DIAG_BC_D_COND, address, port);
+    // A jump past the end excludes the socket.
+    let no = (condition.len() + 4) as u16;
+    condition[2..4].copy_from_slice(&no.to_ne_bytes());
+    netlink::put_attribute(body, INET_DIAG_REQ_BYTECODE, &condition);
 }
 
 fn socket(reply: &Reply, attributes: &[u8]) -> Socket {

@@ -40,22 +40,31 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let search = snapshot.search.seen()?;
     let ports = snapshot.ports.seen()?;
     let connections = snapshot.connections.seen()?;
+    if search.default != "parity" {
+        return Ok(Vec::new());
+    }
+    let mut past_half = Vec::new();
+    for tuple in &connections.tuples {
+        let budget = Budget::of(snapshot, tuple)?;
+        if tuple.in_use * 2 > budget.total {
+            past_half.push((tuple, budget));
+        }
+    }
+    if past_half.is_empty() {
+        return Ok(Vec::new());
+    }
     let is_low = |port: u16| ports.contains(port) && port & 1 == ports.low & 1;
     let held = connections.held.iter().filter(is_tcp).filter(|held| is_low(held.port)).count() as u32;
     let low = (ports.low..=ports.high).filter(|port| is_low(*port)).count() as u32;
     let low = low.saturating_sub(held);
-    let mut drafts = Vec::new();
-    for tuple in &connections.tuples {
-        let budget = Budget::of(snapshot, tuple)?;
-        let is_past =
-            f64::from(tuple.low_parity) >= f64::from(low) * limit / 100.0 && tuple.in_use * 2 > budget.total;
+    let is_long = |(tuple, budget): &(&Tuple, Budget)| {
         // One port in 100 that connect() may take again ends a search after about 100 lookups.
-        let is_short = low < LONG_SEARCH || u64::from(budget.reusable) * 100 >= tuple.in_use.into();
-        if search.default == "parity" && is_past && !is_short {
-            drafts.push(draft(snapshot, tuple, low, &budget));
-        }
-    }
-    Ok(drafts)
+        low >= LONG_SEARCH
+            && f64::from(tuple.low_parity) >= f64::from(low) * limit / 100.0
+            && u64::from(budget.reusable) * 100 < tuple.in_use.into()
+    };
+    let long = past_half.iter().filter(|past| is_long(past));
+    Ok(long.map(|(tuple, budget)| draft(snapshot, tuple, low, budget)).collect())
 }
 
 fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Draft {

@@ -29,6 +29,8 @@ pub(super) const RULE: Rule = Rule {
 
 /// The share of the ports that makes a small range matter, in percent.
 const MATTERS: f64 = 50.0;
+/// The share of the ports from which on a rate counts, in percent.
+const STARTED: f64 = 25.0;
 /// The default of the kernel.
 const DEFAULT: &str = "32768 60999";
 
@@ -37,7 +39,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let mut largest: Option<(f64, &Tuple, Budget)> = None;
     for tuple in &snapshot.connections.seen()?.tuples {
         let budget = Budget::of(snapshot, tuple)?;
-        let demand = budget.plateau().max(budget.taken().into());
+        let plateau = if budget.is_outrun() { budget.plateau() } else { 0.0 };
+        let demand = plateau.max(budget.taken().into());
         if largest.as_ref().is_none_or(|(most, ..)| demand > *most) {
             largest = Some((demand, tuple, budget));
         }
@@ -45,7 +48,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let Some((demand, tuple, budget)) = largest else { return Ok(Vec::new()) };
     let total = f64::from(budget.total);
     let is_small = f64::from(ports.usable()) < limit && demand * 100.0 >= total * MATTERS;
-    let is_outrun = budget.plateau() > total && demand <= f64::from(most_ports(snapshot));
+    let is_outrun =
+        budget.is_outrun() && budget.is_past(STARTED) && demand <= f64::from(most_ports(snapshot));
     let is_finding = is_small || is_outrun;
     Ok(is_finding.then(|| draft(snapshot, ports, demand, tuple, &budget)).into_iter().collect())
 }

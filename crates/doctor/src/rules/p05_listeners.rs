@@ -23,8 +23,8 @@ pub(super) const RULE: Rule = Rule {
          if the connection's socket has it too.",
         "The rule has a finding if outgoing connections from an address that the server listens on use a share of the ports past the \
          threshold: this share is about the probability that a restart fails. Servers that bind to port 0 choose a port of the range on purpose; for them ignore the finding.",
-        "NodePorts of Kubernetes (30000 to 32767) are inside of a range that was widened. kube-proxy up to 1.26 opens a socket for each NodePort and \
-         cannot if a connection has the port; later versions redirect packets to the port whatever local sockets exist. The rule knows the \
+        "NodePorts of Kubernetes (30000 to 32767) are inside of a range that was widened. Older versions of kube-proxy open a socket for each NodePort and \
+         cannot if a connection has the port; newer versions redirect packets to the port without regard to local sockets. The rule knows the \
          servers of NodePorts by the names of their processes.",
         "What helps: the ports in net.ipv4.ip_local_reserved_ports, which connect() passes over and bind() by number ignores; a range that does not \
          include them.",
@@ -54,12 +54,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let inside = listeners.into_iter().filter(|listener| ports.contains(listener.port));
     let exposed: Vec<(Exposed, &Source)> =
         inside.filter_map(|listener| meets(listener.address).map(|source| (listener, source))).collect();
-    let has_node_ports = (NODE_PORTS.0..=NODE_PORTS.1).any(|port| ports.contains(port));
-    let node_ports = node_port_server(snapshot).filter(|_| has_node_ports);
+    let node_ports =
+        node_port_server(snapshot).filter(|_| (NODE_PORTS.0..=NODE_PORTS.1).any(|port| ports.contains(port)));
     let largest = exposed.iter().map(|(_, source)| *source).max_by_key(|source| source.in_use);
     let any_source = || node_ports.as_ref().and_then(|_| sources.iter().find(is_past));
     let Some(source) = largest.or_else(any_source) else { return Ok(Vec::new()) };
-    let chance = (100 * u64::from(source.in_use) / u64::from(usable)).min(100);
+    let chance = (100 * u64::from(source.in_use)).checked_div(usable.into()).unwrap_or(100).min(100);
     let shown: Vec<String> = exposed.iter().take(5).map(|(exposed, _)| listener(exposed)).collect();
     let more = if exposed.len() > 5 { format!(" and {} more", exposed.len() - 5) } else { String::new() };
     let what = match &node_ports {

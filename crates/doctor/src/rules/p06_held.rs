@@ -16,7 +16,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: Some(Threshold { default: 10.0, unit: "% of the range" }),
     explanation: &[
         "A socket that called bind() with a port or with port 0, and neither connect() nor listen(), holds its port. connect() of every program in the \
-         network namespace passes over the port, whatever the destination (the test of fastreuse in __inet_hash_connect), also if the socket is \
+         network namespace passes over the port for all destinations (the test of fastreuse in __inet_hash_connect), also if the socket is \
          bound to another address. One program can so take the ports of all others.",
         "Programs that look for a free port with bind() and keep the socket, pools of sockets that are bound in advance, and connects that never \
          happen after bind() are the usual causes. Before Linux 6.18 a port stays closed until all its sockets are gone, also when the \

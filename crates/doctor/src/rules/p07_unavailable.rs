@@ -5,7 +5,7 @@ use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule};
-use crate::words::{count, process, tuple};
+use crate::words::{count, counted, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P07",
@@ -40,9 +40,9 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
     let Unavailable { owner, destination, failed } = unavailable;
     let seconds = snapshot.interval_ns as f64 / 1e9;
     let verdict = format!(
-        "{} cannot connect to {destination}: {} calls of connect() failed with EADDRNOTAVAIL in {seconds:.1} s",
+        "{} cannot connect to {destination}: {} of connect() failed with EADDRNOTAVAIL in {seconds:.1} s",
         process(owner),
-        count(*failed)
+        counted(*failed, "call")
     );
     let subject = format!("{} → {destination}", process(owner));
     match full_tuple(snapshot, unavailable) {

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Snapshot, Source};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{print_name, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process};
+use crate::words::{count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P08",
@@ -39,7 +39,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let is_bound = |source: &&Source| {
         source.in_use >= FEWEST
             && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
-            && u64::from(source.in_use - source.low_parity) * 100 >= u64::from(source.in_use) * 95
+            && u64::from(source.in_use.saturating_sub(source.low_parity)) * 100
+                >= u64::from(source.in_use) * 95
     };
     let sources = &snapshot.connections.seen()?.sources;
     Ok(sources.iter().filter(is_bound).map(|source| draft(snapshot, source, usable)).collect())
@@ -54,11 +55,11 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32) -> Draft {
         _ => "odd",
     };
     let verdict = format!(
-        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} of {} ports are {parity}; all its {} destinations together have \
+        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} of {} ports are {parity}; {} together have \
          {} ports",
-        count((in_use - low_parity).into()),
+        count(in_use.saturating_sub(*low_parity).into()),
         count((*in_use).into()),
-        count(*destinations),
+        counted(*destinations, "destination"),
         count(usable.into())
     );
     let is_near = u64::from(*in_use) * 100 >= u64::from(usable) * 80;

@@ -20,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
         "Growth by TIME_WAIT counts from a quarter of the usable ports on, growth of open connections from half of them on, because pools that \
          fill at a start are no exhaustion. From 90% on P01 has the finding.",
         "What helps: what P01 names, in time. For open connections that only grow, look for a leak in the program: connections that are \
-         never closed (T07 for those that the peer closed).",
+         never closed (T07: connections that the peer closed).",
         "What does not help: a higher limit of descriptors, which only moves the failure to the ports.",
     ],
     check,
@@ -51,10 +51,9 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
     }
     let growth = tuple.growth_per_s;
     if budget.time_wait * 2 > budget.in_use {
-        let outruns = budget.plateau() > f64::from(budget.total);
         // No port becomes free before the first sockets have been in TIME_WAIT for 60 s.
         let rate = if growth > 0.0 { growth } else { budget.closes_per_s };
-        (outruns && budget.is_past(CLOSING)).then(|| left / rate)
+        (budget.is_outrun() && budget.is_past(CLOSING)).then(|| left / rate)
     } else {
         (growth > 0.0 && budget.is_past(OPENING)).then(|| left / growth)
     }
@@ -62,14 +61,14 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
 
 fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) -> Draft {
     let mut verdict = format!(
-        "{} uses {} of {} ports and has the last one in about {}",
+        "{} uses {} of {} ports, and the last one is taken in about {}",
         tuple(subject),
         count(budget.taken().into()),
         count(budget.total.into()),
         time(seconds)
     );
     let owner = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-    if budget.plateau() > f64::from(budget.total) {
+    if budget.is_outrun() {
         let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
         verdict += &format!("; {owner} closes first, {closes}; the ceiling is {ceiling}");
     } else {

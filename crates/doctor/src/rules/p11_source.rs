@@ -1,9 +1,10 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 
+use crate::budget::state;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
-use crate::words::{count, process};
+use crate::words::{counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P11",
@@ -12,13 +13,13 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "Connections keep their source address when the address is removed from its device: a changed lease, a floating address that moved to another \
-         host, a container network that was built anew. The kernel does not tell the program. It still sends packets from the address, \
+         host, a container network that was built again. The kernel does not tell the program. It still sends packets from the address, \
          but drops what comes back, so that writes fail with ETIMEDOUT only after net.ipv4.tcp_retries2 (15 retransmissions, 13 to 30 \
          minutes), and reads wait without end unless keepalives are on.",
         "New sockets get EADDRNOTAVAIL from bind() to such an address (inet_bind checks inet_addr_valid_or_nonlocal), which is easily taken for \
          exhausted ports. Only the call tells them apart: bind() to an address fails for the address, connect() for the ports.",
-        "Local are all addresses of devices, also of those in a VRF, and what a route of type `local` covers (127.0.0.0/8, AnyIP). Sources of sockets \
-         with IP_TRANSPARENT or IP_FREEBIND, which transparent proxies use, are not reported. TIME_WAIT sockets are not either.",
+        "Local are all addresses of devices, also of devices in a VRF, and what a route of type `local` covers (127.0.0.0/8, AnyIP). Sources of sockets \
+         with IP_TRANSPARENT or IP_FREEBIND, which transparent proxies use, are not reported. Sockets that the program has closed already are not either.",
         "What helps: the address back on its device; closing the connections (`ss -K`, or a restart of the program), so that the program connects \
          again from an address that exists; TCP_USER_TIMEOUT or keepalives in the program, so that it notices.",
         "What does not help: net.ipv4.ip_nonlocal_bind = 1, with which bind() succeeds and no answer arrives.",
@@ -26,33 +27,29 @@ pub(super) const RULE: Rule = Rule {
     check,
 };
 
+/// States of sockets that a program has.
+const OPEN: [&str; 3] = ["established", "syn-sent", "close-wait"];
+
 fn check(snapshot: &Snapshot, _: f64) -> Checked {
     let lost = snapshot.lost_sources.seen()?;
     let tuples = &snapshot.connections.seen()?.tuples;
     let mut drafts = Vec::new();
     for source in lost {
         let of_source: Vec<&Tuple> = tuples.iter().filter(|tuple| tuple.source == *source).collect();
-        let open = |tuple: &&Tuple| {
-            tuple
-                .states
-                .iter()
-                .filter(|(name, _)| *name != "time-wait")
-                .map(|(_, sockets)| sockets)
-                .sum::<u64>()
-        };
+        let open = |tuple: &&Tuple| OPEN.iter().map(|name| state(tuple, name)).sum::<u64>();
         let sockets: u64 = of_source.iter().map(open).sum();
         let Some(first) = of_source.first().filter(|_| sockets > 0) else { continue };
         let owner = of_source.iter().find_map(|tuple| tuple.owners.first());
         let verdict = format!(
-            "{} has {} connections from {source}, which is not an address of this host: answers do not arrive (first destination {})",
+            "{} has {} from {source}, which is not an address of this host: answers do not arrive (first destination {})",
             owner.map_or_else(|| "this host".to_owned(), process),
-            count(sockets),
+            counted(sockets, "connection"),
             first.destination
         );
         let source = *source;
         let mut draft = Draft::new(Severity::Warning, source.to_string(), verdict);
         for tuple in of_source.iter().take(5) {
-            draft = draft.because(format!("{} connections to {}", count(open(tuple)), tuple.destination));
+            draft = draft.because(format!("{} to {}", counted(open(tuple), "connection"), tuple.destination));
         }
         if snapshot.number("net.ipv4.ip_nonlocal_bind").is_ok_and(|value| value == 1) {
             draft = draft.because("net.ipv4.ip_nonlocal_bind is 1: bind() to any address succeeds");

@@ -53,7 +53,8 @@ fn higher(time_wait: u64, limit: u64) -> u64 {
 /// Raises the limit.
 pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
     let higher = higher(time_wait, limit);
-    let effect = format!("room for {} sockets, at most {} MiB of memory", count(higher), higher * 256 >> 20);
+    let effect =
+        format!("room for {} sockets, at most {} MiB of memory", count(higher), (higher * 256) >> 20);
     Remedy::sysctl(NAME, higher.to_string(), effect)
 }
 

@@ -13,7 +13,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "TcpExt.TCPTimeWaitOverflow counts connections that skipped TIME_WAIT, because the namespace had net.ipv4.tcp_max_tw_buckets such sockets \
-         already or no memory for one (tcp_time_wait). The kernel log has `TCP: time wait bucket table overflow`.",
+         already or no memory for one (tcp_time_wait).",
         "The socket is gone at once. A FIN that the peer sends again is answered with RST, which programs see as ECONNRESET after a complete exchange. \
          Late segments can reach a new connection with the same addresses and ports. As the ports are free sooner, the overflow hides exhausted \
          ports (P01), sometimes on purpose.",

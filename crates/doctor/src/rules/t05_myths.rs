@@ -8,7 +8,7 @@ use crate::words::count;
 pub(super) const RULE: Rule = Rule {
     id: "T05",
     title: "sysctls that do not shorten TIME_WAIT",
-    source: "net.ipv4.tcp_fin_timeout, /etc/sysctl.conf and sysctl.d(5), /proc/net/sockstat (tw)",
+    source: "net.ipv4.tcp_fin_timeout, /etc/sysctl.conf and sysctl.d(5), /proc/net/sockstat (tw), sock_diag(7) (inet_diag)",
     threshold: Some(Threshold {
         default: 25.0,
         unit: "% of the usable ports, the number of TIME_WAIT sockets",
@@ -20,7 +20,8 @@ pub(super) const RULE: Rule = Rule {
          sooner, so that a slow peer gets RST. The number of TIME_WAIT sockets stays.",
         "net.ipv4.tcp_tw_recycle was removed in Linux 4.12. Before, it refused connections of clients behind a NAT device, because it compared their \
          timestamps by address. A line in a file of sysctl.d now only makes `sysctl --system` print an error.",
-        "The rule has a finding only while TIME_WAIT sockets are many, because only then was the setting meant to help.",
+        "The rule has a finding only while TIME_WAIT sockets are many, because only then was the setting meant to help, and for \
+         net.ipv4.tcp_fin_timeout only while sockets in FIN_WAIT_2 are less than a tenth of them.",
         "What helps against many TIME_WAIT sockets: connections that are used again, net.ipv4.tcp_tw_reuse for clients (T03), a peer that closes first \
          (T06). By themselves TIME_WAIT sockets are harmless: they take about 250 bytes each and no processor time.",
     ],
@@ -43,7 +44,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let lines = |name: &str| configured.iter().filter(|line| line.name == name).cloned().collect::<Vec<_>>();
     let now = snapshot.number(FIN_TIMEOUT)?;
     let mut drafts = Vec::new();
-    if now != DEFAULT {
+    // Where sockets are in FIN_WAIT_2, the sysctl has the effect that it is for.
+    let connections = snapshot.connections.seen()?;
+    let half_closed = connections.states.get("fin-wait-2").copied().unwrap_or(0);
+    if now != DEFAULT && half_closed * 10 < time_wait {
         drafts.push(fin_timeout(now, time_wait, &lines(FIN_TIMEOUT)));
     }
     let has_sysctl = snapshot.sysctls.contains_key(RECYCLE);

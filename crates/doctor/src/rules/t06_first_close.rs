@@ -23,8 +23,7 @@ pub(super) const RULE: Rule = Rule {
          has open connections of the same kind, as TIME_WAIT sockets belong to no process.",
         "The rule has a finding only if TIME_WAIT takes half of the ports of a tuple that connect() may not take again, or half of the \
          TIME_WAIT sockets that the namespace may have.",
-        "What helps on a client: connections that are used again; a server that closes idle connections first (its keepalive time shorter than that of the \
-         client, at the price of a rare request on a closing connection). On a server: HTTP keep-alive, a longer keepalive time, \
+        "What helps on a client: connections that are used again; a server that closes idle connections first (its keepalive time shorter than the client's, at the price of a rare request on a closing connection). On a server: HTTP keep-alive, a longer keepalive time, \
          a higher net.ipv4.tcp_max_tw_buckets.",
         "What does not help: shutdown() before close(), which sends the same FIN first; SO_LINGER with time 0, which replaces TIME_WAIT by RST and can \
          destroy data that the peer has not read.",

@@ -18,7 +18,7 @@ pub(super) const RULE: Rule = Rule {
          pool are normal. At the end the program has no descriptor left (EMFILE, rule F01) or no source port (P01).",
         "The age is the time since the last packet of the peer, which is its FIN or later. The rule counts sockets with an age of a minute or more by \
          process.",
-        "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below that of the server). A restart of the process \
+        "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below the server's). A restart of the process \
          frees the sockets.",
         "What does not help: net.ipv4.tcp_fin_timeout and net.ipv4.tcp_keepalive_time. Keepalives end such a connection only if the peer answers \
          with RST, and the descriptor stays with the program also then.",

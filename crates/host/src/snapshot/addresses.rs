@@ -6,21 +6,22 @@ use std::net::IpAddr;
 use fourtuple_record::snapshot::{Connections, LocalAddress};
 use fourtuple_syscalls::{device, route, sock_diag};
 
-use super::reason;
+use crate::snapshot::reading::reason;
 
 pub(super) fn read() -> Result<Vec<LocalAddress>, String> {
     let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;
     Ok(addresses.into_iter().map(|(address, prefix)| LocalAddress { address, prefix }).collect())
 }
 
-/// Returns the sources of the listed connections that are on no device and not local by a route. TIME_WAIT sockets do not count.
+/// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
+/// program has closed do not count.
 pub(super) fn lost_sources(
-    connections: &Result<Connections, String>,
+    connections: &Result<&Connections, String>,
     addresses: &Result<Vec<LocalAddress>, String>,
 ) -> Result<Vec<IpAddr>, String> {
     let addresses = addresses.as_ref().map_err(Clone::clone)?;
     let tuples = &connections.as_ref().map_err(Clone::clone)?.tuples;
-    let is_open = |state: &String| state != "time-wait";
+    let is_open = |state: &String| ["established", "syn-sent", "close-wait"].contains(&state.as_str());
     let open = tuples.iter().filter(|tuple| tuple.states.keys().any(is_open));
     let sources: BTreeSet<IpAddr> = open.map(|tuple| tuple.source).collect();
     let mut lost = Vec::new();

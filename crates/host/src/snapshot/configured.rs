@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::ConfiguredSysctl;
 
-use super::{LISTED, reason};
+use crate::snapshot::reading::{LISTED, reason};
 
 /// Directories of sysctl.d(5) and the file of sysctl.conf(5). /lib is a link to /usr/lib on most hosts and is left out.
 const DIRECTORIES: [&str; 4] = ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d"];

@@ -1,179 +1,186 @@
-//! TCP connections, by tuple.
+//! TCP connections, by source and destination.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Service, Tuple};
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
-use fourtuple_syscalls::socket_census::{self, Query, Socket};
+use fourtuple_syscalls::socket_census::{self, Query};
 
-use super::LISTED;
-use super::close_wait;
-use super::held::Held;
-use super::processes::Sockets;
-use super::reason;
-use super::sources::Sources;
+use crate::snapshot::close_wait;
+use crate::snapshot::fast::Fast;
+use crate::snapshot::held::Held;
+use crate::snapshot::port_set::Ports;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
+use crate::snapshot::reading::reason;
+use crate::snapshot::sources::Sources;
+use crate::snapshot::sums::{Key, Sums, Table};
 
-/// Ports in use of each tuple.
-pub(super) type Before = HashMap<(IpAddr, SocketAddr), u32>;
-
-/// The part of TIME_WAIT in which the sockets are counted that entered it: 10 of 60 s.
-const RECENT: Duration = Duration::from_secs(10);
-const TIME_WAIT: Duration = Duration::from_secs(60);
+/// The greatest number of tuples whose ports in use are kept for the next reading.
+const KEPT: usize = 4_096;
 const ENOENT: i32 = 2;
 
-#[derive(Default)]
-struct Sums {
-    states: [u64; 16],
-    ports: HashSet<u16>,
-    recent: u64,
-    owners: BTreeMap<u32, u32>,
+/// Ports in use of the tuples of a reading.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    in_use: HashMap<Key, u32, Fast>,
+    /// Whether these are all tuples: one that is missing had no port in use.
+    is_whole: bool,
 }
 
-impl Sums {
-    fn add(&mut self, socket: &Socket, sockets: &Sockets) {
-        self.states[usize::from(socket.state & 15)] += 1;
-        let is_recent = |left: Duration| left > TIME_WAIT - RECENT;
-        self.recent += u64::from(socket.state == state::TIME_WAIT && socket.expires.is_some_and(is_recent));
-        for pid in sockets.holders(socket.inode) {
-            *self.owners.entry(*pid).or_default() += 1;
-        }
-    }
-
-    fn states(&self) -> BTreeMap<String, u64> {
-        let named = self.states.iter().zip(NAMES).filter(|(number, _)| **number > 0);
-        named.map(|(number, name)| (name.to_owned(), *number)).collect()
-    }
-
-    fn owners(&self, sockets: &Sockets) -> Vec<fourtuple_record::snapshot::Owner> {
-        let mut owners: Vec<_> =
-            self.owners.iter().map(|(pid, number)| sockets.owner(*pid, *number)).collect();
-        owners.sort_by_key(|owner| std::cmp::Reverse(owner.sockets));
-        owners.truncate(LISTED);
-        owners
-    }
-
-    fn closes_per_s(&self) -> f64 {
-        self.recent as f64 / RECENT.as_secs_f64()
-    }
-}
-
-/// Names of the TCP states by number (include/net/tcp_states.h).
-const NAMES: [&str; 16] = [
-    "unknown",
-    "established",
-    "syn-sent",
-    "syn-recv",
-    "fin-wait-1",
-    "fin-wait-2",
-    "time-wait",
-    "close",
-    "close-wait",
-    "last-ack",
-    "listen",
-    "closing",
-    "syn-recv",
-    "bound",
-    "unknown",
-    "unknown",
-];
-
+/// Reads all TCP sockets in one pass. `peer`: the only peer whose connections count.
 pub(super) fn read(
     ports: Option<&EphemeralPorts>,
+    peer: Option<(IpAddr, Option<u16>)>,
     sockets: &Sockets,
     before: &Before,
     interval: Duration,
     now: &mut Before,
 ) -> Result<Connections, String> {
-    let mut listening: HashSet<u16> = HashSet::new();
     let failed = |error: std::io::Error| format!("sock_diag(7): {}", reason(&error));
+    let mut listening = Ports::default();
+    let mut range = Ports::default();
     let mut held = Held::default();
+    if let Some(ports) = ports {
+        (ports.low..=ports.high).filter(|port| ports.contains(*port)).for_each(|port| range.insert(port));
+    }
+    let low = ports.map_or(0, |ports| ports.low);
     let query = Query { transport: Transport::Tcp, states: 1 << state::LISTEN, peer: None, times: false };
     socket_census::each(&query, |socket| {
         listening.insert(socket.local.port());
-        if let Some(ports) = ports {
-            held.add_tcp(ports, socket);
+        if range.contains(socket.local.port()) {
+            held.add("listening", socket.local, socket.inode);
         }
     })
     .map_err(failed)?;
     let mut all = Sums::default();
-    let mut tuples: HashMap<(IpAddr, SocketAddr), Sums> = HashMap::new();
-    let mut services: BTreeMap<u16, Sums> = BTreeMap::new();
-    let query = Query { states: !(1 << state::LISTEN), ..query };
+    let mut has_close_wait = false;
+    let mut tuples = Table::default();
+    let mut services = Table::default();
+    let mut sources = Sources::default();
+    // The pass over all descriptors has seen the sockets that are only bound, if it was complete.
+    let bound = if sockets.bound().is_some() { 1 << state::BOUND } else { 0 };
+    let query = Query { states: !(1 << state::LISTEN | bound), peer, ..query };
     socket_census::each(&query, |socket| {
+        let port = socket.local.port();
         if socket.state == state::CLOSE {
-            ports.inspect(|ports| held.add_tcp(ports, socket));
+            if range.contains(port) {
+                held.add("bound", socket.local, socket.inode);
+            }
             return;
         }
-        all.states[usize::from(socket.state & 15)] += 1;
-        if listening.contains(&socket.local.port()) {
-            services.entry(socket.local.port()).or_default().add(socket, sockets);
+        all.count(socket);
+        // Without an inode the connection is in an accept queue.
+        has_close_wait |= socket.state == state::CLOSE_WAIT && socket.inode != 0;
+        let holders = sockets.holders(socket.inode);
+        if listening.contains(port) {
+            services.add(Key::of_service(port), socket, None, holders);
         } else {
-            let sums = tuples.entry((socket.local.ip(), socket.remote)).or_default();
-            sums.add(socket, sockets);
-            if ports.is_none_or(|ports| ports.contains(socket.local.port())) {
-                sums.ports.insert(socket.local.port());
+            let in_range = range.contains(port).then_some(port & 1 == low & 1);
+            if in_range.is_some() {
+                sources.add(socket.local);
             }
+            tuples.add(Key::of_tuple(socket.local.ip(), socket.remote), socket, in_range, holders);
         }
     })
     .map_err(failed)?;
-    if let Some(ports) = ports {
-        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
-        match socket_census::each(&udp, |socket| held.add_udp(ports, socket)) {
-            // A kernel without udp_diag lists no UDP sockets.
-            Err(error) if error.raw_os_error() == Some(ENOENT) => {}
-            result => result.map_err(failed)?,
-        }
-    }
-    let close_wait = close_wait::read(&query, sockets).map_err(failed)?;
+    let in_range = |port| range.contains(port);
+    hold_without_peer(&mut held, &in_range, sockets).map_err(failed)?;
+    let close_wait =
+        if has_close_wait { close_wait::read(&query, sockets).map_err(failed)? } else { Vec::new() };
     let (held, held_left_out) = held.listed(sockets);
-    let low = ports.map_or(0, |ports| ports.low);
-    let mut sources = Sources::default();
-    for (&(source, _), sums) in &tuples {
-        sources.add(source, &sums.ports, &sums.owners);
-    }
-    let mut listed: Vec<Tuple> = tuples
-        .iter()
-        .map(|(&(source, destination), sums)| {
-            let in_use = sums.ports.len() as u32;
-            now.insert((source, destination), in_use);
-            let growth = before.get(&(source, destination)).map_or(0.0, |before| {
-                (f64::from(in_use) - f64::from(*before)) / interval.as_secs_f64().max(1e-3)
-            });
-            Tuple {
-                source,
-                destination,
-                in_use,
-                low_parity: sums.ports.iter().filter(|port| **port & 1 == low & 1).count() as u32,
-                states: sums.states(),
-                closes_per_s: sums.closes_per_s(),
-                growth_per_s: growth,
-                owners: sums.owners(sockets),
-            }
-        })
-        .collect();
-    listed.sort_by_key(|tuple| (std::cmp::Reverse(tuple.in_use), tuple.source, tuple.destination));
-    let tuples_left_out = listed.len().saturating_sub(LISTED) as u64;
-    listed.truncate(LISTED);
+    let sources = sources.listed(low, &tuples, sockets);
+    let (tuples, tuples_left_out) = list(tuples, sockets, before, interval, now);
     Ok(Connections {
+        age_ns: 0,
+        processes_by: sockets.found_by().to_owned(),
+        processes_hidden: sockets.hidden,
         states: all.states(),
-        tuples: listed,
+        tuples,
         tuples_left_out,
-        sources: sources.listed(low, sockets),
+        sources,
         held,
         held_left_out,
-        services: services
-            .iter()
-            .take(LISTED)
-            .map(|(port, sums)| Service {
-                port: *port,
-                states: sums.states(),
-                closes_per_s: sums.closes_per_s(),
-                workers: sums.owners(sockets),
-            })
-            .collect(),
+        services: list_services(&services, sockets),
         close_wait,
     })
+}
+
+/// Adds the UDP sockets without a peer, and TCP sockets that are only bound if the pass over all descriptors has seen them.
+fn hold_without_peer(
+    held: &mut Held,
+    in_range: &dyn Fn(u16) -> bool,
+    sockets: &Sockets,
+) -> Result<(), std::io::Error> {
+    for bound in sockets.bound().into_iter().flatten().filter(|bound| in_range(bound.local.port())) {
+        held.add("bound", bound.local, bound.inode);
+    }
+    let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
+    let found = socket_census::each(&udp, |socket| {
+        if in_range(socket.local.port()) {
+            held.add("udp", socket.local, socket.inode);
+        }
+    });
+    match found {
+        // A kernel without udp_diag lists no UDP sockets.
+        Err(error) if error.raw_os_error() == Some(ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// Returns the tuples with the most ports in use, and the number of further tuples.
+fn list(
+    table: Table,
+    sockets: &Sockets,
+    before: &Before,
+    interval: Duration,
+    now: &mut Before,
+) -> (Vec<Tuple>, u64) {
+    let mut found: Vec<(Key, Sums)> = table.sums.iter().map(|(key, sums)| (*key, *sums)).collect();
+    let rank = |(key, sums): &(Key, Sums)| (Reverse(sums.in_use), *key);
+    now.is_whole = found.len() <= KEPT;
+    let number = found.len();
+    if !now.is_whole {
+        found.select_nth_unstable_by_key(KEPT, rank);
+        found.truncate(KEPT);
+    }
+    now.in_use.extend(found.iter().map(|(key, sums)| (*key, sums.in_use)));
+    found.sort_unstable_by_key(rank);
+    found.truncate(LISTED);
+    let growth = |(key, sums): &(Key, Sums)| {
+        let known = before.in_use.get(key).copied().or(before.is_whole.then_some(0));
+        known.map_or(0.0, |before| {
+            (f64::from(sums.in_use) - f64::from(before)) / interval.as_secs_f64().max(1e-3)
+        })
+    };
+    let owners = table.owners(&found, sockets);
+    let listed = found.iter().zip(owners).map(|(tuple, owners)| Tuple {
+        source: tuple.0.source(),
+        destination: tuple.0.destination(),
+        in_use: tuple.1.in_use,
+        low_parity: tuple.1.low_parity,
+        states: tuple.1.states(),
+        closes_per_s: tuple.1.closes_per_s(),
+        growth_per_s: growth(tuple),
+        owners,
+    });
+    (listed.collect(), number.saturating_sub(LISTED) as u64)
+}
+
+fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
+    let mut found: Vec<(Key, Sums)> = table.sums.iter().map(|(key, sums)| (*key, *sums)).collect();
+    found.sort_unstable_by_key(|(key, _)| key.port());
+    found.truncate(LISTED);
+    let owners = table.owners(&found, sockets);
+    let listed = found.iter().zip(owners).map(|((key, sums), workers)| Service {
+        port: key.port(),
+        states: sums.states(),
+        closes_per_s: sums.closes_per_s(),
+        workers,
+    });
+    listed.collect()
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use fourtuple_record::snapshot::Conntrack;
 
 use crate::snapshot::counters::since;
-use crate::snapshot::text;
+use crate::snapshot::reading::text;
 use crate::sysctl;
 
 /// Reads the table of nf_conntrack. A host without the module tracks nothing: its table is empty and has no limit.

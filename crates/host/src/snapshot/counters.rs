@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::Counter;
 
-use crate::snapshot::text;
+use crate::snapshot::reading::text;
 
 /// Counters by `GROUP.NAME`.
 pub(super) type Totals = BTreeMap<String, u64>;

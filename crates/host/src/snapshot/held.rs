@@ -1,39 +1,22 @@
 //! Ports of the range that connect() may choose, held by sockets that are not outgoing connections.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{EphemeralPorts, HeldPort, Owner};
-use fourtuple_syscalls::sock_diag::state;
-use fourtuple_syscalls::socket_census::Socket;
+use fourtuple_record::snapshot::HeldPort;
 
-use super::LISTED;
-use super::processes::Sockets;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
 
-/// Sockets that hold a port of the range, by port, address and kind.
+/// The inode of a socket and the number of sockets that hold a port of the range, by port, address and kind.
 #[derive(Default)]
 pub(super) struct Held(BTreeMap<(u16, IpAddr, &'static str), (u32, u32)>);
 
 impl Held {
-    /// Adds a TCP socket that listens or is only bound, if its port is in the range.
-    pub(super) fn add_tcp(&mut self, ports: &EphemeralPorts, socket: &Socket) {
-        let kind = if socket.state == state::LISTEN { "listening" } else { "bound" };
-        self.add(ports, socket, kind);
-    }
-
-    /// Adds a UDP socket without a peer.
-    pub(super) fn add_udp(&mut self, ports: &EphemeralPorts, socket: &Socket) {
-        self.add(ports, socket, "udp");
-    }
-
-    fn add(&mut self, ports: &EphemeralPorts, socket: &Socket, kind: &'static str) {
-        if !ports.contains(socket.local.port()) {
-            return;
-        }
-        let key = (socket.local.port(), socket.local.ip(), kind);
+    pub(super) fn add(&mut self, kind: &'static str, local: SocketAddr, inode: u32) {
         // Sockets of a SO_REUSEPORT group share a port and an address.
-        let (inode, number) = self.0.entry(key).or_default();
-        *inode = (*inode).max(socket.inode);
+        let (first, number) = self.0.entry((local.port(), local.ip(), kind)).or_default();
+        *first = (*first).max(inode);
         *number += 1;
     }
 
@@ -45,7 +28,7 @@ impl Held {
             port,
             address,
             kind: kind.to_owned(),
-            owner: sockets.holders(inode).first().map(|pid| -> Owner { sockets.owner(*pid, number) }),
+            owner: sockets.holders(inode).first().map(|pid| sockets.owner(*pid, number)),
         });
         (listed.collect(), left_out)
     }

@@ -7,7 +7,7 @@ use fourtuple_syscalls::sock_diag;
 
 use crate::snapshot::counters::since;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::reason;
+use crate::snapshot::reading::reason;
 
 /// Accept queue and drops of each listener, by cookie.
 pub(super) type Before = HashMap<u64, (u32, Option<u64>)>;

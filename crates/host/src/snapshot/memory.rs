@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::TcpMemory;
 
-use crate::snapshot::text;
+use crate::snapshot::reading::text;
 
 pub(super) fn read(root: &Path) -> Result<TcpMemory, String> {
     let sockstat = text(root, "proc/thread-self/net/sockstat")?;

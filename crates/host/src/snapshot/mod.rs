@@ -1,7 +1,7 @@
 //! Reads a network namespace into a snapshot, the input of the rules of `doctor`.
 //!
 //! A [`Reader`] reads the calling thread's namespace. Each part of the snapshot is a file here; a part that cannot be read does not
-//! prevent the others.
+//! prevent the reading of other parts.
 
 mod addresses;
 mod close_wait;
@@ -9,24 +9,30 @@ mod configured;
 mod connections;
 mod conntrack;
 mod counters;
+mod fast;
 mod held;
 mod listeners;
 mod memory;
+mod port_set;
 mod ports;
 mod processes;
+mod reading;
 mod sources;
+mod sums;
 mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fourtuple_record::snapshot::{Connections, Listener, Part, Snapshot, UdpSockets};
+use fourtuple_record::snapshot::{Connections, EphemeralPorts, Listener, Part, Snapshot, UdpSockets};
 
+use crate::snapshot::processes::{Sockets, Source};
 use crate::sysctl;
-use processes::Sockets;
+
+pub use crate::snapshot::reading::LISTED;
 
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
@@ -49,23 +55,34 @@ const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_tw_reuse_delay",
 ];
 
-/// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
-pub const LISTED: usize = 100;
-
 /// Reads snapshots of the calling thread's network namespace.
 #[derive(Debug)]
 pub struct Reader {
     root: PathBuf,
+    peer: Option<(IpAddr, Option<u16>)>,
+    /// The greatest share of a processor that the census may use.
+    share: Option<f64>,
+    source: Source,
+    census: Option<Census>,
     previous: Option<(Instant, Counted)>,
 }
 
-/// What is counted, to be compared with the next reading.
+/// The sockets of a reading.
+#[derive(Debug)]
+struct Census {
+    began: Instant,
+    duration: Duration,
+    sockets: Sockets,
+    connections: Part<Connections>,
+    in_use: connections::Before,
+}
+
+/// Counts to be compared with the next reading.
 #[derive(Debug, Default)]
 struct Counted {
     counters: counters::Totals,
     conntrack: BTreeMap<String, u64>,
     listeners: listeners::Before,
-    connections: connections::Before,
     udp: udp::Before,
     processes: processes::Before,
 }
@@ -73,7 +90,27 @@ struct Counted {
 impl Reader {
     /// Creates a reader. `root` is `/`, or a directory with copies of files of /proc in tests.
     pub fn new(root: &Path) -> Reader {
-        Reader { root: root.to_owned(), previous: None }
+        Reader {
+            root: root.to_owned(),
+            peer: None,
+            share: None,
+            source: Source::default(),
+            census: None,
+            previous: None,
+        }
+    }
+
+    /// Counts only connections with this peer; without a port, with any port of the address.
+    #[must_use]
+    pub fn only(self, peer: IpAddr, port: Option<u16>) -> Reader {
+        Reader { peer: Some((peer, port)), ..self }
+    }
+
+    /// Limits the share of a processor that the pass over all sockets uses, for readings at short intervals: 0.01 is 1%. A reading within
+    /// this limit repeats the connections of an earlier pass, whose age is in [`Connections::age_ns`].
+    #[must_use]
+    pub fn limited_to(self, share: f64) -> Reader {
+        Reader { share: Some(share), ..self }
     }
 
     /// Reads the namespace. All events and rates of the snapshot are those since the previous reading; the first reading has none.
@@ -85,21 +122,19 @@ impl Reader {
         let root = &self.root;
         let mut counted = Counted::default();
         let ports = ports::read(root);
-        let sockets = Sockets::read(root);
-        let connections = connections::read(
-            ports.as_ref().ok(),
-            &sockets,
-            &before.connections,
-            interval,
-            &mut counted.connections,
-        );
-        let addresses = addresses::read();
-        let mut listeners = listeners::read(&sockets, &before.listeners, is_first, &mut counted.listeners);
+        let census = match self.census.take() {
+            Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
+            earlier => Census::read(root, &mut self.source, self.peer, ports.as_ref().ok(), now, earlier),
+        };
+        let sockets = &census.sockets;
+        let connections = census.connections.seen();
+        let mut listeners = listeners::read(sockets, &before.listeners, is_first, &mut counted.listeners);
         if let (Ok(listeners), Ok(connections)) = (&mut listeners, &connections) {
             listeners::add_handshakes(listeners, connections);
         }
-        let udp = udp::read(&sockets, &before.udp, is_first, &mut counted.udp);
-        let named = named(listeners.as_deref().ok(), connections.as_ref().ok(), udp.as_ref().ok());
+        let udp = udp::read(sockets, &before.udp, is_first, &mut counted.udp);
+        let named = named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
+        let addresses = addresses::read();
         let snapshot = Snapshot {
             processors: thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
             interval_ns: interval.as_nanos() as u64,
@@ -109,11 +144,13 @@ impl Reader {
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
             configured: configured::read(root).into(),
+            lost_sources: addresses::lost_sources(&connections, &addresses).into(),
+            connections: census.connections.clone(),
             listeners: listeners.into(),
             udp: udp.into(),
             processes: processes::read(
                 root,
-                &sockets,
+                sockets,
                 &named,
                 &before.processes,
                 is_first,
@@ -123,18 +160,17 @@ impl Reader {
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
-            lost_sources: addresses::lost_sources(&connections, &addresses).into(),
-            connections: connections.into(),
             addresses: addresses.into(),
             traced: Part::Hidden("nothing was traced".to_owned()),
             ports: ports.into(),
         };
         self.previous = Some((now, counted));
+        self.census = Some(census);
         snapshot
     }
 }
 
-/// Returns the processes that hold listeners, accepted connections, or UDP sockets of the snapshot.
+/// Returns the processes that hold listeners, accepted connections, sockets in CLOSE_WAIT, or UDP sockets of the snapshot.
 fn named(
     listeners: Option<&[Listener]>,
     connections: Option<&Connections>,
@@ -143,20 +179,39 @@ fn named(
     let listeners = listeners.into_iter().flatten().flat_map(|listener| &listener.owners);
     let workers = connections.into_iter().flat_map(|connections| &connections.services);
     let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
-    let owners = listeners.chain(workers.flat_map(|service| &service.workers)).chain(udp);
+    let leaking =
+        connections.into_iter().flat_map(|connections| &connections.close_wait).map(|leak| &leak.owner);
+    let owners = listeners.chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
     owners.map(|owner| owner.pid).collect()
 }
 
-/// Reads a file below `root`.
-///
-/// # Errors
-///
-/// The path and the error as text.
-fn text(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
-}
+impl Census {
+    fn read(
+        root: &Path,
+        source: &mut Source,
+        peer: Option<(IpAddr, Option<u16>)>,
+        ports: Option<&EphemeralPorts>,
+        began: Instant,
+        earlier: Option<Census>,
+    ) -> Census {
+        let start = Instant::now();
+        let sockets = Sockets::read(root, source);
+        let (interval, before) = earlier
+            .map_or_else(Default::default, |earlier| (began.duration_since(earlier.began), earlier.in_use));
+        let mut in_use = connections::Before::default();
+        let connections = connections::read(ports, peer, &sockets, &before, interval, &mut in_use);
+        Census { began, duration: start.elapsed(), sockets, connections: connections.into(), in_use }
+    }
 
-/// Returns the name of an error: `EACCES`.
-fn reason(error: &io::Error) -> String {
-    fourtuple_syscalls::errno_name(error)
+    /// Returns whether another pass now would use more than this share of a processor.
+    fn is_recent(&self, now: Instant, share: f64) -> bool {
+        now.duration_since(self.began).mul_f64(share) < self.duration
+    }
+
+    fn aged(mut self, now: Instant) -> Census {
+        if let Part::Seen(connections) = &mut self.connections {
+            connections.age_ns = now.duration_since(self.began).as_nanos() as u64;
+        }
+        self
+    }
 }

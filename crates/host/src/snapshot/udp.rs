@@ -8,7 +8,7 @@ use fourtuple_syscalls::sock_diag::{self, Detail};
 
 use crate::snapshot::counters::since;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::{LISTED, reason};
+use crate::snapshot::reading::{LISTED, reason};
 
 /// Drops of each socket, by cookie.
 pub(super) type Before = HashMap<u64, u64>;

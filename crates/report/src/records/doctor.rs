@@ -1,5 +1,5 @@
 use fourtuple_record::snapshot::{Listener, Part, Snapshot, Tuple};
-use fourtuple_record::{Advice, DoctorRecord, DoctorSettings, Finding, Severity};
+use fourtuple_record::{Advice, DoctorRecord, DoctorSettings, Finding, Severity, Unchecked};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{NOTHING, count};
@@ -22,9 +22,11 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
             others.iter().for_each(|finding| show(&mut document, finding));
         }
     }
-    let item =
-        |rule: &fourtuple_record::Unchecked| (format!("{} {}", rule.id, rule.title), rule.reason.clone());
-    document.list("Not checked", Tone::Dim, unchecked.iter().map(item));
+    if let Some(first) = results.findings.first() {
+        document.terminal(|terminal| {
+            terminal.note(Tone::Dim, format!("`fourtuple explain {}` explains a finding.", first.id));
+        });
+    }
     if results.history.is_some() {
         document.page_heading("Over time");
         document.chart(
@@ -34,13 +36,8 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
         document.chart("doctor-queues", "TIME_WAIT sockets, and connections that wait for accept().");
     }
     document.page(|page| view(page, &results.snapshot));
-    if !results.findings.is_empty() {
-        let ids = &results.findings[0].id;
-        document.terminal(|terminal| {
-            terminal.note(Tone::Dim, "");
-            terminal.note(Tone::Dim, format!("fourtuple explain {ids} explains a finding."));
-        });
-    }
+    let item = |rule: &Unchecked| (format!("{} {}", rule.id, rule.title), rule.reason.clone());
+    document.list("Not checked", Tone::Dim, unchecked.iter().map(item));
     document
 }
 

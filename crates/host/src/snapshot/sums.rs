@@ -1,0 +1,172 @@
+//! Sums over TCP sockets by source and destination, or by service.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use fourtuple_record::snapshot::Owner;
+use fourtuple_syscalls::sock_diag::state;
+use fourtuple_syscalls::socket_census::Socket;
+
+use crate::snapshot::fast::Fast;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
+
+/// The part of TIME_WAIT in which the sockets are counted that entered it: 10 of 60 s.
+const RECENT: Duration = Duration::from_secs(10);
+const TIME_WAIT: Duration = Duration::from_secs(60);
+
+/// Names of the TCP states by number (include/net/tcp_states.h).
+const NAMES: [&str; STATES] = [
+    "unknown",
+    "established",
+    "syn-sent",
+    "syn-recv",
+    "fin-wait-1",
+    "fin-wait-2",
+    "time-wait",
+    "close",
+    "close-wait",
+    "last-ack",
+    "listen",
+    "closing",
+    "syn-recv",
+];
+const STATES: usize = 13;
+
+/// Two addresses and a port: the tuple of connections whose source port is left open. A service has its port only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    source: (u64, u64),
+    destination: (u64, u64),
+    port: u16,
+}
+
+impl Key {
+    pub(super) fn of_tuple(source: IpAddr, destination: SocketAddr) -> Key {
+        Key { source: words(source), destination: words(destination.ip()), port: destination.port() }
+    }
+
+    pub(super) fn of_service(port: u16) -> Key {
+        Key { source: (0, 0), destination: (0, 0), port }
+    }
+
+    pub(super) fn of_source(source: IpAddr) -> Key {
+        Key { source: words(source), destination: (0, 0), port: 0 }
+    }
+
+    pub(super) fn source(&self) -> IpAddr {
+        address(self.source)
+    }
+
+    pub(super) fn destination(&self) -> SocketAddr {
+        SocketAddr::new(address(self.destination), self.port)
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+fn words(address: IpAddr) -> (u64, u64) {
+    match address {
+        IpAddr::V4(v4) => (0, 0xffff << 32 | u64::from(v4.to_bits())),
+        IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
+    }
+}
+
+fn address((high, low): (u64, u64)) -> IpAddr {
+    Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)).to_canonical()
+}
+
+/// Sums over the sockets of a key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    states: [u32; STATES],
+    /// Sockets on ports of the range.
+    pub(super) in_use: u32,
+    /// Sockets on ports of the range that have the parity of its first port.
+    pub(super) low_parity: u32,
+    recent: u32,
+    /// One process with its sockets; process 0: none yet. Further processes are in the table.
+    owner: (u32, u32),
+}
+
+impl Sums {
+    fn add(&mut self, socket: &Socket) {
+        self.states[usize::from(socket.state).min(STATES - 1)] += 1;
+        let is_recent = |left: Duration| left > TIME_WAIT - RECENT;
+        self.recent += u32::from(socket.state == state::TIME_WAIT && socket.expires.is_some_and(is_recent));
+    }
+
+    /// Returns the sockets by the names of their states.
+    pub(super) fn states(&self) -> BTreeMap<String, u64> {
+        let mut states = BTreeMap::new();
+        for (number, name) in self.states.iter().zip(NAMES).filter(|(number, _)| **number > 0) {
+            *states.entry(name.to_owned()).or_default() += u64::from(*number);
+        }
+        states
+    }
+
+    /// Returns a process with its sockets, usually the largest; process 0: none.
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    pub(super) fn closes_per_s(&self) -> f64 {
+        f64::from(self.recent) / RECENT.as_secs_f64()
+    }
+
+    /// Adds a socket to the sums over all keys.
+    pub(super) fn count(&mut self, socket: &Socket) {
+        self.add(socket);
+    }
+}
+
+/// Sums by key.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) sums: HashMap<Key, Sums, Fast>,
+    /// Sockets of the processes of a key, except the process in its sums.
+    others: HashMap<(Key, u32), u32, Fast>,
+}
+
+impl Table {
+    /// Adds a socket. `range`: its port is in the range, and whether it has the parity of the first port.
+    pub(super) fn add(&mut self, key: Key, socket: &Socket, range: Option<bool>, holders: &[u32]) {
+        let sums = self.sums.entry(key).or_default();
+        sums.add(socket);
+        if let Some(is_low) = range {
+            sums.in_use += 1;
+            sums.low_parity += u32::from(is_low);
+        }
+        for pid in holders {
+            if sums.owner.0 == 0 {
+                sums.owner.0 = *pid;
+            }
+            if sums.owner.0 == *pid {
+                sums.owner.1 += 1;
+            } else {
+                *self.others.entry((key, *pid)).or_default() += 1;
+            }
+        }
+    }
+
+    /// Returns the processes of each of these keys, the largest number of sockets first.
+    pub(super) fn owners(&self, keys: &[(Key, Sums)], sockets: &Sockets) -> Vec<Vec<Owner>> {
+        let mut owners: HashMap<Key, Vec<(u32, u32)>> =
+            keys.iter().map(|(key, sums)| (*key, vec![sums.owner])).collect();
+        for ((key, pid), number) in &self.others {
+            if let Some(of_key) = owners.get_mut(key) {
+                of_key.push((*pid, *number));
+            }
+        }
+        let listed = |(key, _): &(Key, Sums)| {
+            let mut of_key = owners.get(key).cloned().unwrap_or_default();
+            of_key.retain(|(pid, _)| *pid != 0);
+            of_key.sort_unstable_by_key(|(pid, number)| (std::cmp::Reverse(*number), *pid));
+            of_key.iter().take(LISTED).map(|(pid, number)| sockets.owner(*pid, *number)).collect()
+        };
+        keys.iter().map(listed).collect()
+    }
+}

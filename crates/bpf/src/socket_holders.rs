@@ -48,7 +48,7 @@ impl SocketHolders {
     /// # Errors
     ///
     /// [`BpfError::Absent`]: the kernel lacks the iterator, or this process is in a PID namespace, in which the process IDs of the
-    /// iterator mean nothing; other errors are those of bpf(2).
+    /// iterator mean nothing. Other errors come from bpf(2).
     pub fn load() -> Result<SocketHolders, BpfError> {
         let absent = |call, what, source| BpfError::Absent { call, what, source };
         let namespace = fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino());

@@ -11,8 +11,8 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query};
 
-use super::LISTED;
-use super::processes::Sockets;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
 
 /// Silence of the peer from which a socket counts as old.
 const OLD: Duration = Duration::from_secs(60);

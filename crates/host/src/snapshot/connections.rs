@@ -10,13 +10,13 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query};
 
-use super::LISTED;
-use super::close_wait;
-use super::fast::Fast;
-use super::held::Held;
-use super::processes::Sockets;
-use super::reason;
-use super::sums::{Key, Sums, Table};
+use crate::snapshot::close_wait;
+use crate::snapshot::fast::Fast;
+use crate::snapshot::held::Held;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
+use crate::snapshot::reading::reason;
+use crate::snapshot::sums::{Key, Sums, Table};
 
 /// The greatest number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
@@ -137,7 +137,7 @@ fn hold_without_peer(
     }
 }
 
-/// Returns the tuples with the most ports in use, and the number of the others.
+/// Returns the tuples with the most ports in use, and the number of tuples left out.
 fn list(
     table: Table,
     sockets: &Sockets,

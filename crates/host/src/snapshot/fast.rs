@@ -1,4 +1,4 @@
-//! A hash function for keys of a few integers, several times faster than that of the standard library.
+//! A hash function for keys of a few integers, several times faster than the hash function of the standard library.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::HeldPort;
 
-use super::LISTED;
-use super::processes::Sockets;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
 
 /// The inode of a socket and the number of sockets that hold a port of the range, by port, address and kind.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Reads a network namespace into a snapshot, the input of the rules of `doctor`.
 //!
 //! A [`Reader`] reads the calling thread's namespace. Each part of the snapshot is a file here; a part that cannot be read does not
-//! prevent the others.
+//! prevent the reading of other parts.
 
 mod addresses;
 mod close_wait;
@@ -14,11 +14,12 @@ mod listeners;
 mod memory;
 mod ports;
 mod processes;
+mod reading;
 mod sums;
 mod udp;
 
 use std::collections::BTreeMap;
-use std::io;
+
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,8 +27,11 @@ use std::time::{Duration, Instant};
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Part, Snapshot};
 use fourtuple_syscalls::resource;
 
+pub use crate::snapshot::reading::LISTED;
+
+use crate::snapshot::processes::{Sockets, Source};
+use crate::snapshot::reading::text;
 use crate::sysctl;
-use processes::{Sockets, Source};
 
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
@@ -47,9 +51,6 @@ const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_tw_reuse",
     "net.ipv4.tcp_tw_reuse_delay",
 ];
-
-/// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
-pub const LISTED: usize = 100;
 
 /// Reads snapshots of the calling thread's network namespace.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ struct Census {
     in_use: connections::Before,
 }
 
-/// What is counted, to be compared with the next reading.
+/// Counted values, to be compared with the next reading.
 #[derive(Debug, Default)]
 struct Counted {
     counters: counters::Totals,
@@ -96,7 +97,7 @@ impl Reader {
         }
     }
 
-    /// Counts only connections with this peer; without a port, with any port of the address.
+    /// Returns the reader with a filter: connections with this peer only; without a port, with any port of the address.
     #[must_use]
     pub fn only(self, peer: IpAddr, port: Option<u16>) -> Reader {
         Reader { peer: Some((peer, port)), ..self }
@@ -182,18 +183,4 @@ impl Census {
         }
         self
     }
-}
-
-/// Reads a file below `root`.
-///
-/// # Errors
-///
-/// The path and the error as text.
-fn text(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
-}
-
-/// Returns the name of an error: `EACCES`.
-fn reason(error: &io::Error) -> String {
-    fourtuple_syscalls::errno_name(error)
 }

@@ -9,7 +9,7 @@ use fourtuple_bpf::SocketHolders;
 use fourtuple_record::snapshot::{Owner, Process};
 use fourtuple_syscalls::sock_diag::state;
 
-use super::fast::Fast;
+use crate::snapshot::fast::Fast;
 
 /// The way in which the processes of sockets are found.
 #[derive(Debug, Default)]

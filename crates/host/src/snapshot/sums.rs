@@ -8,9 +8,9 @@ use fourtuple_record::snapshot::Owner;
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket_census::Socket;
 
-use super::LISTED;
-use super::fast::Fast;
-use super::processes::Sockets;
+use crate::snapshot::fast::Fast;
+use crate::snapshot::processes::Sockets;
+use crate::snapshot::reading::LISTED;
 
 /// The part of TIME_WAIT in which the sockets are counted that entered it: 10 of 60 s.
 const RECENT: Duration = Duration::from_secs(10);

@@ -1,0 +1,21 @@
+//! Reads files for all parts of a snapshot; names of errors and the length of lists.
+
+use std::io;
+use std::path::Path;
+
+/// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
+pub const LISTED: usize = 100;
+
+/// Reads a file below `root`.
+///
+/// # Errors
+///
+/// The path and the error as text.
+pub(super) fn text(root: &Path, path: &str) -> Result<String, String> {
+    std::fs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
+}
+
+/// Returns the name of an error: `EACCES`.
+pub(super) fn reason(error: &io::Error) -> String {
+    fourtuple_syscalls::errno_name(error)
+}

@@ -12,6 +12,8 @@ pub(crate) struct TypeInfo {
     strings: usize,
     /// Position of each type by its number, which starts at 1.
     types: Vec<u32>,
+    /// Numbers of the structs and functions, which are a part of all types.
+    named: Vec<u32>,
 }
 
 const FILE: &str = "/sys/kernel/btf/vmlinux";
@@ -41,10 +43,14 @@ impl TypeInfo {
         let end = start.checked_add(word(&bytes, 12)? as usize)?;
         let strings = header.checked_add(word(&bytes, 16)? as usize)?;
         let mut types = vec![0];
+        let mut named = Vec::new();
         let mut at = start;
         while at < end {
-            types.push(at as u32);
             let (kind, members) = kind(&bytes, at)?;
+            if kind == STRUCT || kind == FUNCTION {
+                named.push(types.len() as u32);
+            }
+            types.push(at as u32);
             at += TYPE
                 + match kind {
                     1 | 14 | 17 => 4,
@@ -55,7 +61,7 @@ impl TypeInfo {
                     _ => return None,
                 };
         }
-        Some(TypeInfo { bytes, strings, types })
+        Some(TypeInfo { bytes, strings, types, named })
     }
 
     /// Returns the number of a function.
@@ -101,11 +107,12 @@ impl TypeInfo {
     }
 
     fn find(&self, wanted: u32, name: &str) -> Option<u32> {
-        let is_wanted = |at: usize| {
+        let is_wanted = |number: &u32| {
+            let at = self.types[*number as usize] as usize;
             kind(&self.bytes, at).is_some_and(|(kind, _)| kind == wanted)
                 && word(&self.bytes, at).is_some_and(|found| self.is_named(found, name))
         };
-        self.types.iter().skip(1).position(|at| is_wanted(*at as usize)).map(|number| number as u32 + 1)
+        self.named.iter().copied().find(is_wanted)
     }
 
     fn is_named(&self, string: u32, name: &str) -> bool {

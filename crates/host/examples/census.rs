@@ -1,7 +1,9 @@
-//! Measures the census of `doctor`: `cargo run --release -p fourtuple-host --example census [mixed | time-wait [N] | read N]`.
+//! Measures the census of `doctor`: `cargo run --release -p fourtuple-host --example census [mixed | time-wait [N] | read N |
+//! watch N]`.
 //!
 //! `mixed` holds 50,000 TCP sockets, of which 20,000 have a process, and compares one reading with `ss -tanpH`, each as a whole
-//! process, in turn. `time-wait` reads N (1,000,000) sockets in TIME_WAIT. `read` reads the namespace N times and prints the times.
+//! process, in turn. `time-wait` reads N (1,000,000) sockets in TIME_WAIT. `read` reads the namespace N times and prints the times,
+//! `watch` reads it every second for N seconds.
 //! The sockets are in a network namespace of their own.
 
 use std::env;
@@ -33,6 +35,7 @@ fn main() -> Outcome {
         None | Some("mixed") => mixed(),
         Some("time-wait") => time_wait(number(1, 1_000_000)?),
         Some("read") => read(number(1, 1)?),
+        Some("watch") => watch(number(1, 30)?),
         Some("hold") => hold(&arguments[1], number(2, 0)?),
         Some(other) => Err(format!("unknown mode {other}").into()),
     }
@@ -81,9 +84,6 @@ fn mixed() -> Outcome {
         let address = Ipv4Addr::from(0x7f00_0200 + number % 10);
         drop(TcpStream::connect((address, PORT))?);
     }
-    if let Some(command) = env::var_os("CENSUS_COMMAND") {
-        Command::new(command).status()?;
-    }
     let mut times: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
     let mut out = String::new();
     for _ in 0..TRIALS {
@@ -100,6 +100,8 @@ fn mixed() -> Outcome {
     println!("ss -tanpH: {ss:.1} ms; reader: {own:.1} ms; ratio {:.1}; {out}", ss / own);
     let many = this_example().args(["read", "11"]).output()?;
     print!("{}", String::from_utf8_lossy(&many.stdout));
+    let watched = this_example().args(["watch", "30"]).output()?;
+    print!("{}", String::from_utf8_lossy(&watched.stdout));
     for mut holder in holders {
         drop(holder.stdin.take());
         holder.wait()?;
@@ -142,6 +144,25 @@ fn time_wait(number: usize) -> Outcome {
     }
     println!("connected in {:.1} s", began.elapsed().as_secs_f64());
     print!("{}", String::from_utf8_lossy(&this_example().args(["read", "3"]).output()?.stdout));
+    Ok(())
+}
+
+/// Reads the namespace once a second, limited to 1% of a processor, and prints the processor time and the age of the connections.
+fn watch(seconds: usize) -> Outcome {
+    let mut reader = Reader::new(Path::new("/")).limited_to(0.01);
+    reader.read();
+    let (began, used) = (Instant::now(), resource::process_cpu_time());
+    let mut oldest = 0;
+    for _ in 0..seconds {
+        thread::sleep(Duration::from_secs(1));
+        oldest = oldest.max(reader.read().connections.seen()?.age_ns);
+    }
+    let share = (resource::process_cpu_time() - used).as_secs_f64() / began.elapsed().as_secs_f64();
+    println!(
+        "every second: {:.2}% of a processor; connections at most {:.1} s old",
+        share * 100.0,
+        oldest as f64 / 1e9
+    );
     Ok(())
 }
 

@@ -28,6 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Listener, Part, Snapshot, UdpSockets};
+use fourtuple_syscalls::resource;
 
 use crate::snapshot::processes::{Sockets, Source};
 use crate::sysctl;
@@ -71,7 +72,8 @@ pub struct Reader {
 #[derive(Debug)]
 struct Census {
     began: Instant,
-    duration: Duration,
+    /// Processor time of the pass.
+    used: Duration,
     sockets: Sockets,
     connections: Part<Connections>,
     in_use: connections::Before,
@@ -100,7 +102,7 @@ impl Reader {
         }
     }
 
-    /// Counts only connections with this peer; without a port, with any port of the address.
+    /// Returns the reader with a filter: connections with this peer only; without a port, with any port of the address.
     #[must_use]
     pub fn only(self, peer: IpAddr, port: Option<u16>) -> Reader {
         Reader { peer: Some((peer, port)), ..self }
@@ -194,18 +196,24 @@ impl Census {
         began: Instant,
         earlier: Option<Census>,
     ) -> Census {
-        let start = Instant::now();
+        let start = resource::thread_cpu_time();
         let sockets = Sockets::read(root, source);
         let (interval, before) = earlier
             .map_or_else(Default::default, |earlier| (began.duration_since(earlier.began), earlier.in_use));
         let mut in_use = connections::Before::default();
         let connections = connections::read(ports, peer, &sockets, &before, interval, &mut in_use);
-        Census { began, duration: start.elapsed(), sockets, connections: connections.into(), in_use }
+        Census {
+            began,
+            used: resource::thread_cpu_time().saturating_sub(start),
+            sockets,
+            connections: connections.into(),
+            in_use,
+        }
     }
 
     /// Returns whether another pass now would use more than this share of a processor.
     fn is_recent(&self, now: Instant, share: f64) -> bool {
-        now.duration_since(self.began).mul_f64(share) < self.duration
+        now.duration_since(self.began).mul_f64(share) < self.used
     }
 
     fn aged(mut self, now: Instant) -> Census {

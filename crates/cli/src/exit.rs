@@ -15,6 +15,8 @@ use fourtuple_serve::ServeError;
 pub(crate) enum Exit {
     /// The command did what was requested (0).
     Fine,
+    /// `doctor` found a fault (1).
+    Findings,
     /// The flags or arguments are wrong (2).
     Usage,
     /// The record has remarks on its validity (3).
@@ -29,6 +31,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(match exit {
             Exit::Fine => 0,
+            Exit::Findings => 1,
             Exit::Usage => 2,
             Exit::NotValid => 3,
             Exit::Environment => 4,

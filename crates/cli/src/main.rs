@@ -19,7 +19,9 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
-use commands::{compare, fix, forward, lab, load, plan, report, run, serve, trace};
+use commands::{
+    compare, doctor, explain, export, fix, forward, lab, load, plan, report, run, serve, top, trace,
+};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -28,7 +30,7 @@ use commands::{compare, fix, forward, lab, load, plan, report, run, serve, trace
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 fine, 2 bad usage, 3 the run is not valid, 4 this environment \
+    after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it; `run` has the exit code of its program."
 )]
 pub(crate) struct Arguments {
@@ -38,6 +40,10 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Doctor(doctor::DoctorFlags),
+    Top(top::TopFlags),
+    Explain(explain::Explain),
+    Export(export::ExportFlags),
     Lab(lab::Lab),
     Load(Box<load::LoadFlags>),
     Serve(serve::ServeFlags),
@@ -56,6 +62,10 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let result = match arguments.command {
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Top(top) => top.run(),
+        Command::Explain(explain) => explain.run(),
+        Command::Export(export) => export.run(),
         Command::Lab(lab) => lab.run(),
         Command::Plan(plan) => plan.run(),
         Command::Compare(compare) => compare.run(),

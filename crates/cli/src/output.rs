@@ -145,7 +145,7 @@ pub(crate) fn terminal_width() -> usize {
 }
 
 /// Returns COLUMNS if it is set, else the width of the terminal, else 100.
-fn width() -> usize {
+pub(crate) fn width() -> usize {
     let columns = env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }

@@ -13,7 +13,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use crate::respond::respond;
+use crate::live::Page;
+use crate::respond::{Content, respond};
 
 /// The pause after a failed accept(2) (EMFILE, ENFILE, ENOBUFS, ENOMEM). Clients wait in the accept queue, and the thread does
 /// not spin.
@@ -27,12 +28,18 @@ pub struct Limits {
     pub connections: usize,
     /// The time limit from accept(2) to the last byte of the response; the endpoint then closes the connection.
     pub deadline: Duration,
+    /// The time limit of an event stream of the live page. Browsers then open another.
+    pub stream_deadline: Duration,
 }
 
 impl Default for Limits {
-    /// Returns limits of 64 connections and 5 s.
+    /// Returns limits of 64 connections, 5 s and 10 minutes.
     fn default() -> Limits {
-        Limits { connections: 64, deadline: Duration::from_secs(5) }
+        Limits {
+            connections: 64,
+            deadline: Duration::from_secs(5),
+            stream_deadline: Duration::from_secs(600),
+        }
     }
 }
 
@@ -57,8 +64,8 @@ pub enum EndpointError {
     },
 }
 
-/// A running HTTP endpoint: `GET /metrics` (or `/`) returns the metrics as OpenMetrics text, with one request per connection.
-/// Drop ends its thread and closes its connections.
+/// A running HTTP endpoint: `GET /metrics` returns the metrics as OpenMetrics text, with one request per connection; `GET /` returns the
+/// live page if there is one, else the metrics too. Drop ends its thread and closes its connections.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -74,6 +81,24 @@ impl Endpoint {
     ///
     /// [`EndpointError`]
     pub fn start(address: SocketAddr, limits: Limits, registry: Registry) -> Result<Endpoint, EndpointError> {
+        Endpoint::serve(address, limits, Content { registry, page: None })
+    }
+
+    /// Like [`Endpoint::start`], with a live page at `/` whose updates are at `/events`.
+    ///
+    /// # Errors
+    ///
+    /// [`EndpointError`]
+    pub fn start_with_page(
+        address: SocketAddr,
+        limits: Limits,
+        registry: Registry,
+        page: Page,
+    ) -> Result<Endpoint, EndpointError> {
+        Endpoint::serve(address, limits, Content { registry, page: Some(page) })
+    }
+
+    fn serve(address: SocketAddr, limits: Limits, content: Content) -> Result<Endpoint, EndpointError> {
         let listen = |source| EndpointError::Listen { address, source };
         let listener = std::net::TcpListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
@@ -90,7 +115,7 @@ impl Endpoint {
         let thread = thread::Builder::new()
             .name("exposition".to_owned())
             .spawn(move || {
-                runtime.spawn(accept(listener, limits, Arc::new(registry), counted));
+                runtime.spawn(accept(listener, limits, Arc::new(content), counted));
                 // A dropped sender also stops the thread. All tasks end with the runtime.
                 let _ = runtime.block_on(stopped);
             })
@@ -122,7 +147,7 @@ impl Drop for Endpoint {
     }
 }
 
-async fn accept(listener: TcpListener, limits: Limits, registry: Arc<Registry>, failures: Arc<AtomicU64>) {
+async fn accept(listener: TcpListener, limits: Limits, content: Arc<Content>, failures: Arc<AtomicU64>) {
     let mut connections = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
@@ -141,6 +166,6 @@ async fn accept(listener: TcpListener, limits: Limits, registry: Arc<Registry>, 
         {
             oldest.abort();
         }
-        connections.push_back(tokio::spawn(respond(stream, Arc::clone(&registry), limits.deadline)));
+        connections.push_back(tokio::spawn(respond(stream, Arc::clone(&content), limits)));
     }
 }

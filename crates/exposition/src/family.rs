@@ -89,6 +89,45 @@ pub fn write_family(
     Ok(())
 }
 
+/// A histogram of durations.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Durations {
+    /// Lower bound of a step in nanoseconds and number of durations, ascending. A step belongs to the bucket that contains its
+    /// lower bound.
+    pub steps: Vec<(u64, u64)>,
+    /// Number of durations.
+    pub count: u64,
+    /// Sum of the durations in nanoseconds.
+    pub sum_ns: u64,
+}
+
+/// Upper bounds of the buckets of a histogram of durations, in seconds: 1, 2 and 5 of each decade from 10 us to 1 s.
+const BUCKETS: [f64; 16] =
+    [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0];
+
+/// Writes a histogram of durations in seconds, without labels.
+///
+/// # Errors
+///
+/// The errors of the encoder; the text encoder has none.
+pub fn write_durations(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    durations: &Durations,
+) -> fmt::Result {
+    let mut buckets: Vec<(f64, u64)> = BUCKETS.iter().map(|bound| (*bound, 0)).collect();
+    // The encoder writes this bound as +Inf.
+    buckets.push((f64::INFINITY, 0));
+    for (from_ns, number) in &durations.steps {
+        let from = *from_ns as f64 / 1e9;
+        let bucket = buckets.iter_mut().find(|(bound, _)| from < *bound);
+        bucket.into_iter().for_each(|(_, sum)| *sum += number);
+    }
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    metric.encode_histogram::<NoLabelSet>(durations.sum_ns as f64 / 1e9, durations.count, &buckets, None)
+}
+
 /// Returns the metrics of a registry as OpenMetrics text, as a scrape returns them.
 ///
 /// # Errors
@@ -119,6 +158,34 @@ mod tests {
             let quoted = [Sample::new([("peer", "a\"b\\c\n")], 1)];
             write_family(&mut encoder, Kind::Gauge, "up", "Whether it is up", quoted)?;
             write_family(&mut encoder, Kind::Gauge, "clients", "Clients", [])
+        }
+    }
+
+    #[derive(Debug)]
+    struct Searches;
+
+    impl Collector for Searches {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let steps = vec![(8_000, 3), (10_000, 2), (2_000_000_000, 1)];
+            let durations = Durations { steps, count: 6, sum_ns: 3_500_000_000 };
+            write_durations(&mut encoder, "search_seconds", "Searches", &durations)
+        }
+    }
+
+    #[test]
+    fn buckets_of_a_histogram_are_cumulative() {
+        let mut registry = Registry::with_prefix("x");
+        registry.register_collector(Box::new(Searches));
+        let text = text(&registry).unwrap();
+        for line in [
+            "x_search_seconds_sum 3.5\n",
+            "x_search_seconds_count 6\n",
+            "_bucket{le=\"0.00001\"} 3\n",
+            "_bucket{le=\"0.00002\"} 5\n",
+            "_bucket{le=\"1.0\"} 5\n",
+            "_bucket{le=\"+Inf\"} 6\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
         }
     }
 

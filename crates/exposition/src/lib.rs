@@ -27,10 +27,12 @@
 
 mod endpoint;
 mod family;
+mod live;
 mod respond;
 
 pub use endpoint::{Endpoint, EndpointError, Limits};
-pub use family::{Kind, Number, Sample, text, write_family};
+pub use family::{Durations, Kind, Number, Sample, text, write_durations, write_family};
+pub use live::{Page, Publisher};
 pub use prometheus_client::collector::Collector;
 pub use prometheus_client::encoding::DescriptorEncoder;
 pub use prometheus_client::registry::Registry;

@@ -1,42 +1,72 @@
 //! One connection: one request and its response.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use http_body_util::Full;
+use http_body_util::channel::Channel;
+use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
+use crate::endpoint::Limits;
 use crate::family::text;
+use crate::live::Page;
 
 /// The maximum size of a request in bytes, which is the smallest that hyper permits. A longer request gets the status 431.
 const LONGEST_REQUEST: usize = 8 * 1024;
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+type Body = Either<Full<Bytes>, Channel<Bytes>>;
+
+/// What the endpoint serves.
+#[derive(Debug)]
+pub(crate) struct Content {
+    pub(crate) registry: Registry,
+    /// The live page; `None`: metrics only.
+    pub(crate) page: Option<Page>,
+}
 
 /// Answers one request and closes the connection. At the deadline the connection is closed regardless of its progress.
-pub(crate) async fn respond(stream: TcpStream, registry: Arc<Registry>, deadline: Duration) {
+pub(crate) async fn respond(stream: TcpStream, content: Arc<Content>, limits: Limits) {
+    let streams = Arc::new(AtomicBool::new(false));
+    let found = Arc::clone(&streams);
     let service = service_fn(move |request: Request<Incoming>| {
-        let response = response(&request, &registry);
+        found.store(request.uri().path() == EVENTS, Ordering::Relaxed);
+        let response = response(&request, &content);
         async { Ok::<_, Infallible>(response) }
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
         .max_buf_size(LONGEST_REQUEST)
         .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
     // A client that is too slow or sends no HTTP loses its connection; hyper has answered 400 where possible.
-    let _ = tokio::time::timeout(deadline, connection).await;
+    let late = tokio::time::timeout(limits.deadline, connection.as_mut()).await.is_err();
+    if late && streams.load(Ordering::Relaxed) {
+        let _ = tokio::time::timeout(limits.stream_deadline, connection).await;
+    }
 }
 
-fn response(request: &Request<Incoming>, registry: &Registry) -> Response<Full<Bytes>> {
-    if !matches!(request.uri().path(), "/metrics" | "/") {
+/// The path of the event stream of the live page.
+const EVENTS: &str = "/events";
+
+fn response(request: &Request<Incoming>, content: &Content) -> Response<Body> {
+    let path = request.uri().path();
+    let page = content.page.as_ref();
+    if !matches!((path, page), ("/metrics" | "/", _) | (EVENTS, Some(_))) {
         return plain(StatusCode::NOT_FOUND, "see /metrics\n");
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -44,18 +74,39 @@ fn response(request: &Request<Incoming>, registry: &Registry) -> Response<Full<B
         refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refused;
     }
-    match text(registry) {
-        Ok(page) => {
-            let mut response = Response::new(Full::from(page));
-            response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
-            response
-        }
-        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "a collector failed\n"),
+    match (path, page) {
+        ("/", Some(page)) => typed(HTML, Either::Left(Full::from(page.html()))),
+        (EVENTS, Some(page)) => typed(EVENT_STREAM, Either::Right(events(page.updates()))),
+        _ => match text(&content.registry) {
+            Ok(page) => typed(OPENMETRICS, Either::Left(Full::from(page))),
+            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "a collector failed\n"),
+        },
     }
 }
 
-fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
+fn typed(kind: HeaderValue, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
+    response
+}
+
+/// Returns a body with an event per update, until the client or the endpoint ends.
+fn events(mut updates: watch::Receiver<Arc<str>>) -> Channel<Bytes> {
+    let (mut sender, body) = Channel::new(1);
+    tokio::spawn(async move {
+        while updates.changed().await.is_ok() {
+            let update = Arc::clone(&updates.borrow_and_update());
+            if sender.send_data(Bytes::from(format!("data: {update}\n\n"))).await.is_err() {
+                return;
+            }
+        }
+    });
+    body
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::from(text)));
     *response.status_mut() = status;
     response
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_exposition::{
-    Collector, DescriptorEncoder, Endpoint, EndpointError, Kind, Limits, Registry, Sample, write_family,
+    Collector, DescriptorEncoder, Endpoint, EndpointError, Kind, Limits, Page, Registry, Sample, write_family,
 };
 use fourtuple_testing::in_namespace;
 
@@ -97,7 +97,7 @@ fn idle_clients_do_not_delay_a_scrape() {
 
 #[test]
 fn the_oldest_connection_is_closed_at_the_limit() {
-    let endpoint = start(Limits { connections: 4, deadline: NEVER });
+    let endpoint = start(Limits { connections: 4, deadline: NEVER, ..Limits::default() });
     let idle: Vec<_> = (0..20).map(|_| connect(endpoint.address())).collect();
     scrape(endpoint.address());
     // Of 20 idle connections, the first 17 were closed for later ones and for the scrape.
@@ -143,6 +143,37 @@ fn wrong_requests_get_their_status() {
         assert!(first.contains(&format!(" {status} ")), "{:?}: {first}", &request[..request.len().min(30)]);
     }
     scrape(endpoint.address());
+}
+
+#[test]
+fn a_live_page_gets_events_until_its_deadline() {
+    let (page, publisher) = Page::new();
+    publisher.set_page("<p>page</p>".to_owned());
+    let limits = Limits { stream_deadline: Duration::from_millis(300), ..Limits::default() };
+    let mut registry = Registry::with_prefix("test");
+    registry.register_collector(Box::new(One));
+    let endpoint = Endpoint::start_with_page(([127, 0, 0, 1], 0).into(), limits, registry, page).unwrap();
+    assert!(!publisher.has_readers());
+    assert!(ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n").ends_with("<p>page</p>"));
+    let mut stream = connect(endpoint.address());
+    stream.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let begun = Instant::now();
+    while !publisher.has_readers() {
+        assert!(begun.elapsed() < LONG, "the stream never began");
+        thread::sleep(Duration::from_millis(5));
+    }
+    publisher.send("one".to_owned());
+    let mut text = String::new();
+    let mut bytes = [0; 1024];
+    while !text.contains("data: one\n\n") {
+        let length = stream.read(&mut bytes).unwrap();
+        assert!(length > 0, "{text}");
+        text += std::str::from_utf8(&bytes[..length]).unwrap();
+    }
+    assert!(text.to_lowercase().contains("content-type: text/event-stream"), "{text}");
+    scrape(endpoint.address());
+    // The deadline, not the client, ends the stream.
+    read(stream);
 }
 
 const CHILD: &str = "FOURTUPLE_TEST_WITHOUT_DESCRIPTORS";

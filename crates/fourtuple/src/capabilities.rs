@@ -90,10 +90,23 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
         Answer::Absent => return Ok(Capabilities { local_port_range: LocalPortRange::Absent }),
         Answer::Done => {}
     }
-    match parities() {
-        Ok(both) => Ok(Capabilities {
-            local_port_range: if both { LocalPortRange::Linear } else { LocalPortRange::Parity },
-        }),
+    Ok(Capabilities { local_port_range: search(true)? })
+}
+
+/// Probes how connect() searches for a source port on a socket without options, in the calling thread's network namespace. The probe
+/// connects as [`probe`] does; the result is not stored.
+///
+/// # Errors
+///
+/// [`ProbeError`]
+pub fn probe_default_search() -> Result<LocalPortRange, ProbeError> {
+    search(false)
+}
+
+fn search(with_option: bool) -> Result<LocalPortRange, ProbeError> {
+    match parities(with_option) {
+        Ok(true) => Ok(LocalPortRange::Linear),
+        Ok(false) => Ok(LocalPortRange::Parity),
         Err(error)
             if matches!(
                 error.error.kind(),
@@ -104,18 +117,18 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
                     | io::ErrorKind::AddrInUse
             ) =>
         {
-            Ok(Capabilities { local_port_range: LocalPortRange::Unproven })
+            Ok(LocalPortRange::Unproven)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Returns whether connections with IP_LOCAL_PORT_RANGE get ports of both parities.
+/// Returns whether connections, with or without IP_LOCAL_PORT_RANGE, get ports of both parities.
 ///
 /// Each connection is reset before the next, so that a range of a few ports is enough. A search by parity takes all ports of one
 /// parity first, and 16 connections do not exhaust them. A linear search misses one parity in 16 tries with a probability of 2^-15,
 /// because its start moves by a random 1 to 8 ports each time.
-fn parities() -> Result<bool, ProbeError> {
+fn parities(with_option: bool) -> Result<bool, ProbeError> {
     let at = |call| move |error| ProbeError { call, error };
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = socket::open(Transport::Tcp, loopback, true).map_err(at("socket"))?;
@@ -125,7 +138,10 @@ fn parities() -> Result<bool, ProbeError> {
     let mut seen = [false; 2];
     for _ in 0..PROBES {
         let probe = socket::open(Transport::Tcp, destination, true).map_err(at("socket"))?;
-        let _: Answer = option::set_local_port_range(probe.as_fd(), 0, u16::MAX).map_err(at("setsockopt"))?;
+        if with_option {
+            let _: Answer =
+                option::set_local_port_range(probe.as_fd(), 0, u16::MAX).map_err(at("setsockopt"))?;
+        }
         option::set_reset_on_close(probe.as_fd()).map_err(at("setsockopt"))?;
         socket::connect(probe.as_fd(), destination).map_err(at("connect"))?;
         let local = socket::local_address(probe.as_fd()).map_err(at("getsockname"))?;

@@ -52,6 +52,11 @@ impl LogLinear {
         self.counts.iter().sum()
     }
 
+    /// Returns the sum of the samples in nanoseconds.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns
+    }
+
     /// Returns the quantile `share` (0 to 1) by nearest rank: the middle of its bucket, never above the maximum; 0
     /// for an empty histogram.
     pub fn quantile(&self, share: f64) -> u64 {

@@ -36,6 +36,30 @@ pub struct DoctorResults {
     pub unchecked: Vec<Unchecked>,
     /// The input of the rules.
     pub snapshot: Snapshot,
+    /// Figures of the last minutes; `null` for a single diagnosis.
+    pub history: Option<History>,
+}
+
+/// Figures of the last minutes, for charts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// Tuples with the most ports in use: `10.0.0.9 → 10.1.2.3:443`.
+    pub tuples: Vec<String>,
+    /// The readings, in order.
+    pub moments: Vec<Moment>,
+}
+
+/// A reading.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Time since the start.
+    pub at_ns: u64,
+    /// Ports in use of each tuple of the history.
+    pub in_use: Vec<u32>,
+    /// TIME_WAIT sockets of the namespace.
+    pub time_wait: u64,
+    /// Connections in all accept queues.
+    pub queued: u64,
 }
 
 /// The severity of a finding.

@@ -39,7 +39,9 @@ pub use accept::{
     WaitNs, Waiter,
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
-pub use doctor::{Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Severity, Unchecked};
+pub use doctor::{
+    Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Severity, Unchecked,
+};
 pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
 pub use format::{format_duration, format_time, three_digits};

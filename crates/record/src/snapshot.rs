@@ -402,6 +402,8 @@ pub struct LocalAddress {
 /// Events that tracers saw during the interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
+    /// connect() calls by process and destination, most calls first; bounded.
+    pub connects: Vec<TracedConnects>,
     /// connect() calls that failed with EADDRNOTAVAIL, by process and destination.
     pub unavailable: Vec<Unavailable>,
     /// 99th percentile of the port search; `null`: no search was seen.
@@ -416,6 +418,23 @@ pub struct Traced {
     pub accepts: u64,
     /// Time that tasks waited for locks of the network stack, by class of the lock.
     pub lock_waits: BTreeMap<String, LockWaits>,
+}
+
+/// The connect() calls of a process to a destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedConnects {
+    /// The process; `sockets` is the number of calls.
+    pub owner: Owner,
+    /// The destination.
+    pub destination: SocketAddr,
+    /// Calls that searched for a port and found one.
+    pub searches: u64,
+    /// Mean time of a search.
+    pub search_mean_ns: u64,
+    /// 99th percentile of the time of a search.
+    pub search_p99_ns: u64,
+    /// Calls from a port that was already bound.
+    pub given_port: u64,
 }
 
 /// Waits for one class of locks.

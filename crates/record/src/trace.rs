@@ -132,6 +132,9 @@ pub struct TraceTuple {
     pub name: String,
     /// Destination address and port.
     pub destination: String,
+    /// Inode of the network namespace, as `lsns` prints it; 0 in older records.
+    #[serde(default)]
+    pub namespace: u32,
     /// Searches that found a port.
     pub searches: u64,
     /// Searches that found an even port.

@@ -129,7 +129,8 @@ fn every_field_is_required_unless_it_may_be_absent() {
             // Older records lack the protocol of a trace, the client limits of `forward` and the notes on lost
             // events.
             let of_trace = sample["command"] == "trace connect" && place == "/settings/protocol"
-                || place == "/results/notes";
+                || place == "/results/notes"
+                || field == "namespace" && parent.starts_with("/results/tuples");
             let of_forward =
                 sample["command"] == "forward" && ["client_limit", "evicted", "unanswered"].contains(&field);
             let fine = is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace || of_forward;

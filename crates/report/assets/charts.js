@@ -1,5 +1,5 @@
-// The charts of a page, from the embedded JSON records. In the same function plot.js, load.js, accept.js and
-// planes.js precede this file.
+// The charts of a page, from the embedded JSON records. In the same function plot.js, load.js, accept.js,
+// planes.js and doctor.js precede this file.
 
 // ---- data ---------------------------------------------------------------------------------------------------------
 
@@ -381,6 +381,7 @@ const kinds = {
   ...loadKinds,
   ...acceptKinds,
   ...planesKinds,
+  ...doctorKinds,
 };
 
 // ---- painting -----------------------------------------------------------------------------------------------------
@@ -498,9 +499,22 @@ function draw(figure) {
   }
 }
 
-const figures = [...document.querySelectorAll("figure[data-chart]")];
-figures.forEach(draw);
-overflow();
+let figures = [];
+
+// Draws the charts of the page as it is now; a live page calls it again after each change.
+function redraw() {
+  for (const [figure, u] of plots) {
+    if (!figure.isConnected) {
+      u.destroy();
+      plots.delete(figure);
+    }
+  }
+  for (const index of Object.keys(records)) delete records[index];
+  figures = [...document.querySelectorAll("figure[data-chart]")];
+  figures.forEach(draw);
+  overflow();
+}
+redraw();
 
 // Colours are painted into the canvases, so a change of colour scheme requires drawing again.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(draw));

@@ -48,6 +48,8 @@ pub(crate) struct Document {
     pub(crate) advice: Vec<String>,
     /// Command line that repeats the run.
     pub(crate) command_line: String,
+    /// Whether the document begins with its first block, and facts about the host follow at the end.
+    pub(crate) leads: bool,
     /// Whether the figures were computed rather than measured.
     pub(crate) computed: bool,
     /// Field of the results that charts read; empty for the results as a whole.
@@ -83,6 +85,8 @@ pub(crate) enum Block {
     Note(Tone, String),
     /// A list of short paragraphs.
     List(Tone, Vec<Named>),
+    /// A command to paste, which a renderer does not break into lines, and its effect.
+    Command { command: String, effect: String },
     /// A warning that the record has no results.
     Nothing,
 }

@@ -132,6 +132,11 @@ impl Session for AcceptSession {
 }
 
 impl AcceptSession {
+    /// Returns the waits of all accepted connections.
+    pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
+        Ok(times(&self.wait.totals().map_err(TraceError::Accept)?.wait))
+    }
+
     fn counted(&self) -> Result<Counted, BpfError> {
         self.wait.look()?;
         let (mut listeners, workers) = (self.wait.listeners()?, self.wait.workers()?);

@@ -9,6 +9,7 @@ use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, UDP_TIER};
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
+use fourtuple_measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame};
 use fourtuple_syscalls::errno_name;
 
@@ -162,6 +163,13 @@ impl Connect {
                 Ok((ConnectSearch::attach_udp(&filter, root.as_fd())?, UDP_TIER, None))
             }
         }
+    }
+}
+
+impl ConnectSession {
+    /// Returns the times of all searches that found a port.
+    pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
+        Ok(all_searches(&self.search.totals()?))
     }
 }
 

@@ -124,6 +124,7 @@ fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
         process: key.process,
         name: tuple.name(),
         destination: SocketAddr::new(key.address(), key.port).to_string(),
+        namespace: tuple.namespace,
         searches,
         even: evens,
         odd: odds,

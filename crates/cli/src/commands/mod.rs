@@ -1,6 +1,9 @@
 //! The subcommands, a module each.
 
 pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod explain;
+pub(crate) mod export;
 pub(crate) mod fix;
 pub(crate) mod forward;
 pub(crate) mod lab;
@@ -9,4 +12,5 @@ pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod top;
 pub(crate) mod trace;

@@ -510,6 +510,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
     let tuple = |process: u32, searches: u64| TraceTuple {
         process,
         name: "wrk".into(),
+        namespace: 4_026_531_840,
         destination: "127.0.0.1:8080".into(),
         searches,
         even: searches / 2,

@@ -13,11 +13,12 @@ use crate::table::{Cell, Picture, Table, more};
 const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
 /// The page's own scripts, in the order of their dependencies.
-const SCRIPTS: [&str; 5] = [
+const SCRIPTS: [&str; 6] = [
     include_str!("../../assets/plot.js"),
     include_str!("../../assets/load.js"),
     include_str!("../../assets/accept.js"),
     include_str!("../../assets/planes.js"),
+    include_str!("../../assets/doctor.js"),
     include_str!("../../assets/charts.js"),
 ];
 /// The licence of uPlot, which every copy, and hence every page, must contain.
@@ -28,19 +29,38 @@ const PAGE_CSS: &str = include_str!("../../assets/page.css");
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
 
+/// The content security policy of a live page: it may connect to its own server.
+const LIVE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'";
+const LIVE_JS: &str = include_str!("../../assets/live.js");
+
 /// Returns a page of `records`, in order: remarks on validity, advice, tables, and charts that zoom and pan.
 ///
 /// The page follows the browser's light or dark preference and is readable at a width of 360 pixels. Without
 /// JavaScript the charts are missing; the tables remain. The records are embedded in full as JSON in `script`
 /// elements of the type `application/json`.
 pub fn page(records: &[Saved]) -> String {
+    document_of(records, POLICY, &[])
+}
+
+/// Returns a page of one record that replaces its article by each event of the event stream `/events` of its own server: a JSON
+/// string with the result of [`article`].
+pub fn live_page(record: &Saved) -> String {
+    document_of(std::slice::from_ref(record), LIVE_POLICY, &[LIVE_JS])
+}
+
+/// Returns the part of a page that shows a record.
+pub fn article(record: &Saved) -> String {
+    show(0, record).into_string()
+}
+
+fn document_of(records: &[Saved], policy: &str, scripts: &[&str]) -> String {
     let commons: Vec<Common<'_>> = records.iter().map(Saved::common).collect();
     html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta http-equiv="Content-Security-Policy" content=(policy);
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 meta name="generator" content=(concat!("fourtuple ", env!("CARGO_PKG_VERSION")));
@@ -59,7 +79,7 @@ pub fn page(records: &[Saved]) -> String {
                     (contents(&commons))
                 }
                 @for (index, saved) in records.iter().enumerate() {
-                    (article(index, saved))
+                    (show(index, saved))
                 }
                 footer {
                     p {
@@ -69,7 +89,7 @@ pub fn page(records: &[Saved]) -> String {
                 }
                 script { (PreEscaped(UPLOT_JS)) }
                 script {
-                    (PreEscaped("(() => {\n\"use strict\";\n")) (PreEscaped(SCRIPTS.concat())) (PreEscaped("})();"))
+                    (PreEscaped("(() => {\n\"use strict\";\n")) (PreEscaped(SCRIPTS.concat())) (PreEscaped(scripts.concat())) (PreEscaped("})();"))
                 }
             }
         }
@@ -100,7 +120,7 @@ fn contents(records: &[Common<'_>]) -> Markup {
     }
 }
 
-fn article(index: usize, saved: &Saved) -> Markup {
+fn show(index: usize, saved: &Saved) -> Markup {
     let (common, document) = (saved.common(), document(saved));
     html! {
         article id=(format!("record-{index}")) {
@@ -178,6 +198,10 @@ fn block(record: usize, block: &Block) -> Markup {
                         }
                     }
                 }
+            }
+            Block::Command { command, effect } => {
+                div.scroll tabindex="0" { pre { code { (command) } } }
+                p.dim { (effect) }
             }
             Block::Nothing => { p.remark { "Nothing was measured." } }
         }

@@ -5,7 +5,7 @@ mod sheet;
 mod table;
 mod timeline;
 
-use fourtuple_record::{Saved, TraceHeat};
+use fourtuple_record::{Common, Saved, TraceHeat};
 
 use crate::document::{Block, Medium, Tone};
 use crate::records::{document, host_facts};
@@ -29,9 +29,10 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
     if !common.validity.is_empty() {
         sheet.gap();
     }
-    sheet.list(&host_facts(common.host), Tone::Dim);
-    sheet.list(&[format!("fourtuple {}", common.command), common.started.to_owned()], Tone::Dim);
-    sheet.gap();
+    if !document.leads {
+        show_origin(&mut sheet, &common);
+        sheet.gap();
+    }
     let mut last: Option<&Block> = None;
     for (_, block) in document.blocks.iter().filter(|(medium, _)| medium.includes(Medium::Terminal)) {
         // Blank lines separate tables from text, except from their own heading.
@@ -48,6 +49,22 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
             sheet.item("- ", line, Tone::Plain);
         }
     }
+    if document.leads {
+        sheet.gap();
+        show_origin(&mut sheet, &common);
+    }
+    sheet.finish()
+}
+
+fn show_origin(sheet: &mut Sheet, common: &Common<'_>) {
+    sheet.list(&host_facts(common.host), Tone::Dim);
+    sheet.list(&[format!("fourtuple {}", common.command), common.started.to_owned()], Tone::Dim);
+}
+
+/// Returns lines of at most `width` columns (at least 20); each given line is a paragraph.
+pub fn paragraphs(lines: &[String], width: usize) -> String {
+    let mut sheet = Sheet::new(width, false);
+    lines.iter().for_each(|line| sheet.item("", line, Tone::Plain));
     sheet.finish()
 }
 
@@ -85,6 +102,10 @@ fn show(sheet: &mut Sheet, block: &Block) {
             "" => sheet.item("- ", text, *tone),
             name => sheet.item("  ", &format!("{name}: {text}"), *tone),
         }),
+        Block::Command { command, effect } => {
+            sheet.unbroken("    ", command);
+            sheet.item("      ", effect, Tone::Dim);
+        }
         Block::Nothing => {
             sheet.gap();
             sheet.item("", "Nothing was measured.", Tone::Bad);

@@ -66,6 +66,11 @@ impl Sheet {
         }
     }
 
+    /// Adds a line that is never wrapped, because a terminal copies a wrapped command as several lines.
+    pub(super) fn unbroken(&mut self, mark: &str, text: &str) {
+        self.line(&[(mark.to_owned() + &printable(text), Style::PLAIN)]);
+    }
+
     /// Adds short facts separated by dots; lines break between two facts if possible.
     pub(super) fn list(&mut self, facts: &[String], tone: Tone) {
         let mut line = String::new();

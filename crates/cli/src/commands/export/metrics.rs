@@ -1,0 +1,183 @@
+//! The latest snapshot as metrics.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use fourtuple_exposition::{
+    Collector, DescriptorEncoder, Durations, Kind, Sample, write_durations, write_family,
+};
+use fourtuple_measure::LogLinear;
+use fourtuple_record::Finding;
+use fourtuple_record::snapshot::{Snapshot, Tuple};
+use fourtuple_trace::SurveyTimes;
+
+use crate::commands::doctor::time_to_exhaustion;
+
+/// The latest snapshot; empty before the first reading.
+#[derive(Debug)]
+pub(super) struct Metrics {
+    /// The number of tuples with labels of their own.
+    tuples: usize,
+    latest: Mutex<Option<Latest>>,
+}
+
+#[derive(Clone, Debug)]
+struct Latest {
+    tuples: Vec<TupleMetrics>,
+    /// Ports that connect() may choose.
+    usable: Option<u32>,
+    states: BTreeMap<String, u64>,
+    /// Address, connections in the accept queue, limit of the queue.
+    listeners: Vec<(String, u64, u64)>,
+    /// Number of findings by rule and severity.
+    findings: BTreeMap<(String, String), u64>,
+    times: Option<SurveyTimes>,
+}
+
+/// The metrics of a tuple, or of all tuples without labels of their own.
+#[derive(Clone, Debug, Default)]
+struct TupleMetrics {
+    source: String,
+    destination: String,
+    in_use: u32,
+    states: BTreeMap<String, u64>,
+    seconds_to_exhaustion: Option<f64>,
+}
+
+impl Metrics {
+    pub(super) fn new(tuples: usize) -> Metrics {
+        Metrics { tuples, latest: Mutex::new(None) }
+    }
+
+    pub(super) fn update(&self, snapshot: &Snapshot, findings: &[Finding], times: Option<SurveyTimes>) {
+        let connections = snapshot.connections.seen().ok();
+        let usable = snapshot.ports.seen().ok().map(|ports| ports.usable());
+        let mut by_rule = BTreeMap::new();
+        for finding in findings {
+            let severity = format!("{:?}", finding.severity).to_lowercase();
+            *by_rule.entry((finding.id.clone(), severity)).or_default() += 1;
+        }
+        let listeners = snapshot.listeners.seen().ok().into_iter().flatten();
+        let mut queues: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        // The members of a SO_REUSEPORT group have the same address.
+        for listener in listeners {
+            let queue = queues.entry(listener.address.to_string()).or_default();
+            queue.0 += u64::from(listener.waiting);
+            queue.1 += u64::from(listener.backlog);
+        }
+        let latest = Latest {
+            tuples: connections
+                .map(|connections| listed(&connections.tuples, usable, self.tuples))
+                .unwrap_or_default(),
+            usable,
+            states: connections.map(|connections| connections.states.clone()).unwrap_or_default(),
+            listeners: queues
+                .into_iter()
+                .map(|(address, (waiting, limit))| (address, waiting, limit))
+                .collect(),
+            findings: by_rule,
+            times,
+        };
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+    }
+}
+
+/// Returns the first tuples, and the sum of the others.
+fn listed(tuples: &[Tuple], usable: Option<u32>, most: usize) -> Vec<TupleMetrics> {
+    let one = |tuple: &Tuple| TupleMetrics {
+        source: tuple.source.to_string(),
+        destination: tuple.destination.to_string(),
+        in_use: tuple.in_use,
+        states: tuple.states.clone(),
+        seconds_to_exhaustion: usable.and_then(|usable| time_to_exhaustion(tuple, usable)),
+    };
+    let (first, others) = tuples.split_at(most.min(tuples.len()));
+    let mut listed: Vec<TupleMetrics> = first.iter().map(one).collect();
+    if !others.is_empty() {
+        let mut sum = TupleMetrics {
+            source: "other".to_owned(),
+            destination: "other".to_owned(),
+            ..TupleMetrics::default()
+        };
+        for tuple in others {
+            for (state, number) in &tuple.states {
+                *sum.states.entry(state.clone()).or_default() += number;
+            }
+        }
+        listed.push(sum);
+    }
+    listed
+}
+
+impl TupleMetrics {
+    fn labels(&self) -> [(&'static str, String); 2] {
+        [("destination", self.destination.clone()), ("source", self.source.clone())]
+    }
+
+    /// Returns whether the ports of the tuple are a budget of its own.
+    fn is_single(&self) -> bool {
+        self.destination != "other"
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(latest) = latest else { return Ok(()) };
+        latest.write_tuples(&mut encoder)?;
+        latest.write_host(&mut encoder)?;
+        if let Some(SurveyTimes { search, wait }) = &latest.times {
+            let help = "Time in which connect() found a source port, in all network namespaces";
+            write_durations(&mut encoder, "connect_search_seconds", help, &durations(search))?;
+            let help = "Time from the end of the handshake to accept(), in all network namespaces";
+            write_durations(&mut encoder, "accept_wait_seconds", help, &durations(wait))?;
+        }
+        Ok(())
+    }
+}
+
+fn durations(times: &LogLinear) -> Durations {
+    Durations { steps: times.steps().collect(), count: times.count(), sum_ns: times.sum_ns() }
+}
+
+impl Latest {
+    fn write_tuples(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let used = self.tuples.iter().flat_map(|tuple| {
+            tuple.states.iter().map(|(state, number)| {
+                Sample::new(tuple.labels().into_iter().chain([("state", state.clone())]), *number)
+            })
+        });
+        let help = "Sockets that use a source port, by source, destination and TCP state";
+        write_family(encoder, Kind::Gauge, "ports_used", help, used)?;
+        let Some(usable) = self.usable else { return Ok(()) };
+        let single = || self.tuples.iter().filter(|tuple| tuple.is_single());
+        let free = |tuple: &TupleMetrics| usable.saturating_sub(tuple.in_use);
+        let available = single().map(|tuple| Sample::new(tuple.labels(), u64::from(free(tuple))));
+        let help = "Free ports of the range for a source and a destination";
+        write_family(encoder, Kind::Gauge, "ports_available", help, available)?;
+        let forecast =
+            single().filter_map(|tuple| Some(Sample::new(tuple.labels(), tuple.seconds_to_exhaustion?)));
+        let help = "Time until no port is free at the present growth; absent without growth";
+        write_family(encoder, Kind::Gauge, "time_to_exhaustion_seconds", help, forecast)
+    }
+
+    fn write_host(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let states =
+            self.states.iter().map(|(state, number)| Sample::new([("state", state.clone())], *number));
+        write_family(encoder, Kind::Gauge, "sockets", "TCP sockets except listeners, by state", states)?;
+        let of_listener = |get: fn(&(String, u64, u64)) -> u64| {
+            self.listeners
+                .iter()
+                .map(move |listener| Sample::new([("listener", listener.0.clone())], get(listener)))
+        };
+        let help = "Connections in the accept queue, by address of the listener";
+        write_family(encoder, Kind::Gauge, "accept_queue_length", help, of_listener(|listener| listener.1))?;
+        let help = "Limit of the accept queue, by address of the listener";
+        write_family(encoder, Kind::Gauge, "accept_queue_limit", help, of_listener(|listener| listener.2))?;
+        let findings = self.findings.iter().map(|((id, severity), number)| {
+            Sample::new([("id", id.clone()), ("severity", severity.clone())], *number)
+        });
+        write_family(encoder, Kind::Gauge, "findings", "Findings of `fourtuple doctor`, by rule", findings)
+    }
+}

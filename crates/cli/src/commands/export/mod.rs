@@ -1,0 +1,158 @@
+mod metrics;
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use fourtuple_doctor::{Diagnosis, diagnose};
+use fourtuple_exposition::{Endpoint, Limits, Page, Publisher, Registry};
+use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
+use fourtuple_report::html;
+use fourtuple_trace::Survey;
+use time::OffsetDateTime;
+
+use crate::commands::doctor::{Past, TargetFlags, Thresholds, Watch, host, read_thresholds};
+use crate::exit::Exit;
+use crate::units::{self, nanoseconds};
+use crate::{output, stop};
+use metrics::Metrics;
+
+/// Serve what `doctor` sees as metrics for Prometheus, and as a live page
+///
+/// GET /metrics returns OpenMetrics text, GET / a page that updates itself. Read-only; process names and addresses are visible to every
+/// client that can connect, so the endpoint listens on loopback unless told otherwise. Ends with Ctrl-C or SIGTERM.
+#[derive(Debug, Args)]
+pub(crate) struct ExportFlags {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9416")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    target: TargetFlags,
+    /// Time between two readings
+    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "5s", allow_hyphen_values = true)]
+    every: Duration,
+    /// Destinations with metrics of their own, those with the most ports in use; the others are summed up as "other"
+    #[arg(long, value_name = "N", value_parser = units::up_to::<100>, default_value = "20", allow_hyphen_values = true)]
+    destinations: u32,
+    /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
+    #[arg(long, value_name = "FILE")]
+    thresholds: Option<PathBuf>,
+    /// Trace nothing: no BPF program is loaded, and the histograms are missing
+    #[arg(long)]
+    no_trace: bool,
+    /// Print nothing but errors
+    #[arg(long)]
+    quiet: bool,
+}
+
+impl ExportFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let thresholds = read_thresholds(self.thresholds.as_deref())?;
+        let namespace = self.target.open()?;
+        let stop = stop::flag()?;
+        let metrics = Arc::new(Metrics::new(self.destinations as usize));
+        let mut registry = Registry::with_prefix("fourtuple");
+        registry.register_collector(Box::new(Arc::clone(&metrics)));
+        let (page, publisher) = Page::new();
+        let endpoint = Endpoint::start_with_page(self.listen, Limits::default(), registry, page)
+            .with_context(|| format!("--listen {}", self.listen))?;
+        namespace.within(|| {
+            let mut watch = Watch::begin();
+            // After the probe of the search, whose connects would count.
+            let survey = self.attach();
+            let mut live = Live { flags: &self, thresholds, past: Past::new(), publisher, metrics, survey };
+            live.show(watch.read());
+            if !self.quiet {
+                let address = endpoint.address();
+                let _ = writeln!(
+                    io::stderr(),
+                    "metrics at http://{address}/metrics, live page at http://{address}/"
+                );
+            }
+            let mut next = Instant::now() + self.every;
+            while !stop.load(Ordering::Relaxed) {
+                live.poll()?;
+                let now = Instant::now();
+                if now >= next {
+                    // After a stop of the machine the missed readings are not made up for.
+                    next = now.max(next) + self.every;
+                    live.show(watch.read());
+                }
+                let pause = next.saturating_duration_since(Instant::now()).min(live.poll_interval());
+                thread::sleep(pause);
+            }
+            Ok(Exit::Fine)
+        })
+    }
+
+    /// Attaches the traces. Without the right to, the histograms are missing, which a line on stderr says.
+    fn attach(&self) -> Option<Survey> {
+        if self.no_trace {
+            return None;
+        }
+        let attached = Survey::without_locks();
+        attached.inspect_err(|error| drop(writeln!(io::stderr(), "without histograms: {error}"))).ok()
+    }
+}
+
+struct Live<'a> {
+    flags: &'a ExportFlags,
+    thresholds: Thresholds,
+    past: Past,
+    publisher: Publisher,
+    metrics: Arc<Metrics>,
+    survey: Option<Survey>,
+}
+
+impl Live<'_> {
+    /// Returns the longest time until the next poll: often enough for a signal, and for the trace if there is one.
+    fn poll_interval(&self) -> Duration {
+        if self.survey.is_some() { Survey::POLL_INTERVAL } else { Duration::from_millis(200) }
+    }
+
+    fn poll(&mut self) -> anyhow::Result<()> {
+        Ok(self.survey.as_mut().map_or(Ok(()), Survey::poll)?)
+    }
+
+    /// Updates the metrics, and the page if a browser reads it.
+    fn show(&mut self, snapshot: Snapshot) {
+        self.past.add(&snapshot);
+        let diagnosis = diagnose(&snapshot, &self.thresholds.limits);
+        let times = self.survey.as_ref().and_then(|survey| survey.times().ok());
+        self.metrics.update(&snapshot, &diagnosis.findings, times);
+        let record = self.record(snapshot, diagnosis);
+        if self.publisher.has_readers() {
+            // A JSON string has no line ends, which would end an event.
+            let update = serde_json::to_string(&html::article(&record));
+            self.publisher.send(update.unwrap_or_default());
+        }
+        self.publisher.set_page(html::live_page(&record));
+    }
+
+    fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {
+        let Diagnosis { findings, checked, unchecked } = diagnosis;
+        let flags = self.flags;
+        let settings = DoctorSettings {
+            thresholds: self.thresholds.set.clone(),
+            ..flags.target.settings(nanoseconds(flags.every))
+        };
+        let host = host(&snapshot);
+        let history = Some(self.past.history());
+        let results = DoctorResults { findings, checked, unchecked, snapshot, history };
+        Saved::Doctor(output::record(
+            "doctor",
+            OffsetDateTime::now_utc(),
+            host,
+            settings,
+            Vec::new(),
+            results,
+        ))
+    }
+}

@@ -1,0 +1,125 @@
+mod draw;
+mod panel;
+mod view;
+
+use std::env;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use fourtuple_doctor::diagnose;
+use fourtuple_report::duration;
+use fourtuple_trace::Survey;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use crate::commands::doctor::{TargetFlags, Thresholds, Watch, read_thresholds};
+use crate::exit::Exit;
+use crate::units;
+use crate::{output, stop};
+use draw::{Look, draw};
+use view::{Reading, View};
+
+/// Watch ports, accept queues, workers and TIME_WAIT sockets live, with the findings of `doctor`
+///
+/// Keys: 1 to 5 or Tab select a table, s and r sort, / filters, space freezes, Enter opens the explanation of a finding, q ends.
+#[derive(Debug, Args)]
+pub(crate) struct TopFlags {
+    #[command(flatten)]
+    target: TargetFlags,
+    /// Time between two readings
+    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "1s", allow_hyphen_values = true)]
+    every: Duration,
+    /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
+    #[arg(long, value_name = "FILE")]
+    thresholds: Option<PathBuf>,
+    /// Trace nothing: no BPF program is loaded
+    #[arg(long)]
+    no_trace: bool,
+}
+
+impl TopFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let thresholds = read_thresholds(self.thresholds.as_deref())?;
+        let namespace = self.target.open()?;
+        ensure!(
+            io::stdout().is_terminal(),
+            "stdout is not a terminal; `fourtuple doctor` prints the same once"
+        );
+        let is_dumb = env::var_os("TERM").is_none_or(|name| name.is_empty() || name == "dumb");
+        ensure!(
+            !is_dumb,
+            "the terminal cannot move the cursor (TERM); `fourtuple doctor` prints the same once"
+        );
+        let stop = stop::flag()?;
+        namespace.within(|| {
+            let mut watch = Watch::begin();
+            // After the probe of the search, whose connects would count.
+            let survey = if self.no_trace {
+                Err("not traced: --no-trace".to_owned())
+            } else {
+                Survey::without_locks().map_err(|error| format!("not traced: {error}"))
+            };
+            let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
+            let result = self.show(&mut terminal, &mut watch, survey, &thresholds, &stop);
+            ratatui::restore();
+            result
+        })
+    }
+
+    fn show(
+        &self,
+        terminal: &mut DefaultTerminal,
+        watch: &mut Watch,
+        mut survey: Result<Survey, String>,
+        thresholds: &Thresholds,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Exit> {
+        let mut view = View::new();
+        let look = Look { has_color: output::has_colour(&io::stdout()) };
+        let mut next = Instant::now();
+        while !view.is_over && !stop.load(Ordering::Relaxed) {
+            if let Ok(survey) = &mut survey {
+                survey.poll()?;
+            }
+            let now = Instant::now();
+            let is_due = now >= next;
+            if is_due {
+                next = now + self.every;
+                let snapshot = watch.read();
+                let findings = diagnose(&snapshot, &thresholds.limits).findings;
+                view.update(Reading { snapshot, findings, search: search(&survey) });
+            }
+            let timeout = next.saturating_duration_since(Instant::now()).min(Survey::POLL_INTERVAL);
+            let is_input = event::poll(timeout).context("cannot read the terminal")?;
+            if is_input && let Event::Key(key) = event::read().context("cannot read the terminal")? {
+                if key.kind == KeyEventKind::Press {
+                    view.key(key);
+                }
+            }
+            if is_due || is_input {
+                terminal.draw(|frame| draw(frame, &view, look)).context("cannot write to the terminal")?;
+            }
+        }
+        Ok(Exit::Fine)
+    }
+}
+
+/// Returns the time of the port searches so far.
+fn search(survey: &Result<Survey, String>) -> String {
+    let times = match survey {
+        Ok(survey) => survey.times().map_err(|error| format!("not traced: {error}")),
+        Err(reason) => Err(reason.clone()),
+    };
+    match times {
+        Ok(times) if times.search.count() > 0 => {
+            let quantile = |share| duration(times.search.quantile(share));
+            format!("port search p50 {}, p99 {}", quantile(0.5), quantile(0.99))
+        }
+        Ok(_) => "no port search yet".to_owned(),
+        Err(reason) => reason,
+    }
+}

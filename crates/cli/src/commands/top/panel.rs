@@ -1,0 +1,228 @@
+//! The tables of the view, from a snapshot.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use fourtuple_record::Finding;
+use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
+use fourtuple_report::duration;
+
+use crate::commands::doctor::{name, time_to_exhaustion};
+
+/// A table of the view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Panel {
+    Findings,
+    Tuples,
+    Listeners,
+    Workers,
+    TimeWait,
+}
+
+/// A column: title, width (0: the rest), and whether its cells are numbers.
+pub(super) struct Column {
+    pub(super) title: &'static str,
+    pub(super) width: u16,
+    pub(super) is_number: bool,
+}
+
+const fn text(title: &'static str, width: u16) -> Column {
+    Column { title, width, is_number: false }
+}
+
+const fn number(title: &'static str, width: u16) -> Column {
+    Column { title, width, is_number: true }
+}
+
+/// A cell: its text, and the number by which a numeric column is sorted.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Cell {
+    pub(super) text: String,
+    number: f64,
+}
+
+impl Cell {
+    fn text(text: impl Into<String>) -> Cell {
+        Cell { text: text.into(), number: 0.0 }
+    }
+
+    fn count(number: u64) -> Cell {
+        Cell { text: indicatif::HumanCount(number).to_string(), number: number as f64 }
+    }
+
+    fn rate(number: f64) -> Cell {
+        let text = if number.abs() < 0.05 { "-".to_owned() } else { format!("{number:.1}") };
+        Cell { text, number }
+    }
+
+    fn percent(share: f64) -> Cell {
+        Cell { text: format!("{:.0}%", share * 100.0), number: share }
+    }
+}
+
+/// A row; `finding` is the index of the finding that it shows.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) cells: Vec<Cell>,
+}
+
+impl Panel {
+    pub(super) const ALL: [Panel; 5] =
+        [Panel::Findings, Panel::Tuples, Panel::Listeners, Panel::Workers, Panel::TimeWait];
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Panel::Findings => "findings",
+            Panel::Tuples => "ports by source and destination",
+            Panel::Listeners => "accept queues",
+            Panel::Workers => "connections by worker",
+            Panel::TimeWait => "TIME_WAIT by the side that closed first",
+        }
+    }
+
+    pub(super) fn columns(self) -> &'static [Column] {
+        const FINDINGS: &[Column] = &[text("rule", 4), text("severity", 8), text("finding", 0)];
+        const TUPLES: &[Column] = &[
+            text("source → destination", 0),
+            number("in use", 7),
+            number("share", 5),
+            number("TIME_WAIT", 9),
+            number("growth/s", 8),
+            number("left", 7),
+            text("process", 18),
+        ];
+        const LISTENERS: &[Column] = &[
+            text("listener", 0),
+            number("queued", 6),
+            number("backlog", 7),
+            number("handshakes", 10),
+            number("drops", 7),
+            text("process", 18),
+        ];
+        const WORKERS: &[Column] =
+            &[number("port", 6), text("worker", 0), number("connections", 11), number("share", 5)];
+        const TIME_WAIT: &[Column] =
+            &[text("closed first", 0), number("sockets", 9), number("closes/s", 9), text("process", 18)];
+        match self {
+            Panel::Findings => FINDINGS,
+            Panel::Tuples => TUPLES,
+            Panel::Listeners => LISTENERS,
+            Panel::Workers => WORKERS,
+            Panel::TimeWait => TIME_WAIT,
+        }
+    }
+
+    /// Returns the column and the direction of the first sort; the findings come in the order of their severity.
+    pub(super) fn first_sort(self) -> Option<usize> {
+        match self {
+            Panel::Findings => None,
+            Panel::Tuples | Panel::Listeners | Panel::TimeWait => Some(1),
+            Panel::Workers => Some(2),
+        }
+    }
+
+    /// Returns the rows, or the reason why the snapshot has none.
+    pub(super) fn rows(self, snapshot: &Snapshot, findings: &[Finding]) -> Result<Vec<Row>, String> {
+        match self {
+            Panel::Findings => Ok(findings.iter().map(finding).collect()),
+            Panel::Tuples => {
+                let usable = snapshot.ports.seen()?.usable();
+                Ok(snapshot.connections.seen()?.tuples.iter().map(|one| tuple(one, usable)).collect())
+            }
+            Panel::Listeners => Ok(snapshot.listeners.seen()?.iter().map(listener).collect()),
+            Panel::Workers => Ok(workers(snapshot.connections.seen()?)),
+            Panel::TimeWait => Ok(time_wait(snapshot.connections.seen()?)),
+        }
+    }
+}
+
+/// Sorts rows by a column: numbers descending, texts ascending, the other way round if `reversed`.
+pub(super) fn sort(rows: &mut [Row], panel: Panel, column: usize, reversed: bool) {
+    let is_number = panel.columns().get(column).is_some_and(|column| column.is_number);
+    rows.sort_by(|one, other| {
+        let (one, other) = (&one.cells[column], &other.cells[column]);
+        let order = if is_number {
+            other.number.partial_cmp(&one.number).unwrap_or(Ordering::Equal)
+        } else {
+            one.text.cmp(&other.text)
+        };
+        if reversed { order.reverse() } else { order }
+    });
+}
+
+fn process(owner: Option<&Owner>) -> Cell {
+    Cell::text(owner.map_or_else(|| "-".to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid)))
+}
+
+fn finding(finding: &Finding) -> Row {
+    let severity = format!("{:?}", finding.severity).to_lowercase();
+    Row { cells: vec![Cell::text(&finding.id), Cell::text(severity), Cell::text(&finding.verdict)] }
+}
+
+fn tuple(tuple: &Tuple, usable: u32) -> Row {
+    let left = time_to_exhaustion(tuple, usable);
+    let left = Cell {
+        text: left.map_or_else(|| "-".to_owned(), |left| duration((left * 1e9) as u64)),
+        // Those that never run out come last.
+        number: left.map_or(f64::NEG_INFINITY, |left| -left),
+    };
+    Row {
+        cells: vec![
+            Cell::text(name(tuple)),
+            Cell::count(tuple.in_use.into()),
+            Cell::percent(f64::from(tuple.in_use) / f64::from(usable.max(1))),
+            Cell::count(tuple.states.get("time-wait").copied().unwrap_or(0)),
+            Cell::rate(tuple.growth_per_s),
+            left,
+            process(tuple.owners.first()),
+        ],
+    }
+}
+
+fn listener(listener: &fourtuple_record::snapshot::Listener) -> Row {
+    Row {
+        cells: vec![
+            Cell::text(listener.address.to_string()),
+            Cell::count(listener.waiting.into()),
+            Cell::count(listener.backlog.into()),
+            Cell::count(listener.handshakes.into()),
+            listener.drops.map_or_else(|| Cell::text("-"), |drops| Cell::count(drops.total)),
+            process(listener.owners.first()),
+        ],
+    }
+}
+
+fn workers(connections: &Connections) -> Vec<Row> {
+    let of_service = |service: &fourtuple_record::snapshot::Service| -> Vec<Row> {
+        let all: u32 = service.workers.iter().map(|worker| worker.sockets).sum();
+        let row = |worker: &Owner| Row {
+            cells: vec![
+                Cell { text: service.port.to_string(), number: f64::from(service.port) },
+                process(Some(worker)),
+                Cell::count(worker.sockets.into()),
+                Cell::percent(f64::from(worker.sockets) / f64::from(all.max(1))),
+            ],
+        };
+        service.workers.iter().map(row).collect()
+    };
+    connections.services.iter().flat_map(of_service).collect()
+}
+
+/// TIME_WAIT sockets have no process: the process that holds most of the connections of the tuple or port stands for it.
+fn time_wait(connections: &Connections) -> Vec<Row> {
+    let row = |name: String, states: &BTreeMap<String, u64>, closes_per_s: f64, owner: Option<&Owner>| {
+        let sockets = states.get("time-wait").copied().unwrap_or(0);
+        (sockets > 0).then(|| Row {
+            cells: vec![Cell::text(name), Cell::count(sockets), Cell::rate(closes_per_s), process(owner)],
+        })
+    };
+    let tuples = connections
+        .tuples
+        .iter()
+        .filter_map(|tuple| row(name(tuple), &tuple.states, tuple.closes_per_s, tuple.owners.first()));
+    let services = connections.services.iter().filter_map(|service| {
+        let name = format!("server at port {}", service.port);
+        row(name, &service.states, service.closes_per_s, service.workers.first())
+    });
+    tuples.chain(services).collect()
+}

@@ -1,0 +1,166 @@
+//! What the view shows, and how keys change it. Draws nothing.
+
+use fourtuple_doctor::{explain, named};
+use fourtuple_record::Finding;
+use fourtuple_record::snapshot::Snapshot;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use crate::commands::top::panel::{Panel, Row, sort};
+
+/// A reading: the snapshot and its findings.
+pub(super) struct Reading {
+    pub(super) snapshot: Snapshot,
+    pub(super) findings: Vec<Finding>,
+    /// What the trace says, or why nothing is traced.
+    pub(super) search: String,
+}
+
+/// The state of the view.
+pub(super) struct View {
+    pub(super) reading: Option<Reading>,
+    pub(super) panel: Panel,
+    /// Sorted column by panel, and whether the order is reversed.
+    sorted: [(Option<usize>, bool); Panel::ALL.len()],
+    /// Only rows that contain this text are shown.
+    pub(super) filter: String,
+    /// The user types a filter.
+    pub(super) is_typing: bool,
+    /// New readings are ignored.
+    pub(super) is_frozen: bool,
+    pub(super) selected: usize,
+    /// The explanation that covers the tables, and the first line that is visible.
+    pub(super) page: Option<(Vec<String>, u16)>,
+    pub(super) is_over: bool,
+}
+
+impl View {
+    pub(super) fn new() -> View {
+        View {
+            reading: None,
+            panel: Panel::Tuples,
+            sorted: Panel::ALL.map(|panel| (panel.first_sort(), false)),
+            filter: String::new(),
+            is_typing: false,
+            is_frozen: false,
+            selected: 0,
+            page: None,
+            is_over: false,
+        }
+    }
+
+    /// Takes a new reading unless the view is frozen.
+    pub(super) fn update(&mut self, reading: Reading) {
+        if !self.is_frozen {
+            self.reading = Some(reading);
+        }
+    }
+
+    /// Returns the rows of a panel, filtered and sorted, or the reason why there are none.
+    pub(super) fn rows(&self, panel: Panel) -> Result<Vec<Row>, String> {
+        let Some(reading) = &self.reading else { return Ok(Vec::new()) };
+        let mut rows = panel.rows(&reading.snapshot, &reading.findings)?;
+        let filter = self.filter.to_lowercase();
+        rows.retain(|row| row.cells.iter().any(|cell| cell.text.to_lowercase().contains(&filter)));
+        if let (Some(column), reversed) = self.sorting(panel) {
+            sort(&mut rows, panel, column, reversed);
+        }
+        Ok(rows)
+    }
+
+    /// Returns the sorted column of a panel and whether the order is reversed.
+    pub(super) fn sorting(&self, panel: Panel) -> (Option<usize>, bool) {
+        self.sorted[position(panel)]
+    }
+
+    /// Applies a key.
+    pub(super) fn key(&mut self, key: KeyEvent) {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            self.is_over = true;
+        } else if self.is_typing {
+            self.type_filter(key.code);
+        } else if self.page.is_some() {
+            self.turn_page(key.code);
+        } else {
+            self.command(key.code);
+        }
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.is_typing = false;
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(letter) => self.filter.push(letter),
+            _ => {}
+        }
+        self.selected = 0;
+    }
+
+    fn turn_page(&mut self, code: KeyCode) {
+        let Some((_, top)) = &mut self.page else { return };
+        match code {
+            KeyCode::Down | KeyCode::Char('j') => *top = top.saturating_add(1),
+            KeyCode::Up | KeyCode::Char('k') => *top = top.saturating_sub(1),
+            _ => self.page = None,
+        }
+    }
+
+    fn command(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char('q') | KeyCode::Esc => self.is_over = true,
+            KeyCode::Char(digit @ '1'..='5') => self.open(digit as usize - '1' as usize),
+            KeyCode::Tab => self.open((position(self.panel) + 1) % Panel::ALL.len()),
+            KeyCode::BackTab => self.open((position(self.panel) + Panel::ALL.len() - 1) % Panel::ALL.len()),
+            KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Char(' ') => self.is_frozen = !self.is_frozen,
+            KeyCode::Char('s') => {
+                let columns = self.panel.columns().len();
+                let (column, reversed) = &mut self.sorted[position(self.panel)];
+                *column = Some(column.map_or(0, |column| (column + 1) % columns));
+                *reversed = false;
+            }
+            KeyCode::Char('r') => {
+                let reversed = &mut self.sorted[position(self.panel)].1;
+                *reversed = !*reversed;
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.selected = self.selected.saturating_add(1),
+            KeyCode::Up | KeyCode::Char('k') => self.selected = self.selected.saturating_sub(1),
+            KeyCode::Enter => self.explain(),
+            _ => {}
+        }
+        let rows = self.rows(self.panel).map_or(0, |rows| rows.len());
+        self.selected = self.selected.min(rows.saturating_sub(1));
+    }
+
+    fn open(&mut self, panel: usize) {
+        self.panel = Panel::ALL[panel];
+        self.selected = 0;
+    }
+
+    /// Opens the selected finding, or the first one if another panel is open: its verdict, its remedies and its rule.
+    fn explain(&mut self) {
+        let rows = self.rows(Panel::Findings).unwrap_or_default();
+        let index = if self.panel == Panel::Findings { self.selected } else { 0 };
+        let Some(verdict) = rows.get(index).map(|row| row.cells[2].text.clone()) else { return };
+        let findings = self.reading.iter().flat_map(|reading| &reading.findings);
+        let Some(finding) = findings.into_iter().find(|finding| finding.verdict == verdict) else { return };
+        let mut lines = vec![finding.verdict.clone()];
+        lines.extend(finding.evidence.iter().cloned());
+        for (heading, advice) in [("do now", &finding.now), ("do properly", &finding.proper)] {
+            lines.extend((!advice.is_empty()).then(String::new));
+            lines.extend(
+                advice.iter().map(|advice| format!("{heading}: {}  ({})", advice.action, advice.effect)),
+            );
+        }
+        lines.push(String::new());
+        lines.extend(named(&finding.id).map(explain).unwrap_or_default());
+        self.page = Some((lines, 0));
+    }
+}
+
+fn position(panel: Panel) -> usize {
+    Panel::ALL.iter().position(|other| *other == panel).unwrap_or(0)
+}

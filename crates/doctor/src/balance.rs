@@ -10,6 +10,8 @@ use crate::accepting::process_of;
 const PER_WORKER: u64 = 10;
 /// Connections of all workers below which shares say nothing.
 const TOTAL: u64 = 40;
+/// Workers that a snapshot lists for each service.
+const LISTED: usize = 100;
 /// Share of one processor from which on a worker is busy.
 const BUSY: f64 = 0.7;
 
@@ -59,7 +61,9 @@ fn skew(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f
     let workers = workers(snapshot, &own, service);
     let total: u64 = workers.iter().map(|worker| worker.connections).sum();
     let number = workers.len() as u64;
-    if number < 2 || total < TOTAL.max(number * PER_WORKER) {
+    // The snapshot lists a bounded number of workers; the others would have no connections here.
+    let is_cut = service.workers.len() >= LISTED && workers.len() > service.workers.len();
+    if is_cut || number < 2 || total < TOTAL.max(number * PER_WORKER) {
         return None;
     }
     let counts: Vec<u64> = workers.iter().map(|worker| worker.connections).collect();
@@ -108,6 +112,9 @@ fn workers(snapshot: &Snapshot, listeners: &[&Listener], service: &Service) -> V
         .map(|process| process.parent)
         .collect();
     workers.retain(|worker| worker.connections > 0 || !parents.contains(&worker.pid));
+    // A child that executed another program may still hold the listener, but does not accept.
+    let busiest = workers.iter().max_by_key(|worker| worker.connections).map(|worker| worker.name.clone());
+    workers.retain(|worker| Some(&worker.name) == busiest.as_ref());
     workers.sort_by_key(|worker| worker.pid);
     workers
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use events::{Python, apply, between, diagnosis, findings, has_python, of, only, snapshot, until};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Part, Snapshot, Traced};
+use fourtuple_record::snapshot::{Listener, Part, Snapshot, Traced};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
@@ -280,6 +280,28 @@ fn b02_a_busy_worker_is_a_warning() {
         let found = judged(&snapshot);
         let found = only(&found, Severity::Warning, "have 45, 15 connections in the order");
         assert!(found.evidence[0].contains("used 90% of a processor"), "{:?}", found.evidence);
+    });
+}
+
+#[test]
+fn b02_a_leaked_listener_makes_no_worker() {
+    in_namespace(|| {
+        if !has_python("b02_a_leaked_listener_makes_no_worker") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[60]);
+        // Three children that execute another program hold the listener.
+        python.run(
+            "os.set_inheritable(listener.fileno(), True)\nfor _ in range(3):\n  \
+             if os.fork() == 0: os.close(0); os.execvp('sleep', ['sleep', '60'])",
+        );
+        let own =
+            |listener: &Listener| listener.owners.iter().filter(|owner| owner.name == "sleep").count() == 3;
+        let snapshot =
+            until(|| Some(snapshot(|| ())).filter(|seen| seen.listeners.seen().unwrap().iter().any(own)));
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        assert!(of(diagnosis.clone(), "B01").is_empty() && of(diagnosis, "B02").is_empty());
     });
 }
 

@@ -1,6 +1,6 @@
 //! No rule has a finding behind nginx and HAProxy as they are usually set up, while they serve requests.
 
-mod scene;
+mod namespace;
 
 use std::fs;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_testing::{in_namespace, skip};
-use scene::{NEAR, add_addresses};
+use namespace::{NEAR, add_addresses};
 
 const BACKEND: u16 = 8_000;
 const PROXY: u16 = 8_001;
@@ -76,9 +76,9 @@ fn serves_without_a_finding() -> bool {
     let Ok(wrk) = wrk.spawn() else { return false };
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
-    scene::read(&mut reader);
+    namespace::read(&mut reader);
     thread::sleep(Duration::from_millis(1_000));
-    let snapshot = scene::read(&mut reader);
+    let snapshot = namespace::read(&mut reader);
     let diagnosis = diagnose(&snapshot, &Limits::default());
     let output = wrk.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,6 +1,6 @@
 //! The rules about ports, on real sockets.
 
-mod scene;
+mod namespace;
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, TracedC
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
-use scene::{
+use namespace::{
     FAR, NEAR, add_addresses, advice, apply, bound, connect, connect_and_close, findings, findings_in, ip,
     read, server, snapshot, the_finding, this_process, until, until_found,
 };
@@ -75,7 +75,7 @@ fn p01_ports_that_loopback_may_reuse_are_free() {
         set_sysctl(RANGE, "20000 20019");
         let (server, _) = server("127.0.0.1", 4000);
         connect_and_close(&server, 20);
-        until("TIME_WAIT", || (scene::time_wait() == 20).then_some(()));
+        until("TIME_WAIT", || (namespace::time_wait() == 20).then_some(()));
         assert!(findings("P01").is_empty());
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         assert_eq!(findings("P01").len(), 1);
@@ -431,7 +431,7 @@ fn p11_a_removed_source_address_is_named() {
         socket::connect(client.as_fd(), address).unwrap();
         let _accepted = server.accept().unwrap();
         // Loopback addresses are local without being listed.
-        let (_other, loopback) = scene::server("127.0.0.1", 4001);
+        let (_other, loopback) = namespace::server("127.0.0.1", 4001);
         let _second = bound("127.9.9.9", 0);
         let _third = connect(loopback, 1);
         assert!(findings("P11").is_empty());
@@ -506,7 +506,7 @@ fn an_idle_namespace_has_no_finding() {
     in_namespace(|| {
         let (_listener, address) = listener("127.0.0.1", 100);
         let _connections = connect(address, 10);
-        let found = scene::diagnosis().findings;
+        let found = namespace::diagnosis().findings;
         assert!(found.is_empty(), "{found:#?}");
     });
 }

@@ -1,6 +1,6 @@
 //! The rules about TIME_WAIT and closing, on real sockets.
 
-mod scene;
+mod namespace;
 
 use std::fs;
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
 use fourtuple_testing::{in_namespace, set_sysctl};
-use scene::{
+use namespace::{
     NEAR, add_addresses, advice, apply, connect, connect_and_close, findings, findings_in, read, server,
     snapshot, the_finding, this_process, time_wait, until, until_found,
 };

@@ -67,7 +67,7 @@ impl Target {
                 )
             }
             Target::Container(id) => {
-                let found = search(&mount(root)?, &|directory| is_container(directory, id));
+                let found = search(&mount(root)?, &|directory| cgroup::is_container(directory, id));
                 only(
                     "container",
                     id,
@@ -92,23 +92,17 @@ fn check(path: &Path) -> Result<PathBuf, TargetError> {
 fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
     let path = root.join(format!("proc/{process}/cgroup"));
     let text = fs::read_to_string(path).map_err(|_| value("pid", process, "there is no such process"))?;
-    let cgroup = unified(&text).ok_or(TargetError::NoCgroup(process))?;
-    if cgroup == "/" {
+    let own = cgroup::unified(&text).ok_or(TargetError::NoCgroup(process))?;
+    if own == "/" {
         let reason = "the process is in the root cgroup, as are other programs of the host; move it to a cgroup, or name the root \
                       with --cgroup";
         return Err(value("pid", process, reason));
     }
-    let directory = mount(root)?.join(cgroup.trim_start_matches('/'));
+    let directory = mount(root)?.join(own.trim_start_matches('/'));
     check(&directory).map_err(|_| {
-        let reason = format!("its cgroup {cgroup} is not below the cgroup2 file system that fourtuple sees");
+        let reason = format!("its cgroup {own} is not below the cgroup2 file system that fourtuple sees");
         value("pid", process, reason)
     })
-}
-
-/// Returns the cgroup of version 2 from the text of /proc/PID/cgroup (cgroups(7)).
-pub(crate) fn unified(text: &str) -> Option<&str> {
-    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    Some(path.strip_suffix(" (deleted)").unwrap_or(path))
 }
 
 fn mount(root: &Path) -> Result<PathBuf, TargetError> {
@@ -142,47 +136,5 @@ fn only(flag: &'static str, name: &str, found: Vec<PathBuf>, absent: &str) -> Re
                 format!("several cgroups match; name one with --cgroup: {}", paths.join(", ")),
             ))
         }
-    }
-}
-
-/// Returns whether a cgroup is named after a container: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
-fn is_container(directory: &str, id: &str) -> bool {
-    let name = directory.strip_suffix(".scope").unwrap_or(directory);
-    let own = name.rsplit(['-', ':']).next().unwrap_or(name);
-    id.len() >= 6
-        && own.len() >= 12
-        && own.starts_with(id)
-        && own.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_unified_hierarchy_has_number_0() {
-        assert_eq!(
-            unified("9:name=systemd:/\n1:cpu:/web\n0::/system.slice/nginx.service\n"),
-            Some("/system.slice/nginx.service")
-        );
-        assert_eq!(unified("0::/gone (deleted)\n"), Some("/gone"));
-        assert_eq!(unified("1:cpu:/web\n"), None);
-    }
-
-    #[test]
-    fn containers_are_found_by_the_beginning_of_their_id() {
-        let id = "8a2f64c0b1d97e53aa01";
-        for name in [
-            id.to_owned(),
-            format!("docker-{id}.scope"),
-            format!("cri-containerd-{id}.scope"),
-            format!("libpod-{id}"),
-        ] {
-            assert!(is_container(&name, "8a2f64c0b1d9"), "{name}");
-            assert!(is_container(&name, id), "{name}");
-        }
-        assert!(!is_container(&format!("docker-{id}.scope"), "2f64c0"));
-        assert!(!is_container(&format!("docker-{id}.scope"), "8a2f6"), "too short to be unique");
-        assert!(!is_container("system.slice", "system"));
     }
 }

@@ -121,6 +121,8 @@ fn hold(address: &str, number: usize) -> Outcome {
 
 fn time_wait(number: usize) -> Outcome {
     enter()?;
+    // Otherwise connect() takes ports of sockets in TIME_WAIT, which then end.
+    set_sysctl("net.ipv4.tcp_tw_reuse", "0");
     let began = Instant::now();
     let listener = listen(4_096)?;
     thread::Builder::new().name("server".to_owned()).spawn(move || {

@@ -44,6 +44,25 @@ pub fn directory(path: &Path) -> Result<Metadata, String> {
     Ok(directory)
 }
 
+/// Returns the cgroup of version 2 from the text of /proc/PID/cgroup (cgroups(7)).
+pub fn unified(text: &str) -> Option<&str> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(path.strip_suffix(" (deleted)").unwrap_or(path))
+}
+
+/// Returns whether a cgroup is named after a container whose ID begins with `id`: [`container`].
+pub fn is_container(directory: &str, id: &str) -> bool {
+    id.len() >= 6 && container(directory).is_some_and(|own| own.starts_with(id))
+}
+
+/// Returns the ID of the container after which a cgroup is named: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`,
+/// `libpod-ID.scope`.
+pub fn container(directory: &str) -> Option<&str> {
+    let name = directory.strip_suffix(".scope").unwrap_or(directory);
+    let own = name.rsplit(['-', ':']).next().unwrap_or(name);
+    (own.len() >= 12 && own.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(own)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +76,32 @@ mod tests {
         assert_eq!(of_line(&line("/web", "cgroup2")), None);
         assert_eq!(of_line(&line("/", "cgroup")), None);
         assert_eq!(of_line(""), None);
+    }
+
+    #[test]
+    fn the_unified_hierarchy_has_number_0() {
+        assert_eq!(
+            unified("9:name=systemd:/\n1:cpu:/web\n0::/system.slice/nginx.service\n"),
+            Some("/system.slice/nginx.service")
+        );
+        assert_eq!(unified("0::/gone (deleted)\n"), Some("/gone"));
+        assert_eq!(unified("1:cpu:/web\n"), None);
+    }
+
+    #[test]
+    fn containers_are_found_by_the_beginning_of_their_id() {
+        let id = "8a2f64c0b1d97e53aa01";
+        for name in [
+            id.to_owned(),
+            format!("docker-{id}.scope"),
+            format!("cri-containerd-{id}.scope"),
+            format!("libpod-{id}"),
+        ] {
+            assert!(is_container(&name, "8a2f64c0b1d9"), "{name}");
+            assert!(is_container(&name, id), "{name}");
+        }
+        assert!(!is_container(&format!("docker-{id}.scope"), "2f64c0"));
+        assert!(!is_container(&format!("docker-{id}.scope"), "8a2f6"), "too short to be unique");
+        assert!(!is_container("system.slice", "system"));
     }
 }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
+pub mod namespace;
 pub mod snapshot;
 
 use std::collections::BTreeMap;

@@ -1,14 +1,23 @@
 //! The census of a network namespace, on real sockets.
 
+use std::collections::BTreeMap;
+use std::env;
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process;
+use std::process::{self, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use fourtuple_host::namespace::{self, NamespaceError, Target};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Connections, Part, Snapshot};
+use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_syscalls::{netns, option};
+use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -71,5 +80,231 @@ fn close_wait_names_the_process_and_the_peer() {
         let leak = &found.close_wait[0];
         assert_eq!((leak.owner.pid, leak.remote, leak.old), (process::id(), remote, 0));
         assert!(leak.oldest_ns < 60_000_000_000, "{leak:?}");
+    });
+}
+
+#[test]
+fn time_wait_belongs_to_the_side_that_closed_first() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let address = listener.local_addr().unwrap();
+        for number in 0..10 {
+            let client = TcpStream::connect(address).unwrap();
+            let server = listener.accept().unwrap().0;
+            // The client closes 7 connections, the server 3.
+            let (first, mut second) = if number < 7 { (client, server) } else { (server, client) };
+            drop(first);
+            assert_eq!(second.read(&mut [0]).unwrap(), 0);
+        }
+        let time_wait = |states: &BTreeMap<String, u64>| states.get("time-wait").copied().unwrap_or(0);
+        let found = until(|found| time_wait(&found.states) == 10);
+        assert_eq!((found.tuples.len(), found.services.len()), (1, 1));
+        let (tuple, service) = (&found.tuples[0], &found.services[0]);
+        assert_eq!((time_wait(&tuple.states), tuple.in_use, tuple.source), (7, 7, LOOPBACK));
+        assert_eq!((tuple.destination, tuple.closes_per_s), (address, 0.7));
+        assert_eq!((time_wait(&service.states), service.port, service.closes_per_s), (3, 4_000, 0.3));
+    });
+}
+
+#[test]
+fn ipv4_mapped_addresses_count_as_ipv4() {
+    in_namespace(|| {
+        let listener = TcpListener::bind("[::]:4000").unwrap();
+        let mapped: SocketAddr = "[::ffff:127.0.0.1]:4000".parse().unwrap();
+        let _connected = ["127.0.0.1:4000".parse().unwrap(), mapped, "[::1]:4000".parse().unwrap()]
+            .map(|address: SocketAddr| (TcpStream::connect(address).unwrap(), listener.accept().unwrap()));
+        let found = connections();
+        let tuples: Vec<_> = found.tuples.iter().map(|tuple| (tuple.destination, tuple.in_use)).collect();
+        let (v4, v6) = ("127.0.0.1:4000".parse().unwrap(), "[::1]:4000".parse().unwrap());
+        assert_eq!(tuples, [(v4, 2), (v6, 1)]);
+        assert_eq!(found.services[0].states["established"], 3);
+        assert!(found.tuples.iter().all(|tuple| tuple.owners.iter().any(|owner| owner.pid == process::id())));
+    });
+}
+
+#[test]
+fn only_the_wanted_peer_is_counted() {
+    in_namespace(|| {
+        let listeners = [4_000, 4_001].map(|port| TcpListener::bind(("0.0.0.0", port)).unwrap());
+        let other = IpAddr::from([127, 0, 0, 2]);
+        let _connected: Vec<TcpStream> = [(LOOPBACK, 4_000), (LOOPBACK, 4_001), (other, 4_000)]
+            .map(|address| TcpStream::connect(address).unwrap())
+            .into();
+        let tuples = |address, port| {
+            let snapshot = Reader::new(Path::new("/")).only(address, port).read();
+            let tuples = &snapshot.connections.seen().unwrap().tuples;
+            tuples.iter().map(|tuple| tuple.destination).collect::<Vec<_>>()
+        };
+        assert_eq!(tuples(other, None), [SocketAddr::new(other, 4_000)]);
+        assert_eq!(tuples(LOOPBACK, Some(4_001)), [SocketAddr::new(LOOPBACK, 4_001)]);
+        assert_eq!(tuples(LOOPBACK, None).len(), 2);
+        drop(listeners);
+    });
+}
+
+#[test]
+fn a_limited_reader_repeats_connections_with_their_age() {
+    in_namespace(|| {
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let mut limited = Reader::new(Path::new("/")).limited_to(1e-9);
+        let mut free = Reader::new(Path::new("/"));
+        let number = |snapshot: &Snapshot| snapshot.connections.seen().unwrap().tuples.len();
+        assert_eq!((number(&limited.read()), number(&free.read())), (0, 0));
+        let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (repeated, fresh) = (limited.read(), free.read());
+        assert_eq!((number(&repeated), number(&fresh)), (0, 1));
+        assert!(repeated.connections.seen().unwrap().age_ns > 0);
+        let fresh = fresh.connections.seen().unwrap();
+        assert_eq!(fresh.age_ns, 0);
+        assert!(fresh.tuples[0].growth_per_s > 0.0, "a new tuple grows from 0");
+    });
+}
+
+#[test]
+fn sockets_may_vanish_during_the_dump() {
+    in_namespace(|| {
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let _stays = [(); 5].map(|()| TcpStream::connect(address).unwrap());
+        let namespace = netns::current().unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                netns::enter(namespace.as_fd()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    let sockets: Vec<_> = (0..20).map(|_| TcpStream::connect(address)).collect();
+                    let accepted: Vec<_> = (0..20).map(|_| listener.accept()).collect();
+                    // No socket stays in TIME_WAIT, so that the range does not fill.
+                    let reset = |socket: &TcpStream| option::set_reset_on_close(socket.as_fd());
+                    sockets.iter().flatten().for_each(|socket| reset(socket).unwrap());
+                    drop((sockets, accepted));
+                }
+            });
+            let mut reader = Reader::new(Path::new("/"));
+            for _ in 0..200 {
+                let snapshot = reader.read();
+                let found = snapshot.connections.seen().expect("sock_diag works");
+                let tuple = &found.tuples[0];
+                assert!(tuple.in_use >= 5 && tuple.in_use <= 60, "{tuple:?}");
+                assert_eq!((found.tuples.len(), tuple.destination), (1, address));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn without_sock_diag_the_rest_is_read() {
+    in_namespace(|| {
+        thread::spawn(|| {
+            seccomp::refuse(Facility::SocketDiag).unwrap();
+            let snapshot = snapshot();
+            let reason = snapshot.connections.seen().unwrap_err();
+            assert_eq!(reason, "sock_diag(7): EPROTONOSUPPORT");
+            assert!(snapshot.ports.seen().is_ok() && snapshot.counters.seen().is_ok());
+        })
+        .join()
+        .unwrap();
+    });
+}
+
+#[test]
+fn without_proc_the_sockets_are_read() {
+    in_namespace(|| {
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let snapshot = Reader::new(Path::new("/nonexistent")).read();
+        let found = snapshot.connections.seen().unwrap();
+        assert_eq!((found.tuples.len(), found.processes_by.as_str()), (1, "proc"));
+        assert!(found.tuples[0].owners.is_empty() && found.held.is_empty());
+        assert!(snapshot.sysctls.is_empty());
+        for reason in
+            [snapshot.ports.seen().err(), snapshot.counters.seen().err(), snapshot.memory.seen().err()]
+        {
+            assert!(reason.as_ref().is_some_and(|reason| reason.ends_with("ENOENT")), "{reason:?}");
+        }
+    });
+}
+
+#[test]
+fn without_bpf_the_processes_are_the_same() {
+    in_namespace(|| {
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let is_alone = |found: &Connections| found.tuples[0].owners.len() == 1;
+        let any = until(is_alone);
+        let other = thread::spawn(move || {
+            seccomp::refuse(Facility::Bpf).unwrap();
+            until(is_alone)
+        });
+        let other = other.join().unwrap();
+        assert_eq!(other.processes_by, "proc");
+        assert_eq!(any.tuples[0].owners, other.tuples[0].owners);
+        assert_eq!(any.tuples[0].owners[0].pid, process::id());
+        if any.processes_by != "bpf" {
+            skip("without_bpf_the_processes_are_the_same", "bpf", "the iterator was not loaded");
+        }
+    });
+}
+
+/// Set in the process that reads as another user.
+const OTHER_USER: &str = "FOURTUPLE_TEST_OTHER_USER";
+
+#[test]
+fn another_user_sees_sockets_without_processes() {
+    if env::var_os(OTHER_USER).is_some() {
+        let found = connections();
+        assert_eq!((found.processes_by.as_str(), found.tuples.len()), ("proc", 1));
+        assert!(found.processes_hidden > 0 && found.tuples[0].owners.is_empty(), "{found:?}");
+        return;
+    }
+    in_namespace(|| {
+        let test = "another_user_sees_sockets_without_processes";
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(OTHER_USER, "1").uid(65_534).gid(65_534);
+        match command.output() {
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+            Err(error) => skip(test, "root", &format!("cannot start a process of another user: {error}")),
+        }
+    });
+}
+
+#[test]
+fn the_namespace_of_a_process_is_read() {
+    in_namespace(|| {
+        let mut elsewhere = Command::new("cat");
+        elsewhere.stdin(Stdio::piped());
+        let (child, _sockets) = thread::spawn(move || {
+            netns::enter_new().unwrap();
+            let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+            let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            set_sysctl("net.ipv4.ip_local_port_range", "30000 30099");
+            (elsewhere.spawn().unwrap(), (listener, connected))
+        })
+        .join()
+        .unwrap();
+        let mut child = child;
+        let namespace = namespace::open(&Target::Process(child.id()), Path::new("/")).unwrap();
+        assert!(connections().tuples.is_empty());
+        let snapshot = thread::spawn(move || {
+            netns::enter(namespace.as_fd()).unwrap();
+            snapshot()
+        });
+        let snapshot = snapshot.join().unwrap();
+        let found = snapshot.connections.seen().unwrap();
+        assert_eq!(
+            (found.tuples.len(), found.services.len()),
+            (1, 0),
+            "no connection was accepted: {found:?}"
+        );
+        assert!(found.tuples[0].owners.iter().any(|owner| owner.pid == process::id()));
+        assert_eq!(snapshot.ports.seen().unwrap().low, 30_000);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        let gone = namespace::open(&Target::Process(child.id()), Path::new("/"));
+        assert!(matches!(gone, Err(NamespaceError::NoProcess(_))));
     });
 }

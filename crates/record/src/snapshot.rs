@@ -315,6 +315,8 @@ pub struct UdpSockets {
     pub total: u64,
     /// Sockets with drops, a queue or a local port that several sockets share; the sockets with the most drops first; bounded.
     pub sockets: Vec<UdpSocketView>,
+    /// Number of such sockets that are not listed.
+    pub left_out: u64,
 }
 
 /// A UDP socket.

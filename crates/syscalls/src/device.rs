@@ -69,6 +69,9 @@ pub fn addresses() -> io::Result<Vec<(IpAddr, u8)>> {
             addresses.extend(v4.or(v6).map(|address| (address, prefix)));
         })?;
     }
+    // A repeated dump lists addresses again.
+    addresses.sort_unstable();
+    addresses.dedup();
     Ok(addresses)
 }
 
@@ -76,7 +79,7 @@ pub fn addresses() -> io::Result<Vec<(IpAddr, u8)>> {
 fn each_address(family: u8, mut found: impl FnMut(u8, u32, &[u8])) -> io::Result<()> {
     let mut body = vec![0; ADDRESS_HEADER];
     body[0] = family;
-    netlink::ask(libc::NETLINK_ROUTE, RTM_GETADDR, true, &body, |answer| {
+    netlink::ask_again(libc::NETLINK_ROUTE, RTM_GETADDR, &body, |answer| {
         let Some((header, attributes)) = answer.split_at_checked(ADDRESS_HEADER) else { return };
         // If IFA_LOCAL is present, IFA_ADDRESS is the address of the peer.
         let local =

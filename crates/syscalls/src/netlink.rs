@@ -7,6 +7,10 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use crate::{check, socket};
 
 /// Sends a dump request of `kind` with `body` and passes the body of each reply to `answer` until the dump ends.
+///
+/// # Errors
+///
+/// EBADMSG: a message is truncated. EAGAIN: the table changed during the dump (NLM_F_DUMP_INTR). Other errors are from the kernel.
 pub(crate) fn ask(
     protocol: libc::c_int,
     kind: u16,
@@ -15,6 +19,23 @@ pub(crate) fn ask(
     answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     request(protocol, kind, if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK }, body, answer)
+}
+
+/// Sends a dump request like [`ask`], and repeats the dump if the table changed in the meantime. `answer` then sees replies again.
+pub(crate) fn ask_again(
+    protocol: libc::c_int,
+    kind: u16,
+    body: &[u8],
+    mut answer: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    const TRIES: u32 = 10;
+    for _ in 1..TRIES {
+        match ask(protocol, kind, true, body, &mut answer) {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+            result => return result,
+        }
+    }
+    ask(protocol, kind, true, body, answer)
 }
 
 /// Sends a request of `kind` that changes state, with `flags` such as NLM_F_CREATE, and waits for the acknowledgement.
@@ -49,12 +70,29 @@ fn request(
     message.extend_from_slice(body);
     uninterrupted(|| socket::send(netlink.as_fd(), &message))?;
     let mut buffer = vec![0_u8; 64 << 10];
+    let mut is_inconsistent = false;
     loop {
         let length = uninterrupted(|| socket::receive(netlink.as_fd(), &mut buffer))?;
+        is_inconsistent |= has_changed(&buffer[..length]);
         if read_datagram(&buffer[..length], &mut answer)? {
-            return Ok(());
+            // The table changed during the dump, so that entries may be missing. The caller may repeat the request.
+            return if is_inconsistent { Err(io::Error::from_raw_os_error(libc::EAGAIN)) } else { Ok(()) };
         }
     }
+}
+
+/// Returns whether a message of a dump has the flag NLM_F_DUMP_INTR. The kernel sets the flag in the messages after a change of the
+/// table, NLMSG_DONE included.
+fn has_changed(mut datagram: &[u8]) -> bool {
+    while let Some(header) = datagram.first_chunk::<8>() {
+        let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        if i32::from(u16::from_ne_bytes([header[6], header[7]])) & libc::NLM_F_DUMP_INTR != 0 {
+            return true;
+        }
+        let next = length.max(HEADER).saturating_add(3) & !3;
+        datagram = datagram.get(next..).unwrap_or_default();
+    }
+    false
 }
 
 const HEADER: usize = mem::size_of::<libc::nlmsghdr>();
@@ -64,7 +102,11 @@ pub(crate) fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8]))
     while datagram.len() >= HEADER {
         // SAFETY: the slice is at least as long as a header, which is plain data; read_unaligned needs no alignment.
         let header = unsafe { datagram.as_ptr().cast::<libc::nlmsghdr>().read_unaligned() };
-        let length = (header.nlmsg_len as usize).clamp(HEADER, datagram.len());
+        let length = header.nlmsg_len as usize;
+        if !(HEADER..=datagram.len()).contains(&length) {
+            // The rest of the message is missing.
+            return Err(io::Error::from_raw_os_error(libc::EBADMSG));
+        }
         let body = &datagram[HEADER..length];
         match i32::from(header.nlmsg_type) {
             // The end of a dump carries an errno (netlink_dump_done): sock_diag returns -ENOENT here for a protocol
@@ -149,6 +191,26 @@ mod tests {
         assert_eq!(read(&[answer.clone(), done(-libc::ENOMEM)].concat()), (Err(Some(libc::ENOMEM)), 1));
         assert_eq!(read(&message(libc::NLMSG_DONE, &[])), (Ok(true), 0));
         assert_eq!(read(&answer), (Ok(false), 1));
+    }
+
+    #[test]
+    fn a_truncated_message_is_an_error() {
+        let whole = message(20, b"socket");
+        assert_eq!(read(&whole[..whole.len() - 4]), (Err(Some(libc::EBADMSG)), 0));
+        let mut short = whole.clone();
+        short[0] = 3;
+        assert_eq!(read(&short), (Err(Some(libc::EBADMSG)), 0));
+        assert_eq!(read(&[whole.clone(), short].concat()), (Err(Some(libc::EBADMSG)), 1));
+    }
+
+    #[test]
+    fn a_dump_of_a_table_that_changed_is_noticed() {
+        let whole = [message(20, b"socket"), message(libc::NLMSG_DONE, &[0; 4])].concat();
+        assert!(!has_changed(&whole) && !has_changed(&[]) && !has_changed(&[0; 40]));
+        let mut changed = whole.clone();
+        changed[message(20, b"socket").len() + 6] = libc::NLM_F_DUMP_INTR as u8;
+        assert!(has_changed(&changed));
+        assert_eq!(read(&changed), (Ok(true), 1), "the replies are valid");
     }
 
     #[test]

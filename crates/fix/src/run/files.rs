@@ -15,7 +15,6 @@ use fourtuple_host::cgroup;
 use fourtuple_syscalls::shared::{self, Counters};
 
 use crate::run::layout::COUNTERS;
-use crate::target;
 
 /// The library that `--via preload` loads into the program.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fourtuple-preload.so"));
@@ -98,7 +97,7 @@ impl ChildCgroup {
         let root = Path::new("/");
         let mount = cgroup::mount_point(root).map_err(|error| format!("no cgroup2 file system: {error}"))?;
         let text = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let own = target::unified(&text).ok_or("this process is in no cgroup of version 2")?;
+        let own = cgroup::unified(&text).ok_or("this process is in no cgroup of version 2")?;
         let path = mount.join(own.trim_start_matches('/')).join(format!("fourtuple-run-{}", process::id()));
         match fs::create_dir(&path) {
             Ok(()) => Ok(ChildCgroup(path)),

@@ -33,7 +33,9 @@ pub(super) fn read(
     let total = all.len() as u64;
     now.extend(all.iter().filter_map(|detail| Some((detail.cookie, drops_of(detail)?))));
     all.retain(|detail| detail.queue > 0 || drops_of(detail) > Some(0) || by_port[&detail.local.port()] > 1);
-    all.sort_by_key(|detail| (Reverse(during(detail)), detail.local, detail.cookie));
+    let is_alone = |detail: &Detail| by_port[&detail.local.port()] == 1;
+    all.sort_by_key(|detail| (Reverse(during(detail)), is_alone(detail), detail.local, detail.cookie));
+    let left_out = all.len().saturating_sub(LISTED) as u64;
     all.truncate(LISTED);
     let view = |detail: &Detail| UdpSocketView {
         local: detail.local,
@@ -46,5 +48,5 @@ pub(super) fn read(
         user: detail.user,
         owners: sockets.holders(detail.inode).iter().map(|pid| sockets.owner(*pid, 1)).collect(),
     };
-    Ok(UdpSockets { total, sockets: all.iter().map(view).collect() })
+    Ok(UdpSockets { total, sockets: all.iter().map(view).collect(), left_out })
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Part, Snapshot, Tuple};
+use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Tuple};
 
 use crate::budget::{Budget, delay_s, is_tcp};
 use crate::draft::{Draft, Remedy, set_sysctl};
@@ -81,9 +81,13 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
 
 /// `fourtuple fix ports`, which draws free ports instead of the kernel's search.
 pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
-    let owner = tuple.owners.first()?;
-    Some(Remedy::command(
-        format!("fourtuple fix ports --pid {} --to {}", owner.pid, quoted(tuple.destination)),
+    Some(drawn_ports_to(tuple.owners.first()?, tuple.destination))
+}
+
+/// `fourtuple fix ports` for a process and a destination.
+pub(crate) fn drawn_ports_to(owner: &Owner, destination: SocketAddr) -> Remedy {
+    Remedy::command(
+        format!("fourtuple fix ports --pid {} --to {}", owner.pid, quoted(destination)),
         format!(
             "new connections of {} draw a free port at random, without the search; no restart, ends with Ctrl-C",
             process(owner)
@@ -93,7 +97,7 @@ pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
                 search.default = "linear".to_owned();
             }
         },
-    ))
+    )
 }
 
 /// net.ipv4.tcp_tw_reuse, where the tuple has ports in TIME_WAIT that connect() may not take.

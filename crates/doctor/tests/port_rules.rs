@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, Unavailable};
+use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, TracedConnects, Unavailable};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
@@ -291,6 +291,22 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
         assert!(verdict.contains("60 of 60 ports are odd; 2 destinations together have 200"), "{verdict}");
         advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
+        let mut traced = snapshot();
+        let owner = Owner { pid: std::process::id(), name: "test".to_owned(), sockets: 60 };
+        let mut connects = TracedConnects {
+            owner,
+            destination: first,
+            searches: 0,
+            search_mean_ns: 0,
+            search_p99_ns: 0,
+            given_port: 60,
+        };
+        traced.traced = Part::Seen(Traced { connects: vec![connects.clone()], ..Traced::default() });
+        let evidence = &the_finding(&traced, "P08").evidence;
+        assert!(evidence.iter().any(|fact| fact.contains("60 of 60 calls")), "{evidence:?}");
+        connects.given_port = 0;
+        traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+        assert!(findings_in(&traced, "P08").is_empty(), "connect() searched");
         apply(advice(&finding, RANGE));
         assert!(findings("P08").is_empty());
         drop(by_bind);
@@ -314,6 +330,14 @@ fn p09_a_slow_search_is_named_from_a_trace() {
         search_p99_ns: Some(4_700_000),
         searches: 1_000,
         search_ns: 2_300_000_000,
+        connects: vec![TracedConnects {
+            owner: Owner { pid: 812, name: "envoy".to_owned(), sockets: 1_000 },
+            destination: "10.1.2.3:443".parse().unwrap(),
+            searches: 1_000,
+            search_mean_ns: 2_300_000,
+            search_p99_ns: 4_700_000,
+            given_port: 0,
+        }],
         ..Traced::default()
     };
     let snapshot =
@@ -322,6 +346,8 @@ fn p09_a_slow_search_is_named_from_a_trace() {
     let verdict = "connect() searches 4.7 ms for a port (99th percentile of 1,000 searches, mean 2.30 ms)";
     assert_eq!(finding.verdict, verdict);
     assert!(finding.evidence[0].contains("23% of one processor"), "{finding:#?}");
+    assert_eq!(finding.evidence[1], "envoy[812] → 10.1.2.3:443: mean 2.30 ms of 1,000 searches");
+    advice(&finding, "fourtuple fix ports --pid 812 --to 10.1.2.3:443");
     let preempted = Traced { search_ns: 20_000_000, ..slow.clone() };
     assert!(findings_in(&snapshot(preempted), "P09").is_empty(), "a mean of 20 us");
     assert!(findings_in(&snapshot(Traced { searches: 99, ..slow }), "P09").is_empty());

@@ -9,7 +9,7 @@ use crate::words::{count, counted, process};
 pub(super) const RULE: Rule = Rule {
     id: "P08",
     title: "bind() before connect() without IP_BIND_ADDRESS_NO_PORT",
-    source: "parity of the source ports in sock_diag(7), net.ipv4.ip_local_port_range",
+    source: "parity of the source ports in sock_diag(7), net.ipv4.ip_local_port_range; ports given by bind() (`fourtuple trace connect`)",
     threshold: Some(Threshold { default: 20.0, unit: "% of the usable ports" }),
     explanation: &[
         "A program that selects its source address with bind(address, port 0) gets a port at once, before the kernel knows the destination. The \
@@ -22,7 +22,7 @@ pub(super) const RULE: Rule = Rule {
          (__inet_hash_connect), bind() to port 0 with the other parity (inet_csk_find_open_port). The rule has a finding if at least 95% of \
          the ports of a source address have the other parity. Ports that were chosen by number or by a linear search have both parities \
          and give no finding. connect() itself takes the other parity once the first is full; only if all older connections then close, and no \
-         new ones follow, does the rule see bind() where there was none.",
+         new ones follow, does the rule see bind() where there was none. A trace decides: without a call from a bound port there is no finding.",
         "What helps: the option in the program. nginx and HAProxy set it themselves for proxy_bind and source; Envoy needs socket_options \
          before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run` sets it for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR, which does not let connect() of another program take the port; `fourtuple fix ports`, which leaves \
@@ -43,7 +43,26 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
                 >= u64::from(source.in_use) * 95
     };
     let sources = &snapshot.connections.seen()?.sources;
-    Ok(sources.iter().filter(is_bound).map(|source| draft(snapshot, source, usable)).collect())
+    let is_seen_otherwise =
+        |source: &&Source| given_ports(snapshot, source).is_some_and(|(given, _)| given == 0);
+    Ok(sources
+        .iter()
+        .filter(is_bound)
+        .filter(|source| !is_seen_otherwise(source))
+        .map(|source| draft(snapshot, source, usable))
+        .collect())
+}
+
+/// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source;
+/// `None`: no call was traced.
+fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
+    let owner = source.owners.first()?;
+    let connects = snapshot.traced.seen().ok()?.connects.iter();
+    let of_owner = connects.filter(|connects| connects.owner.pid == owner.pid);
+    let (given, calls) = of_owner.fold((0, 0), |(given, calls), connects| {
+        (given + connects.given_port, calls + u64::from(connects.owner.sockets))
+    });
+    (calls > 0).then_some((given, calls))
 }
 
 fn draft(snapshot: &Snapshot, source: &Source, usable: u32) -> Draft {
@@ -66,6 +85,14 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32) -> Draft {
     let severity = if is_near { Severity::Warning } else { Severity::Notice };
     let mut draft = Draft::new(severity, address.to_string(), verdict)
         .because("connect() without a port begins with ports of the other parity");
+    if let Some((given, calls)) = given_ports(snapshot, source) {
+        let fact = format!(
+            "the trace saw {} of {} calls of connect() from a port that bind() had chosen",
+            count(given),
+            count(calls)
+        );
+        draft = draft.because(fact);
+    }
     for owner in source.owners.iter().take(3) {
         draft = draft.because(format!("{}: {} sockets", process(owner), count(owner.sockets.into())));
     }

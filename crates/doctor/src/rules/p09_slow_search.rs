@@ -1,10 +1,10 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Snapshot, TracedConnects};
 
 use crate::draft::{Draft, Remedy};
-use crate::remedies::drawn_ports;
+use crate::remedies::drawn_ports_to;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, tuple};
+use crate::words::{count, percent, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P09",
@@ -46,12 +46,22 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let of_one_cpu = percent(traced.search_ns, snapshot.interval_ns);
     let mut draft = Draft::new(Severity::Warning, "connect()", verdict)
         .because(format!("the searches take {of_one_cpu} of one processor"));
-    let largest = snapshot.connections.seen().ok().and_then(|connections| connections.tuples.first());
-    if let Some(largest) = largest {
-        draft =
-            draft.because(format!("{} uses most ports: {}", tuple(largest), count(largest.in_use.into())));
-        // The remedy of P02 changes how ports are found, and a snapshot does not tell by how much.
-        draft.now.extend(drawn_ports(largest).map(|remedy| Remedy { change: None, ..remedy }));
+    let longest = |connects: &&TracedConnects| connects.searches.saturating_mul(connects.search_mean_ns);
+    for connects in traced.connects.iter().filter(|connects| connects.searches > 0).take(3) {
+        draft = draft.because(format!(
+            "{} → {}: mean {:.2} ms of {} searches",
+            process(&connects.owner),
+            connects.destination,
+            connects.search_mean_ns as f64 / 1e6,
+            count(connects.searches)
+        ));
+    }
+    if let Some(connects) =
+        traced.connects.iter().max_by_key(longest).filter(|connects| longest(connects) > 0)
+    {
+        // How much shorter the searches become is not in a snapshot.
+        let remedy = drawn_ports_to(&connects.owner, connects.destination);
+        draft.now.push(Remedy { change: None, ..remedy });
     }
     Ok(vec![draft.proper(Remedy::advice(
         "in the program: IP_LOCAL_PORT_RANGE (51) with 0xFFFF0000 before connect(), or a start with `fourtuple run -- PROGRAM`",

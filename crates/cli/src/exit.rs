@@ -5,6 +5,7 @@ use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
 use fourtuple_fix::{AcceptError, FixError, RunError};
 use fourtuple_forward::ForwardError;
+use fourtuple_host::namespace::NamespaceError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
 use fourtuple_report::terminal::printable;
@@ -71,6 +72,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         cause.is::<UsageError>()
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
             || cause.downcast_ref::<ServeError>().is_some_and(ServeError::is_usage)
+            || cause.downcast_ref::<NamespaceError>().is_some_and(NamespaceError::is_usage)
             || cause.downcast_ref::<FixError>().is_some_and(FixError::is_usage)
             || cause.downcast_ref::<AcceptError>().is_some_and(AcceptError::is_usage)
             || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)

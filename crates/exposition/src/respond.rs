@@ -31,7 +31,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 type Body = Either<Full<Bytes>, Channel<Bytes>>;
 
-/// What the endpoint serves.
+/// The content that the endpoint serves.
 #[derive(Debug)]
 pub(crate) struct Content {
     pub(crate) registry: Registry,

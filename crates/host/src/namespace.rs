@@ -15,8 +15,6 @@ pub enum Target {
     Process(u32),
     /// The namespace of a file, such as /run/netns/NAME.
     File(PathBuf),
-    /// The namespace of the first process of a container, by its ID or the beginning of its ID.
-    Container(String),
 }
 
 /// The reason why a network namespace was not opened.
@@ -48,6 +46,18 @@ pub enum NamespaceError {
     },
 }
 
+impl NamespaceError {
+    /// Returns whether another value would avoid the error.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            NamespaceError::Open { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            NamespaceError::NoProcess(_)
+            | NamespaceError::NoContainer(_)
+            | NamespaceError::Several { .. } => true,
+        }
+    }
+}
+
 /// Opens a network namespace, for `netns::enter` of the crate `syscalls`. `root` is the directory that has `proc`, usually `/`.
 ///
 /// # Errors
@@ -57,7 +67,6 @@ pub fn open(target: &Target, root: &Path) -> Result<OwnedFd, NamespaceError> {
     match target {
         Target::Process(process) => of_process(root, *process),
         Target::File(path) => open_file(path),
-        Target::Container(id) => of_process(root, first_process(root, id)?),
     }
 }
 
@@ -73,8 +82,13 @@ fn open_file(path: &Path) -> Result<OwnedFd, NamespaceError> {
     opened.map_err(|source| NamespaceError::Open { path: path.to_owned(), source })
 }
 
-/// Returns the process of a container with the lowest ID.
-fn first_process(root: &Path, id: &str) -> Result<u32, NamespaceError> {
+/// Returns the process with the lowest ID of a container, by at least 6 digits of the ID of the container. `root` is the directory that
+/// has `proc`.
+///
+/// # Errors
+///
+/// [`NamespaceError::NoContainer`], [`NamespaceError::Several`]
+pub fn first_process(root: &Path, id: &str) -> Result<u32, NamespaceError> {
     let mut found: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };

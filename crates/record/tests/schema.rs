@@ -130,7 +130,9 @@ fn every_field_is_required_unless_it_may_be_absent() {
             // events.
             let of_trace = sample["command"] == "trace connect" && place == "/settings/protocol"
                 || place == "/results/notes"
-                || field == "namespace" && parent.starts_with("/results/tuples");
+                || sample["command"] == "trace connect"
+                    && field == "namespace"
+                    && parent.starts_with("/results/tuples");
             let of_forward =
                 sample["command"] == "forward" && ["client_limit", "evicted", "unanswered"].contains(&field);
             let fine = is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace || of_forward;

@@ -82,7 +82,7 @@ impl Survey {
         self.locks.as_mut().map_or(Ok(()), |locks| locks.poll(elapsed))
     }
 
-    /// Detaches the traces and returns what they saw in a network namespace, by its inode. Lock waits are those of the host.
+    /// Detaches the traces and returns what they saw in a network namespace, by its inode. The lock waits are of the whole host.
     ///
     /// # Errors
     ///

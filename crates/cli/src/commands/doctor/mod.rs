@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_doctor::{Diagnosis, diagnose};
+use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_record::snapshot::{Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;
 
 pub(crate) use history::{Past, name, time_to_exhaustion};
-pub(crate) use target::TargetFlags;
+pub(crate) use target::{Namespace, TargetFlags};
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 pub(crate) use watch::Watch;
 
@@ -58,12 +58,13 @@ impl DoctorFlags {
         if line.is_visible() {
             line.set(&["reading sockets, processes and counters".to_owned()]);
         }
-        let (mut snapshot, elapsed) = watch::once(&namespace, self.time, !self.no_trace, &stop)?;
+        let (mut snapshot, elapsed) =
+            watch::once(&namespace, self.time, self.to.as_ref(), !self.no_trace, &stop)?;
         line.finish();
         if let Some(to) = &self.to {
             restrict(&mut snapshot, to);
         }
-        let Diagnosis { findings, checked, unchecked } = diagnose(&snapshot, &limits);
+        let Diagnosis { findings, checked, unchecked } = diagnose_in(&namespace, &snapshot, &limits);
         if let (Part::Hidden(why), Part::Hidden(_)) = (&snapshot.connections, &snapshot.listeners) {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");
         }
@@ -88,6 +89,13 @@ impl DoctorFlags {
     }
 }
 
+/// Applies all rules. Printed commands that act on the network namespace of their own process run in the examined one.
+pub(crate) fn diagnose_in(namespace: &Namespace, snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+    let mut diagnosis = diagnose(snapshot, limits);
+    namespace.adapt(&mut diagnosis.findings);
+    diagnosis
+}
+
 /// Returns the host with the sysctls of the namespace, which the snapshot has.
 pub(crate) fn host(snapshot: &Snapshot) -> fourtuple_record::Host {
     let search = snapshot.search.seen().ok();
@@ -98,11 +106,8 @@ pub(crate) fn host(snapshot: &Snapshot) -> fourtuple_record::Host {
     host
 }
 
-/// Removes the tuples with other destinations.
+/// Removes traced calls with other destinations; the reader has left out their connections.
 fn restrict(snapshot: &mut Snapshot, to: &target::Destination) {
-    if let Part::Seen(connections) = &mut snapshot.connections {
-        connections.tuples.retain(|tuple| to.matches(tuple.destination));
-    }
     if let Part::Seen(traced) = &mut snapshot.traced {
         traced.connects.retain(|connects| to.matches(connects.destination));
         traced.unavailable.retain(|failed| to.matches(failed.destination));

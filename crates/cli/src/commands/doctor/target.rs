@@ -5,15 +5,15 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_record::DoctorSettings;
+use fourtuple_host::namespace::{self, Target};
+use fourtuple_record::{DoctorSettings, Finding};
 use fourtuple_syscalls::netns;
 
-use crate::exit::UsageError;
 use crate::units;
 
 /// The network namespace to examine.
@@ -34,10 +34,12 @@ pub(crate) struct TargetFlags {
 /// A network namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
-    /// The namespace; `None`: that of this process.
+    /// The namespace; `None`: the namespace of this process.
     file: Option<OwnedFd>,
     /// Inode of the namespace, as `lsns` prints it.
     pub(crate) inode: u32,
+    /// Prefix of a command that runs in the namespace; empty for the namespace of this process.
+    prefix: String,
 }
 
 impl TargetFlags {
@@ -55,28 +57,41 @@ impl TargetFlags {
 
     /// Opens the network namespace.
     pub(crate) fn open(&self) -> anyhow::Result<Namespace> {
-        let (flag, path) = match (&self.pid, &self.netns) {
-            (Some(pid), _) => (format!("--pid {pid}"), PathBuf::from(format!("/proc/{pid}/ns/net"))),
-            (_, Some(path)) => (format!("--netns {}", path.display()), path.clone()),
-            _ => {
+        let target = match (self.pid, &self.netns, &self.container) {
+            (Some(pid), ..) => Target::Process(pid),
+            (_, Some(path), _) => Target::File(path.clone()),
+            (.., Some(id)) => Target::Process(namespace::first_process(Path::new("/"), id)?),
+            (None, None, None) => {
                 let own = File::open("/proc/self/ns/net").and_then(|file| file.metadata());
-                let inode = own.map(|metadata| metadata.ino() as u32).unwrap_or(0);
-                return Ok(Namespace { file: None, inode });
+                let inode = own.map_or(0, |metadata| metadata.ino() as u32);
+                return Ok(Namespace { file: None, inode, prefix: String::new() });
             }
         };
-        let file = File::open(&path).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::NotFound {
-                anyhow::Error::new(UsageError(format!("{flag}: {} does not exist", path.display())))
-            } else {
-                anyhow::Error::new(error).context(flag.clone())
-            }
-        })?;
-        let inode = file.metadata().context(flag)?.ino() as u32;
-        Ok(Namespace { file: Some(file.into()), inode })
+        let file = File::from(namespace::open(&target, Path::new("/"))?);
+        let inode = file.metadata().context("the network namespace")?.ino() as u32;
+        let prefix = match &target {
+            Target::Process(pid) => format!("nsenter --target {pid} --net "),
+            Target::File(path) => format!("nsenter --net={} ", path.display()),
+        };
+        Ok(Namespace { file: Some(file.into()), inode, prefix })
     }
 }
 
 impl Namespace {
+    /// Lets commands that act on the network namespace of their own process run in this namespace.
+    pub(crate) fn adapt(&self, findings: &mut [Finding]) {
+        let acts_here = |action: &str| {
+            ["sysctl -w", "fourtuple fix accept"].iter().any(|start| action.starts_with(start))
+        };
+        for advice in
+            findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper))
+        {
+            if advice.is_command && acts_here(&advice.action) {
+                advice.action.insert_str(0, &self.prefix);
+            }
+        }
+    }
+
     /// Runs `work` on a thread in the namespace.
     pub(crate) fn within<T: Send>(
         &self,
@@ -111,6 +126,14 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.port
+    }
+
     /// Returns whether connections to this address are examined.
     pub(crate) fn matches(&self, address: SocketAddr) -> bool {
         self.address == address.ip() && self.port.is_none_or(|port| port == address.port())

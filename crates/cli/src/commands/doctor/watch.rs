@@ -11,7 +11,10 @@ use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
 use fourtuple_trace::Survey;
 
-use crate::commands::doctor::target::Namespace;
+use crate::commands::doctor::target::{Destination, Namespace};
+
+/// The share of a processor for the pass over all sockets in a live view.
+const SHARE: f64 = 0.01;
 
 /// The source of snapshots of one namespace. It stays on the thread that created it, which is in the namespace.
 #[derive(Debug)]
@@ -21,13 +24,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Probes the port search and takes the first reading.
+    /// Probes the port search and takes the first of many readings.
     pub(crate) fn begin() -> Watch {
-        Watch::with(search())
+        Watch::with(Reader::new(Path::new("/")).limited_to(SHARE), search())
     }
 
-    fn with(search: Part<PortSearch>) -> Watch {
-        let mut reader = Reader::new(Path::new("/"));
+    fn with(mut reader: Reader, search: Part<PortSearch>) -> Watch {
         reader.read();
         Watch { reader, search }
     }
@@ -43,6 +45,7 @@ impl Watch {
 pub(super) fn once(
     namespace: &Namespace,
     time: Duration,
+    to: Option<&Destination>,
     trace: bool,
     stop: &AtomicBool,
 ) -> anyhow::Result<(Snapshot, Duration)> {
@@ -54,7 +57,12 @@ pub(super) fn once(
         } else {
             Err("--no-trace".to_owned())
         };
-        let mut watch = Watch::with(search);
+        let reader = Reader::new(Path::new("/"));
+        let reader = match to {
+            Some(to) => reader.only(to.address(), to.port()),
+            None => reader,
+        };
+        let mut watch = Watch::with(reader, search);
         let began = Instant::now();
         while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
             if let Ok(running) = &mut survey

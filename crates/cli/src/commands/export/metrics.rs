@@ -83,7 +83,7 @@ impl Metrics {
     }
 }
 
-/// Returns the first tuples, and the sum of the others.
+/// Returns the first tuples, and the sum of all further tuples.
 fn listed(tuples: &[Tuple], usable: Option<u32>, most: usize) -> Vec<TupleMetrics> {
     let one = |tuple: &Tuple| TupleMetrics {
         source: tuple.source.to_string(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_doctor::{Diagnosis, diagnose};
+use fourtuple_doctor::Diagnosis;
 use fourtuple_exposition::{Endpoint, Limits, Page, Publisher, Registry};
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
@@ -18,7 +18,9 @@ use fourtuple_report::html;
 use fourtuple_trace::Survey;
 use time::OffsetDateTime;
 
-use crate::commands::doctor::{Past, TargetFlags, Thresholds, Watch, host, read_thresholds};
+use crate::commands::doctor::{
+    Namespace, Past, TargetFlags, Thresholds, Watch, diagnose_in, host, read_thresholds,
+};
 use crate::exit::Exit;
 use crate::units::{self, nanoseconds};
 use crate::{output, stop};
@@ -38,7 +40,7 @@ pub(crate) struct ExportFlags {
     /// Time between two readings
     #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "5s", allow_hyphen_values = true)]
     every: Duration,
-    /// Destinations with metrics of their own, those with the most ports in use; the others are summed up as "other"
+    /// Destinations with metrics of their own; all further destinations are summed up as "other"
     #[arg(long, value_name = "N", value_parser = units::up_to::<100>, default_value = "20", allow_hyphen_values = true)]
     destinations: u32,
     /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
@@ -67,7 +69,15 @@ impl ExportFlags {
             let mut watch = Watch::begin();
             // After the probe of the search, whose connects would count.
             let survey = self.attach();
-            let mut live = Live { flags: &self, thresholds, past: Past::new(), publisher, metrics, survey };
+            let mut live = Live {
+                flags: &self,
+                namespace: &namespace,
+                thresholds,
+                past: Past::new(),
+                publisher,
+                metrics,
+                survey,
+            };
             live.show(watch.read());
             if !self.quiet {
                 let address = endpoint.address();
@@ -104,6 +114,7 @@ impl ExportFlags {
 
 struct Live<'a> {
     flags: &'a ExportFlags,
+    namespace: &'a Namespace,
     thresholds: Thresholds,
     past: Past,
     publisher: Publisher,
@@ -124,7 +135,7 @@ impl Live<'_> {
     /// Updates the metrics, and the page if a browser reads it.
     fn show(&mut self, snapshot: Snapshot) {
         self.past.add(&snapshot);
-        let diagnosis = diagnose(&snapshot, &self.thresholds.limits);
+        let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits);
         let times = self.survey.as_ref().and_then(|survey| survey.times().ok());
         self.metrics.update(&snapshot, &diagnosis.findings, times);
         let record = self.record(snapshot, diagnosis);

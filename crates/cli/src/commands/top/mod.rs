@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use fourtuple_doctor::diagnose;
 use fourtuple_report::duration;
 use fourtuple_trace::Survey;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use crate::commands::doctor::{TargetFlags, Thresholds, Watch, read_thresholds};
+use crate::commands::doctor::{Namespace, TargetFlags, Thresholds, Watch, diagnose_in, read_thresholds};
 use crate::exit::Exit;
 use crate::units;
 use crate::{output, stop};
@@ -64,7 +63,7 @@ impl TopFlags {
                 Survey::without_locks().map_err(|error| format!("not traced: {error}"))
             };
             let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
-            let result = self.show(&mut terminal, &mut watch, survey, &thresholds, &stop);
+            let result = self.show(&mut terminal, &mut watch, survey, &namespace, &thresholds, &stop);
             ratatui::restore();
             result
         })
@@ -75,6 +74,7 @@ impl TopFlags {
         terminal: &mut DefaultTerminal,
         watch: &mut Watch,
         mut survey: Result<Survey, String>,
+        namespace: &Namespace,
         thresholds: &Thresholds,
         stop: &AtomicBool,
     ) -> anyhow::Result<Exit> {
@@ -90,15 +90,16 @@ impl TopFlags {
             if is_due {
                 next = now + self.every;
                 let snapshot = watch.read();
-                let findings = diagnose(&snapshot, &thresholds.limits).findings;
+                let findings = diagnose_in(namespace, &snapshot, &thresholds.limits).findings;
                 view.update(Reading { snapshot, findings, search: search(&survey) });
             }
             let timeout = next.saturating_duration_since(Instant::now()).min(Survey::POLL_INTERVAL);
             let is_input = event::poll(timeout).context("cannot read the terminal")?;
-            if is_input && let Event::Key(key) = event::read().context("cannot read the terminal")? {
-                if key.kind == KeyEventKind::Press {
-                    view.key(key);
-                }
+            if is_input
+                && let Event::Key(key) = event::read().context("cannot read the terminal")?
+                && key.kind == KeyEventKind::Press
+            {
+                view.key(key);
             }
             if is_due || is_input {
                 terminal.draw(|frame| draw(frame, &view, look)).context("cannot write to the terminal")?;

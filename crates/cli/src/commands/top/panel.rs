@@ -163,7 +163,7 @@ fn tuple(tuple: &Tuple, usable: u32) -> Row {
     let left = time_to_exhaustion(tuple, usable);
     let left = Cell {
         text: left.map_or_else(|| "-".to_owned(), |left| duration((left * 1e9) as u64)),
-        // Those that never run out come last.
+        // A tuple that never runs out comes last.
         number: left.map_or(f64::NEG_INFINITY, |left| -left),
     };
     Row {

@@ -1,4 +1,4 @@
-//! What the view shows, and how keys change it. Draws nothing.
+//! The state of the view, and its changes by keys. Draws nothing.
 
 use fourtuple_doctor::{explain, named};
 use fourtuple_record::Finding;
@@ -11,7 +11,7 @@ use crate::commands::top::panel::{Panel, Row, sort};
 pub(super) struct Reading {
     pub(super) snapshot: Snapshot,
     pub(super) findings: Vec<Finding>,
-    /// What the trace says, or why nothing is traced.
+    /// Quantiles of the traced port searches, or the reason why nothing is traced.
     pub(super) search: String,
 }
 

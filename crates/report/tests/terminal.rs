@@ -10,7 +10,9 @@ use fourtuple_report::terminal::render;
 fn every_line_fits_the_width() {
     for (name, saved) in samples::all() {
         for width in [20, 40, 60, 80, 100, 200] {
-            for line in render(&saved, width, false).lines() {
+            // A command to paste is never broken into lines.
+            let is_command = |line: &&str| line.starts_with("    fourtuple fix ports");
+            for line in render(&saved, width, false).lines().filter(|line| !is_command(line)) {
                 assert!(line.chars().count() <= width, "{name} at {width}: {line}");
             }
         }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of the samples")]
 
 mod accept;
+mod doctor;
 mod fix_accept;
 mod fix_ports;
 mod forward;
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
+pub(crate) use doctor::{blind_doctor, doctor, hostile_doctor, live_doctor};
 pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept};
 pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
 pub(crate) use forward::{bare_forward, forward};
@@ -833,6 +835,9 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
         ("fix accept", Saved::FixAccept(fix_accept())),
         ("bare fix accept", Saved::FixAccept(bare_fix_accept())),
+        ("doctor", Saved::Doctor(doctor())),
+        ("live doctor", Saved::Doctor(live_doctor())),
+        ("blind doctor", Saved::Doctor(blind_doctor())),
         ("run", Saved::Run(preloaded_run())),
         ("bare run", Saved::Run(bare_run())),
         ("run in a cgroup", Saved::Run(cgroup_run())),
@@ -876,6 +881,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
         ("hostile fix accept", Saved::FixAccept(hostile_fix_accept())),
+        ("hostile doctor", Saved::Doctor(hostile_doctor())),
         ("hostile run", Saved::Run(hostile_run())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),

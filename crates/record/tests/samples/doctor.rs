@@ -1,0 +1,302 @@
+//! A diagnosis with every part of a snapshot, a reading of the live page, and a diagnosis that sees nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use fourtuple_record::snapshot::*;
+use fourtuple_record::*;
+
+use super::record;
+
+fn owner(pid: u32, name: &str, sockets: u32) -> Owner {
+    Owner { pid, name: name.into(), sockets }
+}
+
+fn states(states: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    states.iter().map(|(name, number)| ((*name).into(), *number)).collect()
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+const COUNTER: Counter = Counter { total: 120, during: 3 };
+
+fn connections() -> Connections {
+    let envoy = || vec![owner(812, "envoy", 563)];
+    Connections {
+        age_ns: 0,
+        processes_by: "bpf".into(),
+        processes_hidden: 0,
+        states: states(&[("established", 1_063), ("time-wait", 27_668), ("close-wait", 70)]),
+        tuples: vec![
+            Tuple {
+                source: address("10.0.0.9:0").ip(),
+                destination: address("10.1.2.3:443"),
+                in_use: 28_231,
+                low_parity: 14_116,
+                states: states(&[("established", 563), ("time-wait", 27_668)]),
+                closes_per_s: 465.0,
+                growth_per_s: 0.5,
+                owners: envoy(),
+            },
+            Tuple {
+                source: address("[::1]:0").ip(),
+                destination: address("[::1]:5432"),
+                in_use: 12,
+                low_parity: 12,
+                states: states(&[("established", 12)]),
+                closes_per_s: 0.0,
+                growth_per_s: -0.5,
+                owners: Vec::new(),
+            },
+        ],
+        tuples_left_out: 7,
+        sources: vec![Source {
+            address: address("10.0.0.9:0").ip(),
+            in_use: 28_231,
+            low_parity: 14_116,
+            destinations: 3,
+            owners: envoy(),
+        }],
+        held: vec![
+            HeldPort {
+                port: 40_000,
+                address: address("0.0.0.0:0").ip(),
+                kind: "listening".into(),
+                owner: Some(owner(1_204, "metrics", 1)),
+            },
+            HeldPort {
+                port: 41_000,
+                address: address("127.0.0.1:0").ip(),
+                kind: "bound".into(),
+                owner: None,
+            },
+        ],
+        held_left_out: 0,
+        services: vec![Service {
+            port: 80,
+            states: states(&[("established", 500)]),
+            closes_per_s: 0.1,
+            workers: vec![owner(901, "nginx", 400), owner(902, "nginx", 100)],
+        }],
+        close_wait: vec![CloseWait {
+            owner: owner(77, "python3", 70),
+            remote: address("10.4.0.2:51320"),
+            oldest_ns: 7_260_000_000_000,
+            old: 61,
+        }],
+    }
+}
+
+fn listener() -> Listener {
+    Listener {
+        address: address("0.0.0.0:80"),
+        interface: 0,
+        cookie: 4_101,
+        waiting: 300,
+        waiting_before: 290,
+        backlog: 511,
+        handshakes: 2,
+        drops: Some(COUNTER),
+        owners: vec![owner(901, "nginx", 1), owner(902, "nginx", 1)],
+    }
+}
+
+fn udp() -> UdpSockets {
+    let socket = UdpSocketView {
+        local: address("0.0.0.0:53"),
+        remote: None,
+        interface: 0,
+        cookie: 99,
+        queued_bytes: 212_992,
+        limit_bytes: Some(212_992),
+        drops: Some(COUNTER),
+        user: 104,
+        owners: vec![owner(640, "unbound", 1)],
+    };
+    let connected = UdpSocketView {
+        remote: Some(address("10.0.0.53:53")),
+        cookie: 100,
+        limit_bytes: None,
+        drops: None,
+        ..socket.clone()
+    };
+    UdpSockets { total: 40, sockets: vec![socket, connected], left_out: 0 }
+}
+
+fn process() -> Process {
+    Process {
+        pid: 812,
+        name: "envoy".into(),
+        descriptors: 602,
+        descriptor_limit: Some(1_024),
+        descriptor_ceiling: Some(524_288),
+        parent: 1,
+        group: 812,
+        state: 'S',
+        started_ns: 3_600_000_000_000,
+        cpu_ns: Some(310_000_000),
+    }
+}
+
+fn traced() -> Traced {
+    let wait = LockWaits { waits: 40, waited_ns: 90_000 };
+    Traced {
+        connects: vec![TracedConnects {
+            owner: owner(812, "envoy", 1_000),
+            destination: address("10.1.2.3:443"),
+            searches: 930,
+            search_mean_ns: 1_200_000,
+            search_p99_ns: 4_600_000,
+            given_port: 2,
+        }],
+        unavailable: vec![Unavailable {
+            owner: owner(812, "envoy", 68),
+            destination: address("10.1.2.3:443"),
+            failed: 68,
+        }],
+        search_p99_ns: Some(4_600_000),
+        searches: 930,
+        search_ns: 1_116_000_000,
+        accept_wait_p99_ns: Some(31_000_000),
+        accepts: 840,
+        lock_waits: BTreeMap::from([("bhash".into(), wait)]),
+    }
+}
+
+fn snapshot() -> Snapshot {
+    let range = "net.ipv4.ip_local_port_range";
+    Snapshot {
+        interval_ns: 2_000_000_000,
+        processors: 2,
+        sysctls: BTreeMap::from([(range.into(), "32768 60999".into())]),
+        configured: Part::Seen(vec![ConfiguredSysctl {
+            file: "/etc/sysctl.conf".into(),
+            line: 12,
+            name: "net.ipv4.tcp_tw_recycle".into(),
+            value: "1".into(),
+        }]),
+        ports: Part::Seen(EphemeralPorts { low: 32_768, high: 60_999, reserved: vec![(40_000, 40_009)] }),
+        search: Part::Seen(PortSearch { default: "parity".into(), option: "linear".into() }),
+        connections: Part::Seen(connections()),
+        listeners: Part::Seen(vec![listener()]),
+        udp: Part::Seen(udp()),
+        processes: Part::Seen(vec![process()]),
+        counters: Part::Seen(BTreeMap::from([("TcpExt.ListenDrops".into(), COUNTER)])),
+        memory: Part::Seen(TcpMemory {
+            orphans: 3,
+            time_wait: 27_668,
+            pages: 900,
+            limits_pages: [187_000, 249_000, 374_000],
+        }),
+        conntrack: Part::Seen(Conntrack {
+            count: 30_000,
+            limit: 262_144,
+            counters: BTreeMap::from([("drop".into(), COUNTER)]),
+        }),
+        addresses: Part::Seen(vec![LocalAddress { address: address("10.0.0.9:0").ip(), prefix: 24 }]),
+        lost_sources: Part::Seen(vec![address("10.0.0.77:0").ip()]),
+        traced: Part::Seen(traced()),
+    }
+}
+
+fn advice(action: &str, is_command: bool) -> Advice {
+    Advice {
+        action: action.into(),
+        is_command,
+        effect: "64,512 ports instead of 28,232".into(),
+        recomputed: is_command,
+    }
+}
+
+/// A host whose ports are exhausted.
+pub(crate) fn doctor() -> DoctorRecord {
+    let settings = DoctorSettings {
+        pid: Some(812),
+        netns: None,
+        container: None,
+        to: Some("10.1.2.3:443".into()),
+        for_ns: 2_000_000_000,
+        thresholds: BTreeMap::from([("P01".into(), 80.0)]),
+    };
+    let finding = |id: &str, severity, verdict: &str| Finding {
+        id: id.into(),
+        severity,
+        subject: "10.0.0.9 → 10.1.2.3:443".into(),
+        verdict: verdict.into(),
+        evidence: vec!["the default search looks at the ports of one parity first".into()],
+        now: vec![advice("fourtuple fix ports --pid 812 --source 10.0.0.0/28", true)],
+        proper: vec![advice("keep connections open, and use them again", false)],
+    };
+    let full = "10.0.0.9 → 10.1.2.3:443 uses 28,231 of 28,232 ports, 98% of them in TIME_WAIT; envoy[812] closes first, 465/s; the \
+                ceiling is 470/s";
+    let results = DoctorResults {
+        findings: vec![
+            finding("P01", Severity::Critical, full),
+            finding("P02", Severity::Warning, "connect() searches half of the range"),
+            finding("T05", Severity::Notice, "net.ipv4.tcp_tw_recycle has not existed since Linux 4.12"),
+        ],
+        checked: vec!["P01".into(), "P02".into(), "T05".into()],
+        unchecked: vec![Unchecked {
+            id: "A07".into(),
+            title: "connections wait long for accept()".into(),
+            reason: "nothing was traced".into(),
+        }],
+        snapshot: snapshot(),
+        history: None,
+    };
+    record("doctor", settings, results)
+}
+
+/// A reading of the live page, without a finding.
+pub(crate) fn live_doctor() -> DoctorRecord {
+    let mut record = doctor();
+    record.settings = DoctorSettings {
+        pid: None,
+        netns: Some("/run/netns/blue".into()),
+        container: Some("8a2f64c0b1d9".into()),
+        to: None,
+        ..record.settings
+    };
+    record.results.findings.clear();
+    let moment = |at: u64, in_use: u32| Moment {
+        at_ns: at * 1_000_000_000,
+        in_use: vec![in_use, 12],
+        time_wait: u64::from(in_use) - 500,
+        queued: at,
+    };
+    record.results.history = Some(History {
+        tuples: vec!["10.0.0.9 → 10.1.2.3:443".into(), "::1 → [::1]:5432".into()],
+        moments: (0..60).map(|at| moment(at, 20_000 + 130 * at as u32)).collect(),
+    });
+    record
+}
+
+/// A diagnosis without the right to see anything.
+pub(crate) fn blind_doctor() -> DoctorRecord {
+    let mut record = doctor();
+    record.results.findings.clear();
+    record.results.snapshot = Snapshot { interval_ns: 0, processors: 1, ..Snapshot::default() };
+    record
+}
+
+/// Texts that a terminal or a browser would execute, and the largest numbers.
+pub(crate) fn hostile_doctor() -> DoctorRecord {
+    let mut record = live_doctor();
+    record.results.findings = doctor().results.findings;
+    let finding = &mut record.results.findings[0];
+    finding.verdict = "</script><b>\u{1b}[31m".into();
+    finding.now = vec![advice("\u{1b}]0;x\u{7}</script>", true)];
+    if let Part::Seen(connections) = &mut record.results.snapshot.connections {
+        connections.tuples[0].owners = vec![owner(u32::MAX, "</script>\u{1b}[31m", u32::MAX)];
+        connections.tuples[0].closes_per_s = f64::MAX;
+        connections.tuples[0].states = states(&[("</script>", u64::MAX), ("time-wait", u64::MAX)]);
+    }
+    if let Some(history) = &mut record.results.history {
+        history.tuples[0] = "</script><b>".into();
+        history.moments.truncate(1);
+        history.moments[0].time_wait = u64::MAX;
+    }
+    record
+}

@@ -1,33 +1,31 @@
 //! The live page and its updates.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// The page of an endpoint: its HTML, and the updates that it receives as server-sent events.
-#[derive(Debug)]
+/// The page of an endpoint: a function that renders its HTML, and the updates that it receives as server-sent events.
 pub struct Page {
-    html: Arc<Mutex<String>>,
+    render: Box<dyn Fn() -> String + Send + Sync>,
     updates: watch::Receiver<Arc<str>>,
 }
 
-/// Changes a [`Page`].
+/// Sends updates to a [`Page`].
 #[derive(Debug)]
 pub struct Publisher {
-    html: Arc<Mutex<String>>,
     updates: watch::Sender<Arc<str>>,
 }
 
 impl Page {
-    /// Creates an empty page and its publisher.
-    pub fn new() -> (Page, Publisher) {
-        let html = Arc::new(Mutex::new(String::new()));
+    /// Creates a page and its publisher. The endpoint calls `render` for each request.
+    pub fn new(render: impl Fn() -> String + Send + Sync + 'static) -> (Page, Publisher) {
         let (sender, updates) = watch::channel(Arc::from(""));
-        (Page { html: Arc::clone(&html), updates }, Publisher { html, updates: sender })
+        (Page { render: Box::new(render), updates }, Publisher { updates: sender })
     }
 
     pub(crate) fn html(&self) -> String {
-        self.html.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        (self.render)()
     }
 
     /// Returns a receiver of later updates.
@@ -38,12 +36,13 @@ impl Page {
     }
 }
 
-impl Publisher {
-    /// Sets the HTML of the page.
-    pub fn set_page(&self, html: String) {
-        *self.html.lock().unwrap_or_else(PoisonError::into_inner) = html;
+impl fmt::Debug for Page {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Page").finish_non_exhaustive()
     }
+}
 
+impl Publisher {
     /// Returns whether a browser reads updates.
     pub fn has_readers(&self) -> bool {
         // The page itself has a receiver.

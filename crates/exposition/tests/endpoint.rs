@@ -147,8 +147,7 @@ fn wrong_requests_get_their_status() {
 
 #[test]
 fn a_live_page_gets_events_until_its_deadline() {
-    let (page, publisher) = Page::new();
-    publisher.set_page("<p>page</p>".to_owned());
+    let (page, publisher) = Page::new(|| "<p>page</p>".to_owned());
     let limits = Limits { stream_deadline: Duration::from_millis(300), ..Limits::default() };
     let mut registry = Registry::with_prefix("test");
     registry.register_collector(Box::new(One));

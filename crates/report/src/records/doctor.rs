@@ -19,11 +19,17 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
             if !others.is_empty() {
                 document.heading("Other findings");
             }
-            others.iter().for_each(|finding| show(&mut document, finding));
+            for (number, finding) in others.iter().enumerate() {
+                if number > 0 {
+                    document.terminal(|terminal| terminal.note(Tone::Plain, ""));
+                }
+                show(&mut document, finding);
+            }
         }
     }
     if let Some(first) = results.findings.first() {
         document.terminal(|terminal| {
+            terminal.note(Tone::Plain, "");
             terminal.note(Tone::Dim, format!("`fourtuple explain {}` explains a finding.", first.id));
         });
     }
@@ -66,7 +72,7 @@ fn show(document: &mut Document, finding: &Finding) {
         Severity::Notice => Tone::Plain,
     };
     document.note(tone, format!("{}  {}", finding.id, finding.verdict));
-    finding.evidence.iter().for_each(|fact| document.note(Tone::Dim, format!("     {fact}")));
+    finding.evidence.iter().for_each(|fact| document.note(Tone::Dim, fact));
     for (heading, advice) in [("do now", &finding.now), ("do properly", &finding.proper)] {
         if !advice.is_empty() {
             document.note(Tone::Dim, heading);

@@ -3,8 +3,8 @@ mod metrics;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,9 @@ impl ExportFlags {
         let metrics = Arc::new(Metrics::new(self.destinations as usize));
         let mut registry = Registry::with_prefix("fourtuple");
         registry.register_collector(Box::new(Arc::clone(&metrics)));
-        let (page, publisher) = Page::new();
+        let latest = Arc::new(Mutex::new(None));
+        let shown = Arc::clone(&latest);
+        let (page, publisher) = Page::new(move || render(&shown));
         let endpoint = Endpoint::start_with_page(self.listen, Limits::default(), registry, page)
             .with_context(|| format!("--listen {}", self.listen))?;
         namespace.within(|| {
@@ -74,6 +76,7 @@ impl ExportFlags {
                 namespace: &namespace,
                 thresholds,
                 past: Past::new(),
+                latest,
                 publisher,
                 metrics,
                 survey,
@@ -112,11 +115,19 @@ impl ExportFlags {
     }
 }
 
+/// Returns the page of the latest reading.
+fn render(latest: &Mutex<Option<Saved>>) -> String {
+    let record = latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // The endpoint listens before the first reading.
+    record.map_or_else(|| "<meta http-equiv=refresh content=1>".to_owned(), |record| html::live_page(&record))
+}
+
 struct Live<'a> {
     flags: &'a ExportFlags,
     namespace: &'a Namespace,
     thresholds: Thresholds,
     past: Past,
+    latest: Arc<Mutex<Option<Saved>>>,
     publisher: Publisher,
     metrics: Arc<Metrics>,
     survey: Option<Survey>,
@@ -144,7 +155,7 @@ impl Live<'_> {
             let update = serde_json::to_string(&html::article(&record));
             self.publisher.send(update.unwrap_or_default());
         }
-        self.publisher.set_page(html::live_page(&record));
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
     fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {

@@ -14,6 +14,9 @@ use crate::commands::top::view::View;
 /// From this size on, all panels are visible at the same time.
 const LARGE: (u16, u16) = (160, 40);
 
+/// From this width on, a table shows all its columns.
+const ROOMY: u16 = 95;
+
 /// The colours; none if NO_COLOR is set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
@@ -116,6 +119,7 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
         }
     };
     let columns = panel.columns();
+    let is_shown = |column: &Column| !column.is_extra || area.width >= ROOMY;
     let (sorted, reversed) = view.sorting(panel);
     let title = |(index, column): (usize, &Column)| {
         let mark = match (sorted == Some(index), reversed) {
@@ -125,12 +129,13 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
         };
         aligned(format!("{}{mark}", column.title), column)
     };
-    let header = TableRow::new(columns.iter().enumerate().map(title)).style(look.tone(Color::Cyan));
+    let header = TableRow::new(columns.iter().enumerate().filter(|(_, column)| is_shown(column)).map(title))
+        .style(look.tone(Color::Cyan));
     let body = rows.iter().map(|row| {
-        let cells = row.cells.iter().zip(columns);
+        let cells = row.cells.iter().zip(columns).filter(|(_, column)| is_shown(column));
         TableRow::new(cells.map(|(cell, column)| aligned(printable(&cell.text), column)))
     });
-    let widths = columns.iter().map(|column| match column.width {
+    let widths = columns.iter().filter(|column| is_shown(column)).map(|column| match column.width {
         0 => Constraint::Fill(1),
         width => Constraint::Length(width),
     });
@@ -159,5 +164,124 @@ fn keys(view: &View) -> String {
     if view.page.is_some() {
         return "up/down scroll · any other key closes".to_owned();
     }
-    "1-5 panel · s sort · r reverse · / filter · space freeze · Enter explain · q quit".to_owned()
+    "1-5 table · s sort · r reverse · / filter · space freeze · Enter explain · q end".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fourtuple_record::Finding;
+    use fourtuple_record::snapshot::{Connections, EphemeralPorts, Owner, Part, Snapshot, Tuple};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent};
+
+    use super::*;
+    use crate::commands::top::view::Reading;
+
+    fn tuple(last: u8, in_use: u32, growth_per_s: f64) -> Tuple {
+        Tuple {
+            source: [10, 0, 0, 9].into(),
+            destination: ([10, 1, 2, last], 443).into(),
+            in_use,
+            low_parity: in_use / 2,
+            states: BTreeMap::from([("time-wait".to_owned(), u64::from(in_use) / 2)]),
+            closes_per_s: 0.0,
+            growth_per_s,
+            owners: vec![Owner { pid: 812, name: "envoy".to_owned(), sockets: in_use / 2 }],
+        }
+    }
+
+    fn view() -> View {
+        let connections = Connections {
+            tuples: vec![tuple(3, 900, 10.0), tuple(4, 20, 0.0), tuple(5, 950, 0.0)],
+            ..Connections::default()
+        };
+        let snapshot = Snapshot {
+            ports: Part::Seen(EphemeralPorts { low: 20_000, high: 20_999, reserved: Vec::new() }),
+            connections: Part::Seen(connections),
+            ..Snapshot::default()
+        };
+        let finding = Finding {
+            id: "P01".to_owned(),
+            severity: Severity::Critical,
+            subject: String::new(),
+            verdict: "10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports".to_owned(),
+            evidence: Vec::new(),
+            now: Vec::new(),
+            proper: Vec::new(),
+        };
+        let mut view = View::new();
+        view.update(Reading { snapshot, findings: vec![finding], search: "no port search yet".to_owned() });
+        view
+    }
+
+    /// Returns the lines of the terminal.
+    fn lines(view: &View, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, view, Look { has_color: true })).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |row| (0..width).map(|column| buffer[(column, row)].symbol()).collect::<String>();
+        (0..height).map(|row| line(row).trim_end().to_owned()).collect()
+    }
+
+    fn press(view: &mut View, keys: &str) {
+        keys.chars().for_each(|key| view.key(KeyEvent::from(KeyCode::Char(key))));
+    }
+
+    #[test]
+    fn a_small_terminal_shows_the_verdict_and_one_table() {
+        let mut view = view();
+        let shown = lines(&view, 80, 24);
+        assert!(shown[0].starts_with("10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports"), "{shown:#?}");
+        // Sorted by ports in use; the second tuple has 100 free ports and grows by 10 per second.
+        assert!(shown[4].contains("10.1.2.5:443") && shown[4].contains("950"), "{shown:#?}");
+        assert!(shown[5].contains("10.1.2.3:443") && shown[5].contains("10.0s"), "{shown:#?}");
+        assert!(shown[5].contains("envoy[812]") && !shown.join("\n").contains("backlog"), "{shown:#?}");
+        assert!(shown[23].contains("q end"), "{shown:#?}");
+        press(&mut view, "3");
+        assert!(lines(&view, 80, 24)[3].starts_with("not visible:"), "the listeners are hidden");
+    }
+
+    #[test]
+    fn a_large_terminal_shows_all_tables() {
+        let shown = lines(&view(), 200, 60).join("\n");
+        for title in Panel::ALL.map(Panel::title) {
+            assert!(shown.contains(title), "{title}: {shown}");
+        }
+        assert!(shown.contains("P01") && shown.contains("critical") && shown.contains("95%"), "{shown}");
+    }
+
+    #[test]
+    fn keys_filter_sort_freeze_and_explain() {
+        let mut view = view();
+        press(&mut view, "/2.4");
+        view.key(KeyEvent::from(KeyCode::Enter));
+        let shown = lines(&view, 80, 24);
+        assert!(shown[4].contains("10.1.2.4:443") && shown[5].is_empty(), "{shown:#?}");
+        press(&mut view, "/");
+        view.key(KeyEvent::from(KeyCode::Esc));
+        press(&mut view, "r");
+        assert!(lines(&view, 80, 24)[4].contains("10.1.2.4:443"), "the fewest ports first");
+        press(&mut view, " ");
+        let empty = Reading { snapshot: Snapshot::default(), findings: Vec::new(), search: String::new() };
+        view.update(empty);
+        let shown = lines(&view, 80, 24);
+        assert!(shown[1].contains("FROZEN") && shown[4].contains("10.1.2.4:443"), "{shown:#?}");
+        view.key(KeyEvent::from(KeyCode::Enter));
+        let page = lines(&view, 80, 24).join("\n");
+        assert!(page.contains("__inet_hash_connect") || page.contains("EADDRNOTAVAIL"), "{page}");
+        press(&mut view, "x");
+        assert!(view.page.is_none() && !view.is_over);
+        press(&mut view, "q");
+        assert!(view.is_over);
+    }
+
+    #[test]
+    fn a_terminal_of_a_few_characters_is_no_panic() {
+        for (width, height) in [(1, 1), (10, 3), (80, 4)] {
+            lines(&view(), width, height);
+        }
+    }
 }

@@ -24,14 +24,20 @@ pub(super) struct Column {
     pub(super) title: &'static str,
     pub(super) width: u16,
     pub(super) is_number: bool,
+    /// The column is left out of a narrow table.
+    pub(super) is_extra: bool,
 }
 
 const fn text(title: &'static str, width: u16) -> Column {
-    Column { title, width, is_number: false }
+    Column { title, width, is_number: false, is_extra: false }
 }
 
 const fn number(title: &'static str, width: u16) -> Column {
-    Column { title, width, is_number: true }
+    Column { title, width, is_number: true, is_extra: false }
+}
+
+const fn extra(title: &'static str, width: u16) -> Column {
+    Column { title, width, is_number: true, is_extra: true }
 }
 
 /// A cell: its text, and the number by which a numeric column is sorted.
@@ -85,11 +91,11 @@ impl Panel {
         const TUPLES: &[Column] = &[
             text("source → destination", 0),
             number("in use", 7),
-            number("share", 5),
+            extra("share", 5),
             number("TIME_WAIT", 9),
-            number("growth/s", 8),
+            extra("growth/s", 8),
             number("left", 7),
-            text("process", 18),
+            text("process", 16),
         ];
         const LISTENERS: &[Column] = &[
             text("listener", 0),
@@ -97,12 +103,12 @@ impl Panel {
             number("backlog", 7),
             number("handshakes", 10),
             number("drops", 7),
-            text("process", 18),
+            text("process", 16),
         ];
         const WORKERS: &[Column] =
             &[number("port", 6), text("worker", 0), number("connections", 11), number("share", 5)];
         const TIME_WAIT: &[Column] =
-            &[text("closed first", 0), number("sockets", 9), number("closes/s", 9), text("process", 18)];
+            &[text("closed first", 0), number("sockets", 9), number("closes/s", 9), text("process", 16)];
         match self {
             Panel::Findings => FINDINGS,
             Panel::Tuples => TUPLES,

@@ -62,6 +62,14 @@ const COMMANDS: &[Command] = &[
         arguments: &["trace", "connect", "--tier", "fexit", "--for", "100ms", "--json"],
         save: None,
     },
+    // Processes by the BPF iterator, all traces, and no finding on an idle machine.
+    Command {
+        name: "doctor",
+        seconds: 60,
+        program: "/bin/fourtuple",
+        arguments: &["doctor", "--for", "100ms", "--json"],
+        save: None,
+    },
 ];
 
 /// One line of the plan.

@@ -3,6 +3,7 @@
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Advice, Finding, Unchecked};
 
+use crate::attribute::with_callers;
 use crate::draft::{Draft, Remedy};
 use crate::limits::Limits;
 use crate::rule::Rule;
@@ -11,7 +12,7 @@ use crate::rules::ALL;
 /// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosis {
-    /// Findings, the most severe first; findings of equal severity in the order of the rules.
+    /// Findings, the most severe first; findings of equal severity in the order of cause and effect, then of the rules.
     pub findings: Vec<Finding>,
     /// Rules that were checked, by id.
     pub checked: Vec<String>,
@@ -19,8 +20,14 @@ pub struct Diagnosis {
     pub unchecked: Vec<Unchecked>,
 }
 
+/// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
+/// does not empty its accept queue, and a search is long because of the ports that it passes over. The closest cause is the first.
+const CAUSES: [&str; 8] = ["F01", "B03", "B04", "A06", "P01", "P02", "P08", "P06"];
+
 /// Applies all rules to a snapshot.
 pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+    let attributed = with_callers(snapshot);
+    let snapshot = attributed.as_ref().unwrap_or(snapshot);
     let mut diagnosis = Diagnosis::default();
     for rule in ALL {
         let limit = limits.of(rule);
@@ -37,9 +44,36 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
             }),
         }
     }
+    absorb_failures(&mut diagnosis.findings);
     // A stable sort keeps the order of the rules.
-    diagnosis.findings.sort_by_key(|finding| finding.severity);
+    diagnosis.findings.sort_by_key(|finding| (finding.severity, cause(&finding.id)));
     diagnosis
+}
+
+/// Returns the place of a rule among the causes; all other rules come after them.
+fn cause(id: &str) -> usize {
+    CAUSES.iter().position(|cause| *cause == id).unwrap_or(CAUSES.len())
+}
+
+/// Makes failed calls of connect() (P07) a fact of the exhausted tuple that explains them (P01), instead of a finding with the same
+/// remedies.
+fn absorb_failures(findings: &mut Vec<Finding>) {
+    let is_failure = |finding: &mut Finding| finding.id == "P07";
+    let failures: Vec<Finding> = findings.extract_if(.., is_failure).collect();
+    for failure in failures {
+        // Both subjects end with the destination: `10.0.0.9 → 10.1.2.3:443`, `envoy[812] → 10.1.2.3:443`.
+        let destination = |finding: &Finding| finding.subject.split(" → ").nth(1).map(str::to_owned);
+        let explains = |finding: &&mut Finding| {
+            finding.id == "P01" && destination(finding) == destination(&failure)
+        };
+        match findings.iter_mut().find(explains) {
+            Some(exhausted) => {
+                exhausted.severity = exhausted.severity.min(failure.severity);
+                exhausted.evidence.insert(0, failure.verdict);
+            }
+            None => findings.push(failure),
+        }
+    }
 }
 
 fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, draft: Draft) -> Finding {

@@ -12,7 +12,7 @@ use fourtuple_testing::{set_sysctl, skip};
 use serde_json::Value;
 
 use super::cgroup::Cgroup;
-use super::{Room, fourtuple, list, number, run, stat, text, until};
+use super::{Room, fourtuple, list, run, stat, text, until};
 
 /// The port of a server behind a proxy, and the port of a proxy.
 pub(crate) const SERVER: u16 = 4_000;
@@ -231,9 +231,9 @@ pub(crate) fn figures(situation: &str, before: &str, command: &str, after: &str)
     println!("| {situation} | {before} | `{command}` | {after} |");
 }
 
-/// Returns a number of the record.
-pub(crate) fn counted(value: &Value, key: &str) -> u64 {
-    number(value, key)
+/// Returns the value at a pointer as text.
+pub(crate) fn text_of(value: &Value, pointer: &str) -> String {
+    value.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {value:#}")).to_string()
 }
 
 /// A Python process in the namespace of the calling thread, which runs the code that it is sent.

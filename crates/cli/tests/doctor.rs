@@ -13,7 +13,7 @@ use std::thread;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
 use fourtuple_testing::{in_namespace, skip};
-use program::situation::{SERVER, actions, diagnose, finds, first, set_range};
+use program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
 use program::{Ended, Room, Running, fourtuple, fourtuple_at, is_root, list, run, text};
 
 const QUICK: &str = "doctor --for 100ms";
@@ -92,6 +92,9 @@ fn wrong_flags_are_one_line() {
 #[test]
 fn a_process_stands_for_its_namespace() {
     in_namespace(|| {
+        if !has("doctor::a_process_stands_for_its_namespace", &["nsenter", "sysctl"]) {
+            return;
+        }
         let _held = exhaust();
         let mut sleep = std::process::Command::new("sleep");
         sleep.arg("60");
@@ -104,6 +107,19 @@ fn a_process_stands_for_its_namespace() {
                 .map(|flags| run(&mut fourtuple(&flags)))
         });
         let [own, by_pid, by_path] = elsewhere.join().unwrap();
+        // A command from the other namespace acts on this namespace.
+        let record = by_pid.json();
+        let now = actions(first(&record, "P01", &[TUPLE]), "now");
+        let widen = now.iter().find(|action| action.contains("ip_local_port_range")).expect("a sysctl").clone();
+        assert!(widen.starts_with(&format!("nsenter --net=/proc/{pid}/ns/net sysctl -w ")), "{widen}");
+        thread::spawn(move || {
+            netns::enter_new().unwrap();
+            paste(&widen)
+        })
+        .join()
+        .unwrap();
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        assert_eq!(range.split_whitespace().collect::<Vec<_>>(), ["1024", "65535"]);
         process.kill().unwrap();
         process.wait().unwrap();
         assert_eq!(own.code, 0, "{own:?}");

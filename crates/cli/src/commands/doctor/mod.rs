@@ -63,7 +63,11 @@ impl DoctorFlags {
         if let Some(to) = &self.to {
             restrict(&mut snapshot, to);
         }
-        let Diagnosis { findings, checked, unchecked } = diagnose(&snapshot, &limits);
+        let Diagnosis { mut findings, checked, unchecked } = diagnose(&snapshot, &limits);
+        let advice = findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper));
+        advice
+            .filter(|advice| advice.is_command)
+            .for_each(|advice| advice.action = self.target.address(&advice.action));
         if let (Part::Hidden(why), Part::Hidden(_)) = (&snapshot.connections, &snapshot.listeners) {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");
         }

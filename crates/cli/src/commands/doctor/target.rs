@@ -53,6 +53,24 @@ impl TargetFlags {
         }
     }
 
+    /// Returns the file of the namespace; `None`: the namespace of this process.
+    fn path(&self) -> Option<PathBuf> {
+        let of_process = self.pid.map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
+        of_process.or_else(|| self.netns.clone())
+    }
+
+    /// Makes a command of a finding act on the examined namespace: sysctls, sockets and listeners are those of the caller's namespace.
+    /// `fourtuple fix ports` acts on a cgroup and needs no change.
+    pub(super) fn address(&self, command: &str) -> String {
+        const LOCAL: [&str; 4] = ["sysctl -w ", "ss ", "fourtuple trace ", "fourtuple fix accept "];
+        match self.path() {
+            Some(path) if LOCAL.iter().any(|start| command.starts_with(start)) => {
+                format!("nsenter --net={} {command}", path.display())
+            }
+            _ => command.to_owned(),
+        }
+    }
+
     /// Opens the network namespace.
     pub(crate) fn open(&self) -> anyhow::Result<Namespace> {
         let (flag, path) = match (&self.pid, &self.netns) {

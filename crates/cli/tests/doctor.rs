@@ -43,7 +43,10 @@ fn an_idle_namespace_has_no_finding() {
     in_namespace(|| {
         let ended = run(&mut fourtuple(QUICK));
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-        assert!(ended.stdout.contains("No finding. ") && ended.stdout.contains(" rules checked"), "{ended:?}");
+        assert!(
+            ended.stdout.contains("No finding. ") && ended.stdout.contains(" rules checked"),
+            "{ended:?}"
+        );
         let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
         assert!(list(&record, "/results/findings").is_empty());
         assert_eq!(record["command"], "doctor");
@@ -103,14 +106,19 @@ fn a_process_stands_for_its_namespace() {
         let pid = process.id();
         let elsewhere = thread::spawn(move || {
             netns::enter_new().unwrap();
-            [format!("{QUICK} --json"), format!("{QUICK} --json --pid {pid}"), format!("{QUICK} --json --netns /proc/{pid}/ns/net")]
-                .map(|flags| run(&mut fourtuple(&flags)))
+            [
+                format!("{QUICK} --json"),
+                format!("{QUICK} --json --pid {pid}"),
+                format!("{QUICK} --json --netns /proc/{pid}/ns/net"),
+            ]
+            .map(|flags| run(&mut fourtuple(&flags)))
         });
         let [own, by_pid, by_path] = elsewhere.join().unwrap();
         // A command from the other namespace acts on this namespace.
         let record = by_pid.json();
         let now = actions(first(&record, "P01", &[TUPLE]), "now");
-        let widen = now.iter().find(|action| action.contains("ip_local_port_range")).expect("a sysctl").clone();
+        let widen =
+            now.iter().find(|action| action.contains("ip_local_port_range")).expect("a sysctl").clone();
         assert!(widen.starts_with(&format!("nsenter --net=/proc/{pid}/ns/net sysctl -w ")), "{widen}");
         thread::spawn(move || {
             netns::enter_new().unwrap();
@@ -149,13 +157,18 @@ fn rules_without_a_trace_are_listed() {
         let ended = run(&mut fourtuple(&format!("{QUICK} --no-trace --json")));
         let record = ended.json();
         let unchecked = list(&record, "/results/unchecked");
-        let of = |id: &str| unchecked.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("{id}: {record:#}"));
+        let of = |id: &str| {
+            unchecked.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("{id}: {record:#}"))
+        };
         for id in ["P07", "P09", "L03"] {
             let reason = text(of(id), "reason");
             assert!(reason.starts_with("--no-trace; `fourtuple trace connect"), "{id}: {reason}");
         }
         let shown = run(&mut fourtuple(&format!("{QUICK} --no-trace"))).stdout;
-        assert!(shown.contains("Not checked") && shown.contains("P07 connect() fails with EADDRNOTAVAIL"), "{shown}");
+        assert!(
+            shown.contains("Not checked") && shown.contains("P07 connect() fails with EADDRNOTAVAIL"),
+            "{shown}"
+        );
     });
 }
 
@@ -164,7 +177,11 @@ fn rules_without_a_trace_are_listed() {
 fn without_root_a_full_tuple_is_still_found() {
     in_namespace(|| {
         if !is_root() {
-            return skip("doctor::without_root_a_full_tuple_is_still_found", "root", "the test drops privileges");
+            return skip(
+                "doctor::without_root_a_full_tuple_is_still_found",
+                "root",
+                "the test drops privileges",
+            );
         }
         let _held = exhaust();
         let room = Room::new();
@@ -195,7 +212,8 @@ fn sigint_ends_the_reading_early() {
         let mut running = Running::start(&mut fourtuple("doctor --for 60s --json"));
         let reads = |id: u32| {
             let Ok(tasks) = fs::read_dir(format!("/proc/{id}/task")) else { return false };
-            let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            let name =
+                |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             tasks.flatten().any(|entry| name(entry) == "namespace\n")
         };
         assert!(running.until("reads", reads));
@@ -217,8 +235,10 @@ fn commands_stay_on_one_line_in_a_narrow_terminal() {
         let finding = first(&record, "P01", &[TUPLE]);
         let shown = run(fourtuple(&format!("{QUICK} --no-trace")).env("COLUMNS", "40")).stdout;
         let commands = list(finding, "/now").iter().chain(list(finding, "/proper"));
-        let commands: Vec<&str> =
-            commands.filter(|advice| advice["is_command"] == true).map(|advice| text(advice, "action")).collect();
+        let commands: Vec<&str> = commands
+            .filter(|advice| advice["is_command"] == true)
+            .map(|advice| text(advice, "action"))
+            .collect();
         assert!(commands.len() >= 3, "{:?}", actions(finding, "now"));
         for command in commands {
             assert!(shown.lines().any(|line| line.contains(command)), "{command} in {shown}");

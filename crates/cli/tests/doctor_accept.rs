@@ -14,8 +14,8 @@ use std::time::Duration;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::situation::{
-    Daemon, PROXY, Python, actions, diagnose, do_now, figures, finds, first, has, nginx, paste,
-    verdicts, wait_for,
+    Daemon, PROXY, Python, actions, diagnose, do_now, figures, finds, first, has, nginx, paste, verdicts,
+    wait_for,
 };
 use program::{Room, children, stat, until};
 
@@ -46,7 +46,9 @@ fn answers(streams: &mut [TcpStream]) -> Answers {
         // A response that was read before is in no buffer any more: peek() leaves the response there.
         match stream.peek(&mut [0; 16]) {
             Ok(1..) => answers.answered += 1,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => answers.waiting += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                answers.waiting += 1
+            }
             _ => answers.reset += 1,
         }
     }
@@ -97,7 +99,11 @@ fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
         until("the other workers answer", || answers(&mut streams).waiting < 50);
         let record = diagnose(&room);
         let before = answers(&mut streams);
-        let finding = first(&record, "B03", &["1 of 4 listeners at 127.0.0.1:4020 is stuck", &format!("nginx[{stuck}]")]);
+        let finding = first(
+            &record,
+            "B03",
+            &["1 of 4 listeners at 127.0.0.1:4020 is stuck", &format!("nginx[{stuck}]")],
+        );
         let command = do_now(finding);
         assert_eq!(command, format!("kill -CONT {stuck}"));
         paste(&command);
@@ -120,7 +126,8 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
             return;
         }
         let room = Room::new();
-        let server = nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
+        let server =
+            nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
         serves();
         stop(server.pid());
         let mut streams = requests(17);
@@ -130,7 +137,11 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         let finding = first(
             &record,
             "A01",
-            &["the accept queue of 127.0.0.1:4020 is full", &format!("nginx[{}]", server.pid()), "the backlog is 16"],
+            &[
+                "the accept queue of 127.0.0.1:4020 is full",
+                &format!("nginx[{}]", server.pid()),
+                "the backlog is 16",
+            ],
         );
         assert!(actions(finding, "proper").iter().any(|action| action.contains("backlog=N")));
         let command = do_now(finding);
@@ -161,13 +172,16 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
         let _clients = attempt(PROXY, 30);
         let record = diagnose(&room);
         let name = format!("[{}]", server.pid());
-        let finding = first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
+        let finding =
+            first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
         let now = actions(finding, "now");
         assert_eq!(now[0], "fourtuple trace accept --port 4020 --for 10s");
         assert_eq!(now[1], "sysctl -w net.core.somaxconn=4096");
         assert!(actions(finding, "proper").iter().any(|action| action.contains("no blocking work")));
         // The blocked thread goes on.
-        let accepted = server.number("s.setblocking(False)\nn = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)");
+        let accepted = server.number(
+            "s.setblocking(False)\nn = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)",
+        );
         assert!(accepted >= 9, "{accepted}");
     });
 }
@@ -189,7 +203,8 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
         let mut bursts = || {
             let mut held = Vec::new();
             for _ in 0..2 {
-                let mut streams: Vec<TcpStream> = attempt(PROXY, 20).into_iter().map(TcpStream::from).collect();
+                let mut streams: Vec<TcpStream> =
+                    attempt(PROXY, 20).into_iter().map(TcpStream::from).collect();
                 streams.iter_mut().for_each(|stream| stream.write_all(b"x").unwrap());
                 held.extend(streams);
             }
@@ -206,12 +221,18 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
             }
             (diagnosis.join().unwrap(), before)
         });
-        let finding = first(&record, "A06", &["net.ipv4.tcp_abort_on_overflow is 1", "accept queues were full"]);
+        let finding =
+            first(&record, "A06", &["net.ipv4.tcp_abort_on_overflow is 1", "accept queues were full"]);
         let command = do_now(finding);
         assert_eq!(command, "sysctl -w net.ipv4.tcp_abort_on_overflow=0");
         paste(&command);
         let after = bursts();
-        figures("net.ipv4.tcp_abort_on_overflow", &format!("{before} of 40 connections reset"), &command, &format!("{after} reset"));
+        figures(
+            "net.ipv4.tcp_abort_on_overflow",
+            &format!("{before} of 40 connections reset"),
+            &command,
+            &format!("{after} reset"),
+        );
         assert!(before > 0 && after == 0, "{before} before, {after} after");
     });
 }
@@ -256,7 +277,12 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
                 paste(&command);
             }
         }
-        figures("a reload of nginx with connections in the queue", &format!("{} of 60 connections reset", lost[0]), &command, &format!("{} reset", lost[1]));
+        figures(
+            "a reload of nginx with connections in the queue",
+            &format!("{} of 60 connections reset", lost[0]),
+            &command,
+            &format!("{} reset", lost[1]),
+        );
         assert!(lost[0] > 5 && lost[1] == 0, "{lost:?}");
     });
 }
@@ -280,12 +306,18 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
         let mut streams = requests(200);
         let record = diagnose(&room);
         let before = answers(&mut streams);
-        let finding = first(&record, "F01", &[&format!("nginx[{}] has ", proxy.pid()), " of 128 descriptors"]);
+        let finding =
+            first(&record, "F01", &[&format!("nginx[{}] has ", proxy.pid()), " of 128 descriptors"]);
         let command = do_now(finding);
         assert!(command.starts_with(&format!("prlimit --pid {} --nofile=512", proxy.pid())), "{command}");
         paste(&command);
         let after = settled(&mut streams);
-        figures("nginx as a proxy with RLIMIT_NOFILE of 128", &format!("{} of 200 requests wait", before.waiting), &command, &format!("{} wait", after.waiting));
+        figures(
+            "nginx as a proxy with RLIMIT_NOFILE of 128",
+            &format!("{} of 200 requests wait", before.waiting),
+            &command,
+            &format!("{} wait", after.waiting),
+        );
         assert!(before.waiting > 50 && after.answered == 200, "{before:?} {after:?}");
         assert!(!finds(&diagnose(&room), "F01"));
     });

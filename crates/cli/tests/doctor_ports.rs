@@ -14,8 +14,8 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::cgroup::Cgroup;
 use program::situation::{
-    Daemon, Fix, PROXY, Python, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
-    has, nginx, paste, set_range, verdicts, wait_for,
+    Daemon, Fix, PROXY, Python, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds,
+    first, has, nginx, paste, set_range, verdicts, wait_for,
 };
 use program::{Room, until};
 
@@ -69,14 +69,21 @@ fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
         assert_eq!(command, expected, "{:#?}", verdicts(&record));
         let Some(_fix) = Fix::paste(test, &command) else { return };
         let after = failed_requests(&url, 100);
-        figures("nginx as a proxy without keep-alive (traefik#13123)", &format!("{before} of 100 requests fail"), &command, &format!("{after} fail"));
+        figures(
+            "nginx as a proxy without keep-alive (traefik#13123)",
+            &format!("{before} of 100 requests fail"),
+            &command,
+            &format!("{after} fail"),
+        );
         assert_eq!(after, 0);
     });
 }
 
 /// Opens connections to a proxy at several addresses, so that the ports of the clients are not exhausted first.
 fn clients(number: usize) -> Vec<TcpStream> {
-    (0..number).map(|index| TcpStream::connect((format!("127.0.1.{}", index % 20 + 1), PROXY)).unwrap()).collect()
+    (0..number)
+        .map(|index| TcpStream::connect((format!("127.0.1.{}", index % 20 + 1), PROXY)).unwrap())
+        .collect()
 }
 
 /// The CPU time of connect() rises at half of the range (haproxy#2050).
@@ -128,7 +135,12 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         assert_eq!(command, format!("fourtuple fix ports --pid {} --to {address}", haproxy.pid()));
         let Some(_fix) = Fix::paste(test, &command) else { return };
         let (_last, after) = opened(300);
-        figures("haproxy past half of the range (haproxy#2050)", &format!("{before:.0} us of CPU time per connection ({free:.0} us below half)"), &command, &format!("{after:.0} us"));
+        figures(
+            "haproxy past half of the range (haproxy#2050)",
+            &format!("{before:.0} us of CPU time per connection ({free:.0} us below half)"),
+            &command,
+            &format!("{after:.0} us"),
+        );
         assert!(after < before * 0.6, "{before:.0} us before, {after:.0} us after");
     });
 }
@@ -162,11 +174,20 @@ fn a_search_among_time_wait_is_named_and_fixed() {
         );
         let record = diagnose(&room);
         client.run("going = False; thread.join()");
-        let finding = first(&record, "P02", &[&format!("10.0.0.1 → 10.0.0.2:{SERVER} uses "), &format!("[{}]", client.pid())]);
+        let finding = first(
+            &record,
+            "P02",
+            &[&format!("10.0.0.1 → 10.0.0.2:{SERVER} uses "), &format!("[{}]", client.pid())],
+        );
         let command = do_now(finding);
         let Some(_fix) = Fix::paste(test, &command) else { return };
         let after = client.number("print(churn(100))");
-        figures("connect() among TIME_WAIT sockets (haproxy#1520; Python client)", &format!("{before} us of CPU time per connection"), &command, &format!("{after} us"));
+        figures(
+            "connect() among TIME_WAIT sockets (haproxy#1520; Python client)",
+            &format!("{before} us of CPU time per connection"),
+            &command,
+            &format!("{after} us"),
+        );
         assert!(after < before, "{before} us before, {after} us after");
     });
 }
@@ -181,7 +202,9 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         }
         set_range(20_000, 20_399);
         let room = Room::new();
-        let servers: String = (0..4).map(|index| format!("server {{ listen 10.0.0.2:{}; return 200 ok; }}\n", SERVER + index)).collect();
+        let servers: String = (0..4)
+            .map(|index| format!("server {{ listen 10.0.0.2:{}; return 200 ok; }}\n", SERVER + index))
+            .collect();
         let _server = nginx(&room, "server", 0, None, &servers);
         wait_for("10.0.0.2", SERVER + 3);
         let mut client = Python::start(None);
@@ -194,12 +217,18 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         // Each destination has 100 of 400 ports in use.
         assert_eq!(client.number("print(dial(100))"), 100);
         let record = diagnose(&room);
-        let finding = first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
+        let finding =
+            first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
         assert!(actions(finding, "proper").iter().any(|action| action.contains("IP_BIND_ADDRESS_NO_PORT")));
         let command = do_now(finding);
         paste(&command);
         let after = client.number("print(dial(100))");
-        figures("bind() before connect() without option 24 (envoy#44747; Python client)", "100 of 100 bind() fail at a quarter of the ports per destination", &command, &format!("{after} fail"));
+        figures(
+            "bind() before connect() without option 24 (envoy#44747; Python client)",
+            "100 of 100 bind() fail at a quarter of the ports per destination",
+            &command,
+            &format!("{after} fail"),
+        );
         assert_eq!(after, 0);
         assert!(!finds(&diagnose(&room), "P08"));
     });
@@ -258,7 +287,12 @@ fn a_server_inside_of_the_range_keeps_its_port() {
         running.end();
         let after = restarts(&mut client);
         let _running = start();
-        figures("a server inside of the range (kubernetes#138272)", &format!("{before} of 5 restarts fail with EADDRINUSE"), &command, &format!("{after} fail"));
+        figures(
+            "a server inside of the range (kubernetes#138272)",
+            &format!("{before} of 5 restarts fail with EADDRINUSE"),
+            &command,
+            &format!("{after} fail"),
+        );
         assert_eq!(after, 0);
     });
 }

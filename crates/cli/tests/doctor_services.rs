@@ -47,16 +47,23 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         start_workers(&mut server, false);
         let clients = trickle(80);
         let record = diagnose(&room);
-        let finding = first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
+        let finding =
+            first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
         assert_eq!(actions(finding, "now"), ["fourtuple trace accept --port 4020 --for 10s"]);
         let advice = actions(finding, "proper");
         assert!(advice[0].starts_with("setsockopt(SO_REUSEPORT) before bind()"), "{advice:?}");
         let jain = |record: &Value| {
             let services = &record["results"]["snapshot"]["connections"]["seen"]["services"];
-            let workers = services.as_array().unwrap().iter().find(|service| service["port"] == PROXY).unwrap();
-            let shares: Vec<f64> =
-                workers["workers"].as_array().unwrap().iter().map(|worker| worker["sockets"].as_f64().unwrap()).collect();
-            let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
+            let workers =
+                services.as_array().unwrap().iter().find(|service| service["port"] == PROXY).unwrap();
+            let shares: Vec<f64> = workers["workers"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|worker| worker["sockets"].as_f64().unwrap())
+                .collect();
+            let (sum, squares) =
+                (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
             sum * sum / (4.0 * squares)
         };
         let before = jain(&record);
@@ -129,7 +136,12 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
         assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
         assert_eq!(text_of(finding, "/now/0/is_command"), "false");
         let (record, _, after) = flood(&room, &mut client, "4m");
-        figures("Unbound with a receive buffer of 4 KiB", &format!("{before} datagrams dropped in 0.5 s"), "so-rcvbuf: 4m", &format!("{after} dropped"));
+        figures(
+            "Unbound with a receive buffer of 4 KiB",
+            &format!("{before} datagrams dropped in 0.5 s"),
+            "so-rcvbuf: 4m",
+            &format!("{after} dropped"),
+        );
         assert!(before > 0 && !finds(&record, "U01"), "{before} before, {after} after");
     });
 }
@@ -156,12 +168,23 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         let name = format!("python3[{}] has not closed 100 connections", server.pid());
         let finding = first(&record, "T07", &[&name, "CLOSE_WAIT"]);
         let now = actions(finding, "now");
-        assert_eq!(now, [format!("ss -tnp state close-wait | grep pid={},", server.pid()), "restart the process".to_owned()]);
+        assert_eq!(
+            now,
+            [
+                format!("ss -tnp state close-wait | grep pid={},", server.pid()),
+                "restart the process".to_owned()
+            ]
+        );
         let listed = program::situation::paste(&now[0]).lines().count();
         drop(server);
         let _server = start();
         let after = diagnose(&room);
-        figures("a leak of CLOSE_WAIT (Python server)", &format!("{listed} sockets in CLOSE_WAIT"), &now[1], "0");
+        figures(
+            "a leak of CLOSE_WAIT (Python server)",
+            &format!("{listed} sockets in CLOSE_WAIT"),
+            &now[1],
+            "0",
+        );
         assert_eq!(listed, 100);
         assert!(!finds(&after, "T07"));
     });

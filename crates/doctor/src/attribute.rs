@@ -58,7 +58,11 @@ mod tests {
     #[test]
     fn callers_of_connect_own_a_tuple_without_a_process() {
         let owner = |pid| Owner { pid, name: "nginx".to_owned(), sockets: 7 };
-        let failed = |pid, port| Unavailable { owner: owner(pid), destination: ([10, 0, 0, 2], port).into(), failed: 3 };
+        let failed = |pid, port| Unavailable {
+            owner: owner(pid),
+            destination: ([10, 0, 0, 2], port).into(),
+            failed: 3,
+        };
         let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
         let unavailable = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
         let mut snapshot = Snapshot {

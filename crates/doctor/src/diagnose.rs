@@ -1,6 +1,6 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Owner, Snapshot};
 use fourtuple_record::{Advice, Finding, Unchecked};
 
 use crate::attribute::with_callers;
@@ -8,6 +8,7 @@ use crate::draft::{Draft, Remedy};
 use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
+use crate::words::{process, tuple};
 
 /// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,7 +45,7 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
             }),
         }
     }
-    absorb_failures(&mut diagnosis.findings);
+    absorb_failures(&mut diagnosis.findings, snapshot);
     // A stable sort keeps the order of the rules.
     diagnosis.findings.sort_by_key(|finding| (finding.severity, cause(&finding.id)));
     diagnosis
@@ -55,18 +56,22 @@ fn cause(id: &str) -> usize {
     CAUSES.iter().position(|cause| *cause == id).unwrap_or(CAUSES.len())
 }
 
-/// Makes failed calls of connect() (P07) a fact of the exhausted tuple that explains them (P01), instead of a finding with the same
-/// remedies.
-fn absorb_failures(findings: &mut Vec<Finding>) {
-    let is_failure = |finding: &mut Finding| finding.id == "P07";
-    let failures: Vec<Finding> = findings.extract_if(.., is_failure).collect();
+/// Makes failed calls of connect() (P07) a fact of the exhausted tuple (P01), instead of a finding with the same remedies, if the program
+/// that failed is the program that has the ports.
+fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+    let tuples =
+        snapshot.connections.seen().map(|connections| connections.tuples.as_slice()).unwrap_or_default();
+    let explains = |exhausted: &Finding, failure: &Finding| {
+        let own = tuples.iter().find(|own| tuple(own) == exhausted.subject);
+        exhausted.id == "P01"
+            && own.is_some_and(|own| {
+                let subject = |owner: &Owner| format!("{} → {}", process(owner), own.destination);
+                own.owners.iter().any(|owner| subject(owner) == failure.subject)
+            })
+    };
+    let failures: Vec<Finding> = findings.extract_if(.., |finding| finding.id == "P07").collect();
     for failure in failures {
-        // Both subjects end with the destination: `10.0.0.9 → 10.1.2.3:443`, `envoy[812] → 10.1.2.3:443`.
-        let destination = |finding: &Finding| finding.subject.split(" → ").nth(1).map(str::to_owned);
-        let explains = |finding: &&mut Finding| {
-            finding.id == "P01" && destination(finding) == destination(&failure)
-        };
-        match findings.iter_mut().find(explains) {
+        match findings.iter_mut().find(|exhausted| explains(exhausted, &failure)) {
             Some(exhausted) => {
                 exhausted.severity = exhausted.severity.min(failure.severity);
                 exhausted.evidence.insert(0, failure.verdict);

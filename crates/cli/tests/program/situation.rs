@@ -23,7 +23,11 @@ pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_absent = |program: &&&str| !env::split_paths(&path).any(|place| place.join(program).exists());
     let Some(program) = programs.iter().find(is_absent) else { return true };
-    skip(test, if *program == "python3" { "python3" } else { "programs" }, &format!("{program} is not in PATH"));
+    skip(
+        test,
+        if *program == "python3" { "python3" } else { "programs" },
+        &format!("{program} is not in PATH"),
+    );
     false
 }
 
@@ -63,9 +67,9 @@ pub(crate) fn finds(record: &Value, id: &str) -> bool {
 #[track_caller]
 pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Value {
     let all = verdicts(record);
-    let finding = list(record, "/results/findings").first().unwrap_or_else(|| {
-        panic!("no finding; not checked: {:#}", record["results"]["unchecked"])
-    });
+    let finding = list(record, "/results/findings")
+        .first()
+        .unwrap_or_else(|| panic!("no finding; not checked: {:#}", record["results"]["unchecked"]));
     assert_eq!(text(finding, "id"), id, "{all:#?}");
     for part in parts {
         assert!(text(finding, "verdict").contains(part), "{part:?} in {all:#?}");
@@ -114,8 +118,7 @@ impl Fix {
     pub(crate) fn paste(test: &str, command: &str) -> Option<Fix> {
         assert!(command.starts_with("fourtuple fix "), "{command}");
         let mut shell = shell(&format!("exec {command}"));
-        let mut child =
-            shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sh starts");
+        let mut child = shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sh starts");
         let mut line = String::new();
         BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
         if line.starts_with("fixing ") {

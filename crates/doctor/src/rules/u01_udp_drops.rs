@@ -109,12 +109,8 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
             )
         }
     };
-    draft
-        .now(buffer)
-        .proper(Remedy::advice(
-            format!(
-                "{server}: read in batches (recvmmsg, UDP_GRO), or use several sockets with SO_REUSEPORT"
-            ),
-            "the queue is emptied faster",
-        ))
+    draft.now(buffer).proper(Remedy::advice(
+        format!("{server}: read in batches (recvmmsg, UDP_GRO), or use several sockets with SO_REUSEPORT"),
+        "the queue is emptied faster",
+    ))
 }

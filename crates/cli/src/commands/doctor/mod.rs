@@ -64,7 +64,8 @@ impl DoctorFlags {
             restrict(&mut snapshot, to);
         }
         let Diagnosis { mut findings, checked, unchecked } = diagnose(&snapshot, &limits);
-        let advice = findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper));
+        let advice =
+            findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper));
         advice
             .filter(|advice| advice.is_command)
             .for_each(|advice| advice.action = self.target.address(&advice.action));

@@ -1,17 +1,19 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Owner, Snapshot};
 use fourtuple_record::{Advice, Finding, Unchecked};
 
+use crate::attribute::with_callers;
 use crate::draft::{Draft, Remedy};
 use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
+use crate::words::{process, tuple};
 
 /// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosis {
-    /// Findings, the most severe first; findings of equal severity in the order of the rules.
+    /// Findings, the most severe first; findings of equal severity in the order of cause and effect, then of the rules.
     pub findings: Vec<Finding>,
     /// Rules that were checked, by id.
     pub checked: Vec<String>,
@@ -19,8 +21,14 @@ pub struct Diagnosis {
     pub unchecked: Vec<Unchecked>,
 }
 
+/// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
+/// does not empty its accept queue, and a search is long because of the ports that it passes over. The closest cause is the first.
+const CAUSES: [&str; 8] = ["F01", "B03", "B04", "A06", "P01", "P02", "P08", "P06"];
+
 /// Applies all rules to a snapshot.
 pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+    let attributed = with_callers(snapshot);
+    let snapshot = attributed.as_ref().unwrap_or(snapshot);
     let mut diagnosis = Diagnosis::default();
     for rule in ALL {
         let limit = limits.of(rule);
@@ -37,9 +45,40 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
             }),
         }
     }
+    absorb_failures(&mut diagnosis.findings, snapshot);
     // A stable sort keeps the order of the rules.
-    diagnosis.findings.sort_by_key(|finding| finding.severity);
+    diagnosis.findings.sort_by_key(|finding| (finding.severity, cause(&finding.id)));
     diagnosis
+}
+
+/// Returns the place of a rule among the causes; all other rules come after them.
+fn cause(id: &str) -> usize {
+    CAUSES.iter().position(|cause| *cause == id).unwrap_or(CAUSES.len())
+}
+
+/// Makes failed calls of connect() (P07) a fact of the exhausted tuple (P01), instead of a finding with the same remedies, if the program
+/// that failed is the program that has the ports.
+fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+    let tuples =
+        snapshot.connections.seen().map(|connections| connections.tuples.as_slice()).unwrap_or_default();
+    let explains = |exhausted: &Finding, failure: &Finding| {
+        let own = tuples.iter().find(|own| tuple(own) == exhausted.subject);
+        exhausted.id == "P01"
+            && own.is_some_and(|own| {
+                let subject = |owner: &Owner| format!("{} → {}", process(owner), own.destination);
+                own.owners.iter().any(|owner| subject(owner) == failure.subject)
+            })
+    };
+    let failures: Vec<Finding> = findings.extract_if(.., |finding| finding.id == "P07").collect();
+    for failure in failures {
+        match findings.iter_mut().find(|exhausted| explains(exhausted, &failure)) {
+            Some(exhausted) => {
+                exhausted.severity = exhausted.severity.min(failure.severity);
+                exhausted.evidence.insert(0, failure.verdict);
+            }
+            None => findings.push(failure),
+        }
+    }
 }
 
 fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, draft: Draft) -> Finding {

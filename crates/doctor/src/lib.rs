@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod attribute;
 mod balance;
 mod budget;
 mod datagram;

@@ -6,7 +6,9 @@ fn each_rule_has_a_row_with_its_title() {
     let rows: Vec<&str> = page
         .lines()
         .filter(|line| {
-            line.len() > 8 && line.starts_with("| `") && line[3..6].ends_with(|digit: char| digit.is_ascii_digit())
+            line.len() > 8
+                && line.starts_with("| `")
+                && line[3..6].ends_with(|digit: char| digit.is_ascii_digit())
         })
         .collect();
     let expected: Vec<String> =

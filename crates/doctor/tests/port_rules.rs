@@ -260,7 +260,18 @@ fn p07_failed_connects_name_process_and_destination() {
         let expected = "envoy[812] cannot connect to 10.0.0.1:4000: 312 calls of connect() failed with EADDRNOTAVAIL in 10.0 s";
         assert_eq!(finding.verdict, expected);
         assert!(finding.evidence[0].contains("uses 20 of 20 ports (P01)"), "{finding:#?}");
-        assert!(advice(&finding, "fourtuple fix ports").recomputed && advice(&finding, RANGE).recomputed);
+        assert!(
+            advice(&finding, "fourtuple fix ports --pid 812 ").recomputed
+                && advice(&finding, RANGE).recomputed
+        );
+        // The exhausted tuple is the cause and comes first.
+        let order = fourtuple_doctor::diagnose(&snapshot, &fourtuple_doctor::Limits::default()).findings;
+        assert_eq!((order[0].id.as_str(), order[1].id.as_str()), ("P01", "P07"));
+        // Failures of the process that has the ports are a fact of the tuple.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples[0].owners[0].clone_from(&traced().unavailable[0].owner);
+        assert!(findings_in(&snapshot, "P07").is_empty());
+        assert_eq!(the_finding(&snapshot, "P01").evidence[0], expected);
     });
 }
 
@@ -289,7 +300,8 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let finding = the_finding(&snapshot(), "P08");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
-        assert!(verdict.contains("60 of 60 ports are odd; 2 destinations together have 200"), "{verdict}");
+        assert!(verdict.contains("2 destinations together have 60 of 200 ports"), "{verdict}");
+        assert!(finding.evidence[0].starts_with("60 of 60 ports are odd"), "{finding:#?}");
         advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
         let mut traced = snapshot();
         let owner = Owner { pid: std::process::id(), name: "test".to_owned(), sockets: 60 };

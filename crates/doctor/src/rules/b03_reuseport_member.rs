@@ -54,7 +54,8 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
         group.len(),
         member.address,
         count(member.waiting.into()),
-        holders(&member.owners),
+        // Workers of nginx hold the listeners of all workers.
+        stopped.map_or_else(|| holders(&member.owners), process),
         count(longest.into())
     );
     let mut draft = Draft::new(severity, subject(member), verdict).because(format!(
@@ -66,10 +67,15 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
         draft = draft
             .because(format!("{} is stopped by a signal (state T)", process(owner)))
             .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "the process accepts again"));
-    } else if let Some(owner) = member.owners.first() {
+    } else if let [owner] = &member.owners[..] {
         draft = draft.now(Remedy::unproven(
             format!("cat /proc/{}/stack", owner.pid),
             "shows where the process waits in the kernel instead of accepting",
+        ));
+    } else {
+        draft = draft.now(Remedy::unproven(
+            format!("fourtuple trace accept --port {} --for 10s", member.address.port()),
+            "shows which of the workers accepts nothing",
         ));
     }
     draft

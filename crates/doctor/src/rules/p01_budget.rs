@@ -52,7 +52,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
         let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
         verdict += &format!("; {closer} closes first, {closes}; the ceiling is {ceiling}");
-    } else if let Some(owner) = subject.owners.first() {
+    } else if let Some(owner) = subject.owners.first().filter(|owner| owner.sockets > 0) {
         verdict += &format!("; {} has {} of the connections", process(owner), count(owner.sockets.into()));
     }
     let severity = if budget.is_full() { Severity::Critical } else { Severity::Warning };

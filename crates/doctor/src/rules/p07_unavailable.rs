@@ -53,10 +53,8 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
                 count(budget.taken().into()),
                 count(budget.total.into())
             );
-            let mut full = full.clone();
-            if full.owners.is_empty() {
-                full.owners.push(owner.clone());
-            }
+            // The process that fails needs ports, not the process that has them.
+            let full = Tuple { owners: vec![owner.clone()], ..full.clone() };
             more_ports(Draft::new(Severity::Critical, subject, verdict).because(fact), snapshot, &full)
         }
         None => Draft::new(Severity::Warning, subject, verdict)

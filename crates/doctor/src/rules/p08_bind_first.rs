@@ -1,5 +1,5 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Snapshot, Source};
+use fourtuple_record::snapshot::{Snapshot, Source, Tuple};
 
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{print_name, wider_range};
@@ -36,21 +36,32 @@ const FEWEST: u32 = 20;
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let usable = snapshot.ports.seen()?.usable();
-    let is_bound = |source: &&Source| {
-        source.in_use >= FEWEST
-            && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
-            && u64::from(source.in_use.saturating_sub(source.low_parity)) * 100
-                >= u64::from(source.in_use) * 95
+    let connections = snapshot.connections.seen()?;
+    let is_past = |source: &&Source| {
+        source.in_use >= FEWEST && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
     };
-    let sources = &snapshot.connections.seen()?.sources;
     let is_seen_otherwise =
         |source: &&Source| given_ports(snapshot, source).is_some_and(|(given, _)| given == 0);
-    Ok(sources
-        .iter()
-        .filter(is_bound)
-        .filter(|source| !is_seen_otherwise(source))
-        .map(|source| draft(snapshot, source, usable))
-        .collect())
+    let has_parity = |source: &Source| {
+        u64::from(source.in_use.saturating_sub(source.low_parity)) * 100 >= u64::from(source.in_use) * 95
+    };
+    let drafts = connections.sources.iter().filter(is_past).filter(|source| !is_seen_otherwise(source)).filter_map(|source| {
+        let fact = if has_parity(source) {
+            let odd = snapshot.ports.seen().is_ok_and(|ports| ports.low & 1 == 0);
+            format!(
+                "{} of {} ports are {}; connect() without a port begins with the others",
+                count(source.in_use.saturating_sub(source.low_parity).into()),
+                count(source.in_use.into()),
+                if odd { "odd" } else { "even" }
+            )
+        } else if connections.tuples_left_out == 0 && shares_none(source, &connections.tuples, usable) {
+            "no two destinations share a port; connect() without bind() gives the same ports to several destinations".to_owned()
+        } else {
+            return None;
+        };
+        Some(draft(snapshot, source, usable, fact))
+    });
+    Ok(drafts.collect())
 }
 
 /// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source;
@@ -65,26 +76,41 @@ fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
     (calls > 0).then_some((given, calls))
 }
 
-fn draft(snapshot: &Snapshot, source: &Source, usable: u32) -> Draft {
-    let Source { address, in_use, low_parity, destinations, .. } = source;
+/// Returns whether the destinations of a source share no port although ports that connect() chose would coincide: of the ports of the first
+/// parity, which connect() takes first, two destinations with a and b ports would share about 2ab / usable.
+fn shares_none(source: &Source, tuples: &[Tuple], usable: u32) -> bool {
+    const FEWEST_SHARED: f64 = 10.0;
+    let ports: Vec<u32> =
+        tuples.iter().filter(|tuple| tuple.source == source.address).map(|tuple| tuple.in_use).collect();
+    let sum: u32 = ports.iter().sum();
+    let squares: f64 = ports.iter().map(|ports| f64::from(*ports).powi(2)).sum();
+    let expected = (f64::from(sum).powi(2) - squares) / f64::from(usable.max(1));
+    let shared = f64::from(sum.saturating_sub(source.in_use));
+    expected >= FEWEST_SHARED && shared * 20.0 <= expected
+}
+
+fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Draft {
+    let Source { address, in_use, destinations, .. } = source;
     let owner = source.owners.first();
     let name = owner.map_or_else(|| "a process".to_owned(), process);
-    let parity = match snapshot.ports.seen() {
-        Ok(ports) if ports.low & 1 == 1 => "even",
-        _ => "odd",
-    };
     let verdict = format!(
-        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} of {} ports are {parity}; {} together have \
-         {} ports",
-        count(in_use.saturating_sub(*low_parity).into()),
-        count((*in_use).into()),
+        "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} together have {} of {} ports",
         counted(*destinations, "destination"),
+        count((*in_use).into()),
         count(usable.into())
     );
     let is_near = u64::from(*in_use) * 100 >= u64::from(usable) * 80;
-    let severity = if is_near { Severity::Warning } else { Severity::Notice };
-    let mut draft = Draft::new(severity, address.to_string(), verdict)
-        .because("connect() without a port begins with ports of the other parity");
+    let severity = if *in_use >= usable {
+        Severity::Critical
+    } else if is_near {
+        Severity::Warning
+    } else {
+        Severity::Notice
+    };
+    let mut draft = Draft::new(severity, address.to_string(), verdict).because(fact);
+    if *in_use >= usable {
+        draft = draft.because("the next bind() to this address and port 0 fails with EADDRINUSE");
+    }
     if let Some((given, calls)) = given_ports(snapshot, source) {
         let fact = format!(
             "the trace saw {} of {} calls of connect() from a port that bind() had chosen",

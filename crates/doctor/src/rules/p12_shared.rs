@@ -34,7 +34,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         let large: Vec<&Owner> = tuple.owners.iter().filter(is_large).collect();
         // Processes that inherited descriptors hold the same sockets.
         let open: u64 = tuple.states.values().sum::<u64>() - state(tuple, "time-wait");
-        if held > open + open / 10 {
+        if held == 0 || held > open + open / 10 {
             continue;
         }
         let budget = Budget::of(snapshot, tuple)?;

@@ -91,16 +91,26 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
             .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "the process reads again"));
     }
     // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt).
-    let asked = (limit / 2).max(1 << 16) * 8;
-    draft
-        .now(Remedy::unproven(
-            format!("sysctl -w net.core.rmem_max={asked}"),
-            format!("{server} may ask for SO_RCVBUF {asked} after a restart; against bursts only"),
-        ))
-        .proper(Remedy::advice(
+    let asked = limit / 2;
+    let buffer = match snapshot.number("net.core.rmem_max") {
+        Ok(most) if asked < most => Remedy::advice(
             format!(
-                "{server}: read in batches (recvmmsg, UDP_GRO), or use several sockets with SO_REUSEPORT"
+                "{server}: a greater SO_RCVBUF, up to {} (net.core.rmem_max; Unbound: `so-rcvbuf`), and a restart; the socket asked for {}",
+                count(most),
+                count(asked)
             ),
-            "the queue is emptied faster",
-        ))
+            "room for bursts, not for a load that the process cannot read",
+        ),
+        _ => {
+            let wanted = asked.max(1 << 16) * 8;
+            Remedy::unproven(
+                format!("sysctl -w net.core.rmem_max={wanted}"),
+                format!("{server} may ask for SO_RCVBUF {wanted} after a restart; against bursts only"),
+            )
+        }
+    };
+    draft.now(buffer).proper(Remedy::advice(
+        format!("{server}: read in batches (recvmmsg, UDP_GRO), or use several sockets with SO_REUSEPORT"),
+        "the queue is emptied faster",
+    ))
 }

@@ -81,7 +81,9 @@ impl Namespace {
     /// Lets commands that act on the network namespace of their own process run in this namespace.
     pub(crate) fn adapt(&self, findings: &mut [Finding]) {
         let acts_here = |action: &str| {
-            ["sysctl -w", "fourtuple fix accept"].iter().any(|start| action.starts_with(start))
+            ["sysctl -w ", "ss ", "fourtuple trace ", "fourtuple fix accept "]
+                .iter()
+                .any(|start| action.starts_with(start))
         };
         for advice in
             findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper))

@@ -1,0 +1,309 @@
+//! A fault in the network namespace of a test: programs that cause the fault, the diagnosis, and the command that it names.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+use fourtuple_syscalls::{child, device};
+use fourtuple_testing::{set_sysctl, skip};
+use serde_json::Value;
+
+use super::cgroup::Cgroup;
+use super::{Room, fourtuple, list, run, stat, text, until};
+
+/// The port of a server behind a proxy, and the port of a proxy.
+pub(crate) const SERVER: u16 = 4_000;
+pub(crate) const PROXY: u16 = 4_020;
+
+/// Returns whether all programs are in PATH; reports the test as skipped otherwise.
+pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let is_absent = |program: &&&str| !env::split_paths(&path).any(|place| place.join(program).exists());
+    let Some(program) = programs.iter().find(is_absent) else { return true };
+    skip(
+        test,
+        if *program == "python3" { "python3" } else { "programs" },
+        &format!("{program} is not in PATH"),
+    );
+    false
+}
+
+/// Sets the port range of the namespace, and adds the addresses 10.0.0.1 to 10.0.0.4: connect() takes no TIME_WAIT socket of theirs
+/// again, as it does for loopback addresses.
+pub(crate) fn set_range(low: u16, high: u16) {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("{low} {high}"));
+    for last in 1..=4 {
+        device::add_address("lo", [10, 0, 0, last].into(), 24).expect("an address");
+    }
+}
+
+/// Runs `doctor` in the namespace and returns its record. The ranges of tests are small on purpose: P03 has another threshold.
+pub(crate) fn diagnose(room: &Room) -> Value {
+    let thresholds = room.file("thresholds.toml", "P03 = 1\n");
+    let flags = format!("doctor --for 500ms --json --thresholds {thresholds}");
+    let ended = run(&mut fourtuple(&flags));
+    assert!([0, 1].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
+    let record = ended.json();
+    let findings = list(&record, "/results/findings");
+    assert_eq!(ended.code == 1, !findings.is_empty(), "{findings:#?}");
+    record
+}
+
+/// Returns the ids and verdicts of the findings.
+pub(crate) fn verdicts(record: &Value) -> Vec<String> {
+    let line = |finding: &Value| format!("{} {}", text(finding, "id"), text(finding, "verdict"));
+    list(record, "/results/findings").iter().map(line).collect()
+}
+
+/// Returns whether a rule has a finding.
+pub(crate) fn finds(record: &Value, id: &str) -> bool {
+    list(record, "/results/findings").iter().any(|finding| finding["id"] == id)
+}
+
+/// Returns the first finding, which must be of this rule and name all parts.
+#[track_caller]
+pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Value {
+    let all = verdicts(record);
+    let finding = list(record, "/results/findings")
+        .first()
+        .unwrap_or_else(|| panic!("no finding; not checked: {:#}", record["results"]["unchecked"]));
+    assert_eq!(text(finding, "id"), id, "{all:#?}");
+    for part in parts {
+        assert!(text(finding, "verdict").contains(part), "{part:?} in {all:#?}");
+    }
+    finding
+}
+
+/// Returns the first command of "do now".
+#[track_caller]
+pub(crate) fn do_now(finding: &Value) -> String {
+    let first = list(finding, "/now").first().unwrap_or_else(|| panic!("nothing to do now: {finding:#}"));
+    assert_eq!(first["is_command"], true, "{finding:#}");
+    text(first, "action").to_owned()
+}
+
+/// Returns the actions of "do now" or "do properly".
+pub(crate) fn actions(finding: &Value, list_name: &str) -> Vec<String> {
+    let list = list(finding, &format!("/{list_name}"));
+    list.iter().map(|advice| text(advice, "action").to_owned()).collect()
+}
+
+/// Returns a shell that runs a command as `doctor` printed it; `fourtuple` is the program under test.
+fn shell(command: &str) -> Command {
+    let own = Path::new(env!("CARGO_BIN_EXE_fourtuple")).parent().expect("a directory");
+    let mut path = vec![own.to_owned()];
+    path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).env("PATH", env::join_paths(path).expect("a PATH")).stdin(Stdio::null());
+    shell
+}
+
+/// Runs a command of a finding to its end.
+#[track_caller]
+pub(crate) fn paste(command: &str) -> String {
+    let Output { status, stdout, stderr } = shell(command).output().expect("sh starts");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command}: {stdout}{stderr}");
+    stdout.into_owned()
+}
+
+/// A running `fourtuple fix`, ended with SIGTERM.
+pub(crate) struct Fix(Child);
+
+impl Fix {
+    /// Starts `fourtuple fix ...` of a finding and waits until it is attached; `None` after a skip.
+    pub(crate) fn paste(test: &str, command: &str) -> Option<Fix> {
+        assert!(command.starts_with("fourtuple fix "), "{command}");
+        let mut shell = shell(&format!("exec {command}"));
+        let mut child = shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sh starts");
+        let mut line = String::new();
+        BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
+        if line.starts_with("fixing ") {
+            return Some(Fix(child));
+        }
+        assert_eq!(child.wait().expect("our child").code(), Some(4), "{command}: {line}");
+        skip(test, "bpf", line.trim_end());
+        None
+    }
+}
+
+impl Drop for Fix {
+    fn drop(&mut self) {
+        let _ = child::terminate(self.0.id());
+        let _ = self.0.wait();
+    }
+}
+
+/// A server program in a cgroup of its own. It and its children are killed on drop.
+pub(crate) struct Daemon {
+    child: Child,
+    /// Removed after the processes.
+    _cgroup: Option<Cgroup>,
+}
+
+impl Daemon {
+    /// Starts a program within a cgroup, so that `fourtuple fix ports --pid` concerns no other program.
+    pub(crate) fn start(cgroup: Option<Cgroup>, words: &[&str]) -> Daemon {
+        let enter = "test -z \"$0\" || echo $$ > \"$0\"/cgroup.procs && exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", enter]);
+        match &cgroup {
+            Some(cgroup) => command.arg(&cgroup.0),
+            None => command.arg(""),
+        };
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        Daemon { child, _cgroup: cgroup }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends the program and waits for its end.
+    pub(crate) fn end(mut self) {
+        self.kill();
+    }
+
+    fn kill(&mut self) {
+        let workers = super::children(self.child.id());
+        for process in workers.iter().chain([&self.child.id()]) {
+            let _ = child::kill(*process);
+        }
+        let _ = self.child.wait();
+        // Orphaned workers are reaped by another process.
+        until("the workers end", || {
+            workers.iter().all(|worker| stat(*worker).is_none_or(|(state, _)| state == 'Z'))
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts nginx with the blocks of its `http` section. With `workers` of 0 it has no master process.
+pub(crate) fn nginx(room: &Room, name: &str, workers: u32, cgroup: Option<Cgroup>, servers: &str) -> Daemon {
+    let config = nginx_config(room, name, workers, servers);
+    Daemon::start(cgroup, &["nginx", "-c", &config])
+}
+
+/// Writes a configuration of nginx and returns its path.
+pub(crate) fn nginx_config(room: &Room, name: &str, workers: u32, servers: &str) -> String {
+    let directory = room.join(name);
+    fs::create_dir_all(&directory).expect("a directory");
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {directory};\n"))
+        .concat();
+    let master =
+        if workers == 0 { "master_process off;".to_owned() } else { format!("worker_processes {workers};") };
+    let text = format!(
+        "daemon off;\nuser root;\n{master}\npid {directory}/pid;\nerror_log {directory}/error.log;\n\
+         events {{ worker_connections 8192; }}\nhttp {{\naccess_log off;\n{temporary}{servers}\n}}\n"
+    );
+    room.file(&format!("{name}/nginx.conf"), &text)
+}
+
+/// Waits until a server listens.
+pub(crate) fn wait_for(address: &str, port: u16) {
+    until("the server listens", || TcpStream::connect((address, port)).is_ok());
+}
+
+/// Sends requests with curl, each on a connection of its own to the server; returns the number of responses other than 200.
+pub(crate) fn failed_requests(url: &str, requests: u32) -> usize {
+    let flags = ["-s", "-o", "/dev/null", "--max-time", "10", "-w", "%{http_code}\n"];
+    let output = Command::new("curl").args(flags).arg(format!("{url}[1-{requests}]")).output().expect("curl");
+    let codes = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!(codes.lines().count(), requests as usize, "{codes}");
+    codes.lines().filter(|code| *code != "200").count()
+}
+
+/// Returns the CPU time of the first thread of a process in ns (/proc/PID/schedstat).
+pub(crate) fn cpu_ns(process: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{process}/schedstat")).expect("procfs");
+    text.split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+/// Prints a line for the table of docs/doctor.md.
+pub(crate) fn figures(situation: &str, before: &str, command: &str, after: &str) {
+    println!("| {situation} | {before} | `{command}` | {after} |");
+}
+
+/// Returns the value at a pointer as text.
+pub(crate) fn text_of(value: &Value, pointer: &str) -> String {
+    value.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {value:#}")).to_string()
+}
+
+/// A Python process in the namespace of the calling thread, which runs the code that it is sent.
+pub(crate) struct Python {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    _cgroup: Option<Cgroup>,
+}
+
+const LOOP: &str = r"
+import errno, json, os, select, signal, socket, sys, time
+held = []
+for line in sys.stdin:
+    exec(json.loads(line))
+    print('done', flush=True)
+os.killpg(0, signal.SIGKILL)
+";
+
+impl Python {
+    pub(crate) fn start(cgroup: Option<Cgroup>) -> Python {
+        use std::os::unix::process::CommandExt;
+        let mut command = Command::new("python3");
+        command.args(["-c", LOOP]).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        child::end_with_this_thread(&mut command);
+        let mut child = command.spawn().expect("python3");
+        if let Some(cgroup) = &cgroup {
+            fs::write(cgroup.0.join("cgroup.procs"), child.id().to_string()).expect("a cgroup");
+        }
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut python = Python { child, input, output, _cgroup: cgroup };
+        python.run("pass");
+        python
+    }
+
+    /// Returns the process ID of the interpreter.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Runs code and returns the last line that it prints, or `done`.
+    pub(crate) fn run(&mut self, code: &str) -> String {
+        writeln!(self.input.as_mut().expect("a pipe"), "{}", Value::from(code)).expect("python3 reads");
+        let mut last = "done".to_owned();
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).expect("a line") > 0, "python3 ended in {code}");
+            match line.trim() {
+                "done" => return last,
+                printed => last = printed.to_owned(),
+            }
+        }
+    }
+
+    /// Runs code that prints a number.
+    pub(crate) fn number(&mut self, code: &str) -> u64 {
+        let line = self.run(code);
+        line.parse().unwrap_or_else(|_| panic!("{line:?} of {code}"))
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.child.wait();
+        // The pipe ends when the last process has ended.
+        let _ = std::io::copy(&mut self.output, &mut std::io::sink());
+    }
+}

@@ -1,0 +1,81 @@
+//! The processes of tuples whose sockets belong to no process.
+
+use fourtuple_record::snapshot::{Owner, Part, Snapshot, Traced, Tuple};
+
+/// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
+/// destination, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT sockets belong to no process, so that a tuple full of
+/// them has none.
+pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
+    let traced = snapshot.traced.seen().ok()?;
+    let tuples = &snapshot.connections.seen().ok()?.tuples;
+    let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(traced, tuple).is_empty();
+    if tuples.iter().all(is_known) {
+        return None;
+    }
+    let mut attributed = snapshot.clone();
+    if let Part::Seen(connections) = &mut attributed.connections {
+        for tuple in connections.tuples.iter_mut().filter(|tuple| tuple.owners.is_empty()) {
+            tuple.owners = callers(traced, tuple);
+        }
+    }
+    Some(attributed)
+}
+
+/// Returns the processes that called connect() to the destination of a tuple, the one with the most calls first.
+fn callers(traced: &Traced, tuple: &Tuple) -> Vec<Owner> {
+    let connects = traced.connects.iter().map(|connects| (&connects.owner, connects.destination));
+    let failed = traced.unavailable.iter().map(|failed| (&failed.owner, failed.destination));
+    let mut owners: Vec<Owner> = Vec::new();
+    for (owner, destination) in connects.chain(failed) {
+        if destination == tuple.destination && !owners.iter().any(|known| known.pid == owner.pid) {
+            owners.push(Owner { sockets: 0, ..owner.clone() });
+        }
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fourtuple_record::snapshot::{Connections, Unavailable};
+
+    use super::*;
+
+    fn tuple(port: u16, owners: Vec<Owner>) -> Tuple {
+        Tuple {
+            source: [10, 0, 0, 1].into(),
+            destination: ([10, 0, 0, 2], port).into(),
+            in_use: 100,
+            low_parity: 50,
+            states: BTreeMap::from([("time-wait".to_owned(), 100)]),
+            closes_per_s: 0.0,
+            growth_per_s: 0.0,
+            owners,
+        }
+    }
+
+    #[test]
+    fn callers_of_connect_own_a_tuple_without_a_process() {
+        let owner = |pid| Owner { pid, name: "nginx".to_owned(), sockets: 7 };
+        let failed = |pid, port| Unavailable {
+            owner: owner(pid),
+            destination: ([10, 0, 0, 2], port).into(),
+            failed: 3,
+        };
+        let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
+        let unavailable = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
+        let mut snapshot = Snapshot {
+            connections: Part::Seen(Connections { tuples, ..Connections::default() }),
+            ..Snapshot::default()
+        };
+        assert_eq!(with_callers(&snapshot), None, "nothing was traced");
+        snapshot.traced = Part::Seen(Traced { unavailable, ..Traced::default() });
+        let attributed = with_callers(&snapshot).unwrap();
+        let owners = |index: usize| {
+            let owners = &attributed.connections.seen().unwrap().tuples[index].owners;
+            owners.iter().map(|owner| (owner.pid, owner.sockets)).collect::<Vec<_>>()
+        };
+        assert_eq!((owners(0), owners(1), owners(2)), (vec![(1, 0), (2, 0)], vec![(3, 7)], vec![]));
+    }
+}

@@ -11,6 +11,7 @@ mod records;
 mod save;
 mod stop;
 mod units;
+mod watch;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -12,7 +12,7 @@ use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 use fourtuple_trace::SurveyTimes;
 
-use crate::commands::doctor::time_to_exhaustion;
+use crate::watch::time_to_exhaustion;
 
 /// The latest snapshot; empty before the first reading.
 #[derive(Debug)]

@@ -18,11 +18,9 @@ use fourtuple_report::html;
 use fourtuple_trace::Survey;
 use time::OffsetDateTime;
 
-use crate::commands::doctor::{
-    Namespace, Past, TargetFlags, Thresholds, Watch, diagnose_in, host, read_thresholds,
-};
 use crate::exit::Exit;
 use crate::units::{self, nanoseconds};
+use crate::watch::{Namespace, Past, TargetFlags, Thresholds, Watch, diagnose_in, host, read_thresholds};
 use crate::{output, stop};
 use metrics::Metrics;
 

@@ -15,9 +15,9 @@ use fourtuple_trace::Survey;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use crate::commands::doctor::{Namespace, TargetFlags, Thresholds, Watch, diagnose_in, read_thresholds};
 use crate::exit::Exit;
 use crate::units;
+use crate::watch::{Namespace, TargetFlags, Thresholds, Watch, diagnose_in, read_thresholds};
 use crate::{output, stop};
 use draw::{Look, draw};
 use view::{Reading, View};

@@ -7,7 +7,7 @@ use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
 use fourtuple_report::duration;
 
-use crate::commands::doctor::{name, time_to_exhaustion};
+use crate::watch::{name, time_to_exhaustion};
 
 /// A table of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

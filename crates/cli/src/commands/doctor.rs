@@ -1,28 +1,18 @@
-mod history;
-mod target;
-mod thresholds;
-mod watch;
-
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_doctor::Diagnosis;
 use fourtuple_record::snapshot::{Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;
-
-pub(crate) use history::{Past, name, time_to_exhaustion};
-pub(crate) use target::{Namespace, TargetFlags};
-pub(crate) use thresholds::{Thresholds, read as read_thresholds};
-pub(crate) use watch::Watch;
 
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::{self, Output};
 use crate::stop;
 use crate::units::{self, nanoseconds};
+use crate::watch::{self, Destination, TargetFlags, Thresholds, diagnose_in, host, read_thresholds};
 
 /// Find what is wrong with the connections of this host, and what to type
 ///
@@ -33,8 +23,8 @@ pub(crate) struct DoctorFlags {
     #[command(flatten)]
     target: TargetFlags,
     /// Examine connections to this destination only: 192.0.2.1 or 192.0.2.1:443
-    #[arg(long, value_name = "ADDR", value_parser = target::destination)]
-    to: Option<target::Destination>,
+    #[arg(long, value_name = "ADDR", value_parser = watch::destination)]
+    to: Option<Destination>,
     /// Time between the two readings
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, default_value = "2s", allow_hyphen_values = true)]
     time: Duration,
@@ -89,25 +79,8 @@ impl DoctorFlags {
     }
 }
 
-/// Applies all rules. Printed commands that act on the network namespace of their own process run in the examined one.
-pub(crate) fn diagnose_in(namespace: &Namespace, snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
-    let mut diagnosis = diagnose(snapshot, limits);
-    namespace.adapt(&mut diagnosis.findings);
-    diagnosis
-}
-
-/// Returns the host with the sysctls of the namespace, which the snapshot has.
-pub(crate) fn host(snapshot: &Snapshot) -> fourtuple_record::Host {
-    let search = snapshot.search.seen().ok();
-    let capabilities: Vec<(&str, &str)> =
-        search.map(|search| ("ip_local_port_range", search.option.as_str())).into_iter().collect();
-    let mut host = output::host(&[], &capabilities);
-    host.sysctls = BTreeMap::clone(&snapshot.sysctls);
-    host
-}
-
 /// Removes traced calls with other destinations; the reader has left out their connections.
-fn restrict(snapshot: &mut Snapshot, to: &target::Destination) {
+fn restrict(snapshot: &mut Snapshot, to: &Destination) {
     if let Part::Seen(traced) = &mut snapshot.traced {
         traced.connects.retain(|connects| to.matches(connects.destination));
         traced.unavailable.retain(|failed| to.matches(failed.destination));

@@ -11,7 +11,7 @@ use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
 use fourtuple_trace::Survey;
 
-use crate::commands::doctor::target::{Destination, Namespace};
+use crate::watch::target::{Destination, Namespace};
 
 /// The share of a processor for the pass over all sockets in a live view.
 const SHARE: f64 = 0.01;
@@ -42,7 +42,7 @@ impl Watch {
 
 /// Reads the namespace twice and traces in between. Returns the snapshot and the time between the readings, which is shorter than
 /// `time` if `stop` was set.
-pub(super) fn once(
+pub(crate) fn once(
     namespace: &Namespace,
     time: Duration,
     to: Option<&Destination>,

@@ -59,7 +59,7 @@ impl TargetFlags {
         of_process.or_else(|| self.netns.clone())
     }
 
-    /// Makes a command of a finding act on the examined namespace: sysctls, sockets and listeners are those of the caller's namespace.
+    /// Makes a command of a finding act on the examined namespace: `sysctl`, `ss` and tracers act on the namespace of their caller.
     /// `fourtuple fix ports` acts on a cgroup and needs no change.
     pub(super) fn address(&self, command: &str) -> String {
         const LOCAL: [&str; 4] = ["sysctl -w ", "ss ", "fourtuple trace ", "fourtuple fix accept "];

@@ -75,9 +75,9 @@ fn wrong_flags_are_one_line() {
     let unknown = room.file("unknown.toml", "X99 = 1\n");
     let number = room.file("number.toml", "P01 = \"high\"\n");
     for (flags, part) in [
-        ("doctor --pid 999999999".to_owned(), "/proc/999999999/ns/net does not exist"),
+        ("doctor --pid 999999999".to_owned(), "--pid 999999999: there is no process"),
         ("doctor --pid 0".to_owned(), "--pid"),
-        ("doctor --netns /no/such/file".to_owned(), "/no/such/file does not exist"),
+        ("doctor --netns /no/such/file".to_owned(), "--netns /no/such/file: open(/no/such/file)"),
         ("doctor --to nonsense".to_owned(), "192.0.2.1:443"),
         ("doctor --for soon".to_owned(), "--for"),
         ("doctor --thresholds /no/such/file".to_owned(), "/no/such/file"),
@@ -119,7 +119,7 @@ fn a_process_stands_for_its_namespace() {
         let now = actions(first(&record, "P01", &[TUPLE]), "now");
         let widen =
             now.iter().find(|action| action.contains("ip_local_port_range")).expect("a sysctl").clone();
-        assert!(widen.starts_with(&format!("nsenter --net=/proc/{pid}/ns/net sysctl -w ")), "{widen}");
+        assert!(widen.starts_with(&format!("nsenter --target {pid} --net sysctl -w ")), "{widen}");
         thread::spawn(move || {
             netns::enter_new().unwrap();
             paste(&widen)

@@ -11,7 +11,7 @@ use program::situation::{Daemon, PROXY, Python, actions, diagnose, figures, find
 use program::{Room, until};
 use serde_json::Value;
 
-/// Starts four workers that wait with EPOLLEXCLUSIVE, one after the other. Each has a listener of its own if `own` is true.
+/// Starts four workers that wait with EPOLLEXCLUSIVE, in the order of their process IDs. Each has a listener of its own if `own` is true.
 fn start_workers(server: &mut Python, own: bool) {
     let open = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); \
                 s.bind(('127.0.0.1', 4020)); s.listen(500); s.setblocking(False)";

@@ -60,20 +60,31 @@ impl TargetFlags {
         let target = match (self.pid, &self.netns, &self.container) {
             (Some(pid), ..) => Target::Process(pid),
             (_, Some(path), _) => Target::File(path.clone()),
-            (.., Some(id)) => Target::Process(namespace::first_process(Path::new("/"), id)?),
+            (.., Some(id)) => {
+                Target::Process(namespace::first_process(Path::new("/"), id).context("--container")?)
+            }
             (None, None, None) => {
                 let own = File::open("/proc/self/ns/net").and_then(|file| file.metadata());
                 let inode = own.map_or(0, |metadata| metadata.ino() as u32);
                 return Ok(Namespace { file: None, inode, prefix: String::new() });
             }
         };
-        let file = File::from(namespace::open(&target, Path::new("/"))?);
+        let file = namespace::open(&target, Path::new("/")).with_context(|| flag(&target))?;
+        let file = File::from(file);
         let inode = file.metadata().context("the network namespace")?.ino() as u32;
         let prefix = match &target {
             Target::Process(pid) => format!("nsenter --target {pid} --net "),
             Target::File(path) => format!("nsenter --net={} ", path.display()),
         };
         Ok(Namespace { file: Some(file.into()), inode, prefix })
+    }
+}
+
+/// Returns the flag of a target, for errors.
+fn flag(target: &Target) -> String {
+    match target {
+        Target::Process(pid) => format!("--pid {pid}"),
+        Target::File(path) => format!("--netns {}", path.display()),
     }
 }
 

@@ -65,6 +65,11 @@ impl DialerBuilder {
         }
     }
 
+    /// Returns the destination.
+    pub fn destination(&self) -> SocketAddr {
+        self.destination
+    }
+
     /// Sets the source addresses. By default the kernel chooses the source address by route.
     pub fn sources(mut self, sources: SourcePool) -> Self {
         self.sources = sources;

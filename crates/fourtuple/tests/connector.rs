@@ -6,12 +6,14 @@ use std::fs;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
 use fourtuple::dial::{ConnectError, Connector, DialReport, DialedStream, Dialer, Dialers};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_syscalls::child;
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -360,6 +362,50 @@ fn a_port_is_reused_after_the_peer_closed_first() {
                 drop(server_side);
                 let read = stream.read(&mut [0]).await;
                 assert!(if close_by_reset { read.is_err() } else { read.unwrap() == 0 });
+            }
+        });
+    });
+}
+
+/// Requests the page of the proxy on a new connection until the proxy listens. Returns the status and the body.
+async fn through_the_proxy(proxy: SocketAddr) -> (u16, Bytes) {
+    loop {
+        if let Ok((_, response)) = get(&client(Connector::new()), proxy).await {
+            let status = response.status().as_u16();
+            return (status, response.into_body().collect().await.unwrap().to_bytes());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn the_proxy_example_forwards_and_reports_failures() {
+    in_namespace(|| {
+        range("20000 20099");
+        // The examples are beside the directory of the test: target/debug/examples.
+        let test = std::env::current_exe().unwrap();
+        let path = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/proxy");
+        if !path.exists() {
+            return skip("the_proxy_example_forwards", "examples", "proxy is not beside the test");
+        }
+        run(async {
+            let upstream = http_server("127.0.0.1:4000").await;
+            let proxy: SocketAddr = "127.0.0.1:4001".parse().unwrap();
+            let mut processes = Vec::new();
+            for (listen, upstream) in
+                [("127.0.0.1:4001", upstream.to_string()), ("127.0.0.1:4002", "127.0.0.1:4003".to_owned())]
+            {
+                let mut command = Command::new(&path);
+                child::end_with_this_thread(command.args([listen, &upstream]));
+                processes.push(command.spawn().unwrap());
+            }
+            assert_eq!(through_the_proxy(proxy).await, (200, Bytes::from_static(b"hello")));
+            let (status, text) = through_the_proxy("127.0.0.1:4002".parse().unwrap()).await;
+            assert_eq!(status, 502);
+            assert!(text.starts_with(b"127.0.0.1:4003 refused the connection"), "{text:?}");
+            for mut process in processes {
+                process.kill().unwrap();
+                process.wait().unwrap();
             }
         });
     });

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::dial::Connector;
 use fourtuple_measure::median_interval;
+use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
@@ -81,7 +82,9 @@ fn fill(listener: &TcpListener, address: SocketAddr) -> Result<Parking, Box<dyn 
             continue;
         }
         let socket = socket::open(Transport::Tcp, address, false)?;
-        option::set_local_port_range(socket.as_fd(), port, port)?;
+        if option::set_local_port_range(socket.as_fd(), port, port)? == Answer::Absent {
+            return Err("this kernel has no IP_LOCAL_PORT_RANGE".into());
+        }
         socket::connect(socket.as_fd(), address)?;
         let (accepted, _) = listener.accept()?;
         for socket in [socket, accepted.into()] {

@@ -7,7 +7,7 @@ use std::error::Error;
 
 use fourtuple::dial::{ConnectError, Connector};
 use fourtuple::listen::{AsyncAcceptor, Endpoint, ListenerGroupBuilder};
-use http_body_util::{BodyExt, Either, Full};
+use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
 use hyper::server::conn::http1;

@@ -36,6 +36,7 @@
 //! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
 #![forbid(unsafe_code)]
 
+mod auto_traits;
 pub mod capabilities;
 pub mod dial;
 pub mod listen;

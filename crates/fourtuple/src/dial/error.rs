@@ -10,6 +10,7 @@ use crate::capabilities::ProbeError;
 
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Census {
     /// Ports that an automatic choice can take from one source: the range without reserved ports.
     pub ports: u64,
@@ -25,6 +26,7 @@ pub struct Census {
 
 /// The reason for a missing [`Census`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Uncounted {
     /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set.
     NotAsked,
@@ -34,6 +36,7 @@ pub enum Uncounted {
 
 /// A failure to list the kernel's sockets. The ports held by other processes are then unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Unseen {
     /// The call that failed: `sock_diag`, or the path of a file in /proc.
     pub call: &'static str,

@@ -1,9 +1,8 @@
 //! Compares `HttpConnector` of hyper-util with `Connector`: new connections per second of a hyper client to a local server, while 95%
-//! of 56,512 ports to the server are in use. `cargo bench -p fourtuple --features hyper --bench hyper`. Needs root, for a network
-//! namespace.
+//! of 56,512 ports to the server are in use. `cargo test --workspace --bench hyper`. Needs root, for a network namespace.
 //!
-//! The ports in use are those that connect() of unmodified programs takes: all ports of one parity, and 90% of the others. The
-//! server closes each connection first, so that the use stays at 95%. Trials of 0.5 s alternate in the order A B B A.
+//! Connections without a bind by number hold all ports of one parity and 90% of the ports of the other parity, as after many connect()
+//! calls of an unmodified program. The server closes each connection first, so that the use stays at 95%. Trials of 0.5 s alternate in the order A B B A.
 #![forbid(unsafe_code)]
 
 use std::error::Error;

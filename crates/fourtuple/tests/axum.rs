@@ -196,7 +196,7 @@ fn a_drain_ends_the_server_without_a_reset() {
 }
 
 #[test]
-fn bytes_of_another_worker_are_replayed_before_those_of_the_socket() {
+fn bytes_of_another_worker_are_replayed_first() {
     in_namespace(|| {
         run(async {
             let group = group().open().unwrap();

@@ -8,8 +8,8 @@ use std::convert::Infallible;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use fourtuple::listen::{
@@ -132,9 +132,9 @@ fn work(group: &ListenerGroup, mut stopped: watch::Receiver<()>) -> Result<(), B
 
 async fn serve(Accepted { stream, session, .. }: Accepted) {
     // The session exists until the connection ends. hyper reads the further requests.
-    let session = Arc::new(Mutex::new(session));
+    let session = Arc::new(session);
     let answer = service_fn(move |_: Request<Incoming>| {
-        let last = answered(&mut session.lock().unwrap_or_else(PoisonError::into_inner));
+        let last = answered(&session);
         async move {
             let mut response = Response::new(Full::new(Bytes::from_static(b"hello\n")));
             if last {
@@ -148,7 +148,7 @@ async fn serve(Accepted { stream, session, .. }: Accepted) {
 }
 
 /// Counts a request. Returns whether it is the last of its connection.
-fn answered(session: &mut Session) -> bool {
+fn answered(session: &Session) -> bool {
     let last = session.is_last();
     session.answered();
     last

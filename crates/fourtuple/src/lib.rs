@@ -6,7 +6,7 @@
 //! - [`ports`] calculates with port ranges and budgets; with the feature `plan` it also simulates the kernel's port search.
 //! - [`capabilities`] probes which socket options the kernel supports.
 //!
-//! The crate resolves no names, keeps no pool of connections, speaks no protocol and changes no sysctl.
+//! The crate keeps no pool of connections, speaks no protocol and changes no sysctl.
 //!
 //! # Example
 //!
@@ -27,12 +27,16 @@
 //!
 //! None is on by default.
 //!
-//! - `tokio`: `Dialer::dial_tokio`, and an acceptor for each worker's tokio runtime.
+//! - `tokio`: `Dialer::dial_tokio`, a connector for host names with a cache of dialers, and an acceptor for each worker's tokio
+//!   runtime.
+//! - `hyper`: the connector as a service for the client of hyper-util.
+//! - `axum`: the acceptor as the listener of `axum::serve`.
 //! - `bpf`: the accept policy `reuseport-least-busy` and the selectors that are BPF programs. They need CAP_BPF and
 //!   CAP_NET_ADMIN at run time, and no compiler at build time.
 //! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
 #![forbid(unsafe_code)]
 
+mod auto_traits;
 pub mod capabilities;
 pub mod dial;
 pub mod listen;

@@ -139,7 +139,7 @@ impl Worker {
 }
 
 /// Answers each byte with the next one.
-async fn serve_bytes(Accepted { mut stream, mut session, carry }: Accepted) {
+async fn serve_bytes(Accepted { mut stream, session, carry }: Accepted) {
     assert!(carry.is_empty());
     while let Ok(byte) = stream.read_u8().await {
         let last = session.is_last();

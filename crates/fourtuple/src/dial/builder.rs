@@ -14,6 +14,7 @@ use crate::ports::{PortRange, PortSet};
 
 /// The strategy of a dialer, and how it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StrategyChoice {
     /// The strategy for dials without a port from the ledger.
     pub strategy: Strategy,
@@ -63,6 +64,11 @@ impl DialerBuilder {
             timeout: None,
             census: true,
         }
+    }
+
+    /// Returns the destination.
+    pub fn destination(&self) -> SocketAddr {
+        self.destination
     }
 
     /// Sets the source addresses. By default the kernel chooses the source address by route.

@@ -6,8 +6,11 @@ use std::time::Duration;
 use fourtuple_syscalls::errno::EPROTO;
 use fourtuple_syscalls::errno_name;
 
+use crate::capabilities::ProbeError;
+
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Census {
     /// Ports that an automatic choice can take from one source: the range without reserved ports.
     pub ports: u64,
@@ -23,6 +26,7 @@ pub struct Census {
 
 /// The reason for a missing [`Census`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Uncounted {
     /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set.
     NotAsked,
@@ -32,6 +36,7 @@ pub enum Uncounted {
 
 /// A failure to list the kernel's sockets. The ports held by other processes are then unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Unseen {
     /// The call that failed: `sock_diag`, or the path of a file in /proc.
     pub call: &'static str,
@@ -145,7 +150,7 @@ pub enum DialError {
         strategy: String,
     },
     /// Any other failure.
-    #[error("{call} for {address}{}: {} ({error})", From(*.source_address), errno_name(.error))]
+    #[error("{call} for {address}{}: {}", From(*.source_address), errno_name(.error))]
     Call {
         /// The system call.
         call: &'static str,
@@ -157,6 +162,99 @@ pub enum DialError {
         #[source]
         error: io::Error,
     },
+}
+
+impl DialError {
+    /// Returns the kind of [`io::Error`] that fits: [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if no source port is free, as
+    /// connect() of TCP reports this case.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            DialError::PortsExhausted { .. } | DialError::SourceNotLocal(_) => {
+                io::ErrorKind::AddrNotAvailable
+            }
+            DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => io::ErrorKind::AddrInUse,
+            DialError::Refused { .. } | DialError::SelfConnect(_) => io::ErrorKind::ConnectionRefused,
+            DialError::TimedOut { .. } => io::ErrorKind::TimedOut,
+            DialError::NotSupported { .. } => io::ErrorKind::Unsupported,
+            DialError::CannotSee { .. } => io::ErrorKind::Other,
+            DialError::Call { error, .. } => error.kind(),
+        }
+    }
+
+    /// Returns whether no source port was free: [`DialError::PortsExhausted`]. More source addresses, a wider port range or fewer
+    /// connections to this destination avoid the error; a retry helps when connections close.
+    pub fn is_exhausted(&self) -> bool {
+        matches!(self, DialError::PortsExhausted { .. })
+    }
+
+    /// Returns whether the same dial may succeed later without a change of the settings or of the host's configuration: a port may
+    /// become free, the destination may answer, or the host may get descriptors, memory or a route.
+    ///
+    /// ```
+    /// # #[derive(Debug)] struct Backoff;
+    /// # impl Backoff { fn wait(&mut self) {} }
+    /// # fn example(dialer: &fourtuple::dial::Dialer, mut backoff: Backoff) -> std::io::Result<std::net::TcpStream> {
+    /// loop {
+    ///     match dialer.dial() {
+    ///         Ok((stream, _)) => return Ok(stream),
+    ///         Err(error) if error.is_retryable() => backoff.wait(),
+    ///         Err(error) => return Err(error.into()),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            DialError::PortsExhausted { .. }
+            | DialError::TupleBusy { .. }
+            | DialError::WouldShadow { .. }
+            | DialError::Refused { .. }
+            | DialError::SelfConnect(_)
+            | DialError::TimedOut { .. } => true,
+            DialError::SourceNotLocal(_) | DialError::CannotSee { .. } | DialError::NotSupported { .. } => {
+                false
+            }
+            DialError::Call { error, .. } => match error.kind() {
+                io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::Interrupted
+                | io::ErrorKind::NetworkDown
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::OutOfMemory
+                | io::ErrorKind::WouldBlock => true,
+                _ => matches!(errno_name(error).as_str(), "EMFILE" | "ENFILE" | "ENOBUFS"),
+            },
+        }
+    }
+}
+
+/// Keeps the [`DialError`]: [`io::Error::downcast`] returns it.
+impl std::convert::From<DialError> for io::Error {
+    fn from(error: DialError) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
+}
+
+impl BuildError {
+    /// Returns the kind of [`io::Error`] that fits.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            BuildError::PortZero(_)
+            | BuildError::Family { .. }
+            | BuildError::Device(_)
+            | BuildError::SourcePort => io::ErrorKind::InvalidInput,
+            BuildError::Probe(ProbeError { error, .. })
+            | BuildError::Range(error)
+            | BuildError::Route { error, .. } => error.kind(),
+        }
+    }
+}
+
+impl std::convert::From<BuildError> for io::Error {
+    fn from(error: BuildError) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
 }
 
 /// Invalid settings of a dialer, or a kernel that could not be probed.
@@ -182,12 +280,12 @@ pub enum BuildError {
     SourcePort,
     /// The kernel could not be probed.
     #[error(transparent)]
-    Probe(#[from] crate::capabilities::ProbeError),
+    Probe(#[from] ProbeError),
     /// The port range of the namespace could not be read from /proc.
-    #[error("cannot read the port range of this namespace: {0}")]
+    #[error("cannot read the port range of this namespace: {}", errno_name(.0))]
     Range(#[source] io::Error),
     /// The kernel has no route to the destination, so there is no source address.
-    #[error("no route to {destination}: {error}")]
+    #[error("no route to {destination}: {}", errno_name(.error))]
     Route {
         /// The destination.
         destination: SocketAddr,
@@ -237,5 +335,69 @@ struct Time<'a>(&'a Duration);
 impl fmt::Display for Time<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:.1?}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    fn exhausted() -> DialError {
+        DialError::PortsExhausted {
+            source_address: None,
+            destination: ([127, 0, 0, 1], 80).into(),
+            census: Err(Uncounted::NotAsked),
+        }
+    }
+
+    fn call(errno: i32) -> DialError {
+        DialError::Call {
+            call: "connect",
+            address: ([127, 0, 0, 1], 80).into(),
+            source_address: None,
+            error: io::Error::from_raw_os_error(errno),
+        }
+    }
+
+    #[test]
+    fn exhaustion_becomes_addr_not_available_and_back() {
+        let error = io::Error::from(exhausted());
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        assert!(error.downcast::<DialError>().unwrap().is_exhausted());
+    }
+
+    #[test]
+    fn lack_of_descriptors_is_retryable_and_eacces_is_not() {
+        const EACCES: i32 = 13;
+        const EMFILE: i32 = 24;
+        const ENETUNREACH: i32 = 101;
+        let retryable = [
+            exhausted(),
+            call(EMFILE),
+            call(ENETUNREACH),
+            DialError::SelfConnect(([127, 0, 0, 1], 1).into()),
+        ];
+        assert!(retryable.iter().all(DialError::is_retryable));
+        let permanent = [call(EACCES), DialError::SourceNotLocal([192, 0, 2, 1].into())];
+        assert!(!permanent.iter().any(DialError::is_retryable));
+        assert!(!call(EACCES).is_exhausted() && call(EACCES).kind() == io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn display_does_not_repeat_the_source() {
+        const EACCES: i32 = 13;
+        let error = || io::Error::from_raw_os_error(EACCES);
+        let destination = ([127, 0, 0, 1], 80).into();
+        let errors: [Box<dyn Error>; 3] = [
+            Box::new(call(EACCES)),
+            Box::new(BuildError::Range(error())),
+            Box::new(BuildError::Route { destination, error: error() }),
+        ];
+        for error in errors {
+            let (text, source) = (error.to_string(), error.source().expect("a source").to_string());
+            assert!(text.ends_with(": EACCES") && !text.contains(&source), "{text}");
+        }
     }
 }

@@ -25,6 +25,7 @@ pub struct Acceptor {
 
 /// The connections of a worker that left its group.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct LeaveReport {
     /// Idle connections that were handed to other workers of the group.
     pub handed_over: usize,

@@ -6,6 +6,7 @@ use crate::listen::policy::{AcceptPolicy, Family, Workers};
 
 /// An accept policy and the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PolicyChoice {
     /// The policy.
     pub policy: AcceptPolicy,

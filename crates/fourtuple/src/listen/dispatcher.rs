@@ -58,6 +58,7 @@ impl AsFd for PendingConnection {
 
 /// The counters of a dispatcher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DispatcherStats {
     /// Connections accepted.
     pub accepts: u64,

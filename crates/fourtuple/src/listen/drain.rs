@@ -31,6 +31,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The outcome of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DrainReport {
     /// Connections that were accepted during the drain.
     pub accepted: u64,

@@ -13,8 +13,12 @@
 //! Reading from a connection never waits. Writing waits for room in the send buffer, for as long as
 //! [`ListenerGroupBuilder::write_limit`] permits.
 
+#[cfg(feature = "tokio")]
+mod accepted_stream;
 mod acceptor;
 mod auto;
+#[cfg(feature = "axum")]
+mod axum;
 mod break_even;
 mod builder;
 mod channels;
@@ -37,6 +41,8 @@ mod seats;
 mod tokio;
 mod wait;
 
+#[cfg(feature = "tokio")]
+pub use accepted_stream::{AcceptedStream, SessionHandle, StreamAddr};
 pub use acceptor::{AcceptWaker, Acceptor, LeaveReport};
 pub use auto::PolicyChoice;
 pub use break_even::BreakEven;

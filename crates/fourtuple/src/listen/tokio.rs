@@ -10,6 +10,7 @@ use std::net::TcpStream as StdTcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{self, Context, Poll};
 use std::thread::{self, JoinHandle};
@@ -47,9 +48,13 @@ pub struct AsyncAcceptor {
     thread: Option<JoinHandle<()>>,
     group: ListenerGroup,
     seat: usize,
+    /// Called with the errors that the listener of axum cannot return.
+    #[cfg(feature = "axum")]
+    pub(super) on_error: fn(&ListenError),
 }
 
-/// A readable connection of a runtime. Dropping the stream closes it; drop the session with it.
+/// A readable connection of a runtime. Dropping the stream closes it; drop the session with it, or use
+/// [`into_stream`](Accepted::into_stream), which joins the parts.
 #[derive(Debug)]
 pub struct Accepted {
     /// The socket.
@@ -66,21 +71,23 @@ pub struct Accepted {
 pub struct Session {
     guard: OpenGuard,
     recycle: Recycle,
-    served: u32,
+    served: AtomicU32,
     born: Instant,
     chance: f64,
 }
 
 impl Session {
     /// Counts a request as answered.
-    pub fn answered(&mut self) {
-        self.served = self.served.saturating_add(1);
+    pub fn answered(&self) {
+        let count = |served: u32| Some(served.saturating_add(1));
+        // The closure never returns `None`, so the update cannot fail.
+        let _ = self.served.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
         self.guard.answered();
     }
 
     /// Returns the number of requests answered so far.
     pub fn served(&self) -> u32 {
-        self.served
+        self.served.load(Ordering::Relaxed)
     }
 
     /// Returns the time since the connection was accepted.
@@ -91,7 +98,7 @@ impl Session {
     /// Returns whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
     /// [draining](ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
-        self.guard.is_draining() || self.recycle.is_last(self.served, self.age(), self.chance)
+        self.guard.is_draining() || self.recycle.is_last(self.served(), self.age(), self.chance)
     }
 }
 
@@ -202,7 +209,15 @@ impl AsyncAcceptor {
         let own = Arc::clone(&bridge);
         let thread = thread::Builder::new().name(format!("accept {seat}")).spawn(move || own.run(acceptor));
         let thread = Some(thread.map_err(group.failed("clone()"))?);
-        Ok(AsyncAcceptor { bridge, waker, thread, group, seat })
+        Ok(AsyncAcceptor {
+            bridge,
+            waker,
+            thread,
+            group,
+            seat,
+            #[cfg(feature = "axum")]
+            on_error: |_| {},
+        })
     }
 
     /// Waits for a readable connection. The future is cancel safe: the next call returns a connection that arrived before the
@@ -239,7 +254,8 @@ impl AsyncAcceptor {
                 TcpStream::from_std(StdTcpStream::from(socket)).map(Stream::Tcp)?
             }
         };
-        let session = Session { guard, recycle: self.group.0.recycle, served, born, chance };
+        let session =
+            Session { guard, recycle: self.group.0.recycle, served: AtomicU32::new(served), born, chance };
         Ok(Accepted { stream, session, carry })
     }
 

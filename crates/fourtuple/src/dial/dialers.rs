@@ -1,0 +1,190 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::mem;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::OnceCell;
+
+use crate::dial::builder::DialerBuilder;
+use crate::dial::dialer::Dialer;
+use crate::dial::error::BuildError;
+use crate::dial::resolve::Opaque;
+
+/// Settings of each dialer that [`Dialers`] builds.
+type Settings = dyn Fn(DialerBuilder) -> DialerBuilder + Send + Sync;
+
+/// A bounded cache of one [`Dialer`] per destination, for programs with many destinations on tokio.
+///
+/// Clones share the cache, and so the port ledger of each destination. [`Dialers::get`] builds a missing dialer on a blocking thread
+/// of the runtime; other tasks that want the same destination wait for this build. If the cache is full, it evicts the least
+/// recently used dialer. A task that holds an evicted dialer may continue to use it; its connections stay open.
+///
+/// A dialer has 8 KiB per source address. A cache of 1,024 destinations with 16 source addresses takes up to 128 MiB.
+///
+/// ```no_run
+/// use fourtuple::dial::Dialers;
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let dialers = Dialers::new(1000).settings(|dialer| dialer.timeout(Duration::from_secs(3)));
+/// let dialer = dialers.get("192.0.2.7:443".parse()?).await?;
+/// let (stream, report) = dialer.dial_tokio().await?;
+/// # drop((stream, report)); Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Dialers {
+    settings: Arc<Settings>,
+    cache: Arc<Mutex<Cache>>,
+}
+
+impl Dialers {
+    /// Number of destinations of [`Dialers::default`].
+    pub const DEFAULT_DESTINATIONS: usize = 1024;
+
+    /// Returns an empty cache for at most `destinations` dialers; 0 counts as 1.
+    pub fn new(destinations: usize) -> Dialers {
+        let cache = Cache { limit: destinations.max(1), clock: 0, entries: HashMap::new() };
+        Dialers { settings: Arc::new(|dialer| dialer), cache: Arc::new(Mutex::new(cache)) }
+    }
+
+    /// Sets the settings of each dialer. [`DialerBuilder::destination`] returns the destination, for settings that depend on it.
+    ///
+    /// The returned cache is empty and shared with no earlier clone, because dialers with other settings do not fit.
+    #[must_use]
+    pub fn settings(
+        self,
+        settings: impl Fn(DialerBuilder) -> DialerBuilder + Send + Sync + 'static,
+    ) -> Dialers {
+        Dialers { settings: Arc::new(settings), ..Dialers::new(self.limit()) }
+    }
+
+    /// Returns the dialer to `destination`, and builds it if the cache has none.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`DialerBuilder::build`]. The next call builds again.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, if a dialer must be built.
+    pub async fn get(&self, destination: SocketAddr) -> Result<Arc<Dialer>, BuildError> {
+        // The lock is held for the lookup only. The evicted entry is dropped after the lock: its ledger may be large.
+        let (cell, evicted) = self.cache().entry(destination);
+        drop(evicted);
+        let dialer = cell.get_or_try_init(|| async {
+            (self.settings)(Dialer::to(destination)).build_tokio().await.map(Arc::new)
+        });
+        dialer.await.map(Arc::clone)
+    }
+
+    /// Returns the number of destinations in the cache.
+    pub fn len(&self) -> usize {
+        self.cache().entries.len()
+    }
+
+    /// Returns whether the cache has no destination.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the largest number of destinations in the cache.
+    pub fn limit(&self) -> usize {
+        self.cache().limit
+    }
+
+    /// Returns whether the cache has `destination`. Does not count as a use.
+    pub fn contains(&self, destination: SocketAddr) -> bool {
+        self.cache().entries.contains_key(&destination)
+    }
+
+    /// Removes all dialers. The next use of a destination reads the port range and the ports in use again: call this after a change
+    /// of net.ipv4.ip_local_port_range.
+    pub fn clear(&self) {
+        let old = mem::take(&mut self.cache().entries);
+        drop(old);
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Dialers {
+    fn default() -> Dialers {
+        Dialers::new(Dialers::DEFAULT_DESTINATIONS)
+    }
+}
+
+impl fmt::Debug for Dialers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cache = self.cache();
+        formatter
+            .debug_struct("Dialers")
+            .field("settings", &Opaque)
+            .field("len", &cache.entries.len())
+            .field("limit", &cache.limit)
+            .finish()
+    }
+}
+
+/// A dialer, or an empty cell while the first task builds the dialer.
+type Cell = Arc<OnceCell<Arc<Dialer>>>;
+
+struct Cache {
+    limit: usize,
+    /// Number of lookups so far: the time of the last use of an entry.
+    clock: u64,
+    entries: HashMap<SocketAddr, (u64, Cell)>,
+}
+
+impl Cache {
+    /// Returns the cell of a destination, and the entry that it replaced. A new entry looks at all entries for the least recently
+    /// used: 1,024 entries take a few microseconds, and the build of a dialer takes longer.
+    fn entry(&mut self, destination: SocketAddr) -> (Cell, Option<Cell>) {
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some((used, cell)) = self.entries.get_mut(&destination) {
+            *used = clock;
+            return (Arc::clone(cell), None);
+        }
+        let mut evicted = None;
+        if self.entries.len() >= self.limit {
+            let oldest = self.entries.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+            evicted = oldest.and_then(|oldest| self.entries.remove(&oldest)).map(|(_, cell)| cell);
+        }
+        let cell = Cell::default();
+        self.entries.insert(destination, (clock, Arc::clone(&cell)));
+        (cell, evicted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    #[test]
+    fn the_least_recently_used_destination_is_evicted() {
+        let dialers = Dialers::new(2);
+        for port in [1, 2, 1, 3] {
+            drop(dialers.cache().entry(address(port)));
+        }
+        assert_eq!((dialers.len(), dialers.limit()), (2, 2));
+        assert!(
+            dialers.contains(address(1)) && !dialers.contains(address(2)) && dialers.contains(address(3))
+        );
+    }
+
+    #[test]
+    fn a_limit_of_zero_counts_as_one() {
+        let dialers = Dialers::new(0);
+        for port in 1..10 {
+            drop(dialers.cache().entry(address(port)));
+            assert_eq!(dialers.len(), 1);
+        }
+    }
+}

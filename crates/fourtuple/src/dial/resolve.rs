@@ -1,0 +1,67 @@
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+
+use tokio::net;
+
+/// The future of a name resolution.
+pub type Resolving<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
+
+/// Resolves host names for a [`Connector`](super::Connector).
+///
+/// The addresses must be in the order of preference (RFC 6724), the most preferred first. A function of a host and a port is a
+/// resolver too:
+///
+/// ```
+/// use fourtuple::dial::Connector;
+/// use std::net::SocketAddr;
+///
+/// let connector = Connector::builder()
+///     .resolver(|host: String, port: u16| async move {
+///         match host.as_str() {
+///             "backend" => Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))]),
+///             _ => Err(std::io::ErrorKind::NotFound.into()),
+///         }
+///     })
+///     .build();
+/// # drop(connector);
+/// ```
+pub trait Resolve: Send + Sync + 'static {
+    /// Returns the socket addresses of `host` with `port`.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the name service. An empty list means that the name has no address.
+    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a>;
+}
+
+impl<F, R> Resolve for F
+where
+    F: Fn(String, u16) -> R + Send + Sync + 'static,
+    R: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
+{
+    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a> {
+        Box::pin(self(host.to_owned(), port))
+    }
+}
+
+/// The resolver of the C library: getaddrinfo(3) on a blocking thread of the tokio runtime, without a cache.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemResolver;
+
+impl Resolve for SystemResolver {
+    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a> {
+        Box::pin(async move { Ok(net::lookup_host((host, port)).await?.collect()) })
+    }
+}
+
+/// Displays a resolver in `Debug` output, because functions have no `Debug`.
+pub(super) struct Opaque;
+
+impl fmt::Debug for Opaque {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("..")
+    }
+}

@@ -1,0 +1,201 @@
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::listen::tokio::{Accepted, Session, Stream};
+
+/// An accepted connection of a tokio runtime, for servers that take one object per connection, such as hyper and axum.
+///
+/// The stream first returns the bytes that another worker has already read. Its group counts the connection as open until the stream
+/// is dropped.
+///
+/// A hyper server:
+///
+/// ```no_run
+/// use fourtuple::listen::{AsyncAcceptor, ListenerGroup};
+/// use http_body_util::Full;
+/// use hyper::body::Bytes;
+/// use hyper::{Response, server::conn::http1, service::service_fn};
+/// use hyper_util::rt::TokioIo;
+///
+/// # async fn serve(group: ListenerGroup) -> Result<(), Box<dyn std::error::Error>> {
+/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from("hello")))) });
+/// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+/// loop {
+///     let stream = TokioIo::new(acceptor.accept().await?.into_stream());
+///     tokio::spawn(http1::Builder::new().serve_connection(stream, service));
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct AcceptedStream {
+    stream: Stream,
+    session: Arc<Session>,
+    /// Bytes that precede the bytes of `stream`, from `replayed` on.
+    carry: Vec<u8>,
+    replayed: usize,
+}
+
+/// The address of one side of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StreamAddr {
+    /// TCP: IP address and port.
+    Tcp(SocketAddr),
+    /// AF_UNIX: the path; `None` for a socket without a path, as clients have.
+    Unix(Option<PathBuf>),
+}
+
+/// The requests of an [`AcceptedStream`], for code that does not have the stream itself, such as the handlers of axum.
+///
+/// The handle does not keep the connection open in the counters of its group.
+#[derive(Clone, Debug)]
+pub struct SessionHandle(Weak<Session>);
+
+impl Accepted {
+    /// Returns one stream that replays `carry` and holds the session.
+    pub fn into_stream(self) -> AcceptedStream {
+        let Accepted { stream, session, carry } = self;
+        AcceptedStream { stream, session: Arc::new(session), carry, replayed: 0 }
+    }
+}
+
+impl AcceptedStream {
+    /// Returns the address of the client.
+    ///
+    /// # Errors
+    ///
+    /// The errors of getpeername(2); ENOTCONN after the client has reset the connection.
+    pub fn peer_addr(&self) -> io::Result<StreamAddr> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.peer_addr().map(StreamAddr::Tcp),
+            Stream::Unix(stream) => stream.peer_addr().map(|address| StreamAddr::of_unix(&address)),
+        }
+    }
+
+    /// Returns the local address of the connection.
+    ///
+    /// # Errors
+    ///
+    /// The errors of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<StreamAddr> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.local_addr().map(StreamAddr::Tcp),
+            Stream::Unix(stream) => stream.local_addr().map(|address| StreamAddr::of_unix(&address)),
+        }
+    }
+
+    /// Returns the requests of the connection.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Returns a handle of the session, for code that does not have the stream.
+    pub fn session_handle(&self) -> SessionHandle {
+        SessionHandle(Arc::downgrade(&self.session))
+    }
+}
+
+impl SessionHandle {
+    /// Counts a request as answered, unless the connection is closed.
+    pub fn answered(&self) {
+        if let Some(session) = self.0.upgrade() {
+            session.answered();
+        }
+    }
+
+    /// Returns whether the server must close the connection after the current response: [`Session::is_last`], or the connection is
+    /// already closed.
+    pub fn is_last(&self) -> bool {
+        self.0.upgrade().is_none_or(|session| session.is_last())
+    }
+}
+
+impl StreamAddr {
+    fn of_unix(address: &tokio::net::unix::SocketAddr) -> StreamAddr {
+        StreamAddr::Unix(address.as_pathname().map(PathBuf::from))
+    }
+
+    /// Returns address and port, or `None` for AF_UNIX.
+    pub fn inet(&self) -> Option<SocketAddr> {
+        match self {
+            StreamAddr::Tcp(address) => Some(*address),
+            StreamAddr::Unix(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for StreamAddr {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StreamAddr::Tcp(address) => address.fmt(formatter),
+            StreamAddr::Unix(Some(path)) => path.display().fmt(formatter),
+            StreamAddr::Unix(None) => formatter.write_str("unnamed unix socket"),
+        }
+    }
+}
+
+impl AsFd for AcceptedStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl AsyncRead for AcceptedStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let stream = self.get_mut();
+        let rest = &stream.carry[stream.replayed..];
+        if rest.is_empty() {
+            return Pin::new(&mut stream.stream).poll_read(context, room);
+        }
+        let length = rest.len().min(room.remaining());
+        room.put_slice(&rest[..length]);
+        stream.replayed += length;
+        if stream.replayed == stream.carry.len() {
+            // Frees the memory: the connection may stay open for long.
+            (stream.carry, stream.replayed) = (Vec::new(), 0);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for AcceptedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

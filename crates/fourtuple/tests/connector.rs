@@ -1,0 +1,412 @@
+//! The connector with the client of hyper-util, and its dialers, in namespaces with few ports.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
+use std::time::Duration;
+
+use fourtuple::dial::{ConnectError, Connector, DialReport, DialedStream, Dialer, Dialers};
+use fourtuple_syscalls::child;
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, Uri};
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::task;
+
+/// A timeout that only a failing test reaches.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn range(text: &str) {
+    set_sysctl("net.ipv4.ip_local_port_range", text);
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end in time") })
+}
+
+/// Serves HTTP in a task of the runtime, and returns the address.
+async fn http_server(address: &str) -> SocketAddr {
+    let listener = TcpListener::bind(address).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let answer = service_fn(|_: Request<Incoming>| async {
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+        }
+    });
+    address
+}
+
+fn client(connector: Connector) -> Client<Connector, Empty<Bytes>> {
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+/// Requests the page of a server. Returns the report of the connection, and the response.
+async fn get(
+    client: &Client<Connector, Empty<Bytes>>,
+    server: SocketAddr,
+) -> Result<(DialReport, Response<Incoming>), legacy::Error> {
+    let response = client.get(format!("http://{server}/").parse().unwrap()).await?;
+    Ok((*response.extensions().get::<DialReport>().expect("a report"), response))
+}
+
+/// Returns the error of the connector in an error of the client.
+fn connect_error(error: &legacy::Error) -> &ConnectError {
+    error.source().and_then(|source| source.downcast_ref()).expect("an error of the connector")
+}
+
+/// Returns a connector that resolves each name to `addresses`.
+fn resolving_to(addresses: Vec<SocketAddr>) -> Connector {
+    let resolver = move |_: String, _: u16| {
+        let addresses = addresses.clone();
+        async move { Ok(addresses) }
+    };
+    Connector::builder().resolver(resolver).attempt_delay(Duration::from_millis(10)).build()
+}
+
+/// Returns the address of a listener that drops each SYN, because its accept queue is full.
+fn silent(address: &str) -> (std::os::fd::OwnedFd, Vec<std::net::TcpStream>, SocketAddr) {
+    let (socket, destination) = listener(address, 0);
+    let mut queued = Vec::new();
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&destination, Duration::from_millis(50)) {
+        queued.push(stream);
+    }
+    (socket, queued, destination)
+}
+
+#[test]
+fn hyper_gets_the_last_twentieth_of_the_ports() {
+    in_namespace(|| {
+        range("20000 20199");
+        run(async {
+            let server = http_server("127.0.0.1:4000").await;
+            let fill = Dialer::to(server).build().unwrap();
+            let mut held = Vec::new();
+            for _ in 0..190 {
+                held.push(fill.dial_tokio().await.unwrap());
+            }
+            let connector = Connector::new();
+            let mut clients = Vec::new();
+            let mut ports: Vec<u16> = held.iter().map(|(_, report)| report.source.port()).collect();
+            // Each client keeps a connection of its own.
+            for _ in 0..10 {
+                let client = client(connector.clone());
+                let (report, response) = get(&client, server).await.unwrap();
+                assert_eq!(report.attempts, 1, "the ledger names the free port");
+                assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "hello");
+                ports.push(report.source.port());
+                clients.push(client);
+            }
+            ports.sort_unstable();
+            assert_eq!(ports, (20_000..=20_199).collect::<Vec<u16>>());
+
+            let error = get(&client(connector), server).await.unwrap_err();
+            let error = connect_error(&error);
+            assert!(error.is_exhausted() && error.is_retryable(), "{error:?}");
+            assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        });
+    });
+}
+
+#[test]
+fn a_kept_connection_serves_further_requests() {
+    in_namespace(|| {
+        range("20000 20007");
+        run(async {
+            let server = http_server("127.0.0.1:4000").await;
+            let client = client(Connector::new());
+            let mut sources = Vec::new();
+            for _ in 0..20 {
+                let (report, response) = get(&client, server).await.unwrap();
+                response.into_body().collect().await.unwrap();
+                sources.push(report.source);
+            }
+            sources.dedup();
+            assert_eq!(sources.len(), 1, "{sources:?}");
+        });
+    });
+}
+
+#[test]
+fn uris_with_ipv6_addresses_and_names_are_connected() {
+    in_namespace(|| {
+        range("20000 20007");
+        run(async {
+            let server = http_server("[::1]:4000").await;
+            let (_, response) = get(&client(Connector::new()), server).await.unwrap();
+            assert_eq!(response.status(), 200);
+            let named = client(resolving_to(vec![server]));
+            let response = named.get(Uri::from_static("http://backend.test/")).await.unwrap();
+            assert_eq!(response.status(), 200);
+        });
+    });
+}
+
+#[test]
+fn unusable_uris_and_names_are_errors() {
+    in_namespace(|| {
+        run(async {
+            let error = |connector: Connector, uri: &'static str| async move {
+                let error = client(connector).get(Uri::from_static(uri)).await.unwrap_err();
+                let error = connect_error(&error);
+                (error.kind(), error.to_string())
+            };
+            let (kind, text) = error(Connector::new(), "https://127.0.0.1/").await;
+            assert_eq!(kind, io::ErrorKind::InvalidInput);
+            assert!(text.contains("enforce_http(false)"), "{text}");
+            let allowed = Connector::builder().enforce_http(false).build();
+            let (kind, text) = error(allowed, "https://127.0.0.1/").await;
+            assert!(kind == io::ErrorKind::ConnectionRefused && text.contains(":443"), "{text}");
+            let (kind, text) = error(resolving_to(Vec::new()), "http://nowhere.test/").await;
+            assert_eq!(
+                (kind, text.as_str()),
+                (io::ErrorKind::NotFound, "the name nowhere.test has no address")
+            );
+            let failing = |_: String, _: u16| async { Err(io::Error::other("no name service")) };
+            let failing = Connector::builder().resolver(failing).build();
+            let (_, text) = error(failing, "http://nowhere.test/").await;
+            assert_eq!(text, "cannot resolve the name nowhere.test");
+        });
+    });
+}
+
+#[test]
+fn a_silent_address_does_not_delay_the_next_one() {
+    in_namespace(|| {
+        range("20000 20099");
+        let (_socket, _queued, dead) = silent("127.0.0.1");
+        run(async {
+            let server = http_server("[::1]:4000").await;
+            let connector = resolving_to(vec![dead, server]);
+            let stream: DialedStream = connector.connect("backend.test", 80).await.unwrap();
+            assert_eq!(stream.peer_addr(), server);
+            // The socket of the attempt for the silent address is closed. 02: SYN_SENT.
+            let sockets = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+            let unanswered = sockets.lines().filter(|line| line.split_whitespace().nth(3) == Some("02"));
+            assert_eq!(unanswered.count(), 0, "{sockets}");
+        });
+    });
+}
+
+#[test]
+fn a_silent_address_alone_ends_at_the_timeout() {
+    in_namespace(|| {
+        range("20000 20099");
+        let (_socket, _queued, dead) = silent("127.0.0.1");
+        run(async {
+            let connector = Connector::builder().timeout(Duration::from_millis(50)).build();
+            let error = connector.connect("127.0.0.1", dead.port()).await.unwrap_err();
+            assert!(matches!(error, ConnectError::TimedOut { .. }), "{error:?}");
+            assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
+        });
+    });
+}
+
+#[test]
+fn the_failures_of_all_addresses_are_reported() {
+    in_namespace(|| {
+        range("20000 20007");
+        run(async {
+            let addresses = ["127.0.0.1:4001", "[::1]:4002"].map(|text| text.parse().unwrap());
+            let error = resolving_to(addresses.to_vec()).connect("backend.test", 80).await.unwrap_err();
+            let text = error.to_string();
+            assert!(addresses.iter().all(|address| text.contains(&address.to_string())), "{text}");
+            assert!(error.kind() == io::ErrorKind::ConnectionRefused && !error.is_exhausted(), "{error:?}");
+        });
+    });
+}
+
+#[test]
+fn clones_share_the_ports_of_a_destination() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_socket, destination) = listener("127.0.0.1", 64);
+        run(async {
+            let connector = Connector::new();
+            let clones = [connector.clone(), connector.clone()];
+            let mut held = Vec::new();
+            for number in 0..8 {
+                let stream = clones[number % 2].connect("127.0.0.1", destination.port()).await.unwrap();
+                assert_eq!(stream.report().attempts, 1, "no clone tries the port of the other");
+                held.push(stream);
+            }
+            for clone in &clones {
+                let error = clone.connect("127.0.0.1", destination.port()).await.unwrap_err();
+                assert!(error.is_exhausted(), "{error:?}");
+            }
+            assert_eq!(connector.dialers().len(), 1);
+        });
+    });
+}
+
+#[test]
+fn an_evicted_dialer_still_dials() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_socket, destination) = listener("127.0.0.1", 64);
+        run(async {
+            let dialers = Dialers::new(2);
+            let first = dialers.get(destination).await.unwrap();
+            for port in 4500..4510 {
+                dialers.get(SocketAddr::new(destination.ip(), port)).await.unwrap();
+                assert!(dialers.len() <= 2);
+            }
+            assert!(!dialers.contains(destination));
+            first.dial_tokio().await.unwrap();
+            let again = dialers.get(destination).await.unwrap();
+            assert!(!Arc::ptr_eq(&first, &again));
+        });
+    });
+}
+
+#[test]
+fn parallel_tasks_build_a_dialer_once() {
+    in_namespace(|| {
+        run(async {
+            let (builds, built) = mpsc::channel();
+            let dialers = Dialers::default().settings(move |dialer| {
+                builds.send(dialer.destination()).unwrap();
+                dialer
+            });
+            let destination = "127.0.0.1:4000".parse().unwrap();
+            let tasks: Vec<_> = (0..10)
+                .map(|_| {
+                    let dialers = dialers.clone();
+                    tokio::spawn(async move { dialers.get(destination).await.unwrap() })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            assert_eq!(built.try_iter().collect::<Vec<_>>(), [destination]);
+        });
+    });
+}
+
+#[test]
+fn a_failed_build_is_repeated() {
+    in_namespace(|| {
+        run(async {
+            let dialers = Dialers::new(2).settings(|dialer| dialer.source_port(0));
+            let destination = "127.0.0.1:4000".parse().unwrap();
+            for _ in 0..3 {
+                let error = dialers.get(destination).await.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_dialer_is_built_on_a_blocking_thread() {
+    in_namespace(|| {
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            // While the only blocking thread is occupied, a build cannot begin, and the runtime's thread runs other tasks.
+            let (release, released) = mpsc::channel::<()>();
+            let occupied = task::spawn_blocking(move || released.recv());
+            let dialers = Dialers::default();
+            let mut building = Box::pin(dialers.get("127.0.0.1:4000".parse().unwrap()));
+            for _ in 0..100 {
+                let polled = std::future::poll_fn(|context| Poll::Ready(building.as_mut().poll(context)));
+                assert!(polled.await.is_pending());
+                // Not locked during the build.
+                assert_eq!(dialers.len(), 1);
+                task::yield_now().await;
+            }
+            release.send(()).unwrap();
+            occupied.await.unwrap().unwrap();
+            building.await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_port_is_reused_after_the_peer_closed_first() {
+    in_namespace(|| {
+        range("20000 20007");
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:4000").await.unwrap();
+            let connector = Connector::new();
+            let (mut held, mut accepted) = (Vec::new(), Vec::new());
+            for _ in 0..7 {
+                held.push(connector.connect("127.0.0.1", 4000).await.unwrap());
+                accepted.push(listener.accept().await.unwrap());
+            }
+            for close_by_reset in [false, true].into_iter().cycle().take(20) {
+                let mut stream = connector.connect("127.0.0.1", 4000).await.unwrap();
+                assert_eq!(stream.report().attempts, 1, "the ledger knows the only free port");
+                let (mut server_side, _) = listener.accept().await.unwrap();
+                if close_by_reset {
+                    server_side.set_zero_linger().unwrap();
+                } else {
+                    server_side.shutdown().await.unwrap();
+                }
+                drop(server_side);
+                let read = stream.read(&mut [0]).await;
+                assert!(if close_by_reset { read.is_err() } else { read.unwrap() == 0 });
+            }
+        });
+    });
+}
+
+/// Requests the page of the proxy on a new connection until the proxy listens. Returns the status and the body.
+async fn through_the_proxy(proxy: SocketAddr) -> (u16, Bytes) {
+    loop {
+        if let Ok((_, response)) = get(&client(Connector::new()), proxy).await {
+            let status = response.status().as_u16();
+            return (status, response.into_body().collect().await.unwrap().to_bytes());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn the_proxy_example_forwards_and_reports_failures() {
+    in_namespace(|| {
+        range("20000 20099");
+        // The examples are beside the directory of the test: target/debug/examples.
+        let test = std::env::current_exe().unwrap();
+        let path = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/proxy");
+        if !path.exists() {
+            return skip("the_proxy_example_forwards", "examples", "proxy is not beside the test");
+        }
+        run(async {
+            let upstream = http_server("127.0.0.1:4000").await;
+            let proxy: SocketAddr = "127.0.0.1:4001".parse().unwrap();
+            let mut processes = Vec::new();
+            for (listen, upstream) in
+                [("127.0.0.1:4001", upstream.to_string()), ("127.0.0.1:4002", "127.0.0.1:4003".to_owned())]
+            {
+                let mut command = Command::new(&path);
+                child::end_with_this_thread(command.args([listen, &upstream]));
+                processes.push(command.spawn().unwrap());
+            }
+            assert_eq!(through_the_proxy(proxy).await, (200, Bytes::from_static(b"hello")));
+            let (status, text) = through_the_proxy("127.0.0.1:4002".parse().unwrap()).await;
+            assert_eq!(status, 502);
+            assert!(text.starts_with(b"127.0.0.1:4003 refused the connection"), "{text:?}");
+            for mut process in processes {
+                process.kill().unwrap();
+                process.wait().unwrap();
+            }
+        });
+    });
+}

@@ -18,7 +18,7 @@ const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
 const SYMBOLS: &str = "debug symbols of fourtuple
  For gdb and perf, which find the symbols by the build ID.";
 
-/// The man page directory and the file suffix are those of section 1.
+/// The completions of each shell, and their paths below `/usr`.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("fourtuple.bash", "share/bash-completion/completions/fourtuple"),
     ("_fourtuple", "share/zsh/vendor-completions/_fourtuple"),
@@ -115,7 +115,7 @@ impl Release {
         }
         write(&root.join("DEBIAN/md5sums"), format!("{}\n", crate::release::text(&mut sums)?))?;
         let control = format!(
-            "Package: {package}\nVersion: {}\nArchitecture: {architecture}\nMaintainer: The fourtuple authors <root@localhost>\n\
+            "Package: {package}\nVersion: {}\nArchitecture: {architecture}\nMaintainer: The fourtuple authors\n\
              Installed-Size: {installed}\n{fields}",
             self.version
         );

@@ -168,7 +168,7 @@ fn walk(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Sets the mode of a directory and of those below, whatever the umask is.
+/// Sets the mode of a directory and its subdirectories, which the umask would otherwise decide.
 fn directories(directory: &Path) -> Result<()> {
     set_mode(directory, 0o755)?;
     for path in files(directory)?.into_iter().filter(|path| path.is_dir()) {

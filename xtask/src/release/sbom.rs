@@ -47,7 +47,7 @@ fn checksums(lock: &toml::Table) -> BTreeMap<(String, String), String> {
         .collect()
 }
 
-/// Returns the document: the crates that the binary links or that its build runs, without those of tests.
+/// Returns the document: the crates that the binary links or that its build runs, without the crates of tests.
 fn document(
     metadata: &Value,
     checksums: &BTreeMap<(String, String), String>,

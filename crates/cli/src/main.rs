@@ -61,7 +61,7 @@ pub(crate) enum Command {
 fn main() -> ExitCode {
     #[cfg(feature = "manual")]
     if let Some(directory) = manual::requested() {
-        return manual::run(&directory);
+        return manual::run(<Arguments as clap::CommandFactory>::command(), &directory);
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

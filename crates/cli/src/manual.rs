@@ -11,11 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
-
-use crate::Arguments;
 
 /// The pages of section 7 that the page of the command refers to.
 const KERNEL_PAGES: &[&str] = &["ip", "socket", "tcp", "udp"];
@@ -28,8 +26,8 @@ pub(crate) fn requested() -> Option<PathBuf> {
 }
 
 /// Writes the files and returns the exit status.
-pub(crate) fn run(directory: &Path) -> ExitCode {
-    match write(directory) {
+pub(crate) fn run(command: Command, directory: &Path) -> ExitCode {
+    match write(command, directory) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // An error while writing to stderr cannot be reported.
@@ -40,8 +38,7 @@ pub(crate) fn run(directory: &Path) -> ExitCode {
 }
 
 /// Writes `man1/*.1` and, in `completions`, one file per shell.
-fn write(directory: &Path) -> anyhow::Result<()> {
-    let mut command = Arguments::command();
+fn write(mut command: Command, directory: &Path) -> anyhow::Result<()> {
     command.build();
     let pages = directory.join("man1");
     let completions = directory.join("completions");
@@ -50,7 +47,7 @@ fn write(directory: &Path) -> anyhow::Result<()> {
     }
     write_pages(&command, &[], &pages)?;
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        generate_to(shell, &mut Arguments::command(), "fourtuple", &completions)
+        generate_to(shell, &mut command.clone(), "fourtuple", &completions)
             .with_context(|| format!("write the completions of {shell}"))?;
     }
     Ok(())

@@ -1,9 +1,10 @@
-//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny` and `kernels`.
+//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny`, `kernels` and `release`.
 #![forbid(unsafe_code)]
 
 mod bpf;
 mod deny;
 mod kernels;
+mod release;
 mod tidy;
 mod workspace;
 
@@ -12,7 +13,8 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask bpf [--check]
        cargo xtask deny
-       cargo xtask kernels [--kernel 6.1|6.12|all] [--release]";
+       cargo xtask kernels [--kernel 6.1|6.12|all] [--release]
+       cargo xtask release --dry-run";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -26,6 +28,8 @@ fn main() -> ExitCode {
             Ok(options) => kernels::run(&options),
             Err(message) => return misused(&message),
         },
+        Some((&"release", ["--dry-run"])) => release::run(),
+        Some((&"release", _)) => return misused("release publishes nothing yet: expected --dry-run"),
         Some((other, _)) => return misused(&format!("{other}: no such task, or it takes no arguments")),
         None => return misused("which task?"),
     };

@@ -5,6 +5,8 @@
 mod commands;
 mod exit;
 mod line;
+#[cfg(feature = "manual")]
+mod manual;
 mod output;
 mod progress;
 mod records;
@@ -58,6 +60,10 @@ pub(crate) enum Command {
 }
 
 fn main() -> ExitCode {
+    #[cfg(feature = "manual")]
+    if let Some(directory) = manual::requested() {
+        return manual::run(<Arguments as clap::CommandFactory>::command(), &directory);
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),

@@ -1,0 +1,93 @@
+//! `fourtuple manual DIRECTORY`: writes the man pages and the shell completions.
+//!
+//! Only builds with the feature `manual` have this module; `cargo xtask release` makes such a build. The clap tree is private to this
+//! binary, so another program cannot read it, and a build script cannot either. In the binary of users the generators would be dead
+//! weight. `manual` is not a subcommand of the tree, because pages and completions would then list it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Command;
+use clap_complete::{Shell, generate_to};
+use clap_mangen::Man;
+
+/// The pages of section 7 that the page of the command refers to.
+const KERNEL_PAGES: &[&str] = &["ip", "socket", "tcp", "udp"];
+
+/// Returns the directory of `fourtuple manual DIRECTORY`; `None` for every other command line.
+pub(crate) fn requested() -> Option<PathBuf> {
+    let mut arguments = std::env::args_os().skip(1);
+    let is_manual = arguments.next() == Some(OsString::from("manual"));
+    arguments.next().filter(|_| is_manual && arguments.next().is_none()).map(PathBuf::from)
+}
+
+/// Writes the files and returns the exit status.
+pub(crate) fn run(command: Command, directory: &Path) -> ExitCode {
+    match write(command, directory) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // An error while writing to stderr cannot be reported.
+            let _ = writeln!(io::stderr(), "fourtuple: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes `man1/*.1` and, in `completions`, one file per shell.
+fn write(mut command: Command, directory: &Path) -> anyhow::Result<()> {
+    command.build();
+    let pages = directory.join("man1");
+    let completions = directory.join("completions");
+    for path in [&pages, &completions] {
+        fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;
+    }
+    write_pages(&command, &[], &pages)?;
+    for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+        generate_to(shell, &mut command.clone(), "fourtuple", &completions)
+            .with_context(|| format!("write the completions of {shell}"))?;
+    }
+    Ok(())
+}
+
+/// Returns the name of a page: `fourtuple-lab-ports`.
+fn name(command: &Command) -> String {
+    command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
+}
+
+/// Writes the page of a command and of its subcommands. `above` has the command's ancestors, the root first.
+fn write_pages(command: &Command, above: &[&Command], directory: &Path) -> anyhow::Result<()> {
+    let within = [above, &[command]].concat();
+    for subcommand in command.get_subcommands() {
+        write_pages(subcommand, &within, directory)?;
+    }
+    let page = name(command);
+    let path = directory.join(format!("{page}.1"));
+    let version = command.get_version().unwrap_or_default();
+    let mut text = Vec::new();
+    Man::new(command.clone())
+        .source(format!("fourtuple {version}"))
+        .manual("fourtuple manual")
+        .render(&mut text)?;
+    // The only text after the options is the list of exit codes.
+    let mut text = String::from_utf8(text)?.replace(".SH EXTRA\n", ".SH \"EXIT STATUS\"\n");
+    text.push_str(&format!(".SH \"SEE ALSO\"\n{}\n", references(command, above).join(",\n")));
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// Returns, in roff, the references to the pages of the ancestors, siblings and subcommands.
+fn references(command: &Command, above: &[&Command]) -> Vec<String> {
+    let siblings = match above {
+        // The siblings at the top are the whole command; fourtuple(1) lists them.
+        [] | [_] => Vec::new(),
+        [.., parent] => parent.get_subcommands().map(name).filter(|other| *other != name(command)).collect(),
+    };
+    let below: Vec<String> = command.get_subcommands().map(name).collect();
+    let own = above.iter().map(|command| name(command)).chain(siblings).chain(below).map(|page| (page, 1));
+    let others = if above.is_empty() { KERNEL_PAGES } else { &[] };
+    let others = others.iter().map(|&page| (page.to_owned(), 7));
+    own.chain(others).map(|(page, section)| format!(".BR {} ({section})", page.replace('-', "\\-"))).collect()
+}

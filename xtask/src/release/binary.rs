@@ -1,0 +1,172 @@
+//! The binary of the packages: its build, its debug symbols and its checks.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::release::{Release, call, text};
+use crate::workspace::cargo;
+
+pub(super) const NAME: &str = "fourtuple";
+
+/// The profile of Cargo.toml.
+const PROFILE: &str = "dist";
+
+/// Replaces the root of the workspace in paths of the debug information.
+const SOURCES: &str = "/usr/src/fourtuple";
+/// Replaces the directory of the registry's crates.
+const CRATES: &str = "/usr/src/cargo";
+
+/// Greatest permitted size of the stripped binary, in bytes.
+const LARGEST: u64 = 15 << 20;
+
+/// The libraries of the C library and the unwinder, which every Debian has.
+const LIBRARIES: &[&str] = &["ld-linux", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
+
+/// The stripped binary.
+pub(super) struct Binary {
+    pub(super) stripped: PathBuf,
+    pub(super) symbols: PathBuf,
+    /// Build ID in hexadecimal digits.
+    pub(super) build_id: String,
+    /// Size without symbols, in bytes.
+    pub(super) size: u64,
+    /// The needed shared libraries, sorted.
+    pub(super) libraries: Vec<String>,
+    /// The newest version of glibc's symbols.
+    pub(super) glibc: String,
+    pub(super) faults: Vec<String>,
+}
+
+impl Release {
+    /// Builds the binary, separates its debug symbols, and checks it.
+    pub(super) fn binary(&self) -> Result<Binary> {
+        let target = self.workspace.target.join("release-build");
+        let prefixes = self.prefixes(&target)?;
+        let mut rustflags: Vec<OsString> =
+            prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)).collect();
+        // Debuggers find the symbols by the build ID.
+        rustflags.push("-Clink-arg=-Wl,--build-id=sha1".into());
+        let cflags: Vec<OsString> =
+            prefixes.iter().map(|prefix| joined("-ffile-prefix-map=", prefix)).collect();
+        let mut build = cargo();
+        build.current_dir(&self.workspace.root);
+        build.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
+        build.env("CFLAGS", cflags.join(&OsString::from(" "))).env("SOURCE_DATE_EPOCH", &self.epoch);
+        build.args(["build", "--locked", "--profile", PROFILE, "--package", "fourtuple-cli", "--bin", NAME]);
+        build.arg("--target-dir").arg(&target);
+        call(&mut build)?;
+        self.separate(&target.join(PROFILE).join(NAME), &prefixes)
+    }
+
+    /// Returns the directories of this machine that the compilers replace, each with its replacement. The last one that matches a path
+    /// counts.
+    fn prefixes(&self, target: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
+        let mut prefixes = vec![
+            (self.workspace.root.clone(), SOURCES),
+            (target.to_owned(), concat!("/usr/src/fourtuple", "/target")),
+        ];
+        let registry = cargo_home().context("HOME is not set")?.join("registry/src");
+        let mut sources: Vec<PathBuf> = fs::read_dir(&registry)
+            .with_context(|| format!("list {}", registry.display()))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<_>>()?;
+        sources.sort();
+        prefixes.extend(sources.into_iter().map(|path| (path, CRATES)));
+        Ok(prefixes)
+    }
+
+    fn separate(&self, built: &Path, prefixes: &[(PathBuf, &str)]) -> Result<Binary> {
+        let stripped = self.stage.join(NAME);
+        let symbols = self.stage.join("fourtuple.debug");
+        call(
+            Command::new("objcopy")
+                .args(["--only-keep-debug", "--compress-debug-sections"])
+                .args([built, &symbols]),
+        )?;
+        call(Command::new("strip").arg("-o").args([&stripped, &built.to_owned()]))?;
+        let size = fs::metadata(&stripped).context("size of the stripped binary")?.len();
+        let libraries = needed(&text(Command::new("readelf").arg("-d").arg(&stripped))?);
+        let glibc = newest(&text(Command::new("objdump").arg("-T").arg(&stripped))?);
+        let notes = text(Command::new("readelf").arg("-n").arg(&stripped))?;
+        let build_id = notes.split("Build ID: ").nth(1).context("the binary has no build ID")?;
+        let mut faults = Vec::new();
+        if size > LARGEST {
+            faults.push(format!("the stripped binary has {size} bytes, more than {LARGEST}"));
+        }
+        for library in &libraries {
+            if !LIBRARIES.iter().any(|known| library.starts_with(known)) {
+                faults.push(format!("the binary needs {library}, which is not of the C library"));
+            }
+        }
+        let contents = fs::read(built).with_context(|| format!("read {}", built.display()))?;
+        let homes = cargo_home().into_iter().chain(std::env::var_os("HOME").map(PathBuf::from));
+        for path in prefixes.iter().map(|(path, _)| path.clone()).chain(homes) {
+            let count = occurrences(&contents, path.join("").as_os_str().as_encoded_bytes());
+            if count > 0 {
+                faults.push(format!("the binary has {count} paths below {}", path.display()));
+            }
+        }
+        let build_id = build_id.trim().to_owned();
+        let glibc = glibc.context("the binary has no symbol of glibc")?;
+        Ok(Binary { stripped, symbols, build_id, size, libraries, glibc, faults })
+    }
+}
+
+fn joined(flag: &str, (path, replacement): &(PathBuf, &str)) -> OsString {
+    let mut argument = OsString::from(flag);
+    argument.push(path);
+    argument.push("=");
+    argument.push(replacement);
+    argument
+}
+
+fn cargo_home() -> Option<PathBuf> {
+    let default = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(default)
+}
+
+/// Returns the needed libraries in the output of `readelf -d`, sorted.
+fn needed(dynamic: &str) -> Vec<String> {
+    let lines = dynamic.lines().filter(|line| line.contains("(NEEDED)"));
+    let names = lines.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0));
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort();
+    names
+}
+
+/// Returns the newest GLIBC version in the output of `objdump -T`.
+fn newest(symbols: &str) -> Option<String> {
+    let versions = symbols.split("GLIBC_").skip(1);
+    let versions = versions.map(|text| text.split([')', ' ', '\n']).next().unwrap_or_default());
+    let key =
+        |version: &&str| version.split('.').map(|part| part.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
+    versions.max_by_key(key).map(str::to_owned)
+}
+
+/// Counts a sequence of bytes.
+fn occurrences(contents: &[u8], bytes: &[u8]) -> usize {
+    // Most bytes are not a slash, so the comparison is rare.
+    contents.windows(bytes.len()).filter(|window| window.first() == bytes.first() && *window == bytes).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_from_readelf() {
+        let dynamic = " 0x1 (NEEDED)  Shared library: [libm.so.6]\n 0x1 (NEEDED)  Shared library: [libc.so.6]\n 0xe (SONAME)  [x]\n";
+        assert_eq!(needed(dynamic), ["libc.so.6", "libm.so.6"]);
+    }
+
+    #[test]
+    fn glibc_versions_are_compared_by_number() {
+        let symbols = "0 DF *UND* 0 (GLIBC_2.4) a\n0 DF *UND* 0 (GLIBC_2.34) b\n0 DF *UND* 0 (GLIBC_2.9) c\n";
+        assert_eq!(newest(symbols).as_deref(), Some("2.34"));
+        assert_eq!(newest("0 DF *UND* 0 (GCC_3.0) a"), None);
+    }
+}

@@ -1,4 +1,4 @@
-//! Rules that find faults in a [`Snapshot`].
+//! Rules that find faults in a [`Snapshot`](fourtuple_record::snapshot::Snapshot).
 //!
 //! Each rule is a file in `rules`: what the rule looks for, where its figures come from, its threshold, its explanation, and a function
 //! from a snapshot to findings. The crate reads nothing itself.

@@ -80,7 +80,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Dra
         count(low.into()),
         count(low.into())
     );
-    let time = |ns: f64| f64::from(low) * ns / 1e6;
+    let time = |ns: f64| f64::from(low) * ns / 1e3;
     let mut draft = Draft::new(Severity::Warning, tuple(subject), verdict)
         .because(format!(
             "{} of {} ports are in use",
@@ -88,7 +88,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Dra
             count(budget.total.into())
         ))
         .because(format!(
-            "about {:.1} to {:.1} ms of CPU time in each connect(), at 0.10 to 0.17 us a port",
+            "about {:.0} to {:.0} us of CPU time in each connect(), at 0.10 to 0.17 us a port",
             time(LOOKUP_NS.0),
             time(LOOKUP_NS.1)
         ));

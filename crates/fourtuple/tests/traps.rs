@@ -333,10 +333,20 @@ fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
         set_sysctl("net.ipv4.tcp_fastopen", "1027");
         const TCP_FASTOPEN_CONNECT: i32 = 30;
         let dialer = Dialer::to(destination).build().unwrap();
-        let fd = tcp(destination);
-        option::set_int(fd.as_fd(), 6, TCP_FASTOPEN_CONNECT, 1).unwrap();
-        let attempt = dialer.prepare(fd.as_fd()).unwrap();
-        socket::connect(fd.as_fd(), destination).unwrap();
+        let open = || {
+            let fd = tcp(destination);
+            option::set_int(fd.as_fd(), 6, TCP_FASTOPEN_CONNECT, 1).unwrap();
+            fd
+        };
+        let mut fd = open();
+        let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
+        // A kernel that searches by parity gets a random window of the range, whose ports may still be those of the probe.
+        while let Err(error) = socket::connect(fd.as_fd(), destination) {
+            if attempt.failed(fd.as_fd(), error).unwrap() == fourtuple::dial::Retry::FreshSocket {
+                fd = open();
+                attempt.renew(fd.as_fd()).unwrap();
+            }
+        }
         let report = attempt.finish(fd.as_fd()).unwrap();
         assert!((20000..=20007).contains(&report.source.port()));
     });

@@ -340,7 +340,7 @@ fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
         };
         let mut fd = open();
         let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
-        // A kernel that searches by parity gets a random window of the range, whose ports may still be those of the probe.
+        // A kernel that searches by parity gets a random window of the range, whose ports the sockets of the probe may still hold.
         while let Err(error) = socket::connect(fd.as_fd(), destination) {
             if attempt.failed(fd.as_fd(), error).unwrap() == fourtuple::dial::Retry::FreshSocket {
                 fd = open();

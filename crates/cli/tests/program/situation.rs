@@ -170,7 +170,8 @@ impl Daemon {
 
     fn kill(&mut self) {
         let workers = super::children(self.child.id());
-        for process in workers.iter().chain([&self.child.id()]) {
+        // The master comes first: it would replace a worker that ends.
+        for process in [self.child.id()].iter().chain(&workers) {
             let _ = child::kill(*process);
         }
         let _ = self.child.wait();

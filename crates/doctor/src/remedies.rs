@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Tuple};
+use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Tuple, merged};
 
 use crate::budget::{Budget, delay_s, is_tcp};
 use crate::draft::{Draft, Remedy, set_sysctl};
@@ -240,21 +240,6 @@ fn reserved_with_listeners(snapshot: &Snapshot, low: u16) -> Option<Vec<(u16, u1
         reserved.push(NODE_PORTS);
     }
     Some(merged(reserved))
-}
-
-/// Returns blocks in ascending order without overlap.
-pub(crate) fn merged(mut blocks: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
-    blocks.sort_unstable();
-    let mut merged: Vec<(u16, u16)> = Vec::new();
-    for (first, last) in blocks {
-        match merged.last_mut() {
-            Some(previous) if u32::from(first) <= u32::from(previous.1) + 1 => {
-                previous.1 = previous.1.max(last)
-            }
-            _ => merged.push((first, last)),
-        }
-    }
-    merged
 }
 
 /// Returns a destination for a shell, which could take brackets for a pattern.

@@ -1,34 +1,19 @@
 //! Parses the sysctls that say which source ports connect() may choose.
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
+use fourtuple_record::snapshot::EphemeralPorts;
 
 /// Reads net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports and net.ipv4.tcp_tw_reuse. `None` if the range is no
 /// range; a missing list reserves nothing, and without net.ipv4.tcp_tw_reuse no TIME_WAIT socket is reused.
 pub(crate) fn ports(range: &str, reserved: &str, time_wait_reuse: &str) -> Option<NamespacePorts> {
-    let mut bounds = range.split_whitespace().map(|bound| bound.parse().ok());
-    let (low, high) = (bounds.next()??, bounds.next()??);
-    (low <= high && low > 0).then(|| NamespacePorts {
-        low,
-        high,
-        reserved: reserved.trim().split(',').filter_map(span).collect(),
-        time_wait_reuse: time_wait_reuse.trim().parse().unwrap_or(0),
-        has_sources: false,
-    })
-}
-
-/// `8080` or `9000-9100`.
-fn span(text: &str) -> Option<(u16, u16)> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+    let EphemeralPorts { low, high, reserved } = EphemeralPorts::parse(range, reserved)?;
+    let time_wait_reuse = time_wait_reuse.trim().parse().unwrap_or(0);
+    Some(NamespacePorts { low, high, reserved, time_wait_reuse, has_sources: false })
 }
 
 /// Returns the number of ports of the range that are not reserved.
 pub(crate) fn usable(ports: &NamespacePorts) -> u32 {
-    let mut taken = vec![false; 65_536];
-    for &(first, last) in &ports.reserved {
-        (first..=last).for_each(|port| taken[usize::from(port)] = true);
-    }
-    (ports.low..=ports.high).filter(|port| !taken[usize::from(*port)]).count() as u32
+    EphemeralPorts { low: ports.low, high: ports.high, reserved: ports.reserved.clone() }.usable()
 }
 
 #[cfg(test)]

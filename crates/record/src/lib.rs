@@ -11,6 +11,7 @@
 mod accept;
 mod compare;
 mod doctor;
+mod ephemeral_ports;
 mod fix_accept;
 mod fix_ports;
 mod format;

@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::ephemeral_ports::{EphemeralPorts, merged};
+
 /// A part of a snapshot that may be impossible to read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -121,46 +123,6 @@ pub struct ConfiguredSysctl {
     pub name: String,
     /// The value.
     pub value: String,
-}
-
-/// The ports that connect() may choose.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EphemeralPorts {
-    /// First port of net.ipv4.ip_local_port_range.
-    pub low: u16,
-    /// Last port of net.ipv4.ip_local_port_range.
-    pub high: u16,
-    /// First and last ports of net.ipv4.ip_local_reserved_ports.
-    pub reserved: Vec<(u16, u16)>,
-}
-
-impl EphemeralPorts {
-    /// Returns whether connect() may choose this port.
-    pub fn contains(&self, port: u16) -> bool {
-        (self.low..=self.high).contains(&port)
-            && !self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&port))
-    }
-
-    /// Returns the number of ports that connect() may choose.
-    pub fn usable(&self) -> u32 {
-        let mut reserved = self.reserved.clone();
-        reserved.sort_unstable();
-        let (mut next, high) = (u32::from(self.low), u32::from(self.high));
-        let mut usable = self.range();
-        for (first, last) in reserved {
-            let (from, to) = (next.max(first.into()), high.min(last.into()));
-            if from <= to {
-                usable -= to - from + 1;
-                next = to + 1;
-            }
-        }
-        usable
-    }
-
-    /// Returns the number of ports of the range, reserved ports included.
-    pub fn range(&self) -> u32 {
-        u32::from(self.high.saturating_sub(self.low)) + 1
-    }
 }
 
 /// How connect() searches for a port.

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::thread;
 
+use fourtuple_record::snapshot::EphemeralPorts;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::Transport;
@@ -60,8 +60,8 @@ pub(crate) fn count(questions: &[Question]) -> Answers {
         let found = thread::scope(|scope| {
             let look = || -> io::Result<Vec<io::Result<Fill>>> {
                 netns::enter(file.as_fd())?;
-                let ports = Ports::read()?;
-                Ok(indices.iter().map(|&index| ports.in_use(questions[index].destination)).collect())
+                let ports = read_ports()?;
+                Ok(indices.iter().map(|&index| in_use(&ports, questions[index].destination)).collect())
             };
             thread::Builder::new().spawn_scoped(scope, look).map(thread::ScopedJoinHandle::join)
         });
@@ -86,51 +86,24 @@ fn open_namespace(namespace: u32, processes: impl Iterator<Item = u32>) -> Optio
     })
 }
 
-/// Ports that the kernel may choose in the namespace of the calling thread.
-struct Ports {
-    range: RangeInclusive<u16>,
-    reserved: Vec<RangeInclusive<u16>>,
+/// Reads the ports that the kernel may choose in the namespace of the calling thread.
+fn read_ports() -> io::Result<EphemeralPorts> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
+    EphemeralPorts::parse(&range, &reserved).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-impl Ports {
-    fn read() -> io::Result<Ports> {
-        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
-        let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
-        Ports::parse(&range, &reserved).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
-    }
-
-    /// Parses the two sysctls: `range` has two numbers separated by a tab, `reserved` a list such as `8080,9148-9150`.
-    fn parse(range: &str, reserved: &str) -> Option<Ports> {
-        let (low, high) = range.trim().split_once(char::is_whitespace)?;
-        let range = low.parse().ok()?..=high.trim().parse().ok()?;
-        let parts = reserved.trim().split(',').filter(|part| !part.is_empty());
-        let reserved = parts
-            .map(|part| {
-                let (low, high) = part.split_once('-').unwrap_or((part, part));
-                Some(low.parse().ok()?..=high.parse().ok()?)
-            })
-            .collect::<Option<Vec<_>>>()?;
-        Some(Ports { range, reserved })
-    }
-
-    fn has(&self, port: u16) -> bool {
-        self.range.contains(&port) && !self.reserved.iter().any(|reserved| reserved.contains(&port))
-    }
-
-    /// Counts the ports that connections to `destination` use.
-    fn in_use(&self, destination: SocketAddr) -> io::Result<Fill> {
-        let mut used: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
-        let filter = Filter { transport: Transport::Tcp, source: None, source_port: None, destination };
-        sock_diag::each(&filter, |entry| {
-            if self.has(entry.local.port()) {
-                used.entry(entry.local.ip()).or_default().insert(entry.local.port());
-            }
-        })?;
-        Ok(Fill {
-            in_use: used.values().map(HashSet::len).max().unwrap_or(0) as u32,
-            range: self.range.clone().filter(|&port| self.has(port)).count() as u32,
-        })
-    }
+/// Counts the ports that connections to `destination` use.
+fn in_use(ports: &EphemeralPorts, destination: SocketAddr) -> io::Result<Fill> {
+    let mut used: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
+    let filter = Filter { transport: Transport::Tcp, source: None, source_port: None, destination };
+    sock_diag::each(&filter, |entry| {
+        if ports.contains(entry.local.port()) {
+            used.entry(entry.local.ip()).or_default().insert(entry.local.port());
+        }
+    })?;
+    let in_use = used.values().map(HashSet::len).max().unwrap_or(0) as u32;
+    Ok(Fill { in_use, range: ports.usable() })
 }
 
 #[cfg(test)]
@@ -141,15 +114,6 @@ mod tests {
     use fourtuple_syscalls::seccomp::{self, Facility};
 
     use super::*;
-
-    #[test]
-    fn reserved_ports_are_not_counted_in_the_range() {
-        let ports = Ports::parse("32768\t60999\n", "8080,40000-40009,60999\n").unwrap();
-        assert_eq!((32_768..=60_999).filter(|&port| ports.has(port)).count(), 28_232 - 11);
-        assert!(ports.has(32_768) && !ports.has(40_003) && !ports.has(8080) && !ports.has(60_999));
-        assert!(Ports::parse("1024 65535", "\n").unwrap().has(65_535));
-        assert!(Ports::parse("1024", "").is_none());
-    }
 
     #[test]
     fn a_namespace_without_processes_has_no_answer() {

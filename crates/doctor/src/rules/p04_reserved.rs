@@ -1,11 +1,9 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Snapshot, merged};
 
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
-use crate::remedies::{
-    NODE_PORTS, blocks, lasting_sysctls, listening_ports, merged, node_port_server, wider_range,
-};
+use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, listening_ports, node_port_server, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, tuple};
 

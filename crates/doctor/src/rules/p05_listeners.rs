@@ -1,10 +1,10 @@
 use std::net::IpAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Owner, Snapshot, Source};
+use fourtuple_record::snapshot::{Owner, Snapshot, Source, merged};
 
 use crate::draft::{Draft, Remedy};
-use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, merged, node_port_server};
+use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, node_port_server};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
 

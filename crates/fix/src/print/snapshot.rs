@@ -2,10 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_bpf::fix_ports::NamespacePorts;
+use fourtuple_record::snapshot::EphemeralPorts;
 use ipnet::IpNet;
-
-use crate::ranges;
 
 /// The effect of the socket option IP_LOCAL_PORT_RANGE (51 of SOL_IP) on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +54,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// Returns the number of ports of the range that are not reserved.
     pub fn usable(&self) -> u32 {
-        ranges::usable(&NamespacePorts {
-            low: self.low,
-            high: self.high,
-            reserved: self.reserved.clone(),
-            time_wait_reuse: self.time_wait_reuse,
-            has_sources: false,
-        })
+        EphemeralPorts { low: self.low, high: self.high, reserved: self.reserved.clone() }.usable()
     }
 
     /// Returns the number of connections from a source to a destination up to which connect() searches briefly.

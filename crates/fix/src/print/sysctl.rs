@@ -1,3 +1,5 @@
+use fourtuple_record::snapshot::merged;
+
 use crate::print::snapshot::Snapshot;
 use crate::print::template::{fill, heading};
 
@@ -44,18 +46,7 @@ net.ipv4.ip_local_port_range = @low@ @high@
 /// Returns the reserved ports and the ports of listeners in the wide range, as ascending blocks without overlap.
 fn reserved(snapshot: &Snapshot) -> Vec<(u16, u16)> {
     let listeners = snapshot.listeners().iter().filter(|port| **port >= WIDEST.0).map(|port| (*port, *port));
-    let mut blocks: Vec<(u16, u16)> = snapshot.reserved.iter().copied().chain(listeners).collect();
-    blocks.sort_unstable();
-    let mut merged: Vec<(u16, u16)> = Vec::new();
-    for (first, last) in blocks {
-        match merged.last_mut() {
-            Some(previous) if u32::from(first) <= u32::from(previous.1) + 1 => {
-                previous.1 = previous.1.max(last)
-            }
-            _ => merged.push((first, last)),
-        }
-    }
-    merged
+    merged(snapshot.reserved.iter().copied().chain(listeners).collect())
 }
 
 fn reserved_line(snapshot: &Snapshot, reserved: &[(u16, u16)]) -> String {

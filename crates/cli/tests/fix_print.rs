@@ -15,6 +15,7 @@ use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::backend::Backend;
 use program::cgroup::Cgroup;
+use program::limited::{Limited, capabilities};
 use program::{DEADLINE, Room, fourtuple, run};
 use serde_json::Value;
 
@@ -472,24 +473,10 @@ fn the_capabilities_of_the_unit_are_enough() {
         }
         let unit = print("systemd", "");
         let line = unit.lines().find_map(|line| line.strip_prefix("AmbientCapabilities=")).unwrap();
-        let names: Vec<String> = line
-            .split(' ')
-            .map(|name| format!("+{}", name.strip_prefix("CAP_").unwrap().to_lowercase()))
-            .collect();
-        // Other users may not enter the directory of the build.
-        let room = Room::new();
-        let copy = room.join("fourtuple");
-        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &copy).unwrap();
-        let ended = |capabilities: &[String]| {
-            let set = format!("-all,{}", capabilities.join(","));
-            let mut command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
-            for kind in ["inh-caps", "ambient-caps", "bounding-set"] {
-                command.args([format!("--{kind}"), set.clone()]);
-            }
-            command.arg(&copy).args(cgroup.flags("--for 1ms --json --quiet").split(' '));
-            run(&mut command)
-        };
+        let names = capabilities(line);
+        let limited = Limited::new();
+        let flags = cgroup.flags("--for 1ms --json --quiet");
+        let ended = |capabilities: &[String]| limited.run(capabilities, &flags);
         let all = ended(&names);
         assert_eq!(all.code, 0, "{all:?}");
         for (index, without) in names.iter().enumerate() {

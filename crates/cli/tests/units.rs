@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use fourtuple_testing::{in_namespace, skip};
+use program::limited::{Limited, capabilities};
 use program::{Room, fourtuple, is_root, list, run};
 
 const EXPORT: &str = "fourtuple-export.service";
@@ -94,24 +95,9 @@ fn the_capabilities_of_export_are_enough() {
         }
         let text = unit(EXPORT);
         assert_eq!(setting(&text, "AmbientCapabilities"), setting(&text, "CapabilityBoundingSet"));
-        let names: Vec<String> = setting(&text, "AmbientCapabilities")
-            .split(' ')
-            .map(|name| format!("+{}", name.strip_prefix("CAP_").unwrap().to_lowercase()))
-            .collect();
-        // Other users may not enter the directory of the build.
-        let room = Room::new();
-        let copy = room.join("fourtuple");
-        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &copy).unwrap();
-        let seen = |capabilities: &[String]| {
-            let set = format!("-all,{}", capabilities.join(","));
-            let mut command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
-            for kind in ["inh-caps", "ambient-caps", "bounding-set"] {
-                command.args([format!("--{kind}"), set.clone()]);
-            }
-            command.arg(&copy).args(flags.split(' '));
-            sees(&run(&mut command).json())
-        };
+        let names = capabilities(setting(&text, "AmbientCapabilities"));
+        let limited = Limited::new();
+        let seen = |capabilities: &[String]| sees(&limited.run(capabilities, flags).json());
         assert_eq!(seen(&names), (true, true));
         for (index, without) in names.iter().enumerate() {
             let mut fewer = names.clone();

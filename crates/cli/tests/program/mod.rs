@@ -5,6 +5,7 @@ pub(crate) mod backend;
 pub(crate) mod cgroup;
 pub(crate) mod fixing;
 pub(crate) mod forwarder;
+pub(crate) mod limited;
 pub(crate) mod situation;
 
 use std::fs;

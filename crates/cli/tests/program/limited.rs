@@ -1,0 +1,34 @@
+//! A copy of the program that runs as another user with a few capabilities.
+
+use std::fs;
+use std::process::Command;
+
+use super::{Ended, Room, run};
+
+/// A copy of the program: other users may not enter the directory of the build.
+pub(crate) struct Limited(Room);
+
+impl Limited {
+    pub(crate) fn new() -> Limited {
+        let room = Room::new();
+        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), room.join("fourtuple")).expect("a copy of the program");
+        Limited(room)
+    }
+
+    /// Runs the copy as nobody, with these capabilities of setpriv(1) only: `+bpf`.
+    pub(crate) fn run(&self, capabilities: &[String], flags: &str) -> Ended {
+        let set = format!("-all,{}", capabilities.join(","));
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
+        for kind in ["inh-caps", "ambient-caps", "bounding-set"] {
+            command.args([format!("--{kind}"), set.clone()]);
+        }
+        run(command.arg(self.0.join("fourtuple")).args(flags.split(' ')))
+    }
+}
+
+/// Returns the capabilities of a systemd setting (`CAP_BPF CAP_PERFMON`) as setpriv(1) names them.
+pub(crate) fn capabilities(setting: &str) -> Vec<String> {
+    let names = setting.split(' ').map(|name| name.strip_prefix("CAP_").expect("a capability"));
+    names.map(|name| format!("+{}", name.to_lowercase())).collect()
+}

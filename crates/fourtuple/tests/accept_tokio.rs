@@ -1,5 +1,7 @@
 //! The acceptor on tokio runtimes with every policy.
 
+mod stream;
+
 use std::convert::Infallible;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -20,8 +22,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, client, server};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use stream::connect;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
@@ -83,16 +85,6 @@ fn runtime() -> Runtime {
 /// Runs a client, and fails the test if the client does not end.
 fn client<T>(future: impl Future<Output = T>) -> T {
     runtime().block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an answer in time") })
-}
-
-trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
-
-async fn connect(group: &ListenerGroup) -> Box<dyn Both> {
-    match group.endpoint() {
-        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await.unwrap()),
-        Endpoint::Inet(address) => Box::new(TcpStream::connect(address).await.unwrap()),
-    }
 }
 
 /// A worker with its own runtime.

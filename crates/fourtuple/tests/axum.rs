@@ -1,5 +1,7 @@
 //! The acceptor as the listener of `axum::serve`.
 
+mod stream;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +20,9 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use stream::connect;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::task;
@@ -44,16 +47,6 @@ fn open(group: &ListenerGroup) -> u64 {
 async fn until_open(group: &ListenerGroup, expected: u64) {
     while open(group) != expected {
         tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
-
-async fn connect(group: &ListenerGroup) -> Box<dyn Both> {
-    match group.endpoint() {
-        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await.unwrap()),
-        Endpoint::Inet(address) => Box::new(TcpStream::connect(address).await.unwrap()),
     }
 }
 

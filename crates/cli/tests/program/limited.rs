@@ -15,7 +15,7 @@ impl Limited {
         Limited(room)
     }
 
-    /// Runs the copy as nobody, with these capabilities of setpriv(1) only: `+bpf`.
+    /// Runs the copy with the user ID 65534 and these capabilities of setpriv(1) only: `+bpf`.
     pub(crate) fn run(&self, capabilities: &[String], flags: &str) -> Ended {
         let set = format!("-all,{}", capabilities.join(","));
         let mut command = Command::new("setpriv");

@@ -1,6 +1,7 @@
 //! The rules about accept(), on real sockets.
 
 mod events;
+mod scene;
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,13 +9,14 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
-use events::{Python, apply, between, diagnosis, findings, has_python, of, only, snapshot, until};
+use events::{Python, apply_first, between, has_python, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Part, Snapshot, Traced};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use scene::{diagnosis, findings, of, until};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| TcpStream::connect(address).unwrap()).collect()
@@ -130,7 +132,7 @@ fn a04_a_cut_backlog_counts_if_it_fills() {
         assert!(findings("A04").is_empty());
         clients.extend(connect(address, 3));
         let found = only(&findings("A04"), Severity::Notice, "is net.core.somaxconn, 16");
-        apply(&found);
+        apply_first(&found);
         socket::listen(listener.as_fd(), 1000).unwrap();
         assert!(findings("A04").is_empty());
     });
@@ -146,7 +148,7 @@ fn a05_drops_without_cookies_are_critical() {
         let found = between("A05", || clients.extend(attempt(address, 10)));
         let found = only(&found, Severity::Critical, "SYNs were dropped in ");
         assert!(found.evidence.iter().any(|fact| fact.contains("backlog 8")), "{:?}", found.evidence);
-        apply(&found);
+        apply_first(&found);
         let found = between("A05", || clients.extend(attempt(address, 4)));
         only(&found, Severity::Warning, "4 SYNs got a cookie instead of a place");
     });
@@ -173,7 +175,7 @@ fn a06_resets_instead_of_delays_are_named() {
         let _clients = connect(address, 3);
         let mut attempts = Vec::new();
         let found = between("A06", || attempts = attempt(address, 2));
-        apply(&only(&found, Severity::Critical, "were full 2 times"));
+        apply_first(&only(&found, Severity::Critical, "were full 2 times"));
         assert!(findings("A06").is_empty());
     });
 }
@@ -298,8 +300,9 @@ fn b02_a_leaked_listener_makes_no_worker() {
         );
         let own =
             |listener: &Listener| listener.owners.iter().filter(|owner| owner.name == "sleep").count() == 3;
-        let snapshot =
-            until(|| Some(snapshot(|| ())).filter(|seen| seen.listeners.seen().unwrap().iter().any(own)));
+        let snapshot = until("the state", || {
+            Some(snapshot(|| ())).filter(|seen| seen.listeners.seen().unwrap().iter().any(own))
+        });
         let diagnosis = diagnose(&snapshot, &Limits::default());
         assert!(of(diagnosis.clone(), "B01").is_empty() && of(diagnosis, "B02").is_empty());
     });
@@ -363,14 +366,14 @@ fn b03_a_stopped_process_is_critical() {
         python.run(GROUP);
         // The hash decides which member gets a connection.
         let mut clients = Vec::new();
-        until(|| {
+        until("the state", || {
             clients.extend(connect(address, 1));
             drain(&own);
             (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
         });
         assert!(findings("B03").is_empty(), "few connections, and the process runs");
         assert!(Command::new("kill").args(["-STOP", &python.pid.to_string()]).status().unwrap().success());
-        let found = until(|| Some(findings("B03")).filter(|found| !found.is_empty()));
+        let found = until("the state", || Some(findings("B03")).filter(|found| !found.is_empty()));
         let found = only(&found, Severity::Critical, "is stuck");
         assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid));
     });
@@ -399,7 +402,7 @@ fn b04_an_old_generation_with_a_queue_is_named() {
         );
         assert!(found.verdict.contains(&format!("[{}], which is older than", old.pid)), "{}", found.verdict);
         assert!(findings("B03").is_empty(), "one finding for one fault");
-        apply(&found);
+        apply_first(&found);
         assert!(findings("B04").is_empty());
         old.run("s.close()");
         assert_eq!(new.run(count), (40 - accepted).to_string(), "the queue moved to the new process");

@@ -1,6 +1,7 @@
 //! No rule has a finding behind nginx and HAProxy as they are usually set up, while they serve requests.
 
 mod namespace;
+mod scene;
 
 use std::fs;
 use std::net::TcpStream;
@@ -76,9 +77,9 @@ fn serves_without_a_finding() -> bool {
     let Ok(wrk) = wrk.spawn() else { return false };
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
-    namespace::read(&mut reader);
+    scene::read(&mut reader);
     thread::sleep(Duration::from_millis(1_000));
-    let snapshot = namespace::read(&mut reader);
+    let snapshot = scene::read(&mut reader);
     let diagnosis = diagnose(&snapshot, &Limits::default());
     let output = wrk.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

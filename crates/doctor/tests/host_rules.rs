@@ -1,6 +1,7 @@
 //! The rules about locks, bind buckets, connection tracking, descriptors and memory.
 
 mod events;
+mod scene;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use events::{Python, apply, diagnosis, findings, has_python, of, only, snapshot, until};
+use events::{Python, apply_first, has_python, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use scene::{diagnosis, findings, of, until};
 
 /// A directory with files of /proc, which ends with the value.
 struct Root(PathBuf);
@@ -114,7 +116,7 @@ fn l02_many_sockets_for_each_port_are_named() {
         let mut clients: Vec<TcpStream> = (1..900).map(connect).collect();
         assert!(findings("L02").is_empty());
         clients.extend((900..=1000).map(connect));
-        apply(&only(
+        apply_first(&only(
             &findings("L02"),
             Severity::Notice,
             "1,000 outgoing connections share 1 ports, 1000 for each",
@@ -224,8 +226,9 @@ fn f02_orphans_near_their_limit_are_named() {
             while client.write(&[0; 65_536]).is_ok() {}
         }
         root.write("sys/net/ipv4/tcp_max_orphans", "20\n");
-        let found =
-            until(|| Some(of(judged(&root.reader().read()), "F02")).filter(|found| !found.is_empty()));
+        let found = until("the state", || {
+            Some(of(judged(&root.reader().read()), "F02")).filter(|found| !found.is_empty())
+        });
         let found = only(&found, Severity::Warning, "of 20 orphaned TCP sockets");
         assert!(found.now.iter().any(|advice| advice.action.contains("tcp_orphan_retries")));
     });

@@ -1,6 +1,7 @@
 //! The rules about ports, on real sockets.
 
 mod namespace;
+mod scene;
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -14,9 +15,10 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 use namespace::{
-    FAR, NEAR, add_addresses, advice, apply, bound, connect, connect_and_close, findings, findings_in, ip,
-    read, server, snapshot, the_finding, this_process, until, until_found,
+    FAR, NEAR, add_addresses, advice, bound, connect, connect_and_close, ip, server, the_finding,
+    this_process, until_found,
 };
+use scene::{apply, findings, findings_in, now, read, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const SOL_IP: i32 = 0;
@@ -32,7 +34,7 @@ fn p01_a_full_range_is_named() {
         let half = connect(address, 10);
         assert!(findings("P01").is_empty());
         let _rest = connect(address, 10);
-        let finding = the_finding(&snapshot(), "P01");
+        let finding = the_finding(&now(), "P01");
         assert_eq!(finding.severity, Severity::Critical);
         let verdict = &finding.verdict;
         assert!(verdict.contains("10.0.0.1 → 10.0.0.1:4000 uses 20 of 20 ports"), "{verdict}");
@@ -91,7 +93,7 @@ fn p02_a_parity_in_use_makes_searches_long() {
         let _half = connect(address, 560);
         assert!(findings("P02").is_empty());
         let _more = connect(address, 60);
-        let snapshot = snapshot();
+        let snapshot = now();
         let finding = the_finding(&snapshot, "P02");
         let verdict = &finding.verdict;
         assert!(verdict.contains("uses 600 of 600 even ports"), "{verdict}");
@@ -116,7 +118,7 @@ fn p03_a_small_range_matters_under_use() {
         let _few = connect(address, 5);
         assert!(findings("P03").is_empty());
         let _more = connect(address, 5);
-        let finding = the_finding(&snapshot(), "P03");
+        let finding = the_finding(&now(), "P03");
         let verdict = &finding.verdict;
         assert!(
             verdict.contains("20000-20019 has 20 usable ports") && verdict.contains("uses 10"),
@@ -149,7 +151,7 @@ fn p04_reserved_ports_are_counted_where_they_matter() {
         let (_listener, address) = listener(NEAR, 100);
         assert!(findings("P04").is_empty());
         let _connections = connect(address, 6);
-        let finding = the_finding(&snapshot(), "P04");
+        let finding = the_finding(&now(), "P04");
         let verdict = &finding.verdict;
         assert!(verdict.contains("12 of the 20 ports of the range are reserved (60%)"), "{verdict}");
         assert!(verdict.contains("uses 6 of the 8 that are left"), "{verdict}");
@@ -172,7 +174,7 @@ fn p05_listeners_in_a_used_range_can_lose_their_port() {
         let _few = connect(address, 5);
         assert!(findings("P05").is_empty());
         let _more = connect(address, 15);
-        let finding = the_finding(&snapshot(), "P05");
+        let finding = the_finding(&now(), "P05");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&format!("{} (20050)", this_process())), "{verdict}");
         assert!(
@@ -193,7 +195,7 @@ fn p05_node_ports_are_known_by_their_server() {
         let (_listener, address) = listener(NEAR, 100);
         let _connections = connect(address, 20);
         assert!(findings("P05").is_empty());
-        let mut snapshot = snapshot();
+        let mut snapshot = now();
         let proxy = Process { pid: 7, name: "kube-proxy".to_owned(), ..Process::default() };
         snapshot.processes = Part::Seen(vec![proxy]);
         let finding = the_finding(&snapshot, "P05");
@@ -213,7 +215,7 @@ fn p06_bound_ports_name_their_process() {
         let few: Vec<_> = (0..5).map(|_| bound("127.0.0.1", 0)).collect();
         assert!(findings("P06").is_empty());
         let many: Vec<_> = (0..25).map(|_| bound("127.0.0.1", 0)).collect();
-        let snapshot = snapshot();
+        let snapshot = now();
         if snapshot.connections.seen().unwrap().held.is_empty() {
             return skip(
                 "p06_bound_ports_name_their_process",
@@ -243,7 +245,7 @@ fn p07_failed_connects_name_process_and_destination() {
         set_sysctl(RANGE, "20000 20019");
         let (_listener, address) = listener(NEAR, 100);
         let _all = connect(address, 20);
-        let mut snapshot = snapshot();
+        let mut snapshot = now();
         let unchecked = fourtuple_doctor::diagnose(&snapshot, &fourtuple_doctor::Limits::default()).unchecked;
         let reason =
             unchecked.iter().find(|unchecked| unchecked.id == "P07").map(|unchecked| &unchecked.reason);
@@ -297,13 +299,13 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
                 socket
             })
             .collect();
-        let finding = the_finding(&snapshot(), "P08");
+        let finding = the_finding(&now(), "P08");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
         assert!(verdict.contains("2 destinations together have 60 of 200 ports"), "{verdict}");
         assert!(finding.evidence[0].starts_with("60 of 60 ports are odd"), "{finding:#?}");
         advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
-        let mut traced = snapshot();
+        let mut traced = now();
         let owner = Owner { pid: std::process::id(), name: "test".to_owned(), sockets: 60 };
         let mut connects = TracedConnects {
             owner,
@@ -448,7 +450,7 @@ fn p11_a_removed_source_address_is_named() {
         let _third = connect(loopback, 1);
         assert!(findings("P11").is_empty());
         device::remove_address("lo", ip(gone), 32).unwrap();
-        let finding = the_finding(&snapshot(), "P11");
+        let finding = the_finding(&now(), "P11");
         let verdict = &finding.verdict;
         assert!(verdict.contains(&format!("{} has 1 connection from 10.1.0.9", this_process())), "{verdict}");
         let kill = advice(&finding, "ss -K");
@@ -468,7 +470,7 @@ fn p11_transparent_sources_are_no_finding() {
         option::set_int(socket.as_fd(), SOL_IP, IP_TRANSPARENT, 1).unwrap();
         socket::bind(socket.as_fd(), foreign).unwrap();
         socket::connect(socket.as_fd(), address).unwrap();
-        let snapshot = snapshot();
+        let snapshot = now();
         let tuples = &snapshot.connections.seen().unwrap().tuples;
         assert!(tuples.iter().any(|tuple| tuple.source == foreign.ip()), "{tuples:#?}");
         assert!(findings_in(&snapshot, "P11").is_empty());
@@ -500,7 +502,7 @@ fn p12_processes_that_share_a_budget_are_listed() {
         let Some(mut child) = other_process(address.port(), 4) else {
             return skip("p12_processes_that_share_a_budget_are_listed", "python3", "it does not start");
         };
-        let snapshot = snapshot();
+        let snapshot = now();
         drop(child.stdin.take());
         child.wait().unwrap();
         let finding = the_finding(&snapshot, "P12");
@@ -518,7 +520,7 @@ fn an_idle_namespace_has_no_finding() {
     in_namespace(|| {
         let (_listener, address) = listener("127.0.0.1", 100);
         let _connections = connect(address, 10);
-        let found = namespace::diagnosis().findings;
+        let found = scene::diagnosis().findings;
         assert!(found.is_empty(), "{found:#?}");
     });
 }

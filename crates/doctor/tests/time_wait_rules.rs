@@ -1,6 +1,7 @@
 //! The rules about TIME_WAIT and closing, on real sockets.
 
 mod namespace;
+mod scene;
 
 use std::fs;
 use std::net::TcpStream;
@@ -11,9 +12,10 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use namespace::{
-    NEAR, add_addresses, advice, apply, connect, connect_and_close, findings, findings_in, read, server,
-    snapshot, the_finding, this_process, time_wait, until, until_found,
+    NEAR, add_addresses, advice, connect, connect_and_close, server, the_finding, this_process, time_wait,
+    until_found,
 };
+use scene::{apply, findings, findings_in, now, read, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const BUCKETS: &str = "net.ipv4.tcp_max_tw_buckets";
@@ -82,7 +84,7 @@ fn t03_reuse_is_proposed_where_it_helps() {
         assert!(reuse.effect.contains("20/s instead of 0.3/s"), "{reuse:?}");
         apply(reuse);
         assert!(findings("T03").is_empty());
-        if snapshot().sysctls.contains_key("net.ipv4.tcp_tw_reuse_delay") {
+        if now().sysctls.contains_key("net.ipv4.tcp_tw_reuse_delay") {
             // 16 closes in 10 s and a delay of 30 s: 48 ports.
             set_sysctl("net.ipv4.tcp_tw_reuse_delay", "30000");
             let finding = findings("T03").into_iter().find(|finding| finding.subject.contains(NEAR)).unwrap();
@@ -232,7 +234,7 @@ fn t07_a_close_wait_leak_names_the_process() {
             drop(server.accept().unwrap());
         }
         let mut snapshot = until("CLOSE_WAIT", || {
-            let snapshot = snapshot();
+            let snapshot = now();
             let leaks = &snapshot.connections.seen().unwrap().close_wait;
             leaks.first().is_some_and(|leak| leak.owner.sockets == 60).then_some(snapshot)
         });

@@ -1,18 +1,20 @@
 //! The rules about UDP, and about processes that share an address, on real sockets.
 
 mod events;
+mod scene;
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::process;
 
-use events::{Python, between, diagnosis, findings, has_python, of, only, snapshot};
+use events::{Python, between, has_python, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
+use scene::{diagnosis, findings, of};
 
 /// Opens a socket of a SO_REUSEPORT group.
 fn member(address: &str) -> UdpSocket {

@@ -1,34 +1,22 @@
-//! The diagnosis of the calling thread's network namespace.
-// Each test binary uses a part of the functions.
-#![allow(dead_code)]
+//! Readings with an event in between, and processes that make events.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Finding, Severity};
 use fourtuple_syscalls::child;
-use fourtuple_testing::{set_sysctl, skip};
+use fourtuple_testing::skip;
 
-/// Diagnoses the namespace as it is.
-pub(crate) fn diagnosis() -> Diagnosis {
-    diagnose(&Reader::new(Path::new("/")).read(), &Limits::default())
-}
-
-/// Returns the findings of a rule; fails if the rule could not be checked.
-pub(crate) fn findings(id: &str) -> Vec<Finding> {
-    of(diagnosis(), id)
-}
+use crate::scene::{apply, findings_in, read};
 
 /// Returns the findings of a rule after two readings of the namespace with an event between them.
 pub(crate) fn between(id: &str, event: impl FnOnce()) -> Vec<Finding> {
-    of(diagnose(&snapshot(event), &Limits::default()), id)
+    findings_in(&snapshot(event), id)
 }
 
 /// Returns the snapshot of two readings of the namespace with an event between them.
@@ -36,13 +24,7 @@ pub(crate) fn snapshot(event: impl FnOnce()) -> Snapshot {
     let mut reader = Reader::new(Path::new("/"));
     reader.read();
     event();
-    reader.read()
-}
-
-/// Returns the findings of a rule; fails if the rule could not be checked.
-pub(crate) fn of(diagnosis: Diagnosis, id: &str) -> Vec<Finding> {
-    assert!(diagnosis.checked.iter().any(|checked| checked == id), "{id}: {:?}", diagnosis.unchecked);
-    diagnosis.findings.into_iter().filter(|finding| finding.id == id).collect()
+    read(&mut reader)
 }
 
 /// Returns the only finding, and checks its severity and a part of its verdict.
@@ -56,25 +38,10 @@ pub(crate) fn only(found: &[Finding], severity: Severity, verdict: &str) -> Find
 
 /// Sets the sysctl of the first recomputed remedy.
 #[track_caller]
-pub(crate) fn apply(finding: &Finding) {
+pub(crate) fn apply_first(finding: &Finding) {
     let advice =
         finding.now.iter().find(|advice| advice.recomputed && advice.action.starts_with("sysctl -w "));
-    let advice = advice.unwrap_or_else(|| panic!("no sysctl in {finding:?}"));
-    let (name, value) = advice.action["sysctl -w ".len()..].split_once('=').expect("a name and a value");
-    set_sysctl(name, value.trim_matches('"'));
-}
-
-/// Repeats an observation until it holds; fails after 20 s.
-#[track_caller]
-pub(crate) fn until<T>(mut observe: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(seen) = observe() {
-            return seen;
-        }
-        assert!(Instant::now() < end, "the state was not reached in 20 s");
-        thread::sleep(Duration::from_millis(2));
-    }
+    apply(advice.unwrap_or_else(|| panic!("no sysctl in {finding:?}")));
 }
 
 /// Returns whether python3 is installed; reports the test as skipped otherwise.

@@ -3,45 +3,13 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
-use fourtuple_doctor::{Diagnosis, Limits, diagnose};
-use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
+use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Advice, Finding};
 use fourtuple_syscalls::device;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::set_sysctl;
 
-/// Reads the namespace as it is, with the search of kernels since Linux 6.8.
-pub(crate) fn snapshot() -> Snapshot {
-    read(&mut Reader::new(Path::new("/")))
-}
-
-/// Reads the namespace again.
-pub(crate) fn read(reader: &mut Reader) -> Snapshot {
-    let mut snapshot = reader.read();
-    // The command probes the search before it reads.
-    snapshot.search = Part::Seen(PortSearch { default: "parity".to_owned(), option: "linear".to_owned() });
-    snapshot
-}
-
-/// Diagnoses the namespace as it is.
-pub(crate) fn diagnosis() -> Diagnosis {
-    diagnose(&snapshot(), &Limits::default())
-}
-
-/// Returns the findings of a rule; fails if the rule could not be checked.
-pub(crate) fn findings(id: &str) -> Vec<Finding> {
-    findings_in(&snapshot(), id)
-}
-
-/// Returns the findings of a rule in a snapshot; fails if the rule could not be checked.
-pub(crate) fn findings_in(snapshot: &Snapshot, id: &str) -> Vec<Finding> {
-    let diagnosis = diagnose(snapshot, &Limits::default());
-    assert!(diagnosis.checked.iter().any(|checked| checked == id), "{id}: {:?}", diagnosis.unchecked);
-    diagnosis.findings.into_iter().filter(|finding| finding.id == id).collect()
-}
+use crate::scene::{findings, findings_in, now, until};
 
 /// Returns the only finding of a rule in a snapshot.
 pub(crate) fn the_finding(snapshot: &Snapshot, id: &str) -> Finding {
@@ -55,34 +23,10 @@ pub(crate) fn until_found(id: &str) -> Finding {
     until(id, || findings(id).into_iter().next())
 }
 
-/// Repeats until a condition holds.
-pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    for _ in 0..5_000 {
-        if let Some(value) = condition() {
-            return value;
-        }
-    }
-    panic!("{what}: not reached; {:#?}", diagnosis());
-}
-
 /// Returns the advice whose action contains a text.
 pub(crate) fn advice<'a>(finding: &'a Finding, text: &str) -> &'a Advice {
     let mut all = finding.now.iter().chain(&finding.proper);
     all.find(|advice| advice.action.contains(text)).unwrap_or_else(|| panic!("no {text:?} in {finding:#?}"))
-}
-
-/// Executes `sysctl -w NAME=VALUE ...` of a remedy in the namespace.
-pub(crate) fn apply(advice: &Advice) {
-    assert!(advice.is_command && advice.recomputed, "{advice:?}");
-    let mut rest = advice.action.strip_prefix("sysctl -w ").expect("a sysctl");
-    while let Some((name, after)) = rest.split_once('=') {
-        let (value, next) = match after.strip_prefix('"') {
-            Some(quoted) => quoted.split_once('"').expect("a closing quote"),
-            None => after.split_once(' ').unwrap_or((after, "")),
-        };
-        set_sysctl(name, value);
-        rest = next.trim_start();
-    }
 }
 
 /// Returns the process of the test as verdicts write it: `[1234]`.
@@ -137,5 +81,5 @@ pub(crate) fn bound(address: &str, port: u16) -> OwnedFd {
 
 /// Returns TIME_WAIT sockets of the namespace.
 pub(crate) fn time_wait() -> u64 {
-    snapshot().memory.seen().unwrap().time_wait
+    now().memory.seen().unwrap().time_wait
 }

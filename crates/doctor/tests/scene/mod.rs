@@ -1,0 +1,73 @@
+//! The diagnosis of the calling thread's network namespace.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_host::snapshot::Reader;
+use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
+use fourtuple_record::{Advice, Finding};
+use fourtuple_testing::set_sysctl;
+
+/// Reads the namespace, with the search of kernels since Linux 6.8: the command probes the search before it reads.
+pub(crate) fn read(reader: &mut Reader) -> Snapshot {
+    let mut snapshot = reader.read();
+    snapshot.search = Part::Seen(PortSearch { default: "parity".to_owned(), option: "linear".to_owned() });
+    snapshot
+}
+
+/// Reads the namespace once.
+pub(crate) fn now() -> Snapshot {
+    read(&mut Reader::new(Path::new("/")))
+}
+
+/// Diagnoses the namespace as it is.
+pub(crate) fn diagnosis() -> Diagnosis {
+    diagnose(&now(), &Limits::default())
+}
+
+/// Returns the findings of a rule; fails if the rule could not be checked.
+pub(crate) fn findings(id: &str) -> Vec<Finding> {
+    of(diagnosis(), id)
+}
+
+/// Returns the findings of a rule in a snapshot; fails if the rule could not be checked.
+pub(crate) fn findings_in(snapshot: &Snapshot, id: &str) -> Vec<Finding> {
+    of(diagnose(snapshot, &Limits::default()), id)
+}
+
+/// Returns the findings of a rule; fails if the rule could not be checked.
+pub(crate) fn of(diagnosis: Diagnosis, id: &str) -> Vec<Finding> {
+    assert!(diagnosis.checked.iter().any(|checked| checked == id), "{id}: {:?}", diagnosis.unchecked);
+    diagnosis.findings.into_iter().filter(|finding| finding.id == id).collect()
+}
+
+/// Repeats an observation until it holds; fails after 20 s.
+#[track_caller]
+pub(crate) fn until<T>(what: &str, mut observe: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(seen) = observe() {
+            return seen;
+        }
+        assert!(Instant::now() < end, "{what}: not reached in 20 s; {:#?}", diagnosis());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Executes `sysctl -w NAME=VALUE ...` of a remedy in the namespace.
+#[track_caller]
+pub(crate) fn apply(advice: &Advice) {
+    assert!(advice.is_command && advice.recomputed, "{advice:?}");
+    let mut rest = advice.action.strip_prefix("sysctl -w ").expect("a sysctl");
+    while let Some((name, after)) = rest.split_once('=') {
+        let (value, next) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').expect("a closing quote"),
+            None => after.split_once(' ').unwrap_or((after, "")),
+        };
+        set_sysctl(name, value);
+        rest = next.trim_start();
+    }
+}

@@ -12,10 +12,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::situation::{
-    Daemon, PROXY, Python, actions, diagnose, do_now, figures, finds, first, has, nginx, paste, verdicts,
-    wait_for,
+    Daemon, PROXY, actions, diagnose, do_now, figures, finds, first, has, nginx, paste, verdicts, wait_for,
 };
 use program::{Room, children, stat, until};
 
@@ -167,7 +167,7 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
         }
         set_sysctl("net.core.somaxconn", "8");
         let room = Room::new();
-        let mut server = Python::start(None);
+        let mut server = Python::start();
         server.run("s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(1000)");
         let _clients = attempt(PROXY, 30);
         let record = diagnose(&room);
@@ -194,7 +194,7 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
         }
         set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
         let room = Room::new();
-        let mut server = Python::start(None);
+        let mut server = Python::start();
         server.run(
             "s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.setblocking(False)\n\
              s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60); s.listen(20)",

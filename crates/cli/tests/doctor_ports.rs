@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::cgroup::Cgroup;
 use program::situation::{
-    Daemon, Fix, PROXY, Python, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds,
-    first, has, nginx, paste, set_range, verdicts, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
+    has, nginx, paste, set_range, verdicts, wait_for,
 };
 use program::{Room, until};
 
@@ -160,7 +161,8 @@ fn a_search_among_time_wait_is_named_and_fixed() {
         let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
         let _server = nginx(&room, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
-        let mut client = Python::start(Some(cgroup));
+        let mut client = Python::start();
+        std::fs::write(cgroup.0.join("cgroup.procs"), client.pid().to_string()).unwrap();
         client.run(&format!(
             "def churn(number):\n  began = time.thread_time_ns()\n  for _ in range(number):\n    \
              s = socket.create_connection(('10.0.0.2', {SERVER})); s.close()\n  return (time.thread_time_ns() - began) // number // 1000"
@@ -207,7 +209,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
             .collect();
         let _server = nginx(&room, "server", 0, None, &servers);
         wait_for("10.0.0.2", SERVER + 3);
-        let mut client = Python::start(None);
+        let mut client = Python::start();
         client.run(&format!(
             "def dial(number):\n  failed = 0\n  for index in range(number):\n    s = socket.socket()\n    try:\n      \
              s.bind(('10.0.0.1', 0)); s.connect(('10.0.0.2', {SERVER} + index % 4)); held.append(s)\n    \
@@ -266,7 +268,7 @@ fn a_server_inside_of_the_range_keeps_its_port() {
         };
         let dial =
             format!("for _ in range(120): held.append(socket.create_connection(('127.0.0.1', {SERVER})))");
-        let mut client = Python::start(None);
+        let mut client = Python::start();
         let running = start();
         client.run(&dial);
         let pid = running.pid();

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_testing::in_namespace;
-use program::situation::{Daemon, PROXY, Python, actions, diagnose, figures, finds, first, has, text_of};
+use fourtuple_testing::python::Python;
+use program::situation::{Daemon, PROXY, actions, diagnose, figures, finds, first, has, text_of};
 use program::{Room, until};
 use serde_json::Value;
 
@@ -43,7 +44,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
             return;
         }
         let room = Room::new();
-        let mut server = Python::start(None);
+        let mut server = Python::start();
         start_workers(&mut server, false);
         let clients = trickle(80);
         let record = diagnose(&room);
@@ -68,7 +69,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         };
         let before = jain(&record);
         drop((server, clients));
-        let mut server = Python::start(None);
+        let mut server = Python::start();
         start_workers(&mut server, true);
         let _clients = trickle(80);
         let record = diagnose(&room);
@@ -128,7 +129,7 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
             return;
         }
         let room = Room::new();
-        let mut client = Python::start(None);
+        let mut client = Python::start();
         let (record, pid, before) = flood(&room, &mut client, "4096");
         let name = format!("unbound[{pid}]");
         let finding = first(&record, "U01", &["the UDP socket 127.0.0.1:5300 of", &name, "dropped"]);
@@ -156,7 +157,7 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         }
         let room = Room::new();
         let start = || {
-            let mut server = Python::start(None);
+            let mut server = Python::start();
             server.run("s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 4020)); s.listen(500)");
             server
         };

@@ -9,12 +9,13 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
-use events::{Python, apply_first, between, has_python, only, snapshot};
+use events::{apply_first, between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Part, Snapshot, Traced};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use scene::{diagnosis, findings, of, until};
 
@@ -235,7 +236,7 @@ fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>)
 #[test]
 fn b01_a_worker_with_most_connections_is_named() {
     in_namespace(|| {
-        if !has_python("b01_a_worker_with_most_connections_is_named") {
+        if !python::is_installed("b01_a_worker_with_most_connections_is_named") {
             return;
         }
         let mut python = Python::start();
@@ -249,7 +250,7 @@ fn b01_a_worker_with_most_connections_is_named() {
 #[test]
 fn b02_a_ladder_on_a_shared_listener_is_named() {
     in_namespace(|| {
-        if !has_python("b02_a_ladder_on_a_shared_listener_is_named") {
+        if !python::is_installed("b02_a_ladder_on_a_shared_listener_is_named") {
             return;
         }
         let mut python = Python::start();
@@ -263,7 +264,7 @@ fn b02_a_ladder_on_a_shared_listener_is_named() {
 #[test]
 fn b02_a_busy_worker_is_a_warning() {
     in_namespace(|| {
-        if !has_python("b02_a_busy_worker_is_a_warning") {
+        if !python::is_installed("b02_a_busy_worker_is_a_warning") {
             return;
         }
         let mut python = Python::start();
@@ -288,7 +289,7 @@ fn b02_a_busy_worker_is_a_warning() {
 #[test]
 fn b02_a_leaked_listener_makes_no_worker() {
     in_namespace(|| {
-        if !has_python("b02_a_leaked_listener_makes_no_worker") {
+        if !python::is_installed("b02_a_leaked_listener_makes_no_worker") {
             return;
         }
         let mut python = Python::start();
@@ -311,7 +312,7 @@ fn b02_a_leaked_listener_makes_no_worker() {
 #[test]
 fn b01_and_b02_are_silent_about_even_shares() {
     in_namespace(|| {
-        if !has_python("b01_and_b02_are_silent_about_even_shares") {
+        if !python::is_installed("b01_and_b02_are_silent_about_even_shares") {
             return;
         }
         let mut python = Python::start();
@@ -326,7 +327,7 @@ const GROUP: &str = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket
 #[test]
 fn b03_a_member_that_does_not_accept_is_named() {
     in_namespace(|| {
-        if !has_python("b03_a_member_that_does_not_accept_is_named") {
+        if !python::is_installed("b03_a_member_that_does_not_accept_is_named") {
             return;
         }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
@@ -344,7 +345,7 @@ fn b03_a_member_that_does_not_accept_is_named() {
             "{}",
             found.verdict
         );
-        assert!(found.verdict.contains(&format!("[{}]", python.pid)), "{}", found.verdict);
+        assert!(found.verdict.contains(&format!("[{}]", python.pid())), "{}", found.verdict);
         assert!(findings("B04").is_empty(), "the process is the younger one");
         assert_eq!(
             python.run("n = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)"),
@@ -357,7 +358,7 @@ fn b03_a_member_that_does_not_accept_is_named() {
 #[test]
 fn b03_a_stopped_process_is_critical() {
     in_namespace(|| {
-        if !has_python("b03_a_stopped_process_is_critical") {
+        if !python::is_installed("b03_a_stopped_process_is_critical") {
             return;
         }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
@@ -372,17 +373,17 @@ fn b03_a_stopped_process_is_critical() {
             (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
         });
         assert!(findings("B03").is_empty(), "few connections, and the process runs");
-        assert!(Command::new("kill").args(["-STOP", &python.pid.to_string()]).status().unwrap().success());
+        assert!(Command::new("kill").args(["-STOP", &python.pid().to_string()]).status().unwrap().success());
         let found = until("the state", || Some(findings("B03")).filter(|found| !found.is_empty()));
         let found = only(&found, Severity::Critical, "is stuck");
-        assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid));
+        assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid()));
     });
 }
 
 #[test]
 fn b04_an_old_generation_with_a_queue_is_named() {
     in_namespace(|| {
-        if !has_python("b04_an_old_generation_with_a_queue_is_named") {
+        if !python::is_installed("b04_an_old_generation_with_a_queue_is_named") {
             return;
         }
         let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
@@ -400,7 +401,11 @@ fn b04_an_old_generation_with_a_queue_is_named() {
             Severity::Warning,
             &format!("{} connections at {address} wait for", 40 - accepted),
         );
-        assert!(found.verdict.contains(&format!("[{}], which is older than", old.pid)), "{}", found.verdict);
+        assert!(
+            found.verdict.contains(&format!("[{}], which is older than", old.pid())),
+            "{}",
+            found.verdict
+        );
         assert!(findings("B03").is_empty(), "one finding for one fault");
         apply_first(&found);
         assert!(findings("B04").is_empty());

@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use events::{Python, apply_first, has_python, only, snapshot};
+use events::{apply_first, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced};
+use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use scene::{diagnosis, findings, of, until};
 
@@ -185,7 +186,7 @@ fn n01_and_n02_are_silent_without_the_module() {
 #[test]
 fn f01_a_process_at_its_limit_is_named() {
     in_namespace(|| {
-        if !has_python("f01_a_process_at_its_limit_is_named") {
+        if !python::is_installed("f01_a_process_at_its_limit_is_named") {
             return;
         }
         let mut python = Python::start();
@@ -196,7 +197,7 @@ fn f01_a_process_at_its_limit_is_named() {
         python.run(&fill(50));
         assert!(findings("F01").is_empty());
         python.run(&fill(58));
-        let name = format!("[{}] has 58 of 64 descriptors, 90%", python.pid);
+        let name = format!("[{}] has 58 of 64 descriptors, 90%", python.pid());
         only(&findings("F01"), Severity::Warning, &name);
         python.run(&fill(63));
         python.run("held.append(socket.socket())");

@@ -7,13 +7,14 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::process;
 
-use events::{Python, between, has_python, only, snapshot};
+use events::{between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::python::{self, Python};
 use scene::{diagnosis, findings, of};
 
 /// Opens a socket of a SO_REUSEPORT group.
@@ -87,7 +88,7 @@ fn u01_names_drops_that_are_in_no_counter() {
 #[test]
 fn u01_is_silent_about_datagrams_that_a_filter_refuses() {
     in_namespace(|| {
-        if !has_python("u01_is_silent_about_datagrams_that_a_filter_refuses") {
+        if !python::is_installed("u01_is_silent_about_datagrams_that_a_filter_refuses") {
             return;
         }
         let mut python = Python::start();
@@ -157,7 +158,7 @@ const JOIN: &str = "s = socket.socket(type=socket.SOCK_DGRAM); s.setsockopt(sock
 #[test]
 fn u03_a_foreign_process_in_a_group_is_named() {
     in_namespace(|| {
-        if !has_python("u03_a_foreign_process_in_a_group_is_named") {
+        if !python::is_installed("u03_a_foreign_process_in_a_group_is_named") {
             return;
         }
         let _own = [member("127.0.0.1:5300"), member("127.0.0.1:5300")];
@@ -169,8 +170,8 @@ fn u03_a_foreign_process_in_a_group_is_named() {
         child.run("s.close()");
         let found =
             only(&findings("U03"), Severity::Warning, "has 1 of the 3 sockets at UDP 127.0.0.1:5300, which ");
-        assert!(found.verdict.contains(&format!("[{}] has", foreign.pid)), "{}", found.verdict);
-        assert!(found.now.iter().any(|advice| advice.action == format!("kill {}", foreign.pid)));
+        assert!(found.verdict.contains(&format!("[{}] has", foreign.pid())), "{}", found.verdict);
+        assert!(found.now.iter().any(|advice| advice.action == format!("kill {}", foreign.pid())));
         foreign.run("s.close()");
         assert!(findings("U03").is_empty());
     });
@@ -179,7 +180,7 @@ fn u03_a_foreign_process_in_a_group_is_named() {
 #[test]
 fn u03_a_foreign_listener_is_named() {
     in_namespace(|| {
-        if !has_python("u03_a_foreign_listener_is_named") {
+        if !python::is_installed("u03_a_foreign_listener_is_named") {
             return;
         }
         let mut server = Python::start();
@@ -196,7 +197,7 @@ fn u03_a_foreign_listener_is_named() {
 #[test]
 fn u03_another_user_takes_the_datagrams() {
     in_namespace(|| {
-        if !has_python("u03_another_user_takes_the_datagrams") {
+        if !python::is_installed("u03_another_user_takes_the_datagrams") {
             return;
         }
         let share = "u = socket.socket(type=socket.SOCK_DGRAM); u.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); ";
@@ -208,7 +209,7 @@ fn u03_another_user_takes_the_datagrams() {
         }
         other.run(&format!("{share} u.bind(('127.0.0.1', 5300))"));
         let found =
-            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", other.pid));
+            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", other.pid()));
         assert!(found.evidence.iter().any(|fact| fact.starts_with("user IDs ")), "{:?}", found.evidence);
         // Programs share the ports of multicast discovery on purpose.
         server.run("u.close()");

@@ -1,6 +1,7 @@
 //! Network namespaces for tests, and counted skips. A dev-dependency only.
 #![forbid(unsafe_code)]
 
+pub mod python;
 pub mod segment;
 pub mod stream;
 pub mod wire;

@@ -2,10 +2,10 @@
 
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use fourtuple_syscalls::{child, device};
 use fourtuple_testing::{set_sysctl, skip};
@@ -238,73 +238,4 @@ pub(crate) fn figures(situation: &str, before: &str, command: &str, after: &str)
 /// Returns the value at a pointer as text.
 pub(crate) fn text_of(value: &Value, pointer: &str) -> String {
     value.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {value:#}")).to_string()
-}
-
-/// A Python process in the namespace of the calling thread, which runs the code that it is sent.
-pub(crate) struct Python {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    _cgroup: Option<Cgroup>,
-}
-
-const LOOP: &str = r"
-import errno, json, os, select, signal, socket, sys, time
-held = []
-for line in sys.stdin:
-    exec(json.loads(line))
-    print('done', flush=True)
-os.killpg(0, signal.SIGKILL)
-";
-
-impl Python {
-    pub(crate) fn start(cgroup: Option<Cgroup>) -> Python {
-        use std::os::unix::process::CommandExt;
-        let mut command = Command::new("python3");
-        command.args(["-c", LOOP]).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
-        child::end_with_this_thread(&mut command);
-        let mut child = command.spawn().expect("python3");
-        if let Some(cgroup) = &cgroup {
-            fs::write(cgroup.0.join("cgroup.procs"), child.id().to_string()).expect("a cgroup");
-        }
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut python = Python { child, input, output, _cgroup: cgroup };
-        python.run("pass");
-        python
-    }
-
-    /// Returns the process ID of the interpreter.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Runs code and returns the last line that it prints, or `done`.
-    pub(crate) fn run(&mut self, code: &str) -> String {
-        writeln!(self.input.as_mut().expect("a pipe"), "{}", Value::from(code)).expect("python3 reads");
-        let mut last = "done".to_owned();
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).expect("a line") > 0, "python3 ended in {code}");
-            match line.trim() {
-                "done" => return last,
-                printed => last = printed.to_owned(),
-            }
-        }
-    }
-
-    /// Runs code that prints a number.
-    pub(crate) fn number(&mut self, code: &str) -> u64 {
-        let line = self.run(code);
-        line.parse().unwrap_or_else(|_| panic!("{line:?} of {code}"))
-    }
-}
-
-impl Drop for Python {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.child.wait();
-        // The pipe ends when the last process has ended.
-        let _ = std::io::copy(&mut self.output, &mut std::io::sink());
-    }
 }

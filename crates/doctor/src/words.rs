@@ -1,19 +1,7 @@
 //! Phrases that several rules share.
 
+pub(crate) use fourtuple_measure::words::{counted, grouped as count};
 use fourtuple_record::snapshot::{Owner, Tuple};
-
-/// Returns a number with thousands separators: `28,231`.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// Returns a share in percent without decimals, but never 100 for less than all: `98%`.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
@@ -22,12 +10,12 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
 
 /// Returns `nginx[812]`.
 pub(crate) fn process(owner: &Owner) -> String {
-    format!("{}[{}]", owner.name, owner.pid)
+    owner.to_string()
 }
 
 /// Returns `10.0.0.9 → 10.1.2.3:443`.
 pub(crate) fn tuple(tuple: &Tuple) -> String {
-    format!("{} → {}", tuple.source, tuple.destination)
+    tuple.to_string()
 }
 
 /// Returns a time: `42 s`, `7 min`, `3 h`.
@@ -42,11 +30,6 @@ pub(crate) fn time(seconds: f64) -> String {
 /// Returns a rate: `465/s`, `1.5/s`, `28,232/s`.
 pub(crate) fn rate(per_s: f64) -> String {
     if per_s < 10.0 { format!("{per_s:.1}/s") } else { format!("{}/s", count(per_s.round() as u64)) }
-}
-
-/// Returns a number with its noun: `1 connection`, `12 connections`.
-pub(crate) fn counted(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

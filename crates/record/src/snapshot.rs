@@ -1,6 +1,7 @@
 //! A network namespace at one moment: the input of the rules of `doctor`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -145,6 +146,13 @@ pub struct Owner {
     pub sockets: u32,
 }
 
+impl fmt::Display for Owner {
+    /// Writes `nginx[812]`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}[{}]", self.name, self.pid)
+    }
+}
+
 /// TCP connections, TIME_WAIT included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Connections {
@@ -191,6 +199,13 @@ pub struct Tuple {
     pub growth_per_s: f64,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
+}
+
+impl fmt::Display for Tuple {
+    /// Writes `10.0.0.9 → 10.1.2.3:443`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} → {}", self.source, self.destination)
+    }
 }
 
 /// The outgoing connections of a source address, to all destinations.

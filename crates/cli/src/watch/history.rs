@@ -47,7 +47,7 @@ impl Past {
         };
         self.readings.push_back(Reading {
             at: self.began.elapsed(),
-            tuples: tuples.map(|tuple| (name(tuple), tuple.in_use)).collect(),
+            tuples: tuples.map(|tuple| (tuple.to_string(), tuple.in_use)).collect(),
             time_wait: connections
                 .and_then(|connections| connections.states.get("time-wait").copied())
                 .unwrap_or(0),
@@ -70,11 +70,6 @@ impl Past {
         };
         History { moments: self.readings.iter().map(moment).collect(), tuples: tuples.clone() }
     }
-}
-
-/// Returns `10.0.0.9 → 10.1.2.3:443`.
-pub(crate) fn name(tuple: &Tuple) -> String {
-    format!("{} → {}", tuple.source, tuple.destination)
 }
 
 /// Returns the time in seconds until a tuple has no free port at the present growth; `None` without growth.

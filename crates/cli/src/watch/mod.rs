@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_record::snapshot::Snapshot;
 
-pub(crate) use history::{Past, name, time_to_exhaustion};
+pub(crate) use history::{Past, time_to_exhaustion};
 pub(crate) use reading::{Watch, once};
 pub(crate) use target::{Destination, Namespace, TargetFlags, destination};
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};

@@ -1,4 +1,4 @@
-use fourtuple_record::snapshot::{Listener, Part, Snapshot, Tuple};
+use fourtuple_record::snapshot::{Listener, Owner, Part, Snapshot, Tuple};
 use fourtuple_record::{Advice, DoctorRecord, DoctorSettings, Finding, Severity, Unchecked};
 
 use crate::document::{Block, Document, Tone};
@@ -113,9 +113,7 @@ fn tuples(tuples: &[Tuple], usable: Option<u32>) -> Table {
         .number("of", 1, move |_| usable.map_or(NOTHING.to_owned(), |usable| count(usable.into())))
         .number("TIME_WAIT", 1, |tuple| count(tuple.states.get("time-wait").copied().unwrap_or(0)))
         .number("closes first, per second", 1, |tuple| format!("{:.1}", tuple.closes_per_s))
-        .text("process", 1, |tuple| {
-            tuple.owners.first().map_or(NOTHING.to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid))
-        })
+        .text("process", 1, |tuple| tuple.owners.first().map_or(NOTHING.to_owned(), Owner::to_string))
         .limit(20, 20, "tuple")
         .into()
 }
@@ -127,12 +125,7 @@ fn queues(listeners: &[Listener]) -> Table {
             Cell::toned(count(listener.waiting.into()), Tone::bad_if(listener.waiting > listener.backlog / 2))
         })
         .number("backlog", 0, |listener| count(listener.backlog.into()))
-        .text("process", 1, |listener| {
-            listener
-                .owners
-                .first()
-                .map_or(NOTHING.to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid))
-        })
+        .text("process", 1, |listener| listener.owners.first().map_or(NOTHING.to_owned(), Owner::to_string))
         .limit(20, 20, "listener")
         .into()
 }

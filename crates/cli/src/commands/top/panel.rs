@@ -7,7 +7,7 @@ use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
 use fourtuple_report::duration;
 
-use crate::watch::{name, time_to_exhaustion};
+use crate::watch::time_to_exhaustion;
 
 /// A table of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ pub(super) fn sort(rows: &mut [Row], panel: Panel, column: usize, reversed: bool
 }
 
 fn process(owner: Option<&Owner>) -> Cell {
-    Cell::text(owner.map_or_else(|| "-".to_owned(), |owner| format!("{}[{}]", owner.name, owner.pid)))
+    Cell::text(owner.map_or_else(|| "-".to_owned(), Owner::to_string))
 }
 
 fn finding(finding: &Finding) -> Row {
@@ -174,7 +174,7 @@ fn tuple(tuple: &Tuple, usable: u32) -> Row {
     };
     Row {
         cells: vec![
-            Cell::text(name(tuple)),
+            Cell::text(tuple.to_string()),
             Cell::count(tuple.in_use.into()),
             Cell::percent(f64::from(tuple.in_use) / f64::from(usable.max(1))),
             Cell::count(tuple.states.get("time-wait").copied().unwrap_or(0)),
@@ -225,7 +225,7 @@ fn time_wait(connections: &Connections) -> Vec<Row> {
     let tuples = connections
         .tuples
         .iter()
-        .filter_map(|tuple| row(name(tuple), &tuple.states, tuple.closes_per_s, tuple.owners.first()));
+        .filter_map(|tuple| row(tuple.to_string(), &tuple.states, tuple.closes_per_s, tuple.owners.first()));
     let services = connections.services.iter().filter_map(|service| {
         let name = format!("server at port {}", service.port);
         row(name, &service.states, service.closes_per_s, service.workers.first())

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 use std::mem;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +42,36 @@ impl Endpoint {
 impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Endpoint::Inet(address)
+    }
+}
+
+impl From<(IpAddr, u16)> for Endpoint {
+    fn from((address, port): (IpAddr, u16)) -> Self {
+        Endpoint::Inet(SocketAddr::new(address, port))
+    }
+}
+
+impl From<(Ipv4Addr, u16)> for Endpoint {
+    fn from((address, port): (Ipv4Addr, u16)) -> Self {
+        Endpoint::Inet(SocketAddr::new(address.into(), port))
+    }
+}
+
+impl From<(Ipv6Addr, u16)> for Endpoint {
+    fn from((address, port): (Ipv6Addr, u16)) -> Self {
+        Endpoint::Inet(SocketAddr::new(address.into(), port))
+    }
+}
+
+impl From<PathBuf> for Endpoint {
+    fn from(path: PathBuf) -> Self {
+        Endpoint::Unix(path)
+    }
+}
+
+impl From<&Path> for Endpoint {
+    fn from(path: &Path) -> Self {
+        Endpoint::Unix(path.to_owned())
     }
 }
 

@@ -23,6 +23,7 @@ const INFO_DATA: u16 = 2;
 const VETH_PEER: u16 = 1;
 const VLAN_ID: u16 = 1;
 const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// The address is usable at once, without duplicate address detection.
@@ -108,6 +109,23 @@ pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Resul
     let mut data = Vec::new();
     netlink::put_attribute(&mut data, VETH_PEER, &end);
     make(name, "veth", &data, None)
+}
+
+/// Creates a bridge, which forwards frames between its ports. It is down.
+///
+/// # Errors
+///
+/// EOPNOTSUPP: the kernel has no bridges (CONFIG_BRIDGE). EPERM without CAP_NET_ADMIN.
+pub fn make_bridge(name: &str) -> io::Result<()> {
+    make(name, "bridge", &[], None)
+}
+
+/// Makes a device a port of a bridge.
+pub fn add_to_bridge(name: &str, bridge: &str) -> io::Result<()> {
+    let mut body = vec![0; LINK_HEADER];
+    body[4..8].copy_from_slice(&index(name)?.to_ne_bytes());
+    netlink::put_attribute(&mut body, IFLA_MASTER, &index(bridge)?.to_ne_bytes());
+    netlink::change(libc::NETLINK_ROUTE, RTM_NEWLINK, 0, &body)
 }
 
 /// Creates an 802.1Q VLAN device on top of `below`. It is down.

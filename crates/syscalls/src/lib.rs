@@ -7,6 +7,7 @@
 
 use std::io;
 
+#[cfg(feature = "io-uring")]
 pub mod accept_ring;
 mod address;
 pub mod allocator;
@@ -14,14 +15,17 @@ pub mod boot;
 pub mod child;
 mod control;
 pub mod datagram;
+#[cfg(feature = "io-uring")]
 pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
 pub mod errno;
 pub mod event_fd;
+pub mod foreign;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod inherited;
 pub mod interval_timer;
 pub mod membarrier;
 pub mod message;
@@ -29,11 +33,13 @@ pub mod neighbour;
 mod netlink;
 pub mod netns;
 pub mod option;
+#[cfg(feature = "io-uring")]
 pub mod parking;
 pub mod pidfd;
 pub mod privileges;
 pub mod process_memory;
 pub mod resource;
+#[cfg(feature = "io-uring")]
 pub mod ring;
 pub mod route;
 pub mod schedule;

@@ -130,6 +130,27 @@ pub fn set_defer_accept(socket: BorrowedFd<'_>, seconds: i32) -> io::Result<Answ
     answer(set_int(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds))
 }
 
+/// Sets TCP_FASTOPEN on a listener: a SYN may carry data, for at most `queue` connections whose handshake is in progress. The kernel
+/// does so only if bit 1 of net.ipv4.tcp_fastopen is set.
+pub fn set_fast_open(listener: BorrowedFd<'_>, queue: i32) -> io::Result<Answer> {
+    answer(set_int(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue))
+}
+
+/// Sets IPV6_V6ONLY, before bind(): whether a socket at the unspecified IPv6 address leaves IPv4 to other sockets.
+pub fn set_only_ipv6(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(on))
+}
+
+/// Returns whether the socket listens (SO_ACCEPTCONN).
+pub fn is_listening(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get_int(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN)? != 0)
+}
+
+/// Returns whether SO_REUSEPORT is set.
+pub fn has_reuse_port(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get_int(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT)? != 0)
+}
+
 /// Sets SO_RCVTIMEO: recv() and accept() of a blocking socket fail with EAGAIN after `timeout`.
 pub fn set_receive_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
     let value = libc::timeval {

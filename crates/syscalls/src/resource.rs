@@ -40,6 +40,15 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Returns the time of CLOCK_MONOTONIC. It differs between hosts and between time namespaces (time_namespaces(7)).
+pub fn monotonic_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to writable room for one timespec; every kernel has this clock.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    assert_eq!(result, 0, "every kernel has a monotonic clock");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Returns how often the calling thread has given up its processor to wait in the kernel, for example for a lock
 /// (ru_nvcsw of getrusage(2)). Preemption does not count.
 pub fn voluntary_switches() -> u64 {

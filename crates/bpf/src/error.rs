@@ -8,7 +8,7 @@ use fourtuple_syscalls::errno_name;
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
     /// EPERM or EACCES: this process lacks the permission.
-    #[error("{call}: {} ({source}); {}", errno_name(source), BpfError::NEEDS)]
+    #[error("{call}: {}; {}", errno_name(source), BpfError::NEEDS)]
     NotPermitted {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -17,7 +17,7 @@ pub enum BpfError {
     },
     /// EPERM or EACCES for a process that has all capabilities for the call.
     #[error(
-        "{call}: {} ({source}): this host refuses {what} even to a process that may attach to tracepoints (lockdown, or \
+        "{call}: {}: this host refuses {what} even to a process that may attach to tracepoints (lockdown, or \
              another security module)",
         errno_name(source)
     )]
@@ -30,7 +30,7 @@ pub enum BpfError {
         source: io::Error,
     },
     /// This kernel does not have the feature.
-    #[error("{call}: {} ({source}): this kernel has no {what}", errno_name(source))]
+    #[error("{call}: {}: this kernel has no {what}", errno_name(source))]
     Absent {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -50,7 +50,7 @@ pub enum BpfError {
         log: String,
     },
     /// Any other failed call.
-    #[error("{call}: {} ({source})", errno_name(source))]
+    #[error("{call}: {}", errno_name(source))]
     Call {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -72,10 +72,7 @@ pub enum BpfError {
         seats: usize,
     },
     /// The device already has an XDP program, and it supports only one.
-    #[error(
-        "{call}: {} ({source}): the device has an XDP program already (ip link shows it)",
-        errno_name(source)
-    )]
+    #[error("{call}: {}: the device has an XDP program already (ip link shows it)", errno_name(source))]
     Busy {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -83,7 +80,7 @@ pub enum BpfError {
         source: io::Error,
     },
     /// More processors than this machine has.
-    #[error("{call}: {} ({source}): this machine has not got {wanted} processors", errno_name(source))]
+    #[error("{call}: {}: this machine has not got {wanted} processors", errno_name(source))]
     Processors {
         /// The requested number of processors.
         wanted: u32,

@@ -62,6 +62,17 @@ pub struct AcceptSession {
     /// The filter tests the accepting thread, so a listener passes only after its first accept.
     by_acceptor: bool,
     last: AcceptProgress,
+    /// The waits of each listener at the end of the previous window, by its cookie.
+    earlier: HashMap<u64, LogLinear>,
+}
+
+/// The accepts from a listener, for a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accepts {
+    /// Inode of the network namespace.
+    pub(crate) namespace: u32,
+    pub(crate) accepts: u64,
+    pub(crate) wait_p99_ns: Option<u64>,
 }
 
 /// Counters read from the kernel.
@@ -87,6 +98,7 @@ impl Instrument for Accept {
             wait: AcceptWait::attach(&filter).map_err(TraceError::Accept)?,
             by_acceptor: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
             last: AcceptProgress::default(),
+            earlier: HashMap::new(),
         })
     }
 
@@ -135,6 +147,29 @@ impl AcceptSession {
     /// Returns the waits of all accepted connections.
     pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
         Ok(times(&self.wait.totals().map_err(TraceError::Accept)?.wait))
+    }
+
+    /// Returns the accepts since the previous window, by listener.
+    pub(crate) fn window(&mut self) -> Result<Vec<Accepts>, TraceError> {
+        self.wait.look().map_err(TraceError::Accept)?;
+        let listeners = self.wait.listeners().map_err(TraceError::Accept)?;
+        let mut window = Vec::new();
+        let mut now = HashMap::new();
+        for (cookie, listener) in listeners {
+            let waits = times(&listener.wait);
+            let since = self.earlier.get(&cookie).map_or_else(|| waits.clone(), |before| waits.since(before));
+            let accepts = since.count();
+            let wait_p99_ns = (accepts > 0).then(|| since.quantile(0.99));
+            window.push(Accepts { namespace: listener.network, accepts, wait_p99_ns });
+            now.insert(cookie, waits);
+        }
+        self.earlier = now;
+        Ok(window)
+    }
+
+    /// Returns whether accepts were not counted, because the table of listeners is full.
+    pub(crate) fn is_full(&self) -> Result<bool, TraceError> {
+        Ok(self.wait.totals().map_err(TraceError::Accept)?.lost_listeners > 0)
     }
 
     fn counted(&self) -> Result<Counted, BpfError> {

@@ -5,15 +5,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, UDP_TIER};
+use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, Tuple, UDP_TIER};
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
 use fourtuple_measure::LogLinear;
-use fourtuple_record::{Remark, TraceConnectResults, TraceFlame};
+use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 use fourtuple_syscalls::errno_name;
 
-use crate::connect_results::{all_searches, results};
+use crate::connect_results::{all_searches, results, tuple_result};
 use crate::error::TraceError;
 use crate::flame::Sampling;
 use crate::heat::Heat;
@@ -111,6 +111,8 @@ pub struct ConnectSession {
     heat: Heat,
     /// Time and number of searches at the previous progress.
     last: (Duration, u64),
+    /// The counts at the end of the previous window.
+    earlier: Vec<Tuple>,
 }
 
 impl Instrument for Connect {
@@ -130,6 +132,7 @@ impl Instrument for Connect {
             samples: Reservoir::new(SAMPLES, self.seed),
             heat: Heat::new(),
             last: (Duration::ZERO, 0),
+            earlier: Vec::new(),
         })
     }
 
@@ -170,6 +173,23 @@ impl ConnectSession {
     /// Returns the times of all searches that found a port.
     pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
         Ok(all_searches(&self.search.totals()?))
+    }
+
+    /// Returns the calls since the previous window, by process and destination, without the ports in use.
+    pub(crate) fn window(&mut self) -> Result<Vec<TraceTuple>, TraceError> {
+        let tuples = self.search.tuples()?;
+        // The kernel adds tuples and removes none.
+        let earlier = self.earlier.iter().map(Some).chain(std::iter::repeat(None));
+        let since = |(now, before): (&Tuple, Option<&Tuple>)| before.map_or(*now, |before| now.since(before));
+        let since = tuples.iter().zip(earlier).map(since).filter(|tuple| tuple.key.port != 0);
+        let window = since.map(|tuple| tuple_result(&tuple, None)).collect();
+        self.earlier = tuples;
+        Ok(window)
+    }
+
+    /// Returns whether calls were not counted, because the table of processes and destinations is full.
+    pub(crate) fn is_full(&self) -> Result<bool, TraceError> {
+        Ok(self.search.totals()?.lost_tuples > 0)
     }
 }
 

@@ -108,7 +108,7 @@ fn question(tuple: &Tuple) -> Question {
     }
 }
 
-fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
+pub(crate) fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
     let by_parity = |odd: usize| {
         let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
         // The kernel keeps no maximum for a pair; u64::MAX leaves the end of the last bucket as the bound.

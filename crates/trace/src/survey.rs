@@ -1,12 +1,14 @@
 //! All three traces at once, for the snapshot that `doctor` examines.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fourtuple_measure::LogLinear;
 use fourtuple_record::snapshot::{LockWaits, Owner, Traced, TracedConnects, Unavailable};
-use fourtuple_record::{LockClass, TraceAcceptResults, TraceConnectResults, TraceTuple};
+use fourtuple_record::{LockClass, TraceTuple};
 
-use crate::accept::Accept;
+use crate::accept::{Accept, Accepts};
 use crate::connect::Connect;
 use crate::error::TraceError;
 use crate::instrument::{Instrument, Session};
@@ -22,6 +24,8 @@ pub struct Survey {
     connect: <Connect as Instrument>::Session,
     accept: <Accept as Instrument>::Session,
     locks: Option<<Locks as Instrument>::Session>,
+    /// The durations of traces that were replaced because a table was full.
+    ended: SurveyTimes,
 }
 
 /// Durations of all events since the traces were attached, in all network namespaces.
@@ -58,6 +62,7 @@ impl Survey {
             accept: Accept::default().attach()?,
             locks: None,
             began: Instant::now(),
+            ended: SurveyTimes::default(),
         })
     }
 
@@ -67,7 +72,10 @@ impl Survey {
     ///
     /// Errors from reading BPF maps.
     pub fn times(&self) -> Result<SurveyTimes, TraceError> {
-        Ok(SurveyTimes { search: self.connect.times()?, wait: self.accept.times()? })
+        let (mut search, mut wait) = (self.connect.times()?, self.accept.times()?);
+        search.merge(&self.ended.search);
+        wait.merge(&self.ended.wait);
+        Ok(SurveyTimes { search, wait })
     }
 
     /// Drains what the kernel keeps for a short time only.
@@ -82,6 +90,21 @@ impl Survey {
         self.locks.as_mut().map_or(Ok(()), |locks| locks.poll(elapsed))
     }
 
+    /// Returns what the traces of connect() and accept() saw in a network namespace, by its inode, since the previous call. If a
+    /// table of a trace is full, the trace is attached again.
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading BPF maps, and the errors of [`Survey::attach`].
+    pub fn window(&mut self, namespace: u32) -> Result<Traced, TraceError> {
+        let window = traced(namespace, self.connect.window()?, &self.accept.window()?, None);
+        if self.connect.is_full()? || self.accept.is_full()? {
+            self.ended = self.times()?;
+            (self.connect, self.accept) = (Connect::default().attach()?, Accept::default().attach()?);
+        }
+        Ok(window)
+    }
+
     /// Detaches the traces and returns what they saw in a network namespace, by its inode. The lock waits are of the whole host.
     ///
     /// # Errors
@@ -91,34 +114,45 @@ impl Survey {
         let elapsed = self.began.elapsed();
         let connect = self.connect.finish(elapsed)?.results;
         let accept = self.accept.finish(elapsed)?.results;
+        let accepts = accept.listeners.iter().map(|listener| Accepts {
+            namespace: listener.namespace,
+            accepts: listener.accepts,
+            wait_p99_ns: listener.wait_ns.as_ref().map(|wait| wait.p99),
+        });
         let locks = self.locks.map(|locks| locks.finish(elapsed)).transpose()?;
-        let classes = locks.map(|locks| locks.results.classes).unwrap_or_default();
-        Ok(traced(namespace, &connect, &accept, &classes))
+        let lock_waits = locks.map(|locks| locks.results.classes.into_iter().map(lock_waits).collect());
+        Ok(traced(namespace, connect.tuples, &accepts.collect::<Vec<_>>(), lock_waits))
     }
+}
+
+fn lock_waits(class: LockClass) -> (String, LockWaits) {
+    (class.class, LockWaits { waits: class.waits, waited_ns: class.wait_ns })
 }
 
 fn traced(
     namespace: u32,
-    connect: &TraceConnectResults,
-    accept: &TraceAcceptResults,
-    classes: &[LockClass],
+    mut tuples: Vec<TraceTuple>,
+    accepts: &[Accepts],
+    lock_waits: Option<BTreeMap<String, LockWaits>>,
 ) -> Traced {
-    let tuples: Vec<&TraceTuple> =
-        connect.tuples.iter().filter(|tuple| tuple.namespace == namespace).collect();
-    let listeners = || accept.listeners.iter().filter(|listener| listener.namespace == namespace);
-    let wait =
-        |class: &LockClass| (class.class.clone(), LockWaits { waits: class.waits, waited_ns: class.wait_ns });
+    tuples.retain(|tuple| tuple.namespace == namespace && calls(tuple) > 0);
+    tuples.sort_by_key(|tuple| Reverse(calls(tuple)));
+    let listeners = || accepts.iter().filter(|listener| listener.namespace == namespace);
     Traced {
-        connects: tuples.iter().take(LISTED).filter_map(|tuple| connects(tuple)).collect(),
-        unavailable: tuples.iter().filter_map(|tuple| unavailable(tuple)).take(LISTED).collect(),
+        connects: tuples.iter().take(LISTED).filter_map(connects).collect(),
+        unavailable: tuples.iter().filter_map(unavailable).take(LISTED).collect(),
         // The traces keep a histogram for each tuple, and one of all namespaces: the worst tuple stands for the namespace.
         search_p99_ns: tuples.iter().filter(|tuple| tuple.searches > 0).map(|tuple| tuple.p99_ns).max(),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
-        accept_wait_p99_ns: listeners().filter_map(|listener| Some(listener.wait_ns.as_ref()?.p99)).max(),
+        accept_wait_p99_ns: listeners().filter_map(|listener| listener.wait_p99_ns).max(),
         accepts: listeners().map(|listener| listener.accepts).sum(),
-        lock_waits: classes.iter().map(wait).collect(),
+        lock_waits,
     }
+}
+
+fn calls(tuple: &TraceTuple) -> u64 {
+    tuple.searches + tuple.given_port + tuple.failed
 }
 
 fn owner(tuple: &TraceTuple, calls: u64) -> Owner {
@@ -127,7 +161,7 @@ fn owner(tuple: &TraceTuple, calls: u64) -> Owner {
 
 fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     Some(TracedConnects {
-        owner: owner(tuple, tuple.searches + tuple.given_port + tuple.failed),
+        owner: owner(tuple, calls(tuple)),
         destination: tuple.destination.parse().ok()?,
         searches: tuple.searches,
         search_mean_ns: tuple.mean_ns,

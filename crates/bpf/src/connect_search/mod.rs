@@ -257,6 +257,31 @@ impl Event {
 }
 
 impl Tuple {
+    /// Returns the counts since an earlier state of the same tuple.
+    pub fn since(&self, earlier: &Tuple) -> Tuple {
+        let mut since = *self;
+        for odd in [0, 1] {
+            since.search_ns[odd] = since.search_ns[odd].saturating_sub(earlier.search_ns[odd]);
+            for (now, before) in since.buckets[odd].iter_mut().zip(earlier.buckets[odd]) {
+                // The kernel's counter wraps.
+                *now = now.wrapping_sub(before);
+            }
+        }
+        for (now, before) in [
+            (&mut since.established, earlier.established),
+            (&mut since.closed_first, earlier.closed_first),
+            (&mut since.closed_by_peer, earlier.closed_by_peer),
+            (&mut since.given_port, earlier.given_port),
+            (&mut since.failed, earlier.failed),
+            (&mut since.no_port, earlier.no_port),
+            (&mut since.retries, earlier.retries),
+            (&mut since.syn_retries, earlier.syn_retries),
+        ] {
+            *now = now.saturating_sub(before);
+        }
+        since
+    }
+
     /// Returns the searches that found a port, by the parity of the port.
     pub fn searches(&self) -> [u64; 2] {
         self.buckets.map(|buckets| buckets.iter().map(|&number| u64::from(number)).sum())

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address: SocketAddr = "127.0.0.1:8080".parse()?;
-    let group = ListenerGroupBuilder::at(address.into()).policy(AcceptPolicy::SharedOneshot).open()?;
+    let group = ListenerGroupBuilder::at(address).policy(AcceptPolicy::SharedOneshot).open()?;
     thread::scope(|scope| {
         let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| serve(group.join()?))).collect();
         wait_for_sigterm()?;

@@ -11,7 +11,7 @@ use fourtuple::listen::{AcceptPolicy, Acceptor, ListenError, ListenerGroupBuilde
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address: SocketAddr = "127.0.0.1:8080".parse()?;
-    let group = ListenerGroupBuilder::at(address.into()).policy(AcceptPolicy::SharedOneshot).open()?;
+    let group = ListenerGroupBuilder::at(address).policy(AcceptPolicy::SharedOneshot).open()?;
     thread::scope(|scope| {
         let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| serve(group.join()?))).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))

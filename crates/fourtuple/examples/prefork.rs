@@ -37,7 +37,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let count = arguments.next().map_or(Ok(4), |count| count.parse::<usize>())?;
     // One additional seat lets a new worker join before an old one leaves.
     let listen =
-        ListenerGroupBuilder::at(address.into()).policy(policy).workers(Workers::Processes).seats(count + 1);
+        ListenerGroupBuilder::at(address).policy(policy).workers(Workers::Processes).seats(count + 1);
     let group = listen.open()?;
     let mut workers = (0..count).map(|_| Worker::start(&group)).collect::<io::Result<Vec<_>>>()?;
     println!("listening on {} with {}", group.endpoint(), group.choice());

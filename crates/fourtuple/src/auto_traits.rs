@@ -1,6 +1,6 @@
 //! Compile-time checks that threads and tasks can share the public types.
 
-use crate::{dial, listen, spread};
+use crate::{dial, listen, ports, spread};
 
 const fn is_send<T: Send>() {}
 const fn is_send_and_sync<T: Send + Sync>() {}
@@ -17,7 +17,13 @@ const _: () = {
     is_send_and_sync::<listen::ListenError>();
     is_send::<listen::Acceptor>();
     is_send::<listen::Connection>();
+    is_send_and_sync::<listen::ListenerGroupBuilder>();
+    is_send_and_sync::<listen::AcceptWaker>();
+    is_send::<listen::Dispatcher>();
     is_send_and_sync::<spread::UdpGroup>();
+    is_send_and_sync::<spread::UdpGroupError>();
+    is_send_and_sync::<dial::DialReport>();
+    is_send_and_sync::<ports::Random>();
 };
 
 #[cfg(feature = "tokio")]

@@ -16,6 +16,8 @@ use crate::ports::{PortRange, PortSet};
 
 /// Support for IP_LOCAL_PORT_RANGE (option 51 of SOL_IP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub enum LocalPortRange {
     /// `setsockopt(IP_LOCAL_PORT_RANGE)` fails with ENOPROTOOPT: before Linux 6.3 without a backport, or refused by a filter.
     Absent,
@@ -42,6 +44,8 @@ impl LocalPortRange {
 
 /// Results of the probe in the calling thread's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Support for IP_LOCAL_PORT_RANGE.
     pub local_port_range: LocalPortRange,
@@ -50,6 +54,7 @@ pub struct Capabilities {
 /// A failed probe. A kernel without support is a result, not an error.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot find out what this kernel can do: {call}: {}", errno_name(.error))]
+#[non_exhaustive]
 pub struct ProbeError {
     /// The call that failed.
     pub call: &'static str,

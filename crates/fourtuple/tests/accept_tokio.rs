@@ -131,7 +131,7 @@ impl Worker {
 }
 
 /// Answers each byte with the next one.
-async fn serve_bytes(Accepted { mut stream, session, carry }: Accepted) {
+async fn serve_bytes(Accepted { mut stream, session, carry, .. }: Accepted) {
     assert!(carry.is_empty());
     while let Ok(byte) = stream.read_u8().await {
         let last = session.is_last();
@@ -156,7 +156,9 @@ async fn serve_http(Accepted { stream, session, .. }: Accepted) {
 fn is_available(policy: AcceptPolicy) -> bool {
     match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
         (Ok(_), _) => true,
-        (Err(ListenError::NotBuilt { .. }), Some("bpf")) if !cfg!(feature = "bpf") => false,
+        (Err(ListenError::NotBuilt { .. }), Some(_)) if !cfg!(all(feature = "bpf", feature = "uring")) => {
+            false
+        }
         (Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })), Some(facility)) => {
             fourtuple_testing::skip(&format!("{policy} on tokio"), facility, &error.to_string());
             false

@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use fastrand::Rng;
-use fourtuple::ports::{PortRange, PortSet, Probes, SearchResult, TupleTable, WindowSearch};
+use fourtuple::ports::{PortRange, PortSet, Probes, Random, SearchResult, TupleTable, WindowSearch};
 use proptest::prelude::*;
 
 /// The state of a tuple.
@@ -25,7 +24,7 @@ struct PortByPort {
 }
 
 impl PortByPort {
-    fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> SearchResult {
+    fn connect(&mut self, window: Option<PortRange>, random: &mut Random) -> SearchResult {
         let window = window.filter(|window| (window.low(), window.high()) != (0, 0));
         let (mut low, mut high) = (u32::from(self.range.low()), u32::from(self.range.high()));
         if let Some(window) = window {
@@ -156,7 +155,7 @@ proptest! {
         for &port in &reserved {
             set.insert(port);
         }
-        let (mut random, mut same) = (Rng::with_seed(seed), Rng::with_seed(seed));
+        let (mut random, mut same) = (Random::with_seed(seed), Random::with_seed(seed));
         let mut table = TupleTable::new(range, search, &set, &mut random);
         // The second round uses the table of another destination, which keeps only the state of the namespace.
         for _ in 0..2 {
@@ -236,7 +235,7 @@ fn a_free_port_is_found_at_any_position() {
                     (WindowSearch::Parity, Some(PortRange::ALL)),
                     (WindowSearch::Linear, None),
                 ] {
-                    let mut random = Rng::with_seed(seed);
+                    let mut random = Random::with_seed(seed);
                     let mut table = TupleTable::new(range, search, &PortSet::new(), &mut random);
                     for port in range.iter().filter(|port| !is_free(port)) {
                         table.poison(port);
@@ -264,7 +263,7 @@ fn an_odd_range_loses_a_port_only_by_parity() {
     assert_eq!(range.len(), 29);
     let mut lost = 0;
     for seed in 0..50 {
-        let mut random = Rng::with_seed(seed);
+        let mut random = Random::with_seed(seed);
         let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
         assert!((0..28).all(|_| table.connect(None, &mut random).port.is_some()));
         let last = table.connect(None, &mut random);
@@ -305,7 +304,7 @@ fn each_bound_outside_the_range_is_ignored() {
 #[test]
 fn old_kernels_take_every_second_port_of_a_window_first() {
     let window = PortRange::new(40001, 40010).unwrap();
-    let mut random = Rng::with_seed(1);
+    let mut random = Random::with_seed(1);
     let mut ports = |search| {
         let mut table = TupleTable::new(PortRange::KERNEL_DEFAULT, search, &PortSet::new(), &mut random);
         let ports: Vec<u16> = (0..10).filter_map(|_| table.connect(Some(window), &mut random).port).collect();
@@ -327,7 +326,7 @@ fn old_kernels_take_every_second_port_of_a_window_first() {
 #[test]
 fn a_bind_reuses_time_wait_and_reserved_ports_only() {
     let range = PortRange::new(5000, 5003).unwrap();
-    let mut random = Rng::with_seed(1);
+    let mut random = Random::with_seed(1);
     let mut table =
         TupleTable::new(range, WindowSearch::Linear, &PortSet::parse_list("5000").unwrap(), &mut random);
     assert_eq!(table.ports(), 3);

@@ -127,7 +127,7 @@ fn sources_that_all_fail_are_each_named() {
         with_each_form(destination, "192.0.2.1,192.0.2.2,192.0.2.3", |_, dial, form| {
             let named: Vec<IpAddr> = (0..3)
                 .map(|_| match dial() {
-                    Err(DialError::SourceNotLocal(source)) => source,
+                    Err(DialError::SourceNotLocal { source_address }) => source_address,
                     other => panic!("{form}: {other:?}"),
                 })
                 .collect();
@@ -245,7 +245,7 @@ fn callers_with_their_own_calls_try_another_source() {
                 break error;
             }
         };
-        assert!(matches!(error, DialError::SourceNotLocal(_)), "{error}");
+        assert!(matches!(error, DialError::SourceNotLocal { .. }), "{error}");
     });
 }
 
@@ -263,6 +263,8 @@ fn udp_looks_up_the_route_again_without_its_address() {
         set_sysctl("net.ipv4.conf.all.promote_secondaries", "1");
         device::remove_address(NEAR, NEAR_V4, 24).unwrap();
         assert_eq!(by_route.dial().unwrap().1.source.ip(), other);
-        assert!(matches!(given.dial(), Err(DialError::SourceNotLocal(source)) if source == NEAR_V4));
+        assert!(
+            matches!(given.dial(), Err(DialError::SourceNotLocal { source_address }) if source_address == NEAR_V4)
+        );
     });
 }

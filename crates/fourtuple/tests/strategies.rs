@@ -235,6 +235,7 @@ fn auto_fills_every_port_and_reports_its_choice() {
             LocalPortRange::Linear => Strategy::FullRange,
             LocalPortRange::Parity | LocalPortRange::Unproven => Strategy::RANDOM_WINDOW,
             LocalPortRange::Absent => Strategy::SELECT_TEST_REPEAT,
+            other => panic!("an unknown search: {other:?}"),
         };
         assert_eq!(choice.strategy, expected);
     });

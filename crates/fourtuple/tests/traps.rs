@@ -231,7 +231,7 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
             let mut seen = 0;
             while seen < 3 {
                 match dialer.dial() {
-                    Err(DialError::SelfConnect(address)) => {
+                    Err(DialError::SelfConnect { destination: address }) => {
                         assert_eq!(address, itself);
                         seen += 1;
                     }
@@ -291,7 +291,9 @@ fn trap_10_device_and_freebind_keep_working() {
         // 192.0.2.1 is no address of this namespace; the caller's own option makes it one.
         let foreign: IpAddr = "192.0.2.1".parse().unwrap();
         let dialer = Dialer::to(destination).sources(SourcePool::one(foreign)).build().unwrap();
-        assert!(matches!(dialer.dial(), Err(DialError::SourceNotLocal(address)) if address == foreign));
+        assert!(
+            matches!(dialer.dial(), Err(DialError::SourceNotLocal { source_address }) if source_address == foreign)
+        );
         const IP_FREEBIND: i32 = 15;
         let fd = socket::open(Transport::Tcp, destination, true).unwrap();
         option::set_int(fd.as_fd(), 0, IP_FREEBIND, 1).unwrap();
@@ -458,10 +460,10 @@ fn windows_outside_of_the_range_are_clamped_bound_by_bound() {
 #[test]
 fn bad_settings_are_refused_before_any_call() {
     let to = |text: &str| Dialer::to(text.parse().unwrap());
-    assert!(matches!(to("127.0.0.1:0").build(), Err(BuildError::PortZero(_))));
+    assert!(matches!(to("127.0.0.1:0").build(), Err(BuildError::PortZero { .. })));
     let v6 = SourcePool::one("::1".parse().unwrap());
     assert!(matches!(to("127.0.0.1:1").sources(v6).build(), Err(BuildError::Family { .. })));
-    assert!(matches!(to("127.0.0.1:1").device("").build(), Err(BuildError::Device(_))));
-    assert!(matches!(to("127.0.0.1:1").device("a-name-too-long!").build(), Err(BuildError::Device(_))));
+    assert!(matches!(to("127.0.0.1:1").device("").build(), Err(BuildError::Device { .. })));
+    assert!(matches!(to("127.0.0.1:1").device("a-name-too-long!").build(), Err(BuildError::Device { .. })));
     assert!(matches!(to("127.0.0.1:1").source_port(0).build(), Err(BuildError::SourcePort)));
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::dial::{DialError, Sharing, UdpDialer};
+use fourtuple::dial::{BuildError, DialError, Sharing, SourcePool, UdpDialer};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
@@ -111,7 +111,7 @@ fn a_port_without_reuse_is_distinguished_from_an_owner() {
         assert!(matches!(exclusive.dial(), Err(DialError::TupleBusy { .. })));
         let foreign = Some("192.0.2.1".parse().unwrap());
         let foreign = UdpDialer::new("127.0.0.1:9".parse().unwrap(), foreign, Sharing::Shared).unwrap();
-        assert!(matches!(foreign.dial(), Err(DialError::SourceNotLocal(_))));
+        assert!(matches!(foreign.dial(), Err(DialError::SourceNotLocal { .. })));
     });
 }
 
@@ -165,4 +165,31 @@ fn assert_unique(sockets: &[UdpSocket]) {
         *owners.entry((socket.local_addr().unwrap(), socket.peer_addr().unwrap())).or_default() += 1;
     }
     assert!(owners.values().all(|count| *count == 1), "{owners:?}");
+}
+
+#[test]
+fn a_pool_gives_every_port_of_every_source() {
+    in_namespace(|| {
+        range("20000 20015");
+        let pool: SourcePool = "127.0.0.2,127.0.0.3,127.0.0.4".parse().unwrap();
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            let dialer = dialer("127.0.0.1:9", sharing).sources(pool.clone()).unwrap();
+            let (sockets, error) = dial_all(&dialer);
+            assert_eq!(sockets.len(), 48, "{sharing:?}");
+            assert!(error.is_exhausted(), "{error}");
+        }
+        let foreign = dialer("127.0.0.1:9", Sharing::Exclusive).sources("::1".parse().unwrap());
+        assert!(matches!(foreign, Err(BuildError::Family { .. })));
+    });
+}
+
+#[test]
+fn a_device_is_set_on_the_socket() {
+    in_namespace(|| {
+        let dialer = dialer("127.0.0.1:9", Sharing::Exclusive);
+        dialer.clone().device("lo").unwrap().dial().unwrap();
+        let absent = dialer.clone().device("nosuch").unwrap().dial().unwrap_err();
+        assert!(matches!(absent, DialError::Call { call: "setsockopt SO_BINDTODEVICE", .. }), "{absent}");
+        assert!(matches!(dialer.device("sixteen-bytes---"), Err(BuildError::Device { .. })));
+    });
 }

@@ -26,7 +26,6 @@ const MOST_TRIED: u32 = 16;
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Largest window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
-#[cfg(feature = "tokio")]
 const LONG_SEARCH: u32 = 1024;
 
 /// A dial in progress: the ports that it has tried, and its next step.
@@ -64,12 +63,20 @@ pub struct Attempt<'a> {
 /// The address and options that a socket needs before connect(), for callers that make system calls through io_uring or another
 /// interface of their own. See [`Dialer::begin`](super::Dialer::begin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConnectRequest {
     /// Address to bind. For port 0 set IP_BIND_ADDRESS_NO_PORT before bind(), so that connect() chooses the port. For any other
     /// port set SO_REUSEADDR.
     pub source: Option<SocketAddr>,
     /// Value of IP_LOCAL_PORT_RANGE to set; `None`: leave the option unset.
     pub window: Option<PortRange>,
+}
+
+impl ConnectRequest {
+    /// Returns a request for a port that the kernel chooses, on this source address, or for `None` on the source address of the route.
+    pub fn from_source(source: Option<IpAddr>) -> ConnectRequest {
+        ConnectRequest { source: source.map(|source| SocketAddr::new(source, 0)), window: None }
+    }
 }
 
 /// The socket to use for the next connect().
@@ -293,7 +300,7 @@ impl<'a> Attempt<'a> {
 
     fn bind_failed(&self, local: SocketAddr, error: io::Error) -> StepError {
         StepError::Source(match error.kind() {
-            io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal(local.ip()),
+            io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal { source_address: local.ip() },
             _ => DialError::Call { call: "bind", address: local, source_address: self.source, error },
         })
     }
@@ -310,9 +317,9 @@ impl<'a> Attempt<'a> {
         result
     }
 
-    /// Returns whether connect() may search more than `LONG_SEARCH` ports. A search of 56,000 ports takes milliseconds.
-    #[cfg(feature = "tokio")]
-    pub(super) fn searches_for_long(&self) -> bool {
+    /// Returns whether the next connect() may search more than 1,024 ports. A search of 56,000 ports takes milliseconds, so an event
+    /// loop makes such a call on another thread.
+    pub fn searches_for_long(&self) -> bool {
         match self.step {
             Step::Search => true,
             Step::Window(window) => window.len() > LONG_SEARCH,
@@ -510,7 +517,7 @@ impl<'a> Attempt<'a> {
             // The socket is its own peer: a reset leaves no TIME_WAIT socket behind.
             self.dialer.call("setsockopt SO_LINGER", option::set_reset_on_close(socket))?;
             self.forget_named();
-            return Err(DialError::SelfConnect(self.dialer.destination));
+            return Err(DialError::SelfConnect { destination: self.dialer.destination });
         }
         if let Some(mut ledger) = self.dialer.ledger() {
             if self.named != Some(source.port()) {

@@ -14,6 +14,7 @@ use crate::ports::{PortRange, PortSet};
 
 /// The strategy of a dialer, and how it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StrategyChoice {
     /// The strategy for dials without a port from the ledger.
@@ -90,8 +91,8 @@ impl DialerBuilder {
     }
 
     /// Dials through a network device or a VRF: `setsockopt(SO_BINDTODEVICE)`.
-    pub fn device(mut self, name: &str) -> Self {
-        self.device = Some(name.to_owned());
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.device = Some(name.into());
         self
     }
 
@@ -116,14 +117,14 @@ impl DialerBuilder {
     pub fn build(self) -> Result<Dialer, BuildError> {
         let destination = self.destination;
         if destination.port() == 0 {
-            return Err(BuildError::PortZero(destination));
+            return Err(BuildError::PortZero { destination });
         }
         if let Some(source_address) = self.sources.foreign_family(destination) {
             return Err(BuildError::Family { source_address, destination });
         }
         match &self.device {
             Some(name) if name.is_empty() || name.len() > 15 => {
-                return Err(BuildError::Device(name.clone()));
+                return Err(BuildError::Device { name: name.clone() });
             }
             _ => {}
         }
@@ -142,7 +143,7 @@ impl DialerBuilder {
                     Strategy::SelectTestRepeat { .. } | Strategy::RandomWindow { .. }
                 ) =>
             {
-                capabilities::local_ports().map_err(BuildError::Range)?
+                capabilities::local_ports().map_err(|error| BuildError::Range { error })?
             }
             None => (PortRange::KERNEL_DEFAULT, PortSet::new()),
         };
@@ -177,14 +178,6 @@ fn choose(strategy: Strategy) -> Result<(StrategyChoice, Option<(PortRange, Port
     }
     let found = capabilities::probe()?.local_port_range;
     let ports = capabilities::local_ports().ok();
-    let strategy = match found {
-        LocalPortRange::Linear => Strategy::FullRange,
-        // The last step searches the full range, so the strategy works with either kind of search.
-        LocalPortRange::Parity | LocalPortRange::Unproven if ports.is_some() => Strategy::RANDOM_WINDOW,
-        LocalPortRange::Parity | LocalPortRange::Unproven => Strategy::FullRange,
-        // While fewer than half of the ports are in use, `Attempt` uses the kernel's own search instead.
-        LocalPortRange::Absent if ports.is_some() => Strategy::SELECT_TEST_REPEAT,
-        LocalPortRange::Absent => Strategy::KernelDefault,
-    };
+    let strategy = Strategy::for_kernel(found, ports.is_some());
     Ok((StrategyChoice { strategy, steered: ports.is_some(), found: Some(found), unseen: None }, ports))
 }

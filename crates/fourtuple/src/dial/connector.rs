@@ -98,18 +98,37 @@ impl Connector {
         }
     }
 
+    /// Connects to an address, without a resolution.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with I/O and time enabled.
+    pub async fn connect_to(&self, address: SocketAddr) -> Result<DialedStream, ConnectError> {
+        let (host, port) = (address.ip(), address.port());
+        match time::timeout(self.timeout, self.dial(address)).await {
+            Ok(result) => result,
+            Err(_elapsed) => {
+                Err(ConnectError::TimedOut { host: host.to_string(), port, after: self.timeout })
+            }
+        }
+    }
+
     async fn connect_untimed(&self, host: &str, port: u16) -> Result<DialedStream, ConnectError> {
         if let Ok(address) = host.parse::<IpAddr>() {
-            return self.connect_to(SocketAddr::new(address, port)).await;
+            return self.dial(SocketAddr::new(address, port)).await;
         }
         let resolved = self.resolver.resolve(host, port).await;
         let resolved = resolved.map_err(|error| ConnectError::Resolve { host: host.to_owned(), error })?;
         let addresses = happy_eyeballs::interleave(&resolved);
-        let race = happy_eyeballs::race(&addresses, self.attempt_delay, |address| self.connect_to(address));
+        let race = happy_eyeballs::race(&addresses, self.attempt_delay, |address| self.dial(address));
         race.await.map_err(|failures| ConnectError::of_addresses(host, failures))
     }
 
-    async fn connect_to(&self, address: SocketAddr) -> Result<DialedStream, ConnectError> {
+    async fn dial(&self, address: SocketAddr) -> Result<DialedStream, ConnectError> {
         let dialer = self.dialers.get(address).await?;
         let (stream, report) = dialer.dial_tokio().await?;
         if self.nodelay {

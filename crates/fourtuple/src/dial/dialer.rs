@@ -13,6 +13,7 @@ use crate::dial::attempt::{Attempt, ConnectRequest, Retry};
 use crate::dial::builder::{DialerBuilder, StrategyChoice};
 use crate::dial::census::Counter;
 use crate::dial::error::{DialError, Uncounted};
+use crate::dial::events;
 use crate::dial::ledger::PortLedger;
 use crate::dial::report::DialReport;
 use crate::dial::source::SourcePool;
@@ -78,6 +79,10 @@ impl Dialer {
     /// See [`DialError`]. The dialer retries only when a port is in use or a source of the pool fails. A refused or unanswered
     /// connection ends the dial.
     pub fn dial(&self) -> Result<(TcpStream, DialReport), DialError> {
+        events::ended(self.destination, self.dial_blocking())
+    }
+
+    fn dial_blocking(&self) -> Result<(TcpStream, DialReport), DialError> {
         let begun = Instant::now();
         let started = self.start(self.timeout.is_some());
         let (socket, mut attempt, connected) = started.map_err(|error| self.counted(error))?;

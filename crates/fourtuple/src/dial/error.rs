@@ -10,6 +10,7 @@ use crate::capabilities::ProbeError;
 
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Census {
     /// Ports that an automatic choice can take from one source: the range without reserved ports.
@@ -36,6 +37,7 @@ pub enum Uncounted {
 
 /// A failure to list the kernel's sockets. The ports held by other processes are then unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Unseen {
     /// The call that failed: `sock_diag`, or the path of a file in /proc.
@@ -84,9 +86,12 @@ pub enum DialError {
     },
     /// The source is no address of this host: bind() failed with EADDRNOTAVAIL.
     #[error(
-        "the source {0} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
+        "the source {source_address} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
     )]
-    SourceNotLocal(IpAddr),
+    SourceNotLocal {
+        /// The source.
+        source_address: IpAddr,
+    },
     /// The fixed source port is in use on this tuple: connect() failed with EADDRNOTAVAIL. Or a socket without SO_REUSEADDR holds
     /// the port: bind() failed with EADDRINUSE.
     #[error("the tuple {local} -> {destination} is busy")]
@@ -127,10 +132,13 @@ pub enum DialError {
     /// The kernel chose the destination's address and port as the source and connected the socket to itself. This happens when the
     /// destination is a local port in the ephemeral range without a listener.
     #[error(
-        "{0} is not listened on: the kernel connected the socket to itself. Keep listening ports out of \
+        "{destination} is not listened on: the kernel connected the socket to itself. Keep listening ports out of \
          net.ipv4.ip_local_port_range, or reserve them (net.ipv4.ip_local_reserved_ports)"
     )]
-    SelfConnect(SocketAddr),
+    SelfConnect {
+        /// The destination.
+        destination: SocketAddr,
+    },
     /// The destination did not answer within the timeout of the dialer or of the kernel (ETIMEDOUT).
     #[error("{destination} did not answer{} within {}", From(*.source_address), Time(.after))]
     TimedOut {
@@ -169,11 +177,11 @@ impl DialError {
     /// connect() of TCP reports this case.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            DialError::PortsExhausted { .. } | DialError::SourceNotLocal(_) => {
+            DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => {
                 io::ErrorKind::AddrNotAvailable
             }
             DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => io::ErrorKind::AddrInUse,
-            DialError::Refused { .. } | DialError::SelfConnect(_) => io::ErrorKind::ConnectionRefused,
+            DialError::Refused { .. } | DialError::SelfConnect { .. } => io::ErrorKind::ConnectionRefused,
             DialError::TimedOut { .. } => io::ErrorKind::TimedOut,
             DialError::NotSupported { .. } => io::ErrorKind::Unsupported,
             DialError::CannotSee { .. } => io::ErrorKind::Other,
@@ -209,11 +217,11 @@ impl DialError {
             | DialError::TupleBusy { .. }
             | DialError::WouldShadow { .. }
             | DialError::Refused { .. }
-            | DialError::SelfConnect(_)
+            | DialError::SelfConnect { .. }
             | DialError::TimedOut { .. } => true,
-            DialError::SourceNotLocal(_) | DialError::CannotSee { .. } | DialError::NotSupported { .. } => {
-                false
-            }
+            DialError::SourceNotLocal { .. }
+            | DialError::CannotSee { .. }
+            | DialError::NotSupported { .. } => false,
             DialError::Call { error, .. } => match error.kind() {
                 io::ErrorKind::ConnectionAborted
                 | io::ErrorKind::ConnectionReset
@@ -240,12 +248,12 @@ impl BuildError {
     /// Returns the kind of [`io::Error`] that fits.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            BuildError::PortZero(_)
+            BuildError::PortZero { .. }
             | BuildError::Family { .. }
-            | BuildError::Device(_)
+            | BuildError::Device { .. }
             | BuildError::SourcePort => io::ErrorKind::InvalidInput,
             BuildError::Probe(ProbeError { error, .. })
-            | BuildError::Range(error)
+            | BuildError::Range { error }
             | BuildError::Route { error, .. } => error.kind(),
         }
     }
@@ -262,8 +270,11 @@ impl std::convert::From<BuildError> for io::Error {
 #[non_exhaustive]
 pub enum BuildError {
     /// The destination has port 0.
-    #[error("the destination {0} has port 0")]
-    PortZero(SocketAddr),
+    #[error("the destination {destination} has port 0")]
+    PortZero {
+        /// The destination.
+        destination: SocketAddr,
+    },
     /// The source and the destination have different address families.
     #[error("the source {source_address} cannot reach {destination}: one is IPv4, the other IPv6")]
     Family {
@@ -273,8 +284,11 @@ pub enum BuildError {
         destination: SocketAddr,
     },
     /// The device name is empty or longer than 15 bytes (IFNAMSIZ).
-    #[error("{0:?} is not the name of a network device: expected 1 to 15 bytes")]
-    Device(String),
+    #[error("{name:?} is not the name of a network device: expected 1 to 15 bytes")]
+    Device {
+        /// The name.
+        name: String,
+    },
     /// The fixed source port is 0, or there is more than one source.
     #[error("a fixed source port must be 1 to 65535 and goes with at most one source address")]
     SourcePort,
@@ -282,8 +296,12 @@ pub enum BuildError {
     #[error(transparent)]
     Probe(#[from] ProbeError),
     /// The port range of the namespace could not be read from /proc.
-    #[error("cannot read the port range of this namespace: {}", errno_name(.0))]
-    Range(#[source] io::Error),
+    #[error("cannot read the port range of this namespace: {}", errno_name(.error))]
+    Range {
+        /// The error of reading /proc/sys/net/ipv4.
+        #[source]
+        error: io::Error,
+    },
     /// The kernel has no route to the destination, so there is no source address.
     #[error("no route to {destination}: {}", errno_name(.error))]
     Route {
@@ -377,10 +395,10 @@ mod tests {
             exhausted(),
             call(EMFILE),
             call(ENETUNREACH),
-            DialError::SelfConnect(([127, 0, 0, 1], 1).into()),
+            DialError::SelfConnect { destination: ([127, 0, 0, 1], 1).into() },
         ];
         assert!(retryable.iter().all(DialError::is_retryable));
-        let permanent = [call(EACCES), DialError::SourceNotLocal([192, 0, 2, 1].into())];
+        let permanent = [call(EACCES), DialError::SourceNotLocal { source_address: [192, 0, 2, 1].into() }];
         assert!(!permanent.iter().any(DialError::is_retryable));
         assert!(!call(EACCES).is_exhausted() && call(EACCES).kind() == io::ErrorKind::PermissionDenied);
     }
@@ -392,7 +410,7 @@ mod tests {
         let destination = ([127, 0, 0, 1], 80).into();
         let errors: [Box<dyn Error>; 3] = [
             Box::new(call(EACCES)),
-            Box::new(BuildError::Range(error())),
+            Box::new(BuildError::Range { error: error() }),
             Box::new(BuildError::Route { destination, error: error() }),
         ];
         for error in errors {

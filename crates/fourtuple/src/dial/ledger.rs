@@ -2,10 +2,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fastrand::Rng;
-
 use crate::dial::rank_tree::RankTree;
-use crate::ports::{PortRange, PortSet};
+use crate::ports::{PortRange, PortSet, Random};
 
 /// A dialer's record of the ports in use towards its destination, with one page for each source address.
 ///
@@ -208,7 +206,7 @@ impl PortLedger {
 
     /// Draws a free port of `page` at random, because a port that can be guessed makes blind attacks easier (RFC 6056), and marks it
     /// as in use.
-    pub(super) fn take(&mut self, page: usize, random: &mut Rng) -> Option<u16> {
+    pub(super) fn take(&mut self, page: usize, random: &mut Random) -> Option<u16> {
         let start = random.u16(self.range.low()..=self.range.high());
         let taken = &mut self.pages[page].taken;
         let port = taken.next_free(self.range, start)?;
@@ -279,7 +277,7 @@ mod tests {
     #[test]
     fn each_port_is_given_once_and_no_reserved_port() {
         let mut ledger = ledger(100, 163, "110-119");
-        let mut random = Rng::with_seed(5);
+        let mut random = Random::with_seed(5);
         let mut given: Vec<u16> = std::iter::from_fn(|| ledger.take(0, &mut random)).collect();
         given.sort_unstable();
         let expected: Vec<u16> = (100..110).chain(120..164).collect();
@@ -295,7 +293,7 @@ mod tests {
     #[test]
     fn the_source_with_the_most_free_ports_comes_first() {
         let mut ledger = ledger(100, 107, "");
-        let mut random = Rng::with_seed(5);
+        let mut random = Random::with_seed(5);
         let mut counts = [0; 2];
         for _ in 0..10 {
             let page = ledger.highest(Instant::now);
@@ -313,7 +311,7 @@ mod tests {
     #[test]
     fn forget_frees_all_ports_but_reserved_ports() {
         let mut ledger = ledger(100, 107, "100");
-        let mut random = Rng::with_seed(5);
+        let mut random = Random::with_seed(5);
         while ledger.take(1, &mut random).is_some() {}
         ledger.forget(1);
         assert_eq!(ledger.room(1), 7);
@@ -328,7 +326,7 @@ mod tests {
         let mut ledger = ledger(100, 107, "");
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        ledger.take(1, &mut Rng::with_seed(5)).unwrap();
+        ledger.take(1, &mut Random::with_seed(5)).unwrap();
         assert_eq!(ledger.highest(|| at(0)), 0);
         ledger.fail(0, Failure::Unusable, at(0));
         assert_eq!((ledger.highest(|| at(99)), ledger.is_backed_off(0)), (1, true));
@@ -364,7 +362,7 @@ mod tests {
     fn a_free_port_ends_the_back_off_of_its_source() {
         let mut ledger = ledger(100, 107, "");
         let now = Instant::now();
-        let port = ledger.take(0, &mut Rng::with_seed(5)).unwrap();
+        let port = ledger.take(0, &mut Random::with_seed(5)).unwrap();
         ledger.fail(0, Failure::Exhausted, now);
         ledger.fail(1, Failure::Unusable, now);
         ledger.free(0, port);

@@ -17,6 +17,7 @@ mod dialer;
 #[cfg(feature = "tokio")]
 mod dialers;
 mod error;
+mod events;
 #[cfg(feature = "tokio")]
 mod happy_eyeballs;
 #[cfg(feature = "hyper")]

@@ -5,6 +5,7 @@ use crate::dial::strategy::Strategy;
 
 /// The source port of a connection, and the time it took to get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DialReport {
     /// The strategy of the dial; for [`Strategy::Auto`] the strategy that the dialer chose.

@@ -18,6 +18,7 @@ pub const MOST_SOURCES: usize = 4096;
 
 /// An invalid pool of source addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SourceError {
     /// The text is neither an address nor a network.
     #[error("{0:?} is not a source: expected an address such as 10.0.0.7, or a network such as 127.0.0.0/28")]
@@ -45,18 +46,31 @@ impl SourcePool {
     }
 
     /// Returns a pool of several addresses of one family. Duplicates are ignored.
-    pub fn several(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, SourceError> {
+    pub fn several<A: Into<IpAddr>>(addresses: impl IntoIterator<Item = A>) -> Result<Self, SourceError> {
         let mut pool = SourcePool::default();
         for address in addresses {
-            pool.add(address)?;
+            pool.add(address.into())?;
         }
         if pool.addresses.is_empty() { Err(SourceError::Empty(String::new())) } else { Ok(pool) }
     }
 
-    /// Returns a pool of all hosts of `network`.
-    pub fn network(network: IpNet) -> Result<Self, SourceError> {
+    /// Returns a pool of all hosts of the network of `address` with a prefix of `length` bits.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Malformed`] if an address has fewer bits than `length`; [`SourceError::TooMany`].
+    ///
+    /// ```
+    /// # use fourtuple::dial::SourcePool;
+    /// let pool = SourcePool::network([127, 0, 0, 0], 28)?;
+    /// assert_eq!(pool.addresses().len(), 14);
+    /// # Ok::<(), fourtuple::dial::SourceError>(())
+    /// ```
+    pub fn network(address: impl Into<IpAddr>, length: u8) -> Result<Self, SourceError> {
+        let address = address.into();
+        let malformed = |_| SourceError::Malformed(format!("{address}/{length}"));
         let mut pool = SourcePool::default();
-        pool.add_network(network)?;
+        pool.add_network(IpNet::new(address, length).map_err(malformed)?)?;
         Ok(pool)
     }
 
@@ -133,6 +147,6 @@ mod tests {
         assert_eq!(error(""), SourceError::Malformed("".into()));
         assert_eq!(error("10.0.0.0/8"), SourceError::TooMany("10.0.0.0/8".into()));
         assert_eq!(error("10.0.0.1,::1"), SourceError::Mixed("::1".parse().unwrap()));
-        assert_eq!(SourcePool::several([]), Err(SourceError::Empty(String::new())));
+        assert_eq!(SourcePool::several::<IpAddr>([]), Err(SourceError::Empty(String::new())));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fourtuple_syscalls::socket::{self, Connect};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::{self, JoinError};
 use tokio::time;
 
@@ -15,7 +15,9 @@ use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::DialerBuilder;
 use crate::dial::dialer::Dialer;
 use crate::dial::error::{BuildError, DialError, Uncounted};
+use crate::dial::events;
 use crate::dial::report::DialReport;
+use crate::dial::udp::UdpDialer;
 
 const SPAWN: &str = "spawn_blocking";
 
@@ -37,6 +39,29 @@ impl DialerBuilder {
     }
 }
 
+impl UdpDialer {
+    /// Opens a connected socket for the current tokio runtime. The calls of [`UdpDialer::dial`] run on a blocking thread of the runtime,
+    /// because a dial may list the sockets of the kernel. That thread must be in the network namespace of the caller.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`UdpDialer::dial`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with I/O enabled.
+    pub async fn dial_tokio(&self) -> Result<(UdpSocket, DialReport), DialError> {
+        let dialer = self.clone();
+        let failed =
+            |call, error| DialError::Call { call, address: self.destination(), source_address: None, error };
+        let dialed = task::spawn_blocking(move || dialer.dial()).await;
+        let (socket, report) = dialed.unwrap_or_else(|error| Err(failed(SPAWN, stopped(error))))?;
+        socket.set_nonblocking(true).map_err(|error| failed("ioctl FIONBIO", error))?;
+        let socket = UdpSocket::from_std(socket).map_err(|error| failed("epoll_ctl", error))?;
+        Ok((socket, report))
+    }
+}
+
 impl Dialer {
     /// Opens a connection on the current tokio runtime.
     ///
@@ -51,6 +76,10 @@ impl Dialer {
     ///
     /// Outside of a tokio runtime with I/O (and, with a timeout, time) enabled.
     pub async fn dial_tokio(&self) -> Result<(TcpStream, DialReport), DialError> {
+        events::ended(self.destination, self.dial_on_runtime().await)
+    }
+
+    async fn dial_on_runtime(&self) -> Result<(TcpStream, DialReport), DialError> {
         let begun = Instant::now();
         let (socket, mut attempt) = match self.start_tokio().await {
             Ok(started) => started,

@@ -11,13 +11,16 @@ use fourtuple_syscalls::socket::{self, Transport};
 use crate::capabilities;
 use crate::dial::census;
 use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
+use crate::dial::events;
 use crate::dial::random;
 use crate::dial::report::DialReport;
+use crate::dial::source::SourcePool;
 use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
 /// Whether a connected UDP socket shares its port with sockets to other destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Sharing {
     /// Each socket has a port of its own on its source address, so there are at most as many sockets as ports. This is the kernel's
     /// default.
@@ -39,6 +42,9 @@ pub struct UdpDialer {
     /// The source comes from the route. If the address is removed from the host, the dialer looks up the route again.
     by_route: bool,
     source_port: Option<u16>,
+    /// Other sources; empty: `source` alone.
+    sources: SourcePool,
+    device: Option<String>,
     sharing: Sharing,
     range: PortRange,
     reserved: PortSet,
@@ -56,7 +62,7 @@ impl UdpDialer {
         sharing: Sharing,
     ) -> Result<Self, BuildError> {
         if destination.port() == 0 {
-            return Err(BuildError::PortZero(destination));
+            return Err(BuildError::PortZero { destination });
         }
         let by_route = source.is_none();
         let source = match source {
@@ -67,8 +73,24 @@ impl UdpDialer {
             None => route::source_for(destination.ip())
                 .map_err(|error| BuildError::Route { destination, error })?,
         };
-        let (range, reserved) = capabilities::local_ports().map_err(BuildError::Range)?;
-        Ok(UdpDialer { destination, source, by_route, source_port: None, sharing, range, reserved })
+        let (range, reserved) = capabilities::local_ports().map_err(|error| BuildError::Range { error })?;
+        let (source_port, sources, device) = (None, SourcePool::any(), None);
+        Ok(UdpDialer {
+            destination,
+            source,
+            by_route,
+            source_port,
+            sources,
+            device,
+            sharing,
+            range,
+            reserved,
+        })
+    }
+
+    /// Returns the destination.
+    pub fn destination(&self) -> SocketAddr {
+        self.destination
     }
 
     /// Dials from this source port, inside or outside of the ephemeral range.
@@ -78,7 +100,36 @@ impl UdpDialer {
         self
     }
 
-    /// Opens a connected socket.
+    /// Dials from the addresses of a pool: the first is drawn at random, the next is tried if an address has no free port or is not
+    /// local.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Family`] if an address has another family than the destination.
+    pub fn sources(mut self, sources: SourcePool) -> Result<Self, BuildError> {
+        let destination = self.destination;
+        if let Some(source_address) = sources.foreign_family(destination) {
+            return Err(BuildError::Family { source_address, destination });
+        }
+        self.sources = sources;
+        Ok(self)
+    }
+
+    /// Dials through a network device or a VRF: `setsockopt(SO_BINDTODEVICE)`.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Device`] if the name is empty or longer than 15 bytes.
+    pub fn device(mut self, name: impl Into<String>) -> Result<Self, BuildError> {
+        let name = name.into();
+        if name.is_empty() || name.len() > 15 {
+            return Err(BuildError::Device { name });
+        }
+        self.device = Some(name);
+        Ok(self)
+    }
+
+    /// Opens a connected socket, which blocks.
     ///
     /// # Errors
     ///
@@ -86,13 +137,37 @@ impl UdpDialer {
     /// [`DialError::CannotSee`] if the kernel has no udp_diag; with a fixed source port [`DialError::WouldShadow`] if the
     /// 4-tuple has an owner, and [`DialError::TupleBusy`] if a socket without SO_REUSEADDR holds the port.
     pub fn dial(&self) -> Result<(UdpSocket, DialReport), DialError> {
+        events::ended(self.destination, self.dial_from_sources())
+    }
+
+    fn dial_from_sources(&self) -> Result<(UdpSocket, DialReport), DialError> {
+        if !self.sources.addresses().is_empty() {
+            return self.dial_from_pool();
+        }
         let dialed = self.dial_from_source();
-        if !self.by_route || !matches!(dialed, Err(DialError::SourceNotLocal(_))) {
+        if !self.by_route || !matches!(dialed, Err(DialError::SourceNotLocal { .. })) {
             return dialed;
         }
         match route::source_for(self.destination.ip()) {
             Ok(source) if source != self.source => UdpDialer { source, ..self.clone() }.dial_from_source(),
             _ => dialed,
+        }
+    }
+
+    fn dial_from_pool(&self) -> Result<(UdpSocket, DialReport), DialError> {
+        let addresses = self.sources.addresses();
+        let start = random::with(|random| random.u32(..addresses.len() as u32)) as usize;
+        let (first, second) = addresses.split_at(start);
+        let mut left = addresses.len();
+        let mut next = second.iter().chain(first);
+        loop {
+            let source = next.next().copied().unwrap_or(self.source);
+            left = left.saturating_sub(1);
+            let one = UdpDialer { source, sources: SourcePool::any(), ..self.clone() };
+            match one.dial_from_source() {
+                Err(DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. }) if left > 0 => {}
+                dialed => return dialed,
+            }
         }
     }
 
@@ -209,7 +284,11 @@ impl UdpDialer {
     }
 
     fn open(&self) -> Result<OwnedFd, DialError> {
-        self.call("socket", socket::open(Transport::Udp, self.destination, false))
+        let socket = self.call("socket", socket::open(Transport::Udp, self.destination, false))?;
+        if let Some(device) = &self.device {
+            self.call("setsockopt SO_BINDTODEVICE", option::set_device(socket.as_fd(), device))?;
+        }
+        Ok(socket)
     }
 
     fn connect(&self, socket: &OwnedFd) -> Result<(), DialError> {
@@ -224,7 +303,7 @@ impl UdpDialer {
         match error.kind() {
             io::ErrorKind::AddrInUse if local.port() == 0 => self.exhausted(),
             io::ErrorKind::AddrInUse => DialError::TupleBusy { local, destination: self.destination },
-            io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal(self.source),
+            io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal { source_address: self.source },
             _ => self.error("bind", local, error),
         }
     }

@@ -1,5 +1,6 @@
 //! The acceptor of one worker.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,17 @@ pub struct Acceptor {
     busy: Option<Instant>,
     random: fastrand::Rng,
     left: bool,
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Acceptor")
+            .field("seat", &self.seat.number)
+            .field("endpoint", self.seat.group.endpoint())
+            .field("policy", &self.seat.group.policy())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The connections of a worker that left its group.

@@ -6,6 +6,7 @@ use crate::listen::policy::{AcceptPolicy, Family, Workers};
 
 /// An accept policy and the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PolicyChoice {
     /// The policy.
@@ -28,7 +29,11 @@ pub(crate) fn choose(requested: AcceptPolicy, _family: Family, workers: Workers)
         (AcceptPolicy::Auto, Workers::Threads) => PolicyChoice {
             policy: AcceptPolicy::SharedOneshot,
             why: "threads can share one epoll of listener and connections, so that no request waits behind a busy worker \
-                  while another is idle",
+                  while another is idle (with Workers::Threads; a runtime reads the requests of its connections itself)",
+        },
+        (AcceptPolicy::Auto, Workers::Runtimes) => PolicyChoice {
+            policy: AcceptPolicy::ROTATE,
+            why: "a runtime keeps its connections; workers take turns, so that each runtime gets as many connections",
         },
         (AcceptPolicy::Auto, Workers::Processes) => PolicyChoice {
             policy: AcceptPolicy::ROTATE,
@@ -45,7 +50,7 @@ mod tests {
     #[test]
     fn auto_chooses_a_possible_policy() {
         for family in Family::ALL {
-            for workers in [Workers::Threads, Workers::Processes] {
+            for workers in [Workers::Threads, Workers::Runtimes, Workers::Processes] {
                 let choice = choose(AcceptPolicy::Auto, family, workers);
                 assert!(choice.policy.check(family, workers).is_ok(), "{choice}");
             }

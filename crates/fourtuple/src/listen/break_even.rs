@@ -25,6 +25,7 @@ const PROBES: f64 = 1.0 / 16.0;
 
 /// The measurements of [`Recycle::Measured`](crate::listen::Recycle::Measured).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct BreakEven {
     /// The time of connect(2), accept4(2) and two close(2) for a fresh local connection: the median of 64 when the group was

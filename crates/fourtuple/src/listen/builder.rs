@@ -1,6 +1,6 @@
 //! The settings of a group, and how it is opened.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::listen::error::ListenError;
 use crate::listen::fresh;
 use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::handoff::HandoffQueue;
-use crate::listen::listeners::{self, Listeners};
+use crate::listen::listeners::{self, Listeners, TcpOptions};
 use crate::listen::path::{SocketPath, bind_path};
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
@@ -21,7 +21,10 @@ use crate::listen::wait::shared_state::Preparation;
 /// A builder for a [`ListenerGroup`].
 #[derive(Clone, Debug)]
 pub struct ListenerGroupBuilder {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
+    /// Listeners that another process has opened.
+    pub(super) adopted: Vec<Arc<OwnedFd>>,
+    tcp: TcpOptions,
     policy: AcceptPolicy,
     seats: usize,
     backlog: u32,
@@ -36,9 +39,19 @@ impl ListenerGroupBuilder {
     ///
     /// Defaults: [`AcceptPolicy::Auto`], 64 seats, an accept queue of 4096, threads as workers, connections kept until the
     /// client closes them, an idle limit of 60 s, a write limit of 2 s.
-    pub fn at(endpoint: Endpoint) -> ListenerGroupBuilder {
+    ///
+    /// ```no_run
+    /// # use fourtuple::listen::ListenerGroupBuilder;
+    /// # use std::net::Ipv4Addr;
+    /// let group = ListenerGroupBuilder::at((Ipv4Addr::UNSPECIFIED, 8080)).open()?;
+    /// let local = ListenerGroupBuilder::at(std::path::Path::new("/run/server.sock")).open()?;
+    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// ```
+    pub fn at(endpoint: impl Into<Endpoint>) -> ListenerGroupBuilder {
         ListenerGroupBuilder {
-            endpoint,
+            endpoint: endpoint.into(),
+            adopted: Vec::new(),
+            tcp: TcpOptions::default(),
             policy: AcceptPolicy::Auto,
             seats: 64,
             backlog: 4096,
@@ -72,7 +85,8 @@ impl ListenerGroupBuilder {
         self
     }
 
-    /// Sets whether workers are threads or processes.
+    /// Sets whether workers are threads, threads with a runtime, or processes. Servers on tokio set [`Workers::Runtimes`], so that
+    /// [`AcceptPolicy::Auto`] spreads the connections evenly.
     #[must_use]
     pub fn workers(mut self, workers: Workers) -> ListenerGroupBuilder {
         self.workers = workers;
@@ -109,7 +123,35 @@ impl ListenerGroupBuilder {
         self
     }
 
+    /// Sets TCP_DEFER_ACCEPT: the kernel queues a connection when its first bytes have arrived, so that a client that connects first and
+    /// sends later wakes no worker in vain. After about `limit`, in whole seconds, the kernel queues the connection without bytes.
+    /// At least 1 s; TCP only.
+    #[must_use]
+    pub fn defer_accept(mut self, limit: Duration) -> ListenerGroupBuilder {
+        let seconds = limit.as_millis().div_ceil(1000);
+        self.tcp.defer_accept = Some(u16::try_from(seconds).unwrap_or(u16::MAX));
+        self
+    }
+
+    /// Sets TCP_FASTOPEN: the SYN of a client that has connected before may carry the request. The kernel accepts such SYNs only if bit
+    /// 1 of net.ipv4.tcp_fastopen is set, and for at most `queue` connections whose handshake is in progress. TCP only. A request can
+    /// arrive twice (RFC 7413, section 6.1).
+    #[must_use]
+    pub fn fast_open(mut self, queue: u16) -> ListenerGroupBuilder {
+        self.tcp.fast_open = Some(queue);
+        self
+    }
+
+    /// Sets IPV6_V6ONLY: whether a group at `[::]` leaves IPv4 connections to other listeners. The default is the sysctl
+    /// net.ipv6.bindv6only, usually false. IPv6 only.
+    #[must_use]
+    pub fn only_ipv6(mut self, on: bool) -> ListenerGroupBuilder {
+        self.tcp.only_ipv6 = Some(on);
+        self
+    }
+
     fn check(&self) -> Result<(), ListenError> {
+        let family = Family::of(&self.endpoint);
         let refuse =
             |setting, value: String, accepted| Err(ListenError::Setting { setting, value, accepted });
         if self.seats == 0 {
@@ -117,6 +159,22 @@ impl ListenerGroupBuilder {
         }
         if self.idle.is_zero() {
             return refuse("idle", "0s".to_owned(), "more than 0");
+        }
+        if self.tcp != TcpOptions::default() && !self.adopted.is_empty() {
+            return refuse(
+                "from_listeners",
+                "an option of TCP".to_owned(),
+                "listeners with the options already set",
+            );
+        }
+        if self.tcp.defer_accept == Some(0) {
+            return refuse("defer_accept", "0s".to_owned(), "at least 1s");
+        }
+        if self.tcp.only_ipv6.is_some() && family != Family::Tcp6 {
+            return refuse("only_ipv6", self.endpoint.to_string(), "an IPv6 address");
+        }
+        if self.tcp != TcpOptions::default() && family == Family::Unix {
+            return refuse("defer_accept or fast_open", self.endpoint.to_string(), "a TCP address");
         }
         self.recycle.check()
     }
@@ -149,6 +207,7 @@ impl ListenerGroupBuilder {
             family,
             choice,
             backlog,
+            tcp: self.tcp,
             workers: self.workers,
             recycle: self.recycle,
             seats,
@@ -177,6 +236,10 @@ impl ListenerGroupBuilder {
     ) -> Result<(Listeners, Endpoint, Option<SocketPath>), ListenError> {
         let failed = self.failed();
         let nonblocking = policy != AcceptPolicy::Blocking;
+        if !self.adopted.is_empty() {
+            let listeners = self.adopt(policy, nonblocking, handoff)?;
+            return Ok((listeners, self.endpoint.clone(), None));
+        }
         if let Endpoint::Unix(path) = &self.endpoint {
             let (listener, own) = bind_path(path, nonblocking)?;
             socket::listen(listener.as_fd(), backlog).map_err(failed("listen()"))?;
@@ -184,13 +247,13 @@ impl ListenerGroupBuilder {
         }
         // With SO_REUSEPORT from the start, another server of the same user could silently take a share of the connections.
         // So the first bind(2) is exclusive.
-        let first = listeners::bind(&self.endpoint, false, nonblocking)?;
+        let first = listeners::bind(&self.endpoint, self.tcp, false, nonblocking)?;
         if policy.has_listener_each() {
             let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
-            let listener = listeners::reserve(&first, &endpoint, backlog)?;
+            let listener = listeners::reserve(&first, &endpoint, self.tcp, backlog)?;
             handoff.put_listener(listener.as_fd()).map_err(failed("sendmsg()"))?;
             return Ok((
-                Listeners::PerWorker { _holder: first, inherited: Mutex::default() },
+                Listeners::PerWorker { _holder: Some(first), inherited: Mutex::default() },
                 endpoint,
                 None,
             ));
@@ -205,7 +268,7 @@ impl ListenerGroupBuilder {
         let endpoint = self.endpoint.clone();
         move |call| {
             let endpoint = endpoint.clone();
-            Box::new(move |source| ListenError::Call { call, endpoint: endpoint.clone(), source })
+            Box::new(move |error| ListenError::Call { call, endpoint: endpoint.clone(), error })
         }
     }
 }

@@ -64,6 +64,7 @@ pub struct Connection {
     /// Whether an epoll watches the connection.
     pub(crate) watched: bool,
     /// Whether the connection has exceeded the idle limit while the ring of its worker still polls it.
+    #[cfg(feature = "uring")]
     pub(crate) expired: bool,
     /// The remaining time for which its writes may wait for room until the next call of `Acceptor::next`.
     pub(crate) write_left: Duration,
@@ -83,6 +84,7 @@ impl Connection {
             kept: None,
             waited: None,
             watched: false,
+            #[cfg(feature = "uring")]
             expired: false,
             write_left: Duration::ZERO,
         }

@@ -58,6 +58,7 @@ impl AsFd for PendingConnection {
 
 /// The counters of a dispatcher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DispatcherStats {
     /// Connections accepted.

@@ -19,8 +19,9 @@ use fourtuple_syscalls::{errno_name, option, sock_diag, socket};
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::HandoffConnection;
-use crate::listen::policy::Family;
+use crate::listen::policy::{AcceptPolicy, Family};
 use crate::listen::seats::Phase;
+use crate::listen::wait::shared_state::SharedState;
 
 /// The interval at which a drain counts the remaining connections.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -31,6 +32,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The outcome of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DrainReport {
     /// Connections that were accepted during the drain.
@@ -89,7 +91,7 @@ impl ListenerGroup {
         seats.set_phase(Phase::Draining);
         // Dropping the path of a unix socket removes it, in the process that opened the group.
         drop(self.0.path.lock().unwrap_or_else(PoisonError::into_inner).take());
-        for listener in self.listeners() {
+        for listener in self.known_listeners() {
             self.stop_queueing(&listener)?;
         }
         let _unattended = self.stop_unattended()?;
@@ -109,11 +111,7 @@ impl ListenerGroup {
             thread::sleep(CHECK_INTERVAL);
         };
         seats.set_phase(Phase::Drained);
-        for waker in self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            if let Some(waker) = waker.upgrade() {
-                waker.signal();
-            }
-        }
+        self.wake_all();
         let after = self.sums();
         let Remaining { open, queued, handshakes } = remaining;
         Ok(DrainReport {
@@ -124,6 +122,72 @@ impl ListenerGroup {
             handshakes,
             elapsed: begun.elapsed(),
         })
+    }
+
+    /// Ends the group while another process accepts from the same listeners ([`listeners`](ListenerGroup::listeners)): workers stop
+    /// accepting and serve the connections that they have. Each response is the last of its connection
+    /// ([`is_last`](crate::listen::Connection::is_last)).
+    ///
+    /// Returns when all connections are closed, or after `deadline`. From then on, [`next`](crate::listen::Acceptor::next) returns
+    /// `None`; Call it as [`drain`](ListenerGroup::drain), from another
+    /// thread and in each process of the group. The queued connections are left to the
+    /// other process: `queued` and `handshakes` of the report are 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError::Impossible`] with the policies `UringOneshot` and `Dispatcher`, whose accepts are not ended one by one; an
+    /// unexpected failure of a system call.
+    pub fn retire(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        let policy = self.policy();
+        if matches!(policy, AcceptPolicy::UringOneshot | AcceptPolicy::Dispatcher) {
+            let why =
+                "its accepts cannot be ended while connections stay; use rotate or shared-oneshot, or drain";
+            return Err(ListenError::Impossible { policy, family: self.family(), why });
+        }
+        let begun = Instant::now();
+        let (before, seats) = (self.sums(), &self.0.seats);
+        seats.retire();
+        match &self.0.shared {
+            SharedState::Epoll(shared) => shared.stop_listening().map_err(self.failed("epoll_ctl()"))?,
+            // The workers of `Blocking` look at the phase every 50 ms; a wakeup would end their wait.
+            _ if policy == AcceptPolicy::Blocking => {}
+            _ => self.wake_all(),
+        }
+        let mut empty_counts = 0;
+        let open = loop {
+            let open = self.open_connections();
+            empty_counts = if open == 0 { empty_counts + 1 } else { 0 };
+            if begun.elapsed() >= deadline || empty_counts >= EMPTY_COUNTS {
+                break open;
+            }
+            thread::sleep(CHECK_INTERVAL);
+        };
+        seats.set_phase(Phase::Drained);
+        self.wake_all();
+        let after = self.sums();
+        Ok(DrainReport {
+            accepted: after.0 - before.0,
+            answered: after.1 - before.1,
+            open,
+            queued: 0,
+            handshakes: Some(0),
+            elapsed: begun.elapsed(),
+        })
+    }
+
+    /// Wakes the acceptors and dispatchers of this process.
+    fn wake_all(&self) {
+        for waker in self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Some(waker) = waker.upgrade() {
+                waker.signal();
+            }
+        }
+    }
+
+    /// Counts the connections of workers, and those between two workers.
+    fn open_connections(&self) -> u64 {
+        let of_workers = self.stats().iter().fold(0_u64, |open, seat| open.wrapping_add(seat.open));
+        of_workers.wrapping_add(self.0.seats.in_transit())
     }
 
     /// Returns whether a drain of the group has ended: acceptors return no further connection.
@@ -138,7 +202,7 @@ impl ListenerGroup {
             .fold((0, 0), |(accepts, requests), seat| (accepts + seat.accepts, requests + seat.requests))
     }
 
-    fn listeners(&self) -> Vec<Arc<OwnedFd>> {
+    pub(crate) fn known_listeners(&self) -> Vec<Arc<OwnedFd>> {
         let listeners = self.0.known_listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.iter().filter_map(std::sync::Weak::upgrade).collect()
     }
@@ -151,7 +215,7 @@ impl ListenerGroup {
             Some(address) => sock_diag::handshakes(address.port()).ok(),
         };
         let (mut queued, mut seen) = (0, Vec::new());
-        for listener in self.listeners() {
+        for listener in self.known_listeners() {
             // A listener that was handed over has two descriptors in this process.
             let cookie = option::cookie(listener.as_fd()).map_err(self.failed("getsockopt(SO_COOKIE)"))?;
             if seen.contains(&cookie) {
@@ -169,9 +233,7 @@ impl ListenerGroup {
                     .into(),
             };
         }
-        let seats = &self.0.seats;
-        let of_workers = self.stats().iter().fold(0_u64, |open, seat| open.wrapping_add(seat.open));
-        Ok(Remaining { open: of_workers.wrapping_add(seats.in_transit()), queued, handshakes })
+        Ok(Remaining { open: self.open_connections(), queued, handshakes })
     }
 
     /// Stops the listeners in the handoff queue and puts them back for the next worker that joins. Returns them, so that their
@@ -195,7 +257,7 @@ impl ListenerGroup {
             return Ok(0);
         }
         let mut found = 0;
-        for listener in self.listeners() {
+        for listener in self.known_listeners() {
             socket::shutdown(listener.as_fd()).map_err(self.failed("shutdown()"))?;
             loop {
                 match socket::accept_nonblocking(listener.as_fd()) {

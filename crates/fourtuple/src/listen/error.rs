@@ -1,5 +1,6 @@
 //! The errors of `listen`.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ pub enum ListenError {
         why: &'static str,
     },
     /// This process lacks a permission.
-    #[error("{policy} is not permitted here: {call}: {} ({source}); {needs}", errno_name(.source))]
+    #[error("{policy} is not permitted here: {call}: {}; {needs}", errno_name(.error))]
     NotPermitted {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -32,18 +33,20 @@ pub enum ListenError {
         call: &'static str,
         /// The required permission.
         needs: &'static str,
-        /// The errno.
-        source: io::Error,
+        /// The error of the call.
+        #[source]
+        error: io::Error,
     },
     /// This kernel lacks a facility.
-    #[error("{policy} is not possible here: {what}: {} ({source})", errno_name(.source))]
+    #[error("{policy} is not possible here: {what}: {}", errno_name(.error))]
     Absent {
         /// The requested policy.
         policy: AcceptPolicy,
         /// The missing facility.
         what: &'static str,
-        /// The errno.
-        source: io::Error,
+        /// The error of the call.
+        #[source]
+        error: io::Error,
     },
     /// The group has no dispatcher to return.
     #[error("a group with {policy} has no dispatcher to return: {why}")]
@@ -61,10 +64,15 @@ pub enum ListenError {
         /// The feature.
         feature: &'static str,
     },
-    /// The BPF program that chooses a listener was not loaded or attached.
-    #[cfg(feature = "bpf")]
-    #[error(transparent)]
-    Bpf(fourtuple_bpf::BpfError),
+    /// The BPF program that chooses a listener was not loaded or attached. Occurs only with the feature `bpf`.
+    #[error("{policy}: the BPF program that chooses a listener failed")]
+    Bpf {
+        /// The requested policy.
+        policy: AcceptPolicy,
+        /// The failed step of the program and the required permission.
+        #[source]
+        error: Box<dyn Error + Send + Sync>,
+    },
     /// A setting is out of range.
     #[error("{setting} is {value}: expected {accepted}")]
     Setting {
@@ -102,15 +110,25 @@ pub enum ListenError {
          choose another Recycle"
     )]
     NotMeasurable,
+    /// The given listeners form no group.
+    #[error("these listeners form no group: {why}")]
+    Adopted {
+        /// The reason.
+        why: &'static str,
+        /// The error of a system call, if there was one.
+        #[source]
+        error: Option<io::Error>,
+    },
     /// Another system call failed.
-    #[error("{call} for {endpoint}: {} ({source}){}", errno_name(.source), hint(.source))]
+    #[error("{call} for {endpoint}: {}{}", errno_name(.error), hint(.error))]
     Call {
         /// The system call.
         call: &'static str,
         /// The address of the group.
         endpoint: Endpoint,
-        /// The errno.
-        source: io::Error,
+        /// The error of the call.
+        #[source]
+        error: io::Error,
     },
 }
 
@@ -124,7 +142,33 @@ impl ListenError {
                 | ListenError::PathInUse { .. }
                 | ListenError::NotMeasurable
                 | ListenError::Setting { .. }
+                | ListenError::Adopted { .. }
         )
+    }
+}
+
+impl ListenError {
+    /// Returns the kind of [`io::Error`] that fits.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            ListenError::Impossible { .. }
+            | ListenError::Absent { .. }
+            | ListenError::NoDispatcher { .. }
+            | ListenError::NotBuilt { .. }
+            | ListenError::NotMeasurable => io::ErrorKind::Unsupported,
+            ListenError::NotPermitted { error, .. } | ListenError::Call { error, .. } => error.kind(),
+            ListenError::Setting { .. } | ListenError::Adopted { .. } => io::ErrorKind::InvalidInput,
+            ListenError::NotASocket { .. } => io::ErrorKind::AlreadyExists,
+            ListenError::PathInUse { .. } => io::ErrorKind::AddrInUse,
+            ListenError::Bpf { .. } | ListenError::Drained | ListenError::Full { .. } => io::ErrorKind::Other,
+        }
+    }
+}
+
+/// Keeps the [`ListenError`]: [`io::Error::downcast`] returns it.
+impl From<ListenError> for io::Error {
+    fn from(error: ListenError) -> io::Error {
+        io::Error::new(error.kind(), error)
     }
 }
 

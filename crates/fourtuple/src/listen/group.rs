@@ -13,7 +13,7 @@ use crate::listen::auto::PolicyChoice;
 use crate::listen::break_even::BreakEven;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::HandoffQueue;
-use crate::listen::listeners::{self, InheritedListener, Listeners};
+use crate::listen::listeners::{self, InheritedListener, Listeners, TcpOptions};
 use crate::listen::path::SocketPath;
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
@@ -27,6 +27,8 @@ pub(crate) struct Inner {
     pub(crate) family: Family,
     pub(crate) choice: PolicyChoice,
     pub(crate) backlog: i32,
+    /// The options of listeners that the group opens.
+    pub(crate) tcp: TcpOptions,
     pub(crate) workers: Workers,
     pub(crate) recycle: Recycle,
     pub(crate) seats: Arc<Seats>,
@@ -77,6 +79,23 @@ impl ListenerGroup {
         self.0.choice
     }
 
+    /// Returns descriptors of the listeners that this process has opened or received, for a new process that takes the address over
+    /// ([`ListenerGroupBuilder::from_listeners`]). The descriptors share their accept queues with the group.
+    ///
+    /// When the new process accepts, this one calls [`retire`](ListenerGroup::retire). A [drain](ListenerGroup::drain) would drop SYNs for
+    /// the new process too.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError::Call`]: fcntl(F_DUPFD_CLOEXEC) fails with EMFILE.
+    ///
+    /// [`ListenerGroupBuilder::from_listeners`]: crate::listen::ListenerGroupBuilder::from_listeners
+    pub fn listeners(&self) -> Result<Vec<OwnedFd>, ListenError> {
+        let listeners = self.known_listeners();
+        let clones = listeners.iter().map(|listener| listener.try_clone()).collect::<io::Result<_>>();
+        clones.map_err(self.failed("fcntl(F_DUPFD_CLOEXEC)"))
+    }
+
     /// Frees the seat of a worker that died without leaving. Call this when the death is certain, such as in the parent
     /// process after waitpid(2).
     pub fn vacate(&self, seat: usize) {
@@ -114,7 +133,7 @@ impl ListenerGroup {
         }
         let listener = match self.0.handoff.take_listener().map_err(self.failed("recvmsg()"))? {
             Some(listener) => listener,
-            None => listeners::open_reuseport(&self.0.endpoint, self.0.backlog)?,
+            None => listeners::open_reuseport(&self.0.endpoint, self.0.tcp, self.0.backlog)?,
         };
         let listener = Arc::new(listener);
         self.register_listener(&listener)?;
@@ -163,7 +182,7 @@ impl ListenerGroup {
             known.retain(|listener| listener.strong_count() > 0);
             known.push(Arc::downgrade(listener));
         }
-        if self.0.seats.phase() == Phase::Serving { Ok(()) } else { self.stop_queueing(listener) }
+        if self.0.seats.phase() < Phase::Draining { Ok(()) } else { self.stop_queueing(listener) }
     }
 
     /// Makes the kernel drop every further SYN for a TCP listener. A unix listener needs nothing: its path is removed.
@@ -179,6 +198,6 @@ impl ListenerGroup {
     /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
     pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {
         let endpoint = self.0.endpoint.clone();
-        move |source| ListenError::Call { call, endpoint: endpoint.clone(), source }
+        move |error| ListenError::Call { call, endpoint: endpoint.clone(), error }
     }
 }

@@ -29,6 +29,7 @@ impl<T: AsFd> Idle<T> {
         self.slots[descriptor] = Some((connection, Instant::now()));
     }
 
+    #[cfg(feature = "uring")]
     pub(crate) fn get(&self, descriptor: usize) -> Option<&T> {
         self.slots.get(descriptor)?.as_ref().map(|(connection, _)| connection)
     }

@@ -19,8 +19,8 @@ pub(crate) enum Listeners {
     Shared(Arc<OwnedFd>),
     /// One listener per worker, opened when the worker joins.
     PerWorker {
-        /// A bound socket that never listens. It keeps the port while no worker listens.
-        _holder: OwnedFd,
+        /// A bound socket that never listens. It keeps the port while no worker listens. `None` for listeners of another process.
+        _holder: Option<OwnedFd>,
         /// Listeners of workers that left. A remaining worker accepts from each until another worker joins.
         inherited: Mutex<Vec<InheritedListener>>,
     },
@@ -32,6 +32,41 @@ pub(crate) struct InheritedListener {
     pub(crate) listener: Arc<OwnedFd>,
     /// Whether another worker owns the listener now.
     claimed: Arc<AtomicBool>,
+}
+
+/// Options of TCP listeners; `None` leaves the kernel's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TcpOptions {
+    /// TCP_DEFER_ACCEPT, in seconds.
+    pub(crate) defer_accept: Option<u16>,
+    /// TCP_FASTOPEN: the length of its queue.
+    pub(crate) fast_open: Option<u16>,
+    /// IPV6_V6ONLY.
+    pub(crate) only_ipv6: Option<bool>,
+}
+
+impl TcpOptions {
+    /// Sets the options on a socket that is not bound.
+    fn set(self, socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenError> {
+        let failed = |name| move |error| call(name, endpoint, error);
+        let done = |name, answer| match answer {
+            Answer::Done => Ok(()),
+            Answer::Absent => Err(failed(name)(io::ErrorKind::Unsupported.into())),
+        };
+        const DEFER: &str = "setsockopt(TCP_DEFER_ACCEPT)";
+        const FAST: &str = "setsockopt(TCP_FASTOPEN)";
+        if let Some(seconds) = self.defer_accept {
+            let set = option::set_defer_accept(socket.as_fd(), seconds.into());
+            done(DEFER, set.map_err(failed(DEFER))?)?;
+        }
+        if let Some(queue) = self.fast_open {
+            done(FAST, option::set_fast_open(socket.as_fd(), queue.into()).map_err(failed(FAST))?)?;
+        }
+        match self.only_ipv6 {
+            Some(on) => option::set_only_ipv6(socket.as_fd(), on).map_err(failed("setsockopt(IPV6_V6ONLY)")),
+            None => Ok(()),
+        }
+    }
 }
 
 impl InheritedListener {
@@ -55,22 +90,31 @@ impl InheritedListener {
 /// Two sockets with SO_REUSEADDR may share an address as long as neither listens (`inet_csk_bind_conflict`), so the holder
 /// clears that option once it is bound. The kernel caches per port whether all sockets set the option (`fastreuse`) and would
 /// not check the holder; listen(2) on another socket invalidates this cache.
-pub(crate) fn reserve(holder: &OwnedFd, endpoint: &Endpoint, backlog: i32) -> Result<OwnedFd, ListenError> {
+pub(crate) fn reserve(
+    holder: &OwnedFd,
+    endpoint: &Endpoint,
+    options: TcpOptions,
+    backlog: i32,
+) -> Result<OwnedFd, ListenError> {
     option::set_reuse_address(holder.as_fd(), false)
-        .map_err(|source| call("setsockopt(SO_REUSEADDR)", endpoint, source))?;
+        .map_err(|error| call("setsockopt(SO_REUSEADDR)", endpoint, error))?;
     set_reuse_port(holder, endpoint)?;
-    open_reuseport(endpoint, backlog)
+    open_reuseport(endpoint, options, backlog)
 }
 
 /// Opens one more listener on an address whose sockets have SO_REUSEPORT.
-pub(crate) fn open_reuseport(endpoint: &Endpoint, backlog: i32) -> Result<OwnedFd, ListenError> {
-    let listener = bind(endpoint, true, true)?;
-    socket::listen(listener.as_fd(), backlog).map_err(|source| call("listen()", endpoint, source))?;
+pub(crate) fn open_reuseport(
+    endpoint: &Endpoint,
+    options: TcpOptions,
+    backlog: i32,
+) -> Result<OwnedFd, ListenError> {
+    let listener = bind(endpoint, options, true, true)?;
+    socket::listen(listener.as_fd(), backlog).map_err(|error| call("listen()", endpoint, error))?;
     Ok(listener)
 }
 
 fn set_reuse_port(socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenError> {
-    let failed = |source| call("setsockopt(SO_REUSEPORT)", endpoint, source);
+    let failed = |error| call("setsockopt(SO_REUSEPORT)", endpoint, error);
     match option::set_reuse_port(socket.as_fd()).map_err(failed)? {
         Answer::Done => Ok(()),
         Answer::Absent => Err(failed(io::ErrorKind::Unsupported.into())),
@@ -78,8 +122,13 @@ fn set_reuse_port(socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenErr
 }
 
 /// Opens and binds a TCP socket that does not listen yet.
-pub(crate) fn bind(endpoint: &Endpoint, reuse_port: bool, nonblocking: bool) -> Result<OwnedFd, ListenError> {
-    let failed = |name| move |source| call(name, endpoint, source);
+pub(crate) fn bind(
+    endpoint: &Endpoint,
+    options: TcpOptions,
+    reuse_port: bool,
+    nonblocking: bool,
+) -> Result<OwnedFd, ListenError> {
+    let failed = |name| move |error| call(name, endpoint, error);
     let Some(address) = endpoint.inet() else {
         return Err(failed("bind()")(io::ErrorKind::InvalidInput.into()));
     };
@@ -88,6 +137,7 @@ pub(crate) fn bind(endpoint: &Endpoint, reuse_port: bool, nonblocking: bool) -> 
     option::set_reuse_address(socket.as_fd(), true).map_err(failed("setsockopt(SO_REUSEADDR)"))?;
     // Accepted sockets inherit TCP_NODELAY. Without it, pipelined responses wait for the client's delayed ACK.
     option::set_no_delay(socket.as_fd()).map_err(failed("setsockopt(TCP_NODELAY)"))?;
+    options.set(&socket, endpoint)?;
     if reuse_port {
         set_reuse_port(&socket, endpoint)?;
     }
@@ -98,7 +148,7 @@ pub(crate) fn bind(endpoint: &Endpoint, reuse_port: bool, nonblocking: bool) -> 
 /// Returns the address of a socket, with the port that the kernel chose.
 pub(crate) fn local_endpoint(socket: &OwnedFd, endpoint: &Endpoint) -> Result<Endpoint, ListenError> {
     let address = socket::local_address(socket.as_fd());
-    Ok(address.map_err(|source| call("getsockname()", endpoint, source))?.into())
+    Ok(address.map_err(|error| call("getsockname()", endpoint, error))?.into())
 }
 
 /// Returns whether the kernel moves the queue of a closed SO_REUSEPORT listener to the remaining ones of its group
@@ -107,6 +157,6 @@ pub(crate) fn kernel_migrates_queues() -> bool {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
 }
 
-fn call(call: &'static str, endpoint: &Endpoint, source: io::Error) -> ListenError {
-    ListenError::Call { call, endpoint: endpoint.clone(), source }
+fn call(call: &'static str, endpoint: &Endpoint, error: io::Error) -> ListenError {
+    ListenError::Call { call, endpoint: endpoint.clone(), error }
 }

@@ -16,6 +16,7 @@
 #[cfg(feature = "tokio")]
 mod accepted_stream;
 mod acceptor;
+mod adopt;
 mod auto;
 #[cfg(feature = "axum")]
 mod axum;

@@ -22,7 +22,7 @@ pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, SocketPath)
     let endpoint = Endpoint::Unix(path.to_owned());
     let failed = |call| {
         let endpoint = endpoint.clone();
-        move |source| ListenError::Call { call, endpoint, source }
+        move |error| ListenError::Call { call, endpoint, error }
     };
     let socket = socket::open_stream(&endpoint, nonblocking).map_err(failed("socket()"))?;
     socket::bind_endpoint(socket.as_fd(), &endpoint).map_err(failed("bind()"))?;
@@ -39,11 +39,11 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(ListenError::Call { call: "stat()", endpoint, source }),
+        Err(error) => return Err(ListenError::Call { call: "stat()", endpoint, error }),
     }
     let failed = |call| {
         let endpoint = endpoint.clone();
-        move |source| ListenError::Call { call, endpoint, source }
+        move |error| ListenError::Call { call, endpoint, error }
     };
     let caller = socket::open_stream(&endpoint, true).map_err(failed("socket()"))?;
     match socket::connect_endpoint(caller.as_fd(), &endpoint) {

@@ -50,12 +50,15 @@ impl FromStr for Family {
     }
 }
 
-/// Whether the workers of a group are threads or processes.
+/// The kind of workers of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Workers {
     /// Threads of this process.
     #[default]
     Threads,
+    /// Threads with an async runtime each, which reads the requests of its connections itself: the workers of `AsyncAcceptor`.
+    Runtimes,
     /// Processes, forked after [`ListenerGroupBuilder::open`](crate::listen::ListenerGroupBuilder::open). A thread may join
     /// such a group too.
     Processes,
@@ -65,6 +68,8 @@ pub enum Workers {
 ///
 /// Each policy is implemented in one file of `listen/wait` and described by one row of `listen/policy_table.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub enum AcceptPolicy {
     /// One epoll per worker; the shared listener is added with EPOLLEXCLUSIVE. The kernel always wakes the first idle worker
     /// in the order of joining.

@@ -234,6 +234,7 @@ impl fmt::Display for AcceptPolicy {
 
 /// The error for a text that names no accept policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AcceptPolicyError {
     /// No policy has this name.
     #[error("expected one of {}", AcceptPolicy::names())]

@@ -6,6 +6,7 @@ use crate::listen::error::ListenError;
 
 /// When the server closes a kept connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum Recycle {
     /// Never: the connection stays open until the client closes it.
     #[default]

@@ -33,6 +33,8 @@ pub(crate) enum Count {
 
 /// The counters of a seat. They continue when another worker takes the seat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct SeatStats {
     /// Connections accepted.
     pub accepts: u64,
@@ -65,9 +67,11 @@ pub struct SeatStats {
 }
 
 /// The phase of a group. It only advances.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Serving,
+    /// Workers of another process accept. Each response is the last of its connection.
+    Retiring,
     /// The kernel queues no new connection; each response is the last of its connection.
     Draining,
     /// Acceptors return no further connection.
@@ -77,7 +81,8 @@ pub(crate) enum Phase {
 /// The index of the phase in the group's counters, which follow the counters of the seats and of the comparison.
 const PHASE: usize = 0;
 const IN_TRANSIT: usize = 1;
-const GROUP_WORDS: usize = 2;
+const RETIRES: usize = 2;
+const GROUP_WORDS: usize = 3;
 
 #[derive(Debug)]
 pub(crate) struct Seats {
@@ -97,13 +102,25 @@ impl Seats {
     pub(crate) fn phase(&self) -> Phase {
         match self.group_word(PHASE).load(Ordering::Acquire) {
             0 => Phase::Serving,
-            1 => Phase::Draining,
+            1 => Phase::Retiring,
+            2 => Phase::Draining,
             _ => Phase::Drained,
         }
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.group_word(PHASE).fetch_max(phase as u64, Ordering::AcqRel);
+    }
+
+    /// Returns whether another process accepts from the listeners of the group.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.group_word(RETIRES).load(Ordering::Acquire) != 0
+    }
+
+    /// Begins the end of the group while another process accepts from its listeners.
+    pub(crate) fn retire(&self) {
+        self.group_word(RETIRES).store(1, Ordering::Release);
+        self.set_phase(Phase::Retiring);
     }
 
     /// Returns the connections of no worker: in a message between two workers, or held by the dispatcher.

@@ -30,9 +30,11 @@ use crate::listen::wait::seat::is_out_of_watches;
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime.
 ///
-/// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept). So at
-/// most one connection waits for a busy runtime; other workers get every further one. A connection costs two more context
-/// switches than without a runtime.
+/// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept). So while
+/// the runtime is busy, the acceptor returns at most one connection that has bytes to read; other workers get every further one.
+/// With the policies of an epoll per worker, the thread may also hold connections that clients opened and have not yet used; these
+/// stay with the worker. [`defer_accept`](crate::listen::ListenerGroupBuilder::defer_accept) leaves them in the kernel. A
+/// connection costs two more context switches than without a runtime.
 ///
 /// The policy places the first request of a connection; the runtime reads the further ones. `SharedOneshot` and `Dispatcher`,
 /// which place every request without a runtime, place only the first one here.
@@ -56,6 +58,7 @@ pub struct AsyncAcceptor {
 /// A readable connection of a runtime. Dropping the stream closes it; drop the session with it, or use
 /// [`into_stream`](Accepted::into_stream), which joins the parts.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Accepted {
     /// The socket.
     pub stream: Stream,
@@ -305,6 +308,7 @@ impl Drop for AsyncAcceptor {
 
 /// A stream socket of a runtime, over TCP or AF_UNIX.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Stream {
     /// TCP.
     Tcp(TcpStream),

@@ -27,6 +27,7 @@ impl Closer {
 
 /// A budget without a single tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BudgetError {
     /// All ports of the range are reserved.
     #[error(

@@ -20,6 +20,7 @@ pub struct ProbeCost {
 
 /// Figures that are no valid costs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CostError {
     /// There is no point.
     #[error(

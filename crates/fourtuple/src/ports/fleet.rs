@@ -1,10 +1,8 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use fastrand::Rng;
-
 use crate::dial::Strategy;
-use crate::ports::{Fill, PortRange, PortSet, TupleTable, WindowSearch};
+use crate::ports::{Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
 
 /// A simulation of the dials to many destinations, connection by connection.
 ///
@@ -87,7 +85,7 @@ impl Fleet<'_> {
 
     fn simulate_pairs(&self, pairs: std::ops::Range<u64>) -> Fill {
         let mut fill = Fill::new(self.parts);
-        let mut random = Rng::with_seed(self.seed);
+        let mut random = Random::with_seed(self.seed);
         let mut table = TupleTable::new(self.range, self.search, self.reserved, &mut random);
         let (each, more) = (self.connections / self.pairs, self.connections % self.pairs);
         for pair in pairs {

@@ -1,8 +1,8 @@
-use fastrand::Rng;
+use std::fmt;
 
 use crate::ports::counted::CountedSet;
 use crate::ports::free::{FreePorts, Lane};
-use crate::ports::{PortRange, PortSet};
+use crate::ports::{PortRange, PortSet, Random};
 
 /// The kernel's search of a window that was set with IP_LOCAL_PORT_RANGE. Without a window all kernels search the range of the
 /// namespace by parity (`__inet_hash_connect`).
@@ -16,6 +16,7 @@ pub enum WindowSearch {
 
 /// The ports that a search probed, by state: the cost of a probe depends on the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Probes {
     /// The free port that the search took.
     pub free: u64,
@@ -68,7 +69,7 @@ pub struct SearchResult {
 /// use fourtuple::ports::{PortRange, PortSet, WindowSearch, TupleTable};
 ///
 /// let range = PortRange::new(32768, 32775).unwrap();
-/// let mut random = fastrand::Rng::with_seed(1);
+/// let mut random = fourtuple::ports::Random::with_seed(1);
 /// let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
 /// let ports: Vec<u16> = (0..8).map(|_| table.connect(None, &mut random).port.unwrap()).collect();
 /// // Without the option all even ports go first, and a ninth connection finds nothing.
@@ -99,9 +100,20 @@ pub struct TupleTable {
     pointer: u32,
 }
 
+impl fmt::Debug for TupleTable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TupleTable")
+            .field("range", &self.range)
+            .field("search", &self.search)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
 impl TupleTable {
     /// Creates an empty table for a namespace with the port range `range` and these reserved ports.
-    pub fn new(range: PortRange, search: WindowSearch, reserved: &PortSet, random: &mut Rng) -> Self {
+    pub fn new(range: PortRange, search: WindowSearch, reserved: &PortSet, random: &mut Random) -> Self {
         let free = FreePorts::new(range, reserved);
         let mut skipped = CountedSet::default();
         for port in range.iter().filter(|&port| reserved.contains(port)) {
@@ -125,7 +137,7 @@ impl TupleTable {
     }
 
     /// Clears the table for another destination, with another start. Faster than [`TupleTable::new`].
-    pub fn reset(&mut self, random: &mut Rng) {
+    pub fn reset(&mut self, random: &mut Random) {
         self.free.reset_to(&self.pristine);
         self.time_wait.clear();
         if self.binds {
@@ -161,7 +173,7 @@ impl TupleTable {
     /// Simulates connect() on a socket without a port: searches `window`, clamped by [`PortRange::window`], or the range of the
     /// namespace. The window 0-0 means no window: the kernel stores both bounds in one word, and 0 stands for "not set".
     #[inline]
-    pub fn connect(&mut self, window: Option<PortRange>, random: &mut Rng) -> SearchResult {
+    pub fn connect(&mut self, window: Option<PortRange>, random: &mut Random) -> SearchResult {
         let window = window.filter(|window| window.high() > 0);
         let range = window.map_or(self.range, |window| self.range.window(window));
         let scan = match (self.search, window) {
@@ -179,7 +191,7 @@ impl TupleTable {
     }
 
     #[inline(never)]
-    fn search(&mut self, scan: &Scan, offset: u32, random: &mut Rng) -> SearchResult {
+    fn search(&mut self, scan: &Scan, offset: u32, random: &mut Random) -> SearchResult {
         let mut probes = Probes::default();
         let mut port = self.scan(scan, offset, random, &mut probes);
         if port.is_none() && scan.step == 2 && scan.remaining > 1 {
@@ -189,7 +201,7 @@ impl TupleTable {
     }
 
     /// Makes one pass of `scan` and takes the first free port.
-    fn scan(&mut self, scan: &Scan, offset: u32, random: &mut Rng, probes: &mut Probes) -> Option<u16> {
+    fn scan(&mut self, scan: &Scan, offset: u32, random: &mut Random, probes: &mut Probes) -> Option<u16> {
         let mut walked = 0;
         for leg in scan.legs(offset).into_iter().flatten() {
             let Some(port) = self.free.first(leg.low, leg.high, leg.lane) else {
@@ -230,7 +242,7 @@ impl TupleTable {
     /// Takes the port that a pass found after `walked` ports in use, and advances the pointer. The random part makes the next port
     /// hard to guess while few ports are in use.
     #[inline]
-    fn take(&mut self, port: u16, walked: u32, step: u32, random: &mut Rng) {
+    fn take(&mut self, port: u16, walked: u32, step: u32, random: &mut Random) {
         let jump = walked.max(random.u32(..) >> 29);
         self.pointer = self.pointer.wrapping_add((jump + 1) * step);
         self.hold(port);

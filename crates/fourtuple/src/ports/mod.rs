@@ -17,6 +17,7 @@ mod free;
 mod kernel;
 #[cfg(feature = "plan")]
 mod plan;
+mod random;
 mod range;
 #[cfg(feature = "plan")]
 mod simulate;
@@ -30,6 +31,7 @@ pub use fleet::Fleet;
 pub use kernel::{Probes, SearchResult, TupleTable, WindowSearch};
 #[cfg(feature = "plan")]
 pub use plan::{DialTotals, Plan, PlanError, PlanOutcome, PlanPoint};
+pub use random::Random;
 pub use range::{PortRange, PortSet, RangeError};
 #[cfg(feature = "plan")]
 pub use simulate::{Fill, FillPart, SimulatedDial, dial};

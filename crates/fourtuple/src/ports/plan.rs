@@ -59,6 +59,7 @@ pub struct Plan {
 
 /// Input that allows no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// There is no tuple.
     #[error(transparent)]
@@ -73,6 +74,7 @@ pub enum PlanError {
 
 /// The result of a plan.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct PlanOutcome {
     /// Maximum number of simultaneous connections over all pairs; saturates.
     pub capacity: u64,
@@ -99,6 +101,7 @@ pub struct PlanOutcome {
 
 /// One part of the fill of a single pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct PlanPoint {
     /// Share of the ports in use at the end of this part, 0 to 1.
     pub fill: f64,
@@ -110,6 +113,7 @@ pub struct PlanPoint {
 
 /// Sums over many dials.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct DialTotals {
     /// Number of dialed (source, destination) pairs.
     pub pairs: u64,

@@ -10,6 +10,7 @@ pub struct PortRange {
 
 /// An invalid range of ports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RangeError {
     /// The first port is above the last.
     #[error("the range {low}-{high} runs backwards: the first port must not be above the last")]

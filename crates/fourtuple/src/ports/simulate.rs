@@ -1,9 +1,7 @@
 use std::collections::VecDeque;
 
-use fastrand::Rng;
-
 use crate::dial::{Step, Strategy};
-use crate::ports::{Probes, TupleTable};
+use crate::ports::{Probes, Random, TupleTable};
 
 /// Number of length classes of searches. A class is a power of two of the length, because the cost of a probe depends on the length.
 /// A failed search by parity probes 65,536 ports twice: 17 bits.
@@ -11,6 +9,7 @@ const LENGTHS: usize = 18;
 
 /// The result of one simulated dial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SimulatedDial {
     /// The source port; `None`: the dial failed.
     pub port: Option<u16>,
@@ -28,7 +27,7 @@ pub struct SimulatedDial {
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
 #[inline]
-pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Rng) -> SimulatedDial {
+pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Random) -> SimulatedDial {
     let mut dialed = SimulatedDial::default();
     let mut tried = 0;
     while let Some(step) = strategy.step(tried, table.range(), random) {
@@ -135,6 +134,7 @@ impl FillPart {
 
 /// Counts of simulated dials in one table or several, by part of the fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fill {
     /// Equal parts of the fill: part `k` of `n` counts the dials while between `k/n` and `(k+1)/n` of the ports were in use.
     pub parts: Vec<FillPart>,
@@ -181,7 +181,7 @@ impl Fill {
         strategy: Strategy,
         dials: u64,
         open: Option<u32>,
-        random: &mut Rng,
+        random: &mut Random,
     ) {
         let ports = table.ports();
         let mut left = dials.min(u64::from(ports - table.held().min(ports)));

@@ -31,20 +31,25 @@ impl UdpGroup {
         let mut first: Option<SocketAddr> = None;
         for member in members.iter().chain(&control) {
             // Fails for a descriptor that is not an IP socket.
-            let address = socket::local_address(member.as_fd())
-                .map_err(|_| UdpGroupError::NotOne { spread, why: "a member is no UDP socket" })?;
+            let address = socket::local_address(member.as_fd()).map_err(|error| UdpGroupError::NotOne {
+                selector: spread,
+                why: "a member is no UDP socket",
+                error: Some(error),
+            })?;
             if *first.get_or_insert(address) != address {
                 return Err(UdpGroupError::NotOne {
-                    spread,
+                    selector: spread,
                     why: "its members are bound to different addresses",
+                    error: None,
                 });
             }
         }
         let Some(address) = first else { return Err(UdpGroupError::Members { members: 0 }) };
         if spread.device().is_some() && link.is_none() {
             return Err(UdpGroupError::NotOne {
-                spread,
+                selector: spread,
                 why: "the link of its program at the device is missing",
+                error: None,
             });
         }
         Ok(UdpGroup::of(address, spread, members, control, link))

@@ -56,20 +56,30 @@ pub(super) fn program(by: By, members: u32, control: Option<&ControlFilter>) -> 
     program
 }
 
-/// Returns the socket filter (SO_ATTACH_FILTER) by which a member refuses control packets. A socket filter reads a packet from the UDP
-/// header on.
+/// Returns the socket filter (SO_ATTACH_FILTER) by which a member refuses control packets.
 pub(super) fn without_control(filter: &ControlFilter) -> Vec<Instruction> {
+    let mut program = find(&behind_udp_header(filter), REFUSE);
+    program.push((GIVE, 0, 0, KEEP_ALL));
+    program
+}
+
+/// Returns the socket filter by which the control socket refuses data packets.
+pub(super) fn only_control(filter: &ControlFilter) -> Vec<Instruction> {
+    let mut program = find(&behind_udp_header(filter), KEEP_ALL);
+    program.push((GIVE, 0, 0, REFUSE));
+    program
+}
+
+/// Returns the filter with the offsets of a socket filter, which reads a packet from the UDP header on.
+fn behind_udp_header(filter: &ControlFilter) -> ControlFilter {
     let behind_header = |key: FlowKey| FlowKey { offset: key.offset.saturating_add(UDP_HEADER), ..key };
-    let filter = match *filter {
+    match *filter {
         ControlFilter::Bytes { key, value } => ControlFilter::Bytes { key: behind_header(key), value },
         ControlFilter::Neighbour { key, value } => {
             ControlFilter::Neighbour { key: behind_header(key), value }
         }
         ControlFilter::Hops(_) | ControlFilter::SourcePort(_) => *filter,
-    };
-    let mut program = find(&filter, REFUSE);
-    program.push((GIVE, 0, 0, KEEP_ALL));
-    program
+    }
 }
 
 /// Returns the instructions that load a key. A load beyond the end of the packet ends the program with 0, the first socket.

@@ -8,6 +8,7 @@ use crate::spread::key::{self, FlowKey};
 /// A filter for the control packets of a group, which the kernel delivers to a separate socket, so that they neither wait behind data
 /// nor are dropped with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ControlFilter {
     /// Matches packets with this value at a position in the payload.
     Bytes {

@@ -1,3 +1,4 @@
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 
@@ -18,71 +19,88 @@ pub enum UdpGroupError {
         members: usize,
     },
     /// The selector is not possible on any kernel.
-    #[error("{spread} is not possible: {why}")]
+    #[error("{selector} is not possible: {why}")]
     Impossible {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The reason.
         why: &'static str,
     },
     /// The selector and the filter cannot be combined on any kernel.
-    #[error("{spread} with control packets by {filter} is not possible: {why}")]
+    #[error("{selector} with control packets by {filter} is not possible: {why}")]
     NoControl {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The requested filter.
         filter: ControlFilter,
         /// The reason and an alternative.
         why: &'static str,
     },
     /// The kernel lacks a feature that the selector needs.
-    #[error("{spread} is not possible here: this kernel has no {what}")]
+    #[error("{selector} is not possible here: this kernel has no {what}")]
     Absent {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The missing feature.
         what: &'static str,
+        /// The error of the call, if the call was made.
+        #[source]
+        error: Option<io::Error>,
+    },
+    /// This process lacks a permission.
+    #[error("{selector} is not permitted here: {call}: {}; {needs}", errno_name(.error))]
+    NotPermitted {
+        /// The requested selector.
+        selector: Selector,
+        /// The refused call.
+        call: &'static str,
+        /// The required permission.
+        needs: &'static str,
+        /// The error of the call.
+        #[source]
+        error: io::Error,
     },
     /// The crate was built without a feature that the selector needs.
-    #[error("{spread} is not in this build: the crate fourtuple needs its feature {feature}")]
+    #[error("{selector} is not in this build: the crate fourtuple needs its feature {feature}")]
     NotBuilt {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The missing Cargo feature.
         feature: &'static str,
     },
-    /// The BPF program of the selector could not be loaded or attached.
-    #[cfg(feature = "bpf")]
-    #[error("{spread}: {source}")]
+    /// The BPF program of the selector could not be loaded or attached. Occurs only with the feature `bpf`.
+    #[error("{selector}: the BPF program failed")]
     Bpf {
         /// The requested selector.
-        spread: Selector,
-        /// The failed step and the required permission.
-        source: fourtuple_bpf::BpfError,
+        selector: Selector,
+        /// The failed step.
+        #[source]
+        error: Box<dyn Error + Send + Sync>,
     },
     /// The device does not exist.
-    #[error("{spread}: {device}: {} ({source})", errno_name(source))]
+    #[error("{selector}: {device}: {}", errno_name(.error))]
     NoDevice {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The name of the device.
         device: DeviceName,
         /// The error of the call.
-        source: io::Error,
+        #[source]
+        error: io::Error,
     },
     /// No single device has the address, so that the device must be named.
-    #[error("{spread}: no one device has {address}: name one, as {spread}@DEVICE")]
+    #[error("{selector}: no one device has {address}: name one, as {selector}@DEVICE")]
     WhichDevice {
         /// The requested selector.
-        spread: Selector,
+        selector: Selector,
         /// The group's address.
         address: SocketAddr,
     },
     /// The group cannot change: only a group with [`Selector::Map`] can.
-    #[error("{spread} is what it was opened as: only map can be changed")]
+    #[error("{selector} is what it was opened as: only map can be changed")]
     Fixed {
         /// The selector of the group.
-        spread: Selector,
+        selector: Selector,
     },
     /// The weights are not valid.
     #[error("weights {given:?} for {members} seats: {why}")]
@@ -101,22 +119,26 @@ pub enum UdpGroupError {
         index: usize,
     },
     /// The given sockets do not form a group.
-    #[error("{spread}: these sockets are no group of it: {why}")]
+    #[error("{selector}: these sockets are no group of it: {why}")]
     NotOne {
         /// The selector of the expected group.
-        spread: Selector,
+        selector: Selector,
         /// The reason.
         why: &'static str,
+        /// The error of getsockname(2), if a descriptor is no socket.
+        #[source]
+        error: Option<io::Error>,
     },
     /// A system call failed.
-    #[error("{call} for {address}: {} ({source})", errno_name(source))]
+    #[error("{call} for {address}: {}", errno_name(.error))]
     Call {
         /// The name of the call.
         call: &'static str,
         /// The group's address.
         address: SocketAddr,
         /// The error of the call.
-        source: io::Error,
+        #[source]
+        error: io::Error,
     },
 }
 
@@ -134,5 +156,34 @@ impl UdpGroupError {
                 | UdpGroupError::NoMember { .. }
                 | UdpGroupError::Fixed { .. }
         )
+    }
+}
+
+impl UdpGroupError {
+    /// Returns the kind of [`io::Error`] that fits.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            UdpGroupError::Impossible { .. }
+            | UdpGroupError::NoControl { .. }
+            | UdpGroupError::Absent { .. }
+            | UdpGroupError::NotBuilt { .. }
+            | UdpGroupError::Fixed { .. } => io::ErrorKind::Unsupported,
+            UdpGroupError::NotPermitted { error, .. }
+            | UdpGroupError::NoDevice { error, .. }
+            | UdpGroupError::Call { error, .. } => error.kind(),
+            UdpGroupError::Members { .. }
+            | UdpGroupError::WhichDevice { .. }
+            | UdpGroupError::Weights { .. }
+            | UdpGroupError::NotOne { .. } => io::ErrorKind::InvalidInput,
+            UdpGroupError::NoMember { .. } => io::ErrorKind::NotFound,
+            UdpGroupError::Bpf { .. } => io::ErrorKind::Other,
+        }
+    }
+}
+
+/// Keeps the [`UdpGroupError`]: [`io::Error::downcast`] returns it.
+impl From<UdpGroupError> for io::Error {
+    fn from(error: UdpGroupError) -> io::Error {
+        io::Error::new(error.kind(), error)
     }
 }

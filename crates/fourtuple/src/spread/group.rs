@@ -1,10 +1,10 @@
 //! A group of UDP sockets with one address (SO_REUSEPORT).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::option::{self, Answer, Instruction};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, membarrier};
 
@@ -47,6 +47,8 @@ struct Live {
 
 /// The counters of the XDP program of a group with [`Selector::XdpSourcePort`] or [`Selector::Cpumap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct XdpReport {
     /// Whether the program runs in the driver of the device (native mode) instead of the network stack (generic or SKB mode).
     pub native: bool,
@@ -77,8 +79,9 @@ impl UdpGroup {
 
     /// Like [`UdpGroup::open`], with one more socket ([`UdpGroup::control`]) that receives only the control packets.
     ///
-    /// Members have a socket filter (SO_ATTACH_FILTER) against control packets from before bind(2). A control packet that arrives
-    /// before the control socket is bound is dropped by a member and counted in its drops.
+    /// From before bind(2), members have a socket filter (SO_ATTACH_FILTER) against control packets, and the control socket has one
+    /// against data. A packet that the kernel gives to the wrong socket is dropped and counted in the drops of this socket: a control
+    /// packet that arrives before the control socket is bound, or data for which the kernel's hash chose ([`UdpGroup::strays`]).
     ///
     /// # Errors
     ///
@@ -120,7 +123,7 @@ impl UdpGroup {
         };
         let has_table = matches!(selector, Chooser::Table(_));
         for seat in 0..members {
-            let member = group.member_socket()?;
+            let member = group.open_member()?;
             if seat == 0 {
                 group.attach(&member, &selector, members, filter)?;
             }
@@ -141,8 +144,8 @@ impl UdpGroup {
             }
         }
         // The control socket is bound last: before members have their slots, the kernel's hash would give it data.
-        if filter.is_some() {
-            let control = group.socket()?;
+        if let Some(filter) = filter {
+            let control = group.filtered_socket(&classic::only_control(filter))?;
             group.bind(&control)?;
             if let (true, Some(programs)) = (has_table, &group.programs) {
                 programs.seat_control(control.as_fd())?;
@@ -166,24 +169,31 @@ impl UdpGroup {
 
     fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> UdpGroupError {
         let address = self.address;
-        move |source| UdpGroupError::Call { call, address, source }
+        move |error| UdpGroupError::Call { call, address, error }
     }
 
     fn socket(&self) -> Result<OwnedFd, UdpGroupError> {
         let socket = socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))?;
         match option::set_reuse_port(socket.as_fd()).map_err(self.failure("setsockopt(SO_REUSEPORT)"))? {
             Answer::Done => Ok(socket),
-            Answer::Absent => Err(UdpGroupError::Absent { spread: self.spread, what: "SO_REUSEPORT" }),
+            Answer::Absent => {
+                Err(UdpGroupError::Absent { selector: self.spread, what: "SO_REUSEPORT", error: None })
+            }
         }
     }
 
-    fn member_socket(&self) -> Result<OwnedFd, UdpGroupError> {
-        let member = self.socket()?;
-        if let Some(filter) = &self.filter {
-            option::attach_filter(member.as_fd(), &classic::without_control(filter))
-                .map_err(self.failure("setsockopt(SO_ATTACH_FILTER)"))?;
+    fn open_member(&self) -> Result<OwnedFd, UdpGroupError> {
+        match &self.filter {
+            Some(filter) => self.filtered_socket(&classic::without_control(filter)),
+            None => self.socket(),
         }
-        Ok(member)
+    }
+
+    fn filtered_socket(&self, filter: &[Instruction]) -> Result<OwnedFd, UdpGroupError> {
+        let socket = self.socket()?;
+        option::attach_filter(socket.as_fd(), filter)
+            .map_err(self.failure("setsockopt(SO_ATTACH_FILTER)"))?;
+        Ok(socket)
     }
 
     fn bind(&mut self, socket: &OwnedFd) -> Result<(), UdpGroupError> {
@@ -209,9 +219,11 @@ impl UdpGroup {
         let program = classic::program(by, members as u32, filter);
         match option::attach_group_selector(first.as_fd(), &program).map_err(self.failure(CALL))? {
             Answer::Done => Ok(()),
-            Answer::Absent => {
-                Err(UdpGroupError::Absent { spread: self.spread, what: "SO_ATTACH_REUSEPORT_CBPF" })
-            }
+            Answer::Absent => Err(UdpGroupError::Absent {
+                selector: self.spread,
+                what: "SO_ATTACH_REUSEPORT_CBPF",
+                error: None,
+            }),
         }
     }
 
@@ -229,15 +241,15 @@ impl UdpGroup {
     fn device(&self, name: Option<DeviceName>) -> Result<u32, UdpGroupError> {
         let (spread, address) = (self.spread, self.address);
         if let Some(device) = name {
-            return device::index(device.name()).map_err(|source| UdpGroupError::NoDevice {
-                spread,
+            return device::index(device.name()).map_err(|error| UdpGroupError::NoDevice {
+                selector: spread,
                 device,
-                source,
+                error,
             });
         }
         device::with_address(address.ip())
             .map_err(self.failure("RTM_GETADDR"))?
-            .ok_or(UdpGroupError::WhichDevice { spread, address })
+            .ok_or(UdpGroupError::WhichDevice { selector: spread, address })
     }
 
     /// Returns the address and port of the group.
@@ -289,6 +301,15 @@ impl UdpGroup {
         }
     }
 
+    /// Returns [`member`](UdpGroup::member) as a non-blocking socket of the standard library, which `tokio::net::UdpSocket::from_std` takes.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`member`](UdpGroup::member).
+    pub fn member_socket(&self, index: usize) -> io::Result<UdpSocket> {
+        self.member(index).map(UdpSocket::from)
+    }
+
     /// Returns the first connected member, if any. The kernel then delivers all packets of its peer to it regardless of the selector, and
     /// the distribution over the other members may be uneven (`reuseport_has_conns`).
     ///
@@ -326,7 +347,7 @@ impl UdpGroup {
     fn live(&mut self) -> Result<(&mut Live, &Programs), UdpGroupError> {
         match (&mut self.live, &self.programs) {
             (Some(live), Some(programs)) => Ok((live, programs)),
-            _ => Err(UdpGroupError::Fixed { spread: self.spread }),
+            _ => Err(UdpGroupError::Fixed { selector: self.spread }),
         }
     }
 
@@ -337,7 +358,7 @@ impl UdpGroup {
     /// [`UdpGroupError::Fixed`] without [`Selector::Map`]; [`UdpGroupError::Impossible`] for an invalid key.
     pub fn choose(&mut self, rule: SlotRule) -> Result<(), UdpGroupError> {
         if let Some(why) = Selector::Map(rule).fault() {
-            return Err(UdpGroupError::Impossible { spread: Selector::Map(rule), why });
+            return Err(UdpGroupError::Impossible { selector: Selector::Map(rule), why });
         }
         self.live()?.1.choose(rule)
     }
@@ -385,7 +406,7 @@ impl UdpGroup {
         if seat == MOST {
             return Err(UdpGroupError::Members { members: MOST + 1 });
         }
-        let socket = self.member_socket()?;
+        let socket = self.open_member()?;
         self.bind(&socket)?;
         self.live()?.1.seat(seat, socket.as_fd())?;
         let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
@@ -433,7 +454,7 @@ impl UdpGroup {
 fn selector(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser, UdpGroupError> {
     let spread = *spread;
     if let Some(why) = spread.fault() {
-        return Err(UdpGroupError::Impossible { spread, why });
+        return Err(UdpGroupError::Impossible { selector: spread, why });
     }
     if let Some(filter) = filter {
         let why = match (spread, filter) {
@@ -445,7 +466,7 @@ fn selector(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser
             _ => None,
         };
         if let Some(why) = why {
-            return Err(UdpGroupError::NoControl { spread, filter: *filter, why });
+            return Err(UdpGroupError::NoControl { selector: spread, filter: *filter, why });
         }
     }
     Ok(match (spread, filter) {

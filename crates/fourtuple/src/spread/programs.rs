@@ -48,17 +48,17 @@ impl Programs {
         let map = rule
             .map(|rule| GroupMap::load(chooser(rule), control))
             .transpose()
-            .map_err(|source| UdpGroupError::Bpf { spread, source })?;
+            .map_err(|error| failure(spread, error))?;
         Ok(Programs { spread, map, packets: None })
     }
 
     fn failed(&self) -> impl Fn(BpfError) -> UdpGroupError {
         let spread = self.spread;
-        move |source| UdpGroupError::Bpf { spread, source }
+        move |error| failure(spread, error)
     }
 
     fn map(&self) -> Result<&GroupMap, UdpGroupError> {
-        self.map.as_ref().ok_or(UdpGroupError::Fixed { spread: self.spread })
+        self.map.as_ref().ok_or(UdpGroupError::Fixed { selector: self.spread })
     }
 
     pub(super) fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
@@ -131,6 +131,18 @@ impl Programs {
             Packets::CpuMap(program) => (program.mode(), program.counted()),
         };
         Some(XdpReport { native: mode == Mode::Native, changed, passed })
+    }
+}
+
+fn failure(selector: Selector, error: BpfError) -> UdpGroupError {
+    match error {
+        BpfError::NotPermitted { call, source } => {
+            UdpGroupError::NotPermitted { selector, call, needs: BpfError::NEEDS, error: source }
+        }
+        BpfError::Absent { what, source, .. } => {
+            UdpGroupError::Absent { selector, what, error: Some(source) }
+        }
+        other => UdpGroupError::Bpf { selector, error: other.into() },
     }
 }
 

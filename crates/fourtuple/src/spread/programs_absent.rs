@@ -22,11 +22,11 @@ impl Programs {
         _rule: Option<SlotRule>,
         _control: Option<&ControlFilter>,
     ) -> Result<Programs, UdpGroupError> {
-        Err(UdpGroupError::NotBuilt { spread, feature: "bpf" })
+        Err(UdpGroupError::NotBuilt { selector: spread, feature: "bpf" })
     }
 
     fn not_built(&self) -> UdpGroupError {
-        UdpGroupError::NotBuilt { spread: self.spread, feature: "bpf" }
+        UdpGroupError::NotBuilt { selector: self.spread, feature: "bpf" }
     }
 
     pub(super) fn attach(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {

@@ -9,6 +9,7 @@ use crate::spread::key::FlowKey;
 
 /// The rule that chooses the socket of a group for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Selector {
     /// The kernel's hash of the 4-tuple. Packets with the same 4-tuple reach the same socket.
     Hash,
@@ -45,6 +46,7 @@ pub enum Selector {
 
 /// The rule that chooses the slot in the table of [`Selector::Map`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum SlotRule {
     /// Like [`Selector::Hash`].
     Hash,
@@ -59,6 +61,7 @@ pub enum SlotRule {
 
 /// The rule that chooses the CPU of a packet with [`Selector::Cpumap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CpuOrder {
     /// Each CPU in turn.
     #[default]

@@ -77,14 +77,10 @@ fn until_it_listens(address: SocketAddr) {
     }
 }
 
-fn beside(name: &str) -> Option<PathBuf> {
-    let path = example(name)?.with_file_name(name);
+pub(crate) fn beside(test: &str, name: &str) -> Option<PathBuf> {
+    let path = example(test)?.with_file_name(name);
     if !path.exists() {
-        skip(
-            "the_examples_survive_clients_that_reset",
-            "examples",
-            &format!("{name} is not beside the test"),
-        );
+        skip(test, "examples", &format!("{name} is not beside the test"));
         return None;
     }
     Some(path)
@@ -92,11 +88,12 @@ fn beside(name: &str) -> Option<PathBuf> {
 
 #[test]
 fn the_examples_survive_clients_that_reset() {
+    let test = "the_examples_survive_clients_that_reset";
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 60000");
         let address: SocketAddr = "127.0.0.1:8080".parse().unwrap();
         for name in ["listen", "drain"] {
-            let Some(path) = beside(name) else { continue };
+            let Some(path) = beside(test, name) else { continue };
             let mut server = spawn(&path, &[]);
             until_it_listens(address);
             reset(address, b"?");
@@ -116,7 +113,7 @@ fn the_examples_survive_clients_that_reset() {
         // `accept` is an example of the tokio form.
         let policies: &[&str] = if cfg!(feature = "tokio") { &["exclusive", "rotate"] } else { &[] };
         for &policy in policies {
-            let Some(path) = beside("accept") else { break };
+            let Some(path) = beside(test, "accept") else { break };
             let mut server =
                 spawn(&path, &["--policy", policy, "--listen", "127.0.0.1:8080", "--workers", "2"]);
             until_it_listens(address);
@@ -126,7 +123,7 @@ fn the_examples_survive_clients_that_reset() {
             server.kill().unwrap();
             server.wait().unwrap();
         }
-        if let Some(path) = beside("prefork") {
+        if let Some(path) = beside(test, "prefork") {
             let prefork = Prefork::start(&path, "rotate", 2);
             let address = prefork.address.parse().unwrap();
             reset(address, b"?\n");

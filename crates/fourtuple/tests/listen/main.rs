@@ -1,5 +1,6 @@
 //! Every accept policy with real workers and clients.
 
+mod adopt;
 mod dispatcher;
 mod drain;
 mod examples;
@@ -11,4 +12,5 @@ mod recycle;
 mod reload;
 #[cfg(feature = "bpf")]
 mod soak;
+#[cfg(feature = "uring")]
 mod uring;

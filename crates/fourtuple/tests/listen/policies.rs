@@ -32,7 +32,9 @@ pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (AcceptPolicy, Fami
 pub(crate) fn is_available(policy: AcceptPolicy, test: &str) -> bool {
     match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
         (Ok(_), _) => true,
-        (Err(ListenError::NotBuilt { .. }), Some("bpf")) if !cfg!(feature = "bpf") => false,
+        (Err(ListenError::NotBuilt { .. }), Some(_)) if !cfg!(all(feature = "bpf", feature = "uring")) => {
+            false
+        }
         (Err(error @ (ListenError::NotPermitted { .. } | ListenError::Absent { .. })), Some(facility)) => {
             fourtuple_testing::skip(test, facility, &error.to_string());
             false

@@ -25,7 +25,7 @@ fn a_missing_permission_is_an_error() {
             assert!(matches!(error, ListenError::NotPermitted { .. }), "{error:?}");
             let said = error.to_string();
             assert!(
-                said.starts_with("uring-oneshot is not permitted here: io_uring_setup(): EPERM ("),
+                said.starts_with("uring-oneshot is not permitted here: io_uring_setup(): EPERM; "),
                 "{said}"
             );
             // A worker without the permission fails too.

@@ -153,6 +153,32 @@ fn while_it_opens(test: &str, spreads: &[&str]) {
     }
 }
 
+/// A selector that returns a number of no socket lets the kernel's hash choose among all sockets, the control socket included.
+#[test]
+fn data_never_reaches_the_control_socket() {
+    const RETURN: u16 = 0x06;
+    in_namespace(|| {
+        for address in ALL {
+            let test = "data_never_reaches_the_control_socket";
+            let to = SocketAddr::new(address.parse().unwrap(), 0);
+            let Some(group) = open_with_control(test, to, 2, "random", "bytes:0:1=0xff") else { return };
+            let member = group.member(0).unwrap();
+            let attached = option::attach_group_selector(member.as_fd(), &[(RETURN, 0, 0, 99)]).unwrap();
+            assert_eq!(attached, option::Answer::Done);
+            for number in 0..100_u32 {
+                // Each source port has another hash.
+                at(address).send_to(&number.to_be_bytes(), group.address()).unwrap();
+            }
+            assert_eq!(waiting(&[group.control().unwrap()]), (0, 0), "{address}");
+            let (_, data) = waiting(&members(&group));
+            assert!(
+                (1..100).contains(&data),
+                "{address}: the hash did not choose: {data} packets at members"
+            );
+        }
+    });
+}
+
 /// Counts packets like [`waiting`], but does not wait for further packets.
 fn waiting_now(sockets: &[OwnedFd]) -> (usize, usize) {
     let mut batch = Batch::new(64, 64);

@@ -34,12 +34,7 @@ pub(crate) fn open_with_control(
 fn opened(test: &str, result: Result<UdpGroup, UdpGroupError>) -> Option<UdpGroup> {
     match result {
         Ok(group) => Some(group),
-        #[cfg(feature = "bpf")]
-        Err(UdpGroupError::Bpf {
-            source:
-                error @ (fourtuple_bpf::BpfError::NotPermitted { .. } | fourtuple_bpf::BpfError::Absent { .. }),
-            ..
-        }) => {
+        Err(error @ (UdpGroupError::NotPermitted { .. } | UdpGroupError::Absent { .. })) => {
             fourtuple_testing::skip(test, "bpf", &error.to_string());
             None
         }

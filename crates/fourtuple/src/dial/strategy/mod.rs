@@ -14,13 +14,14 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
-use fastrand::Rng;
-
+use crate::capabilities::LocalPortRange;
 pub use crate::dial::strategy::step::Step;
-use crate::ports::PortRange;
+use crate::ports::{PortRange, Random};
 
 /// The way to choose a source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub enum Strategy {
     /// connect() without a socket option: the kernel's own search.
     KernelDefault,
@@ -61,12 +62,26 @@ impl Strategy {
         then_full_range: true,
     };
 
+    /// Returns the strategy that [`Strategy::Auto`] becomes on a kernel with this support for IP_LOCAL_PORT_RANGE. `ports_known` says
+    /// whether the port range of the namespace could be read; without it no strategy can draw ports.
+    pub fn for_kernel(found: LocalPortRange, ports_known: bool) -> Strategy {
+        match found {
+            LocalPortRange::Linear => Strategy::FullRange,
+            // The last step searches the full range, so the strategy works with either kind of search.
+            LocalPortRange::Parity | LocalPortRange::Unproven if ports_known => Strategy::RANDOM_WINDOW,
+            LocalPortRange::Parity | LocalPortRange::Unproven => Strategy::FullRange,
+            // While fewer than half of the ports are in use, `Attempt` uses the kernel's own search instead.
+            LocalPortRange::Absent if ports_known => Strategy::SELECT_TEST_REPEAT,
+            LocalPortRange::Absent => Strategy::KernelDefault,
+        }
+    }
+
     /// Returns the next step after `tried` steps found their ports in use; `None`: the dial fails.
     ///
     /// # Panics
     ///
     /// Panics for [`Strategy::Auto`]: a dialer replaces it by another strategy when it is built.
-    pub fn step(self, tried: u32, range: PortRange, random: &mut Rng) -> Option<Step> {
+    pub fn step(self, tried: u32, range: PortRange, random: &mut Random) -> Option<Step> {
         match self {
             Strategy::KernelDefault => kernel_default::step(tried),
             Strategy::SelectTestRepeat { tries } => select_test_repeat::step(tries, tried, range, random),

@@ -1,9 +1,7 @@
 use std::num::NonZeroU16;
 
-use fastrand::Rng;
-
 use crate::dial::strategy::step::Step;
-use crate::ports::PortRange;
+use crate::ports::{PortRange, Random};
 
 /// Searches `tries` windows of `width` ports at random positions and then, if `then_full_range` is set, the full range.
 pub(super) fn step(
@@ -12,7 +10,7 @@ pub(super) fn step(
     then_full_range: bool,
     tried: u32,
     range: PortRange,
-    random: &mut Rng,
+    random: &mut Random,
 ) -> Option<Step> {
     let tries = u32::from(tries.get());
     if tried < tries {
@@ -22,7 +20,7 @@ pub(super) fn step(
     }
 }
 
-fn window(width: u32, range: PortRange, random: &mut Rng) -> PortRange {
+fn window(width: u32, range: PortRange, random: &mut Random) -> PortRange {
     let Some(room) = range.len().checked_sub(width) else {
         return range;
     };
@@ -39,7 +37,7 @@ mod tests {
     #[test]
     fn windows_stay_within_the_range_and_reach_both_ends() {
         let range = PortRange::new(1000, 1009).unwrap();
-        let mut random = Rng::with_seed(1);
+        let mut random = Random::with_seed(1);
         let windows: Vec<PortRange> = (0..200).map(|_| window(4, range, &mut random)).collect();
         assert!(
             windows.iter().all(|window| window.len() == 4 && window.low() >= 1000 && window.high() <= 1009)
@@ -51,13 +49,13 @@ mod tests {
     #[test]
     fn a_window_wider_than_the_range_is_the_range() {
         let range = PortRange::new(1000, 1009).unwrap();
-        assert_eq!(window(500, range, &mut Rng::with_seed(1)), range);
+        assert_eq!(window(500, range, &mut Random::with_seed(1)), range);
     }
 
     #[test]
     fn the_full_range_is_searched_once() {
         let range = PortRange::KERNEL_DEFAULT;
-        let mut random = Rng::with_seed(1);
+        let mut random = Random::with_seed(1);
         let mut step = |tried| Strategy::RANDOM_WINDOW.step(tried, range, &mut random);
         assert!(matches!(step(1), Some(Step::Window(window)) if window.len() == 500));
         assert_eq!(step(2), Some(Step::Window(PortRange::ALL)));

@@ -4,6 +4,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::{option, socket};
@@ -23,10 +24,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     if let Listeners::Shared(listener) = preparation.listeners {
         let set = option::set_receive_timeout(listener.as_fd(), CHECK_INTERVAL);
-        set.map_err(|source| ListenError::Call {
+        set.map_err(|error| ListenError::Call {
             call: "setsockopt(SO_RCVTIMEO)",
             endpoint: preparation.endpoint.clone(),
-            source,
+            error,
         })?;
     }
     Ok(SharedState::None)
@@ -74,6 +75,13 @@ impl Wait for Blocking {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
+            if self.connection.is_none() && seat.group.0.seats.is_retired() {
+                if seat.waker.clear() || seat.group.is_drained() {
+                    return Ok(None);
+                }
+                thread::sleep(CHECK_INTERVAL);
+                continue;
+            }
             if self.connection.is_none() {
                 self.connection = self.accept(seat)?;
                 self.since = Instant::now();

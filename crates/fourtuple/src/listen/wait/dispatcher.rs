@@ -41,10 +41,10 @@ struct Dispatched {
 /// Creates the channels between the dispatcher and the workers.
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     let channels = WorkerChannels::new(preparation.seats).map(SharedState::Channels);
-    channels.map_err(|source| ListenError::Call {
+    channels.map_err(|error| ListenError::Call {
         call: "socketpair()",
         endpoint: preparation.endpoint.clone(),
-        source,
+        error,
     })
 }
 

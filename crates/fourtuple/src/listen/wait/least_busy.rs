@@ -128,9 +128,9 @@ fn refused(error: BpfError) -> ListenError {
     let policy = AcceptPolicy::ReuseportLeastBusy;
     match error {
         BpfError::NotPermitted { call, source } => {
-            ListenError::NotPermitted { policy, call, needs: BpfError::NEEDS, source }
+            ListenError::NotPermitted { policy, call, needs: BpfError::NEEDS, error: source }
         }
-        BpfError::Absent { what, source, .. } => ListenError::Absent { policy, what, source },
-        other => ListenError::Bpf(other),
+        BpfError::Absent { what, source, .. } => ListenError::Absent { policy, what, error: source },
+        other => ListenError::Bpf { policy, error: other.into() },
     }
 }

@@ -16,4 +16,8 @@ pub(crate) mod seat;
 pub(crate) mod shared_epoll;
 pub(crate) mod shared_oneshot;
 pub(crate) mod shared_state;
+#[cfg(feature = "uring")]
+pub(crate) mod uring_oneshot;
+#[cfg(not(feature = "uring"))]
+#[path = "uring_oneshot_absent.rs"]
 pub(crate) mod uring_oneshot;

@@ -17,7 +17,7 @@ use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
 use crate::listen::listeners::InheritedListener;
 use crate::listen::rounds::Rounds;
-use crate::listen::seats::Count;
+use crate::listen::seats::{Count, Phase};
 use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, is_out_of_watches};
 
 const WAKER: u64 = u64::MAX;
@@ -51,6 +51,8 @@ pub(crate) struct Pool {
     rounds: Option<Rounds>,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
+    /// Whether the worker has stopped accepting because its group retires.
+    retired: bool,
 }
 
 impl Pool {
@@ -71,6 +73,7 @@ impl Pool {
             accepts_since_readd: 0,
             rounds: group.is_measured().then(Rounds::default),
             accept_after: None,
+            retired: false,
         };
         let token = LISTENER | pool.listener.as_raw_fd() as u64;
         let added = pool.epoll.add(pool.listener.as_fd(), token, watching.interest);
@@ -101,7 +104,7 @@ impl Pool {
     /// Removes inherited listeners that another worker has claimed.
     fn drop_claimed(&mut self, seat: &Seat) -> Result<(), ListenError> {
         for inherited in self.inherited.iter().filter(|inherited| inherited.is_claimed()) {
-            if self.accept_after.is_none() {
+            if self.accept_after.is_none() && !self.retired {
                 self.epoll.remove(inherited.listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
             }
         }
@@ -178,6 +181,22 @@ impl Pool {
         Ok(())
     }
 
+    /// Stops accepting, for another process that accepts from the same listeners. The kernel may have woken only this worker for queued
+    /// connections, so the worker takes these.
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.retired = true;
+        if self.accept_after.take().is_none() {
+            self.stop_listening(seat)?;
+        }
+        let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
+        for listener in listeners {
+            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
+                self.watch(seat, connection)?;
+            }
+        }
+        Ok(())
+    }
+
     fn listen_again(&mut self, seat: &Seat) -> Result<(), ListenError> {
         self.accept_after = None;
         let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
@@ -230,7 +249,7 @@ impl Pool {
                 Some(Arrival::Nudge) | None => Ok(None),
                 Some(Arrival::Listener(listener)) => {
                     let received = seat.group.inherit(listener)?;
-                    if self.accept_after.is_none() {
+                    if self.accept_after.is_none() && !self.retired {
                         let others: Vec<_> = self.listeners().map(Arc::clone).collect();
                         self.listen_or_pause(seat, &received.listener, &others)?;
                     }
@@ -245,6 +264,7 @@ impl Pool {
                     self.watch(seat, connection).map(|()| None)
                 }
             },
+            token if token & LISTENER != 0 && self.retired => Ok(None),
             token if token & LISTENER != 0 => self.accept(seat, (token & !LISTENER) as i32),
             // `None` if the connection was closed after epoll_wait(2), or the caller still holds it.
             token => Ok(self.idle.take(token as usize)),
@@ -262,6 +282,10 @@ impl Wait for Pool {
             while let Some(event) = self.ready.pop_front() {
                 if event.token() == WAKER {
                     seat.waker.clear();
+                    if !self.retired && seat.group.0.seats.phase() == Phase::Retiring {
+                        self.retire(seat)?;
+                        continue;
+                    }
                     return Ok(None);
                 }
                 if let Some(connection) = self.handle(seat, event)? {
@@ -311,7 +335,7 @@ impl Wait for Pool {
 
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
-        if self.accept_after.take().is_none() {
+        if self.accept_after.take().is_none() && !self.retired {
             self.stop_listening(seat)?;
         }
         for inherited in self.inherited.drain(..) {
@@ -320,7 +344,7 @@ impl Wait for Pool {
         let mut released = self.idle.drain();
         if seat.group.policy().has_listener_each() {
             seat.group.hand_off_listener(seat.number, &self.listener)?;
-        } else {
+        } else if !seat.group.0.seats.is_retired() {
             // The kernel may have woken only this worker for a connection that is still in the accept queue.
             let listener = Arc::clone(&self.listener);
             while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {

@@ -53,6 +53,11 @@ impl SharedEpoll {
         Ok(())
     }
 
+    /// Removes the listener from the epoll.
+    pub(crate) fn stop_listening(&self) -> io::Result<()> {
+        self.epoll.remove(self.listener.as_fd())
+    }
+
     pub(crate) fn arm_listener(&self) -> io::Result<()> {
         self.epoll.modify(self.listener.as_fd(), LISTENER, Interest::ACCEPT.and(Interest::ONESHOT))
     }

@@ -32,10 +32,10 @@ pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, List
         unreachable!("a policy without listener_each has a shared listener")
     };
     let shared = SharedEpoll::new(listener, preparation.idle).map(SharedState::Epoll);
-    shared.map_err(|source| ListenError::Call {
+    shared.map_err(|error| ListenError::Call {
         call: "epoll_ctl()",
         endpoint: preparation.endpoint.clone(),
-        source,
+        error,
     })
 }
 
@@ -90,7 +90,11 @@ impl Wait for SharedOneshot {
                 thread::sleep(BACK_OFF);
             }
             // The listener is armed before the request is served, so that another worker gets the next connection.
-            shared.arm_listener().map_err(seat.group.failed("epoll_ctl()"))?;
+            // A group that retires has removed the listener, perhaps since the event.
+            match shared.arm_listener() {
+                Err(_not_in_the_epoll) if seat.group.0.seats.is_retired() => {}
+                armed => armed.map_err(seat.group.failed("epoll_ctl()"))?,
+            }
             match accepted {
                 AcceptOutcome::Connection(connection) if socket::has_something(connection.as_fd()) => {
                     return Ok(Some(connection));

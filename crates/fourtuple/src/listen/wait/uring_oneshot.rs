@@ -35,33 +35,33 @@ pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, List
     let endpoint = preparation.endpoint;
     let mut ring = AcceptRing::new().map_err(|error| refused(endpoint, error))?;
     let waits = ring.waits();
-    if waits.map_err(|source| ListenError::Call {
+    if waits.map_err(|error| ListenError::Call {
         call: "io_uring_enter()",
         endpoint: endpoint.clone(),
-        source,
+        error,
     })? {
         return Ok(SharedState::None);
     }
     Err(ListenError::Absent {
         policy: AcceptPolicy::UringOneshot,
         what: "an accept of io_uring that waits for a connection",
-        source: io::ErrorKind::WouldBlock.into(),
+        error: io::ErrorKind::WouldBlock.into(),
     })
 }
 
-fn refused(endpoint: &Endpoint, source: io::Error) -> ListenError {
+fn refused(endpoint: &Endpoint, error: io::Error) -> ListenError {
     let policy = AcceptPolicy::UringOneshot;
-    match errno_name(&source).as_str() {
+    match errno_name(&error).as_str() {
         "EPERM" | "EACCES" => ListenError::NotPermitted {
             policy,
             call: "io_uring_setup()",
             needs: "it takes the sysctl kernel.io_uring_disabled at 0 (or 1 with the group of kernel.io_uring_group) and a \
                     seccomp profile that allows io_uring",
-            source,
+            error,
         },
-        "ENOSYS" => ListenError::Absent { policy, what: "a kernel with io_uring", source },
-        "EINVAL" => ListenError::Absent { policy, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", source },
-        _ => ListenError::Call { call: "io_uring_setup()", endpoint: endpoint.clone(), source },
+        "ENOSYS" => ListenError::Absent { policy, what: "a kernel with io_uring", error },
+        "EINVAL" => ListenError::Absent { policy, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", error },
+        _ => ListenError::Call { call: "io_uring_setup()", endpoint: endpoint.clone(), error },
     }
 }
 

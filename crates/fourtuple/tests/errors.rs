@@ -1,0 +1,176 @@
+//! Display of an error does not repeat the text of its source: a report prints the whole chain.
+
+use std::error::Error;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use fourtuple::dial::{BuildError, DialError, SourcePool, Strategy, Uncounted};
+use fourtuple::listen::{AcceptPolicy, Family, ListenError};
+use fourtuple::ports::{PortRange, PortSet};
+use fourtuple::spread::{ControlFilter, DeviceName, Selector, UdpGroupError};
+
+const EACCES: i32 = 13;
+
+fn io_error() -> io::Error {
+    io::Error::from_raw_os_error(EACCES)
+}
+
+fn address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 80).into()
+}
+
+fn source_address() -> IpAddr {
+    Ipv4Addr::LOCALHOST.into()
+}
+
+fn dial_errors() -> Vec<DialError> {
+    let (local, destination, source_address) = (address(), address(), Some(source_address()));
+    vec![
+        DialError::PortsExhausted { source_address, destination, census: Err(Uncounted::NotAsked) },
+        DialError::SourceNotLocal { source_address: Ipv4Addr::LOCALHOST.into() },
+        DialError::TupleBusy { local, destination },
+        DialError::WouldShadow { local, destination },
+        DialError::Refused { destination, source_address },
+        DialError::SelfConnect { destination },
+        DialError::TimedOut { destination, source_address, after: Duration::from_secs(1) },
+        DialError::NotSupported { option: "IP_LOCAL_PORT_RANGE", strategy: Strategy::FullRange.to_string() },
+        DialError::Call { call: "connect", address: destination, source_address, error: io_error() },
+    ]
+}
+
+fn build_errors() -> Vec<BuildError> {
+    vec![
+        BuildError::PortZero { destination: address() },
+        BuildError::Family { source_address: source_address(), destination: address() },
+        BuildError::Device { name: "eth0".to_owned() },
+        BuildError::SourcePort,
+        BuildError::Range { error: io_error() },
+        BuildError::Route { destination: address(), error: io_error() },
+    ]
+}
+
+fn listen_errors() -> Vec<ListenError> {
+    let policy = AcceptPolicy::ROTATE;
+    vec![
+        ListenError::Impossible { policy, family: Family::Unix, why: "why" },
+        ListenError::NotPermitted { policy, call: "io_uring_setup()", needs: "needs", error: io_error() },
+        ListenError::Absent { policy, what: "what", error: io_error() },
+        ListenError::NoDispatcher { policy, why: "why" },
+        ListenError::NotBuilt { policy, feature: "bpf" },
+        ListenError::Bpf { policy, error: io_error().into() },
+        ListenError::Setting { setting: "seats", value: "0".to_owned(), accepted: "at least 1" },
+        ListenError::Drained,
+        ListenError::Full { seats: 1 },
+        ListenError::NotASocket { path: "/tmp".into() },
+        ListenError::PathInUse { path: "/tmp".into() },
+        ListenError::NotMeasurable,
+        ListenError::Adopted { why: "why", error: Some(io_error()) },
+        ListenError::Call { call: "bind()", endpoint: address().into(), error: io_error() },
+    ]
+}
+
+fn group_errors() -> Vec<UdpGroupError> {
+    let (selector, address) = (Selector::Random, address());
+    let (filter, device): (ControlFilter, DeviceName) = ("ttl=255".parse().unwrap(), "lo".parse().unwrap());
+    vec![
+        UdpGroupError::Members { members: 0 },
+        UdpGroupError::Impossible { selector, why: "why" },
+        UdpGroupError::NoControl { selector, filter, why: "why" },
+        UdpGroupError::Absent { selector, what: "what", error: Some(io_error()) },
+        UdpGroupError::NotPermitted { selector, call: "bpf()", needs: "needs", error: io_error() },
+        UdpGroupError::NotBuilt { selector, feature: "bpf" },
+        UdpGroupError::Bpf { selector, error: io_error().into() },
+        UdpGroupError::NoDevice { selector, device, error: io_error() },
+        UdpGroupError::WhichDevice { selector, address },
+        UdpGroupError::Fixed { selector },
+        UdpGroupError::Weights { given: vec![0], members: 1, why: "why" },
+        UdpGroupError::NoMember { index: 1 },
+        UdpGroupError::NotOne { selector, why: "why", error: Some(io_error()) },
+        UdpGroupError::Call { call: "bind()", address, error: io_error() },
+    ]
+}
+
+/// Errors of texts, of which no other variant has a source.
+fn parse_errors() -> Vec<Box<dyn Error>> {
+    vec![
+        Box::new("x".parse::<SourcePool>().unwrap_err()),
+        Box::new("x".parse::<Strategy>().unwrap_err()),
+        Box::new("x".parse::<AcceptPolicy>().unwrap_err()),
+        Box::new("x".parse::<Selector>().unwrap_err()),
+        Box::new("x".parse::<ControlFilter>().unwrap_err()),
+        Box::new("".parse::<DeviceName>().unwrap_err()),
+        Box::new("x".parse::<PortRange>().unwrap_err()),
+        Box::new(PortSet::parse_list("x").unwrap_err()),
+    ]
+}
+
+#[cfg(feature = "tokio")]
+fn connect_errors() -> Vec<Box<dyn Error>> {
+    use fourtuple::dial::ConnectError;
+    let (host, uri) = ("example.org".to_owned(), "http://".to_owned());
+    let refused = || ConnectError::Dial(DialError::Refused { destination: address(), source_address: None });
+    let errors = [
+        ConnectError::NoHost { uri: uri.clone() },
+        ConnectError::NotHttp { uri },
+        ConnectError::Resolve { host: host.clone(), error: io_error() },
+        ConnectError::NoAddress { host: host.clone() },
+        ConnectError::TimedOut { host: host.clone(), port: 80, after: Duration::from_secs(1) },
+        ConnectError::Build(BuildError::Range { error: io_error() }),
+        ConnectError::Dial(dial_errors().pop().unwrap()),
+        ConnectError::AllFailed { host, failures: vec![refused(), refused()] },
+    ];
+    errors.into_iter().map(|error| Box::new(error) as Box<dyn Error>).collect()
+}
+
+#[cfg(not(feature = "tokio"))]
+fn connect_errors() -> Vec<Box<dyn Error>> {
+    Vec::new()
+}
+
+#[test]
+fn display_does_not_contain_the_text_of_the_source() {
+    fn boxed<E: Error + 'static>(errors: Vec<E>) -> impl Iterator<Item = Box<dyn Error>> {
+        errors.into_iter().map(|error| Box::new(error) as Box<dyn Error>)
+    }
+    let errors = boxed(dial_errors())
+        .chain(boxed(build_errors()))
+        .chain(boxed(listen_errors()))
+        .chain(boxed(group_errors()))
+        .chain(parse_errors())
+        .chain(connect_errors());
+    let mut sources = 0;
+    for error in errors {
+        let mut error: &dyn Error = &*error;
+        while let Some(source) = error.source() {
+            assert!(!error.to_string().contains(&source.to_string()), "{error} repeats {source}");
+            error = source;
+            sources += 1;
+        }
+    }
+    assert!(sources >= 15, "{sources} sources");
+}
+
+#[test]
+fn errors_become_io_errors_of_a_fitting_kind() {
+    for error in listen_errors() {
+        let expected = match &error {
+            ListenError::NotPermitted { .. } | ListenError::Call { .. } => io::ErrorKind::PermissionDenied,
+            ListenError::PathInUse { .. } => io::ErrorKind::AddrInUse,
+            _ => continue,
+        };
+        let error = io::Error::from(error);
+        assert_eq!(error.kind(), expected, "{error}");
+        assert!(error.downcast::<ListenError>().is_ok());
+    }
+    for error in group_errors() {
+        let expected = match &error {
+            UdpGroupError::NotPermitted { .. } | UdpGroupError::Call { .. } => {
+                io::ErrorKind::PermissionDenied
+            }
+            UdpGroupError::Fixed { .. } => io::ErrorKind::Unsupported,
+            _ => continue,
+        };
+        assert_eq!(io::Error::from(error).kind(), expected);
+    }
+}

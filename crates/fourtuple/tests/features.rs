@@ -1,0 +1,68 @@
+//! The features `serde` and `tracing`.
+
+use std::fmt::Debug;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+
+use fourtuple::dial::Dialer;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::with_default;
+use tracing::{Event, Metadata, Subscriber};
+
+/// Collects the fields of events as text.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<String>>);
+
+impl Subscriber for Collector {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Fields(&mut self.0.lock().unwrap()));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        *self.0 += &format!("{}={value:?} ", field.name());
+    }
+}
+
+#[test]
+fn a_dial_is_an_event_and_its_report_is_json() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+    let collector = Collector::default();
+    let (stream, report) = with_default(collector.clone(), || dialer.dial()).unwrap();
+    let seen = collector.0.lock().unwrap().clone();
+    assert!(seen.contains("connected") && seen.contains(&format!("source={}", report.source)), "{seen}");
+    let json = serde_json::to_value(report).unwrap();
+    assert_eq!(json["source"], stream.local_addr().unwrap().to_string());
+    assert_eq!(json["attempts"], report.attempts);
+}
+
+#[test]
+fn a_refused_dial_is_an_event() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dialer = Dialer::to(closed).build().unwrap();
+    let collector = Collector::default();
+    with_default(collector.clone(), || dialer.dial()).unwrap_err();
+    let seen = collector.0.lock().unwrap().clone();
+    assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");
+}

@@ -1,0 +1,235 @@
+//! Listeners of another process, and the options of listeners.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder};
+use fourtuple_syscalls::{child, option};
+use fourtuple_testing::in_namespace;
+
+use crate::examples::beside;
+use crate::pool::{Worker, ask, connect, endpoint, try_ask};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Policies whose workers can stop accepting while connections stay.
+const RETIRABLE: [AcceptPolicy; 6] = [
+    AcceptPolicy::Exclusive,
+    AcceptPolicy::Plain,
+    AcceptPolicy::Blocking,
+    AcceptPolicy::ROTATE,
+    AcceptPolicy::SharedOneshot,
+    AcceptPolicy::Reuseport,
+];
+
+fn listener() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+}
+
+fn refusal(builder: Result<ListenerGroupBuilder, ListenError>) -> String {
+    let error = builder.and_then(ListenerGroupBuilder::open).unwrap_err();
+    assert!(matches!(error, ListenError::Adopted { .. }) && error.is_usage(), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn given_listeners_serve_with_every_shared_policy() {
+    in_namespace(|| {
+        for policy in RETIRABLE.into_iter().filter(|policy| *policy != AcceptPolicy::Reuseport) {
+            let builder = ListenerGroupBuilder::from_listeners([listener()]).unwrap();
+            let group = builder.policy(policy).open().unwrap();
+            let worker = Worker::start(&group);
+            assert_eq!(ask(&mut *connect(&group), 0), (0, 1), "{policy}");
+            worker.stop();
+        }
+        let family = endpoint(Family::Unix);
+        let fourtuple::listen::Endpoint::Unix(path) = &family else { unreachable!("a path") };
+        let group = ListenerGroupBuilder::from_listeners([UnixListener::bind(path).unwrap()]).unwrap();
+        let group = group.open().unwrap();
+        assert_eq!(group.endpoint(), &family);
+        drop(group);
+        assert!(path.exists(), "the path belongs to the other process");
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+#[test]
+fn reuseport_takes_a_listener_for_each_worker() {
+    in_namespace(|| {
+        let first = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(AcceptPolicy::Reuseport);
+        let first = first.open().unwrap();
+        let workers = Worker::start_many(&first, 2);
+        let listeners = first.listeners().unwrap();
+        assert_eq!(listeners.len(), 2);
+        let second = ListenerGroupBuilder::from_listeners(listeners).unwrap();
+        let second = second.policy(AcceptPolicy::Reuseport).open().unwrap();
+        assert_eq!(second.endpoint(), first.endpoint());
+        workers.into_iter().for_each(Worker::stop);
+        drop(first);
+        let workers = Worker::start_many(&second, 3);
+        for _ in 0..20 {
+            ask(&mut *connect(&second), 0);
+        }
+        workers.into_iter().for_each(Worker::stop);
+    });
+}
+
+#[test]
+fn listeners_that_form_no_group_are_refused() {
+    in_namespace(|| {
+        let several = ListenerGroupBuilder::from_listeners;
+        assert!(refusal(several(Vec::<OwnedFd>::new())).contains("there is none"));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(refusal(several(vec![OwnedFd::from(file)])).contains("no socket"));
+        let (first, second) = (listener(), listener());
+        let stream = TcpStream::connect(first.local_addr().unwrap()).unwrap();
+        assert!(refusal(several(vec![stream.into()])).contains("does not listen"));
+        let both = || vec![OwnedFd::from(first.try_clone().unwrap()), OwnedFd::from(second)];
+        assert!(refusal(several(both())).contains("different addresses"));
+        let twice =
+            vec![OwnedFd::from(first.try_clone().unwrap()), OwnedFd::from(first.try_clone().unwrap())];
+        assert!(refusal(several(twice)).contains("takes one listener"));
+        let without = several(vec![OwnedFd::from(first)]).unwrap().policy(AcceptPolicy::Reuseport);
+        assert!(refusal(Ok(without)).contains("with SO_REUSEPORT"));
+    });
+}
+
+/// Two groups on one listener stand for two processes. Clients keep a connection for two requests.
+#[test]
+fn a_takeover_loses_no_request() {
+    in_namespace(|| {
+        for policy in RETIRABLE {
+            let old = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(policy).open().unwrap();
+            let workers = Worker::start_many(&old, 3);
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let clients: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let mut answered = 0;
+                            while !stop.load(Ordering::Acquire) {
+                                let mut stream = connect(&old);
+                                ask(&mut *stream, 50);
+                                answered += 1;
+                                // The old group closes the connection after the response when it retires.
+                                answered += u32::from(try_ask(&mut *stream, 50).is_ok());
+                            }
+                            answered
+                        })
+                    })
+                    .collect();
+                thread::sleep(Duration::from_millis(100));
+                let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
+                let new = new.policy(policy).open().unwrap();
+                let successors = Worker::start_many(&new, 3);
+                let report = old.retire(DEADLINE).unwrap();
+                assert!(report.is_complete(), "{policy}: {report:?}");
+                let accepts = |group: &fourtuple::listen::ListenerGroup| {
+                    group.stats().iter().map(|seat| seat.accepts).sum::<u64>()
+                };
+                let before = accepts(&old);
+                workers.into_iter().for_each(Worker::stop);
+                thread::sleep(Duration::from_millis(100));
+                stop.store(true, Ordering::Release);
+                let answered: Vec<u32> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+                assert!(answered.iter().all(|count| *count > 0), "{policy}: {answered:?}");
+                assert_eq!(accepts(&old), before, "{policy}: a retired group accepts nothing");
+                assert!(accepts(&new) > 0, "{policy}");
+                successors.into_iter().for_each(Worker::stop);
+            });
+        }
+    });
+}
+
+#[test]
+fn socket_activation_serves_the_given_listener() {
+    in_namespace(|| {
+        let test = "socket_activation_serves_the_given_listener";
+        let Some(path) = beside(test, "activated") else { return };
+        let listener = listener();
+        let address = listener.local_addr().unwrap();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" 3<&0 </dev/null"])
+            .arg(&path)
+            .stdin(Stdio::from(OwnedFd::from(listener)))
+            .stdout(Stdio::null());
+        child::end_with_this_thread(&mut command);
+        let mut server = command.spawn().unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.write_all(b"?").unwrap();
+        let mut answer = [0; 7];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"answer\n");
+        server.kill().unwrap();
+        server.wait().unwrap();
+    });
+}
+
+#[test]
+fn options_are_set_on_every_listener() {
+    const TCP: i32 = 6;
+    const IPV6: i32 = 41;
+    const TCP_DEFER_ACCEPT: i32 = 9;
+    const TCP_FASTOPEN: i32 = 23;
+    const IPV6_V6ONLY: i32 = 26;
+    in_namespace(|| {
+        for policy in [AcceptPolicy::SharedOneshot, AcceptPolicy::Reuseport] {
+            let group = ListenerGroupBuilder::at((Ipv6Addr::UNSPECIFIED, 0))
+                .policy(policy)
+                .defer_accept(Duration::from_millis(900))
+                .fast_open(7)
+                .only_ipv6(true)
+                .open()
+                .unwrap();
+            let workers = Worker::start_many(&group, 2);
+            for listener in group.listeners().unwrap() {
+                let option = |level, name| option::get_int(listener.as_fd(), level, name).unwrap();
+                assert!(option(TCP, TCP_DEFER_ACCEPT) >= 1, "{policy}");
+                assert_eq!((option(TCP, TCP_FASTOPEN), option(IPV6, IPV6_V6ONLY)), (7, 1), "{policy}");
+            }
+            let port = group.endpoint().inet().unwrap().port();
+            assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err(), "IPv6 only");
+            assert!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).is_ok());
+            workers.into_iter().for_each(Worker::stop);
+        }
+    });
+}
+
+#[test]
+fn defer_accept_queues_a_connection_with_its_first_bytes() {
+    in_namespace(|| {
+        let limit = Duration::from_secs(60);
+        let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).defer_accept(limit).open().unwrap();
+        let mut stream = connect(&group);
+        let listener = &group.listeners().unwrap()[0];
+        assert_eq!(option::accept_queue(listener.as_fd()).unwrap(), 0);
+        stream.write_all(&0_u32.to_ne_bytes()).unwrap();
+        while option::accept_queue(listener.as_fd()).unwrap() == 0 {
+            thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    in_namespace(|| {
+        let v4: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+        for builder in [
+            ListenerGroupBuilder::at(v4).only_ipv6(true),
+            ListenerGroupBuilder::at(v4).defer_accept(Duration::ZERO),
+            ListenerGroupBuilder::at(endpoint(Family::Unix)).fast_open(1),
+            ListenerGroupBuilder::from_listeners([listener()]).unwrap().fast_open(1),
+        ] {
+            let error = builder.open().unwrap_err();
+            assert!(matches!(error, ListenError::Setting { .. }), "{error}");
+        }
+    });
+}

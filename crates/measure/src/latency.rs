@@ -1,8 +1,9 @@
+use std::fmt;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
+use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
 /// The longest distinguishable time in nanoseconds: an hour.
 pub const LONGEST_NS: u64 = 3_600_000_000_000;
@@ -42,6 +43,18 @@ pub struct Quantiles {
     pub max: u64,
 }
 
+/// The error of [`Histogram::from_bytes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAHistogram;
+
+impl fmt::Display for NotAHistogram {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the bytes are no histogram of fourtuple")
+    }
+}
+
+impl std::error::Error for NotAHistogram {}
+
 impl Default for Histogram {
     fn default() -> Self {
         Histogram::new()
@@ -79,6 +92,32 @@ impl Histogram {
             self.buckets.reset();
             (self.sum, self.max) = (0, 0);
         }
+    }
+
+    /// Returns the histogram as bytes: sum and maximum, then the buckets (encoding V2, deflated).
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.sum.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&self.max.to_le_bytes());
+        V2DeflateSerializer::new()
+            .serialize(&self.buckets, &mut bytes)
+            .expect("memory can be written, and every count is below 2^63");
+        bytes
+    }
+
+    /// Returns the histogram that [`Histogram::to_bytes`] encoded.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAHistogram`] for any other bytes, and for a histogram with other bounds or another resolution.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Histogram, NotAHistogram> {
+        let (sum, rest) = bytes.split_first_chunk().ok_or(NotAHistogram)?;
+        let (max, rest) = rest.split_first_chunk().ok_or(NotAHistogram)?;
+        let buckets: hdrhistogram::Histogram<u64> =
+            Deserializer::new().deserialize(&mut &*rest).map_err(|_| NotAHistogram)?;
+        if (buckets.low(), buckets.high(), buckets.sigfig()) != (1, LONGEST_NS, DIGITS) {
+            return Err(NotAHistogram);
+        }
+        Ok(Histogram { buckets, sum: u128::from_le_bytes(*sum), max: u64::from_le_bytes(*max) })
     }
 
     /// Returns the number of samples.
@@ -201,7 +240,6 @@ pub fn log<'a>(intervals: impl Iterator<Item = (f64, f64, &'a Histogram)>) -> St
 #[cfg(test)]
 mod tests {
     use fastrand::Rng;
-    use hdrhistogram::serialization::Deserializer;
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     use super::*;
@@ -274,6 +312,30 @@ mod tests {
             assert_eq!(merged.distribution(), whole.distribution(), "{name}");
             assert_eq!(merged.buckets, whole.buckets, "{name}");
         }
+    }
+
+    #[test]
+    fn bytes_give_the_same_histogram_back() {
+        for (name, samples) in distributions() {
+            let histogram = recorded(&samples);
+            let back = Histogram::from_bytes(&histogram.to_bytes()).unwrap();
+            assert_eq!(back.summary(), histogram.summary(), "{name}");
+            assert_eq!(back.buckets, histogram.buckets, "{name}");
+        }
+        assert_eq!(Histogram::from_bytes(&Histogram::new().to_bytes()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn truncated_and_foreign_bytes_are_no_histogram() {
+        let bytes = recorded(&[5, 7_000_000]).to_bytes();
+        // zlib ends with a checksum of 4 bytes, which the reader ignores.
+        for length in 0..bytes.len() - 8 {
+            assert!(Histogram::from_bytes(&bytes[..length]).is_err(), "{length}");
+        }
+        let mut foreign = vec![0; 24];
+        let coarse = hdrhistogram::Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 2).unwrap();
+        V2DeflateSerializer::new().serialize(&coarse, &mut foreign).unwrap();
+        assert!(Histogram::from_bytes(&foreign).is_err());
     }
 
     #[test]

@@ -36,15 +36,23 @@ impl LogLinear {
         }
     }
 
-    /// Merges another histogram with the same buckets.
+    /// Merges another histogram with the same buckets, or an empty one.
     pub fn merge(&mut self, other: &LogLinear) {
-        debug_assert_eq!(self.bits, other.bits);
+        debug_assert!(self.bits == other.bits || other.counts.is_empty());
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
         }
         self.sum_ns += other.sum_ns;
         self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// Returns the samples that were added after an earlier state of the same histogram. The maximum covers all samples, so it
+    /// may be too high.
+    pub fn since(&self, earlier: &LogLinear) -> LogLinear {
+        let before = |bucket: usize| earlier.counts.get(bucket).copied().unwrap_or_default();
+        let counts = self.counts.iter().enumerate().map(|(bucket, now)| now.saturating_sub(before(bucket)));
+        LogLinear { counts: counts.collect(), sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns), ..*self }
     }
 
     /// Returns the number of samples.
@@ -114,6 +122,18 @@ mod tests {
         }
         // The kernel's BPF program has the same number of buckets.
         assert_eq!(LogLinear::bucket_of(5, (1 << 36) - 1), ((36 - 5 + 1) << 5) - 1);
+    }
+
+    #[test]
+    fn later_samples_are_told_apart() {
+        let histogram = |times: &[u64]| {
+            let mut counts = vec![0; 1024];
+            times.iter().for_each(|ns| counts[LogLinear::bucket_of(5, *ns)] += 1);
+            LogLinear::new(5, counts, times.iter().sum(), times.iter().copied().max().unwrap_or_default())
+        };
+        let later = histogram(&[10, 9_000, 20, 20]).since(&histogram(&[10, 9_000]));
+        assert_eq!((later.count(), later.sum_ns(), later.quantile(0.99)), (2, 40, 20));
+        assert_eq!(histogram(&[7]).since(&LogLinear::default()), histogram(&[7]));
     }
 
     #[test]

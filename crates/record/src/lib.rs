@@ -55,7 +55,8 @@ pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
 };
 pub use load::{
-    Held, Latency, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second, Slow,
+    Held, Latency, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second,
+    Slow,
 };
 pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};

@@ -116,6 +116,53 @@ pub struct LoadResults {
     pub hold: Option<Held>,
     /// Advice: stalls, their causes, and the command to use instead, one sentence per entry.
     pub advice: Vec<String>,
+    /// The workers of a run of `fleet load`, by slot; absent for a run of one host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<LoadHost>,
+}
+
+/// A worker of a run on several hosts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadHost {
+    /// Name of the agent.
+    pub name: String,
+    /// Labels of the agent.
+    pub labels: BTreeMap<String, String>,
+    /// Kernel release of the host.
+    pub kernel: String,
+    /// Number of CPUs of the host.
+    pub cpus: u32,
+    /// Address of the target, as this host resolved it.
+    pub address: String,
+    /// Monotonic clock of this host minus the clock of the coordinator.
+    pub clock_offset_ns: i64,
+    /// Maximum error of the offset: half of the minimum round-trip time.
+    pub clock_bound_ns: u64,
+    /// Delay behind the common start, on the clock of this host; `null`: the host did not report it.
+    pub start_error_ns: Option<u64>,
+    /// First second that is missing, counted from the start, if the worker was lost; its seconds before count. `null`: it was
+    /// not lost.
+    pub lost_at_ns: Option<u64>,
+    /// Number of intervals that count.
+    pub intervals: u64,
+    /// Number of intervals that the worker recorded and that did not arrive.
+    pub missing: u64,
+    /// Completed operations.
+    pub operations: u64,
+    /// Connections established.
+    pub connections: u64,
+    /// Failures by name.
+    pub errors: BTreeMap<String, u64>,
+    /// Achieved load of this host.
+    pub rate_per_s: f64,
+    /// Offered load of this host; `null` in a closed loop.
+    pub offered_per_s: Option<f64>,
+    /// CPU time of the load-generating threads per operation; `null` for a worker that was lost.
+    pub client_cpu_ns_per_operation: Option<u64>,
+    /// Total times of the operations; `null` for a worker that was lost.
+    pub total_ns: Option<Quantiles>,
+    /// Counts and latency for each second of this host.
+    pub seconds: Vec<Second>,
 }
 
 /// Times of the parts of an operation. Each part covers the operations that had this part.

@@ -395,8 +395,8 @@ pub struct Traced {
     pub accept_wait_p99_ns: Option<u64>,
     /// Connections accepted.
     pub accepts: u64,
-    /// Time that tasks waited for locks of the network stack, by class of the lock.
-    pub lock_waits: BTreeMap<String, LockWaits>,
+    /// Time that tasks waited for locks of the network stack, by class of the lock; `null`: not traced.
+    pub lock_waits: Option<BTreeMap<String, LockWaits>>,
 }
 
 /// The connect() calls of a process to a destination.

@@ -61,6 +61,8 @@ pub(crate) enum Picture {
     Meter { value: u64, most: u64 },
     /// A bar per worker.
     Workers(Workers),
+    /// A line over values between 0 and `most`; the label says the values.
+    Spark { values: Vec<f64>, most: f64, label: String },
 }
 
 /// A cell: its text and style.
@@ -111,6 +113,16 @@ impl Cell {
         };
         let mut cell = Cell::from(workers.shares.iter().map(bar).collect::<String>());
         cell.picture = Some(Picture::Workers(workers));
+        cell
+    }
+
+    /// Creates a small picture of `values` between 0 and `most`: block characters on a terminal, a line on the page.
+    pub(crate) fn spark(text: String, values: &[f64], most: f64) -> Cell {
+        if values.is_empty() {
+            return crate::number::NOTHING.into();
+        }
+        let mut cell = Cell::from(text.clone());
+        cell.picture = Some(Picture::Spark { values: values.to_vec(), most, label: text });
         cell
     }
 

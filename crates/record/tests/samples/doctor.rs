@@ -161,7 +161,7 @@ fn traced() -> Traced {
         search_ns: 1_116_000_000,
         accept_wait_p99_ns: Some(31_000_000),
         accepts: 840,
-        lock_waits: BTreeMap::from([("bhash".into(), wait)]),
+        lock_waits: Some(BTreeMap::from([("bhash".into(), wait)])),
     }
 }
 

@@ -101,6 +101,7 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
         ports: None,
         hold: None,
         advice: Vec::new(),
+        hosts: Vec::new(),
     }
 }
 
@@ -240,5 +241,51 @@ pub(crate) fn hostile_load() -> LoadRecord {
     record.results.seconds[4].at_ns = u64::MAX;
     record.results.seconds[5].max_ns = u64::MAX;
     record.results.distribution = vec![Quantile { share: 0.5, ns: 0 }, Quantile { share: 1.0, ns: u64::MAX }];
+    record
+}
+
+/// Returns a run on three hosts: one is slow, and one was lost after 2 seconds.
+pub(crate) fn fleet() -> LoadRecord {
+    let mut settings = settings("http://127.0.0.1:8080/", "http");
+    (settings.arrival, settings.rate_per_s, settings.for_ns) =
+        ("poisson".into(), Some(9_000.0), Some(4 * SECOND));
+    let mut merged = results(4, |second| if second < 2 { 9_000 } else { 6_000 });
+    merged.distribution.drain(1..149);
+    merged.hosts = (0..3_u64)
+        .map(|number| {
+            let lost = number == 2;
+            let own = results(if lost { 2 } else { 4 }, |_| 3_000);
+            let mut seconds = own.seconds;
+            if number == 1 {
+                seconds.iter_mut().for_each(|second| second.p99_ns *= 6);
+            }
+            LoadHost {
+                name: format!("rack1-host{number}"),
+                labels: BTreeMap::from([("zone".into(), "eu".into())]),
+                kernel: if number == 1 { "5.15.0" } else { "6.12.0" }.into(),
+                cpus: 8,
+                address: "127.0.0.1:8080".into(),
+                clock_offset_ns: [0, 37_000_000_000, -2_000_000_000_000][number as usize],
+                clock_bound_ns: 120_000 * (number + 1),
+                start_error_ns: (!lost).then_some(61_000),
+                lost_at_ns: lost.then_some(2 * SECOND),
+                intervals: seconds.len() as u64,
+                missing: 0,
+                operations: own.operations,
+                connections: own.connections,
+                errors: if lost { BTreeMap::from([("timeout".into(), 4)]) } else { BTreeMap::new() },
+                rate_per_s: own.rate_per_s,
+                offered_per_s: Some(3_000.0),
+                client_cpu_ns_per_operation: (!lost).then_some(12_000),
+                total_ns: (!lost).then(|| quantiles(own.operations, 95_000 * (1 + 5 * (number % 2)))),
+                seconds,
+            }
+        })
+        .collect();
+    let mut record = record("load", settings, merged);
+    record.validity.push(Remark::new(
+        "worker-lost",
+        "rack1-host2: the worker was lost after 2.00s; its seconds before count, and its load was not replaced",
+    ));
     record
 }

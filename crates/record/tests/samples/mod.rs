@@ -851,6 +851,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare trace locks", Saved::TraceLocks(bare_trace_locks())),
         ("stalled load", Saved::Load(stalled())),
         ("steady load", Saved::Load(steady())),
+        ("load of a fleet", Saved::Load(load::fleet())),
         ("hold", Saved::Load(hold())),
         ("bare load", Saved::Load(bare_load())),
         ("lab accept", Saved::LabAccept(accept())),

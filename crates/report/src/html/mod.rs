@@ -278,6 +278,7 @@ fn cell(cell: &Cell) -> Markup {
         @match &cell.picture {
             Some(Picture::Meter { value, most }) => { (picture::meter(*value, *most)) }
             Some(Picture::Workers(workers)) => { (picture::workers(workers)) }
+            Some(Picture::Spark { values, most, label }) => { (picture::spark(values, *most, label)) }
             None => { (text) }
         }
         @for note in &cell.notes { br; span.dim { (note) } }

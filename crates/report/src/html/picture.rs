@@ -42,6 +42,26 @@ pub(super) fn workers(workers: &Workers) -> Markup {
     }
 }
 
+/// Draws a line over `values`, each between 0 and `most`.
+pub(super) fn spark(values: &[f64], most: f64, label: &str) -> Markup {
+    let wide = WIDE * values.len().max(2) as f64;
+    let step = wide / (values.len().max(2) - 1) as f64;
+    let tall = |value: &f64| TALL - if most > 0.0 { (value / most).clamp(0.0, 1.0) * TALL } else { 0.0 };
+    // A single value is a level line.
+    let values = if let [value] = values { &[*value, *value][..] } else { values };
+    let points: Vec<String> = values
+        .iter()
+        .enumerate()
+        .map(|(at, value)| format!("{:.1},{:.1}", at as f64 * step, tall(value)))
+        .collect();
+    html! {
+        svg.bars viewBox=(format!("0 0 {wide} {TALL}")) preserveAspectRatio="none" role="img" aria-label=(label) {
+            polyline points=(points.join(" ")) fill="none" stroke="var(--series-0)" stroke-width="1.5"
+                vector-effect="non-scaling-stroke" {}
+        }
+    }
+}
+
 /// Draws a picture per policy, side by side if the window is wide enough.
 pub(super) fn ladder(items: &[Workers]) -> Markup {
     html! {

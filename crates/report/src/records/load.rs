@@ -4,7 +4,7 @@ use fourtuple_record::{
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, quantity, rate, share};
-use crate::records::times;
+use crate::records::{load_hosts, times};
 use crate::spark;
 use crate::table::{Cell, Table};
 use crate::words::{self, CommandLine, every, plural, present, typed, word};
@@ -32,6 +32,7 @@ pub(super) fn document(record: &LoadRecord) -> Document {
     latency(&mut document, results);
     document.terminal(|document| seconds(document, results));
     charts(&mut document, settings, results);
+    load_hosts::show(&mut document, results);
     if let Some(ports) = &results.ports {
         budget(&mut document, ports, results);
     }

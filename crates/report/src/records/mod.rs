@@ -10,6 +10,7 @@ mod forward;
 mod lab;
 mod lab_locks;
 mod load;
+mod load_hosts;
 mod plan;
 mod planes;
 mod ports;

@@ -3,6 +3,8 @@ use std::io;
 use fourtuple::dial::BuildError;
 use fourtuple_syscalls::errno_name;
 
+use crate::preflight::ReadError;
+
 /// The reason why a run did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,6 +33,9 @@ pub enum LoadError {
     /// TLS cannot be set up.
     #[error("TLS: {0}")]
     Tls(String),
+    /// The resources of this host cannot be read.
+    #[error(transparent)]
+    Preflight(#[from] ReadError),
     /// A system call that the run needs has failed.
     #[error("{call}: {} ({error})", errno_name(.error))]
     Call {

@@ -23,7 +23,7 @@ impl Origin {
             Origin::Plain { sources, next } => {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let source = sources.get(number % sources.len().max(1));
-                Ok((None, ConnectRequest { source: source.map(|ip| SocketAddr::new(*ip, 0)), window: None }))
+                Ok((None, ConnectRequest::from_source(source.copied())))
             }
         }
     }

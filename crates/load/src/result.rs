@@ -180,6 +180,7 @@ impl Outcome {
                 ramp_ns: tally.ramp,
             }),
             advice: judged.advice,
+            hosts: Vec::new(),
             slow: self.tally.slow,
             errors,
             seconds,

@@ -13,6 +13,7 @@ use crate::driver::{Driver, Live, Share, Shared};
 use crate::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
 use crate::error::LoadError;
 use crate::forecast::Forecast;
+use crate::interval::Coordination;
 use crate::origin::Origin;
 use crate::preflight::Preflight;
 use crate::second_sums::SecondSums;
@@ -68,6 +69,8 @@ pub struct Outcome {
     pub(crate) threads: usize,
     /// Predicted time until the ports run out: by the preflight, or from the rate at the beginning of the run.
     pub(crate) predicted_stall: Option<Duration>,
+    /// Delay of the last thread behind the start that a coordinator set; 0 without a coordinator.
+    pub start_error: Duration,
 }
 
 impl Load {
@@ -81,6 +84,22 @@ impl Load {
         endpoint: &Endpoint,
         preflight: &Preflight,
         stop: &AtomicBool,
+        progress: impl FnMut(&RunProgress),
+    ) -> Result<Outcome, LoadError> {
+        self.run_coordinated(endpoint, preflight, stop, None, progress)
+    }
+
+    /// Executes the run like [`Load::run`], at the start that a coordinator sets, and delivers its intervals.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Load::run`].
+    pub fn run_coordinated(
+        &self,
+        endpoint: &Endpoint,
+        preflight: &Preflight,
+        stop: &AtomicBool,
+        coordination: Option<Coordination>,
         mut progress: impl FnMut(&RunProgress),
     ) -> Result<Outcome, LoadError> {
         self.check()?;
@@ -90,7 +109,10 @@ impl Load {
         let (origin, strategy) = self.origin(endpoint, preflight)?;
         let threads = self.threads_for_descriptors(engine)?;
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let board = SecondSums::new(threads, self.log, since_epoch);
+        let start = coordination.as_ref().map(|coordination| coordination.start);
+        let sink = coordination.map(|coordination| coordination.intervals);
+        let detailed = sink.is_some();
+        let board = SecondSums::new(threads, self.log, since_epoch, sink);
         let live = Live::default();
         let shared = Shared {
             load: self,
@@ -98,7 +120,10 @@ impl Load {
             board: &board,
             live: &live,
             stop,
-            begun: Instant::now(),
+            begun: start.unwrap_or_else(Instant::now),
+            awaits_start: start.is_some(),
+            start_error: AtomicU64::new(0),
+            detailed,
             tickets: AtomicU64::new(0),
             ramping: AtomicU64::new(threads as u64),
             tls,
@@ -163,6 +188,7 @@ impl Load {
         };
         let predicted_stall = forecast.predicted;
         let interrupted = stop.load(Ordering::Relaxed);
+        let start_error = Duration::from_nanos(shared.start_error.load(Ordering::Relaxed));
         let (seconds, in_flight, log) = board.finish();
         Ok(Outcome {
             tally,
@@ -176,6 +202,7 @@ impl Load {
             interrupted,
             threads,
             predicted_stall,
+            start_error,
         })
     }
 
@@ -271,7 +298,7 @@ impl Load {
             let cpu = allowed[share.number % allowed.len()];
             schedule::pin_to(cpu).map_err(LoadError::call("sched_setaffinity"))?;
         }
-        if share.schedule.is_some() {
+        if share.schedule.is_some() || shared.awaits_start {
             // The default timer slack of 50 us would delay each intended start.
             schedule::sleep_precisely().map_err(LoadError::call("prctl PR_SET_TIMERSLACK"))?;
         }
@@ -285,10 +312,12 @@ impl Load {
         let result = if engine == "uring" {
             let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
+            shared.wait_for_start();
             Driver::new(engine, shared, share).run()
         } else {
             let engine = EpollEngine::new(self.transport(), endpoint, slots, options)
                 .map_err(LoadError::call("epoll_create1"))?;
+            shared.wait_for_start();
             Driver::new(engine, shared, share).run()
         };
         result.map_err(LoadError::call("an engine's system call"))

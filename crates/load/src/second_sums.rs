@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 #[cfg(not(all(test, fourtuple_loom)))]
 use std::sync::Mutex;
@@ -8,6 +9,8 @@ use fourtuple_record::Second;
 #[cfg(all(test, fourtuple_loom))]
 use loom::sync::Mutex;
 
+use crate::interval::{Interval, IntervalSink};
+
 /// The counts of one second, of one thread or of all threads.
 #[derive(Debug)]
 pub(crate) struct ThreadSecond {
@@ -17,11 +20,76 @@ pub(crate) struct ThreadSecond {
     /// Operations in progress at the end of the second.
     pub(crate) in_flight: u64,
     pub(crate) total: Histogram,
+    /// The rest of an [`Interval`], if the run delivers intervals.
+    pub(crate) detail: Option<Box<Detail>>,
+}
+
+/// Failures by name, and the parts of an operation.
+#[derive(Debug)]
+pub(crate) struct Detail {
+    pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
+    pub(crate) search: Histogram,
+    pub(crate) handshake: Histogram,
+    pub(crate) first_byte: Histogram,
+    pub(crate) late: Histogram,
+}
+
+impl Detail {
+    fn new() -> Self {
+        Detail {
+            errors: BTreeMap::new(),
+            search: Histogram::new(),
+            handshake: Histogram::new(),
+            first_byte: Histogram::new(),
+            late: Histogram::new(),
+        }
+    }
+
+    fn merge(&mut self, other: &Detail) {
+        for (name, count) in &other.errors {
+            *self.errors.entry(name.clone()).or_default() += count;
+        }
+        self.search.merge(&other.search);
+        self.handshake.merge(&other.handshake);
+        self.first_byte.merge(&other.first_byte);
+        self.late.merge(&other.late);
+    }
+
+    fn clear(&mut self) {
+        self.errors.clear();
+        self.search.clear();
+        self.handshake.clear();
+        self.first_byte.clear();
+        self.late.clear();
+    }
 }
 
 impl ThreadSecond {
-    pub(crate) fn new() -> Self {
-        ThreadSecond { operations: 0, connections: 0, errors: 0, in_flight: 0, total: Histogram::new() }
+    pub(crate) fn new(detailed: bool) -> Self {
+        ThreadSecond {
+            operations: 0,
+            connections: 0,
+            errors: 0,
+            in_flight: 0,
+            total: Histogram::new(),
+            detail: detailed.then(|| Box::new(Detail::new())),
+        }
+    }
+
+    fn into_interval(self, second: u64) -> Interval {
+        let detail = *self.detail.unwrap_or_else(|| Box::new(Detail::new()));
+        Interval {
+            second,
+            operations: self.operations,
+            connections: self.connections,
+            errors: detail.errors.into_iter().map(|(name, count)| (name.into_owned(), count)).collect(),
+            in_flight: self.in_flight,
+            search: detail.search,
+            handshake: detail.handshake,
+            first_byte: detail.first_byte,
+            total: self.total,
+            late: detail.late,
+        }
     }
 
     fn merge(&mut self, other: &ThreadSecond) {
@@ -30,6 +98,9 @@ impl ThreadSecond {
         self.errors += other.errors;
         self.in_flight += other.in_flight;
         self.total.merge(&other.total);
+        if let (Some(detail), Some(other)) = (&mut self.detail, &other.detail) {
+            detail.merge(other);
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -37,6 +108,9 @@ impl ThreadSecond {
         self.connections = 0;
         self.errors = 0;
         self.total.clear();
+        if let Some(detail) = &mut self.detail {
+            detail.clear();
+        }
     }
 }
 
@@ -53,11 +127,13 @@ struct State {
     done: Vec<Second>,
     in_flight: Vec<u64>,
     log: Option<HistogramLog>,
+    intervals: Option<IntervalSink>,
 }
 
 impl SecondSums {
-    /// Creates empty sums. `started` is the wall-clock time at which the run began, for the log of histograms.
-    pub(crate) fn new(threads: usize, log: bool, started: Duration) -> Self {
+    /// Creates empty sums. `started` is the wall-clock time at which the run began, for the log of histograms. `intervals`
+    /// gets each complete second, in order.
+    pub(crate) fn new(threads: usize, log: bool, started: Duration, intervals: Option<IntervalSink>) -> Self {
         let log = log.then(|| HistogramLog::new(started));
         SecondSums {
             state: Mutex::new(State {
@@ -66,6 +142,7 @@ impl SecondSums {
                 done: Vec::new(),
                 in_flight: Vec::new(),
                 log,
+                intervals,
             }),
         }
     }
@@ -73,12 +150,13 @@ impl SecondSums {
     /// Adds `part`, the counts of thread `number` in `second`; the thread has completed all seconds before `next`.
     pub(crate) fn add(&self, number: usize, second: u64, part: &ThreadSecond, next: u64) {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        state.open.entry(second).or_insert_with(ThreadSecond::new).merge(part);
+        let detailed = state.intervals.is_some();
+        state.open.entry(second).or_insert_with(|| ThreadSecond::new(detailed)).merge(part);
         state.at[number] = next;
         let until = state.at.iter().copied().min().unwrap_or(0);
         while let Some(entry) = state.open.first_entry().filter(|entry| *entry.key() < until) {
             let (second, part) = entry.remove_entry();
-            state.close(second, &part);
+            state.close(second, part);
         }
     }
 
@@ -93,24 +171,24 @@ impl SecondSums {
     pub(crate) fn finish(self) -> (Vec<Second>, Vec<u64>, Option<String>) {
         let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (second, part) in std::mem::take(&mut state.open) {
-            state.close(second, &part);
+            state.close(second, part);
         }
         (state.done, state.in_flight, state.log.map(HistogramLog::finish))
     }
 }
 
 impl State {
-    fn close(&mut self, second: u64, part: &ThreadSecond) {
+    fn close(&mut self, second: u64, part: ThreadSecond) {
         // A second without operations is listed too.
         let due = self.done.len() as u64;
         let waiting = self.in_flight.last().copied().unwrap_or(part.in_flight);
         for empty in due..second {
-            self.push(empty, &ThreadSecond { in_flight: waiting, ..ThreadSecond::new() });
+            self.push(empty, ThreadSecond { in_flight: waiting, ..ThreadSecond::new(false) });
         }
         self.push(second, part);
     }
 
-    fn push(&mut self, second: u64, part: &ThreadSecond) {
+    fn push(&mut self, second: u64, part: ThreadSecond) {
         if let Some(log) = &mut self.log {
             log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
         }
@@ -125,6 +203,9 @@ impl State {
             max_ns: part.total.max(),
             ports_left: None,
         });
+        if let Some(deliver) = &mut self.intervals {
+            deliver(part.into_interval(second));
+        }
     }
 }
 
@@ -133,14 +214,14 @@ mod tests {
     use super::*;
 
     fn part(operations: u64) -> ThreadSecond {
-        let mut part = ThreadSecond { operations, ..ThreadSecond::new() };
+        let mut part = ThreadSecond { operations, ..ThreadSecond::new(false) };
         (0..operations).for_each(|_| part.total.record(1000));
         part
     }
 
     #[test]
     fn a_second_is_complete_when_all_threads_are_past_it() {
-        let board = SecondSums::new(2, false, Duration::ZERO);
+        let board = SecondSums::new(2, false, Duration::ZERO, None);
         board.add(0, 0, &part(3), 1);
         assert!(board.seconds_from(0).is_empty());
         board.add(1, 0, &part(4), 3);
@@ -150,6 +231,30 @@ mod tests {
         assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [7, 0, 0, 5]);
         assert_eq!(seconds[3].at_ns, 3_000_000_000);
         assert_eq!(seconds[1].max_ns, 0);
+    }
+
+    #[test]
+    fn intervals_have_every_second_once_in_order() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let sink: IntervalSink = Box::new(move |interval| sender.send(interval).unwrap());
+        let board = SecondSums::new(2, false, Duration::ZERO, Some(sink));
+        let detailed = |operations| {
+            let mut part = part(operations);
+            let mut detail = Box::new(Detail::new());
+            detail.late.record(operations);
+            detail.errors.insert(Cow::Borrowed("timeout"), operations);
+            part.detail = Some(detail);
+            part
+        };
+        board.add(0, 0, &detailed(3), 1);
+        assert!(receiver.try_recv().is_err(), "thread 1 has not completed second 0");
+        board.add(1, 0, &detailed(4), 2);
+        board.add(0, 2, &detailed(5), 3);
+        board.finish();
+        let intervals: Vec<Interval> = receiver.iter().collect();
+        let counts = |interval: &Interval| (interval.second, interval.operations, interval.late.count());
+        assert_eq!(intervals.iter().map(counts).collect::<Vec<_>>(), [(0, 7, 2), (1, 0, 0), (2, 5, 1)]);
+        assert_eq!(intervals[0].errors["timeout"], 7);
     }
 }
 
@@ -166,12 +271,12 @@ mod models {
     #[test]
     fn loom_a_published_second_does_not_change() {
         loom::model(|| {
-            let board = Arc::new(SecondSums::new(2, false, Duration::ZERO));
+            let board = Arc::new(SecondSums::new(2, false, Duration::ZERO, None));
             let threads = [0, 1].map(|number| {
                 let board = Arc::clone(&board);
                 thread::spawn(move || {
                     for second in 0..2 {
-                        let part = ThreadSecond { operations: 1 + number as u64, ..ThreadSecond::new() };
+                        let part = ThreadSecond { operations: 1 + number as u64, ..ThreadSecond::new(false) };
                         board.add(number, second, &part, second + 1);
                     }
                 })

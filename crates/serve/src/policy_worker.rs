@@ -204,7 +204,7 @@ fn failures(now: &SeatStats, before: &SeatStats) -> [(&'static str, u64); 5] {
 /// Converts to an error with an errno, which names the reason why a worker ended.
 fn into_io(error: ListenError) -> io::Error {
     match error {
-        ListenError::Call { source, .. } => source,
+        ListenError::Call { error, .. } => error,
         other => io::Error::other(other),
     }
 }

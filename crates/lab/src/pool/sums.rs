@@ -345,12 +345,13 @@ mod tests {
     fn seats(requests: [u64; 2]) -> Vec<SeatStats> {
         requests
             .iter()
-            .map(|&requests| SeatStats {
-                accepts: requests,
-                requests,
-                wakeups: 2 * requests,
-                open: 1,
-                ..SeatStats::default()
+            .map(|&requests| {
+                let mut seat = SeatStats::default();
+                seat.accepts = requests;
+                seat.requests = requests;
+                seat.wakeups = 2 * requests;
+                seat.open = 1;
+                seat
             })
             .collect()
     }

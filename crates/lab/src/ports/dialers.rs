@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, UdpDialer};
-use fourtuple::ports::PortRange;
+use fourtuple::ports::{PortRange, Random};
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
@@ -31,7 +31,7 @@ pub(super) enum StrategyDialer {
         range: PortRange,
         local: IpAddr,
         destination: SocketAddr,
-        random: Rng,
+        random: Random,
     },
 }
 
@@ -61,7 +61,7 @@ impl StrategyDialer {
                 range,
                 local: destination.ip(),
                 destination,
-                random: Rng::with_seed(seed),
+                random: Random::with_seed(seed),
             },
         })
     }
@@ -111,7 +111,7 @@ fn udp_steps(
     range: PortRange,
     local: IpAddr,
     destination: SocketAddr,
-    random: &mut Rng,
+    random: &mut Random,
 ) -> Result<DialOutcome, LabError> {
     let socket = socket::open(Transport::Udp, destination, false).map_err(LabError::call("socket"))?;
     let mut time = Duration::ZERO;

@@ -50,6 +50,9 @@ impl<E: Engine> Driver<'_, E> {
     }
 
     pub(super) fn error(&mut self, name: Cow<'static, str>) {
+        if let Some(detail) = &mut self.part.detail {
+            *detail.errors.entry(name.clone()).or_default() += 1;
+        }
         self.tally.error(name);
         self.part.errors += 1;
     }

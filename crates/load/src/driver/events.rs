@@ -38,6 +38,9 @@ impl<E: Engine> Driver<'_, E> {
         slot.phase = Phase::AwaitingResponse;
         if let Some(search) = search_ns {
             self.tally.search.record(search);
+            if let Some(detail) = &mut self.part.detail {
+                detail.search.record(search);
+            }
         }
         self.count_handshake(number, now);
         self.resume(now);
@@ -68,7 +71,11 @@ impl<E: Engine> Driver<'_, E> {
             slot.handshaking = false;
             slot.requested_at = now;
             if let Some(search) = slot.search_ns {
-                self.tally.handshake.record(now.saturating_sub(slot.opened).saturating_sub(search));
+                let handshake = now.saturating_sub(slot.opened).saturating_sub(search);
+                self.tally.handshake.record(handshake);
+                if let Some(detail) = &mut self.part.detail {
+                    detail.handshake.record(handshake);
+                }
             }
         }
     }
@@ -93,6 +100,9 @@ impl<E: Engine> Driver<'_, E> {
         if !slot.has_first_byte && slot.protocol.established() && count > 0 {
             slot.has_first_byte = true;
             self.tally.first_byte.record(now - slot.requested_at);
+            if let Some(detail) = &mut self.part.detail {
+                detail.first_byte.record(now - slot.requested_at);
+            }
         }
         match slot.protocol.receive(self.engine.received(number, count)) {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),

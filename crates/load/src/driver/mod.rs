@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::dial::Attempt;
@@ -56,6 +57,12 @@ pub(crate) struct Shared<'a> {
     pub(crate) live: &'a Live,
     pub(crate) stop: &'a AtomicBool,
     pub(crate) begun: Instant,
+    /// Whether a coordinator set `begun`: the threads wait for it.
+    pub(crate) awaits_start: bool,
+    /// Delay of the last thread behind `begun`, in nanoseconds.
+    pub(crate) start_error: AtomicU64,
+    /// Whether the seconds have failures by name and all parts of an operation.
+    pub(crate) detailed: bool,
     /// Number of operations begun, if `--operations` limits it.
     pub(crate) tickets: AtomicU64,
     /// Number of threads that are still opening their held connections.
@@ -65,6 +72,26 @@ pub(crate) struct Shared<'a> {
 }
 
 impl Shared<'_> {
+    /// Waits until the start that a coordinator set, or until the run is stopped, and notes the delay.
+    pub(crate) fn wait_for_start(&self) {
+        /// Time between two looks at the stop flag.
+        const LOOK: Duration = Duration::from_millis(20);
+        if !self.awaits_start {
+            return;
+        }
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            match self.begun.checked_duration_since(now) {
+                Some(left) if !left.is_zero() => thread::sleep(left.min(LOOK)),
+                _ => {
+                    let late = nanoseconds(now.saturating_duration_since(self.begun));
+                    self.start_error.fetch_max(late, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+
     fn protocol(&self) -> Box<dyn ProtocolState> {
         let protocol = self.load.workload.protocol();
         match &self.tls {
@@ -214,7 +241,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             to_hold: share.hold,
             opening_held: 0,
             tally: Tally::new(),
-            part: ThreadSecond::new(),
+            part: ThreadSecond::new(shared.detailed),
             second: 0,
             ended: false,
             is_past_end: false,
@@ -278,7 +305,8 @@ impl<'a, E: Engine> Driver<'a, E> {
             self.turn(wait, &mut next_tick)?;
         }
         let now = self.now();
-        self.flush(now / 1_000_000_000 + 1);
+        // Seconds in which other threads still run do not wait for this one.
+        self.flush(u64::MAX);
         self.publish();
         self.note_busy(false, now);
         if let Some(stalled) = self.stalled.take() {

@@ -22,6 +22,9 @@ impl<E: Engine> Driver<'_, E> {
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
             self.tally.late.record(self.tally.behind);
+            if let Some(detail) = &mut self.part.detail {
+                detail.late.record(self.tally.behind);
+            }
         }
         if slot.phase != Phase::Warm {
             return self.connect(number);
@@ -94,8 +97,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
     pub(super) fn no_port(&mut self, number: u32) {
         let now = self.now();
-        self.tally.error(Cow::Borrowed("EADDRNOTAVAIL"));
-        self.part.errors += 1;
+        self.error(Cow::Borrowed("EADDRNOTAVAIL"));
         self.slots[number as usize].phase = Phase::Closed;
         self.portless.push_back(number);
         self.tally.stall.first.get_or_insert(now);

@@ -1,0 +1,313 @@
+//! The coordinator: plans a run, starts its workers at the same time, and merges their intervals.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::Client;
+use fourtuple_record::{Host, LoadRecord, LoadSettings, Second};
+use fourtuple_syscalls::resource;
+use futures_util::future::join_all;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+use crate::client::Session;
+use crate::error::FleetError;
+use crate::follow::Follow;
+use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
+use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, mismatch, plan_subject};
+use crate::request::LoadRequest;
+use crate::split;
+
+/// Time in which agents answer a discovery.
+pub(crate) const DISCOVERY: Duration = Duration::from_millis(1500);
+
+/// Time between the request to start and the start, without round trips.
+const LEAD: Duration = Duration::from_secs(1);
+
+/// Which agents take part.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Labels that an agent must have.
+    pub labels: Vec<(String, String)>,
+    /// Number of workers; `None`: all agents.
+    pub workers: Option<u32>,
+}
+
+/// A run on the fleet.
+#[derive(Clone, Debug)]
+pub struct FleetLoad {
+    /// The workers.
+    pub selection: Selection,
+    /// The load of all workers together.
+    pub request: LoadRequest,
+    /// Maximum start error, the bound of the clock included, of a valid run.
+    pub most_skew: Duration,
+    /// Time after the start at which workers stop by themselves.
+    pub deadline: Duration,
+    /// Start, RFC 3339 in UTC.
+    pub started: String,
+    /// Start, since the epoch.
+    pub started_since_epoch: Duration,
+    /// The host of the coordinator, for the record.
+    pub host: Host,
+    /// Whether to record a log of histograms.
+    pub log: bool,
+}
+
+/// Progress of a run.
+#[derive(Clone, Debug)]
+pub struct FleetProgress<'a> {
+    /// Name of the run.
+    pub run: &'a str,
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// The last second that all workers have completed.
+    pub last: Option<&'a Second>,
+    /// Operations that succeeded.
+    pub operations: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Each worker: name, last second, whether it is lost.
+    pub hosts: Vec<(&'a str, Option<&'a Second>, bool)>,
+    /// Whether NATS is reachable.
+    pub connected: bool,
+}
+
+/// The outcome of a run.
+pub struct FleetOutcome {
+    /// Name of the run.
+    pub run: String,
+    /// The merged record.
+    pub record: LoadRecord,
+    /// The log of histograms, if it was requested.
+    pub log: Option<String>,
+}
+
+/// An agent and its record, or the reason why there is none.
+pub type HostReply = (AgentInfo, Result<Value, String>);
+
+/// A connection to the fleet.
+pub struct Coordinator {
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Coordinator {
+    /// Connects to NATS.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::Connect`], [`FleetError::Credentials`]
+    pub fn connect(connection: &Connection) -> Result<Coordinator, FleetError> {
+        let runtime = runtime()?;
+        let client = runtime.block_on(connection.open("fourtuple fleet"))?;
+        Ok(Coordinator { runtime, client })
+    }
+
+    /// Returns the agents that answer.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::Nats`]
+    pub fn agents(&self) -> Result<Vec<AgentInfo>, FleetError> {
+        self.runtime.block_on(discover(&self.client, DISCOVERY))
+    }
+
+    /// Performs a request on the selected agents at the same time. Returns the record of each, or the reason why there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::TooFew`], [`FleetError::Refused`] if two agents have the same name
+    pub fn on_each(
+        &self,
+        selection: &Selection,
+        request: &Request,
+        wait: Duration,
+    ) -> Result<Vec<HostReply>, FleetError> {
+        self.runtime.block_on(async {
+            let agents = select(discover(&self.client, DISCOVERY).await?, selection)?;
+            let replies = join_all(agents.iter().map(|agent| async {
+                let session = Session::open(&self.client, agent).await?;
+                session.ask(request.clone(), wait).await
+            }));
+            let replies = replies.await.into_iter().map(|reply| match reply {
+                Ok(Reply::Record { record }) => Ok(record),
+                Ok(Reply::Refused { reason }) => Err(reason),
+                Ok(_) => Err("its reply is not a record".to_owned()),
+                Err(error) => Err(error.to_string()),
+            });
+            Ok(agents.clone().into_iter().zip(replies).collect())
+        })
+    }
+
+    /// Performs a run on the fleet. Setting `stop` stops all workers and keeps what was measured.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError`] if the run does not start, or if NATS is unreachable until after its deadline.
+    pub fn load(
+        &self,
+        load: &FleetLoad,
+        stop: &AtomicBool,
+        progress: impl FnMut(&FleetProgress<'_>),
+    ) -> Result<FleetOutcome, FleetError> {
+        self.runtime.block_on(self.run(load, stop, progress))
+    }
+
+    /// Fetches a run that ended, or continues to follow one that another coordinator started.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::NoRun`], [`FleetError::Gone`]
+    pub fn collect(
+        &self,
+        run: &str,
+        log: bool,
+        stop: &AtomicBool,
+        progress: impl FnMut(&FleetProgress<'_>),
+    ) -> Result<FleetOutcome, FleetError> {
+        self.runtime.block_on(async {
+            let context = jetstream(&self.client);
+            let stream = require_stream(&context).await?;
+            let none = || FleetError::NoRun { run: run.to_owned() };
+            let message =
+                stream.get_last_raw_message_by_subject(&plan_subject(run)).await.map_err(|_| none())?;
+            let plan: Plan = serde_json::from_slice(&message.payload).map_err(|_| none())?;
+            let since = started_at(plan.started_ns);
+            let follow = Follow { plan: &plan, client: &self.client, context, collecting: true, log };
+            follow.until_the_end(since, stop, progress).await
+        })
+    }
+
+    async fn run(
+        &self,
+        load: &FleetLoad,
+        stop: &AtomicBool,
+        progress: impl FnMut(&FleetProgress<'_>),
+    ) -> Result<FleetOutcome, FleetError> {
+        let context = jetstream(&self.client);
+        require_stream(&context).await?;
+        let run = random_name()?[..12].to_owned();
+        let agents = select(discover(&self.client, DISCOVERY).await?, &load.selection)?;
+        if let Some(why) = mismatch(&agents) {
+            return Err(FleetError::Refused(why));
+        }
+        let slots = agents.len() as u32;
+        let whole = &load.request.settings;
+        let parts: Vec<LoadSettings> =
+            (0..slots).map(|slot| split::settings(whole, &run, slot, slots)).collect::<Result<_, _>>()?;
+        let sessions = all(agents.iter().map(|agent| Session::open(&self.client, agent))).await?;
+        let prepared = all(sessions.iter().zip(&parts).enumerate().map(|(slot, (session, settings))| {
+            let load = LoadRequest { settings: settings.clone(), ..load.request.clone() };
+            let request = Request::Prepare { run: run.clone(), slot: slot as u32, load: Box::new(load) };
+            prepare(session, request, whole)
+        }))
+        .await?;
+        let clocks = all(sessions.iter().map(Session::clock)).await?;
+        let workers: Vec<PlannedWorker> = agents
+            .iter()
+            .zip(prepared)
+            .zip(&clocks)
+            .map(|((agent, settings), clock)| PlannedWorker { agent: agent.clone(), settings, clock: *clock })
+            .collect();
+        let slowest = clocks.iter().map(|clock| clock.rtt_ns).max().unwrap_or(0);
+        let lead = LEAD + Duration::from_nanos(slowest) * 4;
+        let plan = Plan {
+            run: run.clone(),
+            started: load.started.clone(),
+            started_ns: (load.started_since_epoch).as_nanos() as u64,
+            settings: whole.clone(),
+            deadline_ns: load.deadline.as_nanos() as u64,
+            most_skew_ns: load.most_skew.as_nanos() as u64,
+            host: load.host.clone(),
+            workers,
+        };
+        publish(&context, plan_subject(&run), serde_json::to_vec(&plan).expect("string keys")).await?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(FleetError::Refused("stopped before the start".to_owned()));
+        }
+        // The barrier: every worker has the start before it is due, or none starts.
+        let at = resource::monotonic_time().as_nanos() as i64 + lead.as_nanos() as i64;
+        let begun = Instant::now() + lead;
+        let started = all(sessions.iter().zip(&clocks).map(|(session, clock)| {
+            let request = Request::Start {
+                run: run.clone(),
+                at_ns: clock.to_remote(at),
+                deadline_ns: plan.deadline_ns,
+                started: plan.started.clone(),
+            };
+            session.ask(request, lead)
+        }))
+        .await;
+        if let Err(error) = started {
+            stop_all(&sessions, &run).await;
+            return Err(error);
+        }
+        let follow = Follow { plan: &plan, client: &self.client, context, collecting: false, log: load.log };
+        follow.until_the_end(begun, stop, progress).await
+    }
+}
+
+/// Returns the start of a run by the wall clock of this host, to collect the run. The wall clock of the first coordinator may
+/// differ.
+fn started_at(started_ns: u64) -> Instant {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let elapsed = now.saturating_sub(Duration::from_nanos(started_ns));
+    Instant::now().checked_sub(elapsed).unwrap_or_else(Instant::now)
+}
+
+/// Runs the futures at the same time and returns the first error.
+async fn all<T, F: Future<Output = Result<T, FleetError>>>(
+    futures: impl IntoIterator<Item = F>,
+) -> Result<Vec<T>, FleetError> {
+    join_all(futures).await.into_iter().collect()
+}
+
+/// Returns the agents of a selection, by name.
+fn select(agents: Vec<AgentInfo>, selection: &Selection) -> Result<Vec<AgentInfo>, FleetError> {
+    let fits = |agent: &AgentInfo| {
+        selection.labels.iter().all(|(key, value)| agent.labels.get(key).is_some_and(|found| found == value))
+    };
+    let mut agents: Vec<AgentInfo> = agents.into_iter().filter(fits).collect();
+    if let Some(pair) = agents.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return Err(FleetError::Refused(format!(
+            "two agents have the name {}: stop one of them, or give it another --name",
+            pair[0].name
+        )));
+    }
+    let wanted = selection.workers.unwrap_or_else(|| agents.len().max(1) as u32);
+    if agents.len() < wanted as usize {
+        let names = agents.iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>().join(", ");
+        let names = if names.is_empty() { "none".to_owned() } else { names };
+        return Err(FleetError::TooFew { found: agents.len(), wanted, names });
+    }
+    agents.truncate(wanted as usize);
+    Ok(agents)
+}
+
+/// Prepares a worker, and returns its settings as it understood them.
+async fn prepare(
+    session: &Session<'_>,
+    request: Request,
+    whole: &LoadSettings,
+) -> Result<LoadSettings, FleetError> {
+    let refused = |reason: String| FleetError::Refused(format!("{}: {reason}", session.agent.name));
+    match session.ask(request, Duration::from_secs(15)).await? {
+        Reply::Prepared { refusal: Some(refusal), .. } if !whole.anyway => {
+            Err(refused(format!("{refusal}; --anyway runs it nevertheless")))
+        }
+        Reply::Prepared { settings, .. } if !split::same_load(whole, &settings) => Err(refused(
+            "it understands other settings than were sent: use the same version on all hosts".into(),
+        )),
+        Reply::Prepared { settings, .. } => Ok(*settings),
+        Reply::Refused { reason } => Err(refused(reason)),
+        _ => Err(refused("its reply does not fit the request".to_owned())),
+    }
+}
+
+/// Stops all workers. A worker that does not answer stops at its deadline.
+async fn stop_all(sessions: &[Session<'_>], run: &str) {
+    let stop = |session| Session::ask(session, Request::Stop { run: run.to_owned() }, Duration::from_secs(1));
+    join_all(sessions.iter().map(stop)).await;
+}

@@ -1,0 +1,259 @@
+//! A coordinator follows a run: it reads the messages of the workers from the stream until the end of the run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::Client;
+use async_nats::connection::State;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
+use async_nats::jetstream::stream::Stream;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use crate::client::Session;
+use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress};
+use crate::error::FleetError;
+use crate::interval::Message;
+use crate::merge::Merge;
+use crate::merged;
+use crate::nats::{discover, publish};
+use crate::protocol::{AgentInfo, Lost, Plan, Request, STREAM, lost_subject, run_subjects};
+use crate::watch::is_lost;
+
+/// Time that a worker has for its last operations after the end of the run.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Time that workers have to end after a stop.
+const STOPPED: Duration = Duration::from_secs(4);
+
+/// Time that the coordinator waits for NATS after the deadline of the run.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Time between two calls of the progress callback.
+const PROGRESS: Duration = Duration::from_millis(250);
+
+/// Maximum number of messages of one fetch.
+const MOST_FETCHED: usize = 512;
+
+/// Reads the messages of a run until its end.
+pub(crate) struct Follow<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) client: &'a Client,
+    pub(crate) context: Context,
+    /// The run may have ended long ago, and its agents are asked for missing messages.
+    pub(crate) collecting: bool,
+    pub(crate) log: bool,
+}
+
+impl Follow<'_> {
+    pub(crate) async fn until_the_end(
+        self,
+        begun: Instant,
+        stop: &AtomicBool,
+        mut progress: impl FnMut(&FleetProgress<'_>),
+    ) -> Result<FleetOutcome, FleetError> {
+        let plan = self.plan;
+        let started = Duration::from_nanos(plan.started_ns);
+        let mut merge = Merge::new(&plan.run, plan.workers.len() as u32, self.log.then_some(started));
+        let deadline = Duration::from_nanos(plan.deadline_ns);
+        let last_second = self.last_second();
+        let mut reader = Reader { context: &self.context, run: &plan.run, consumer: None, next: 1 };
+        let mut connected_since = Instant::now();
+        let mut shown: Option<Instant> = None;
+        let mut stopped: Option<Instant> = None;
+        let mut asked_again = false;
+        while !merge.is_complete() {
+            let connected = self.client.connection_state() == State::Connected;
+            let read = if connected { reader.read(&mut merge).await } else { None };
+            if read.is_none() {
+                connected_since = Instant::now();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let now = Instant::now();
+            let elapsed = now.saturating_duration_since(begun);
+            if shown.is_none_or(|shown| now >= shown + PROGRESS) {
+                shown = Some(now);
+                progress(&self.progress(&merge, elapsed, read.is_some()));
+            }
+            if stop.load(Ordering::Relaxed) && stopped.is_none() {
+                stopped = Some(now);
+                self.stop_workers().await;
+            }
+            if stopped.is_some_and(|at| now >= at + STOPPED) {
+                break;
+            }
+            if read.is_none() && elapsed > deadline + PATIENCE {
+                return Err(FleetError::Gone { run: plan.run.clone() });
+            }
+            // The stream may have more.
+            if read.is_none_or(|count| count == MOST_FETCHED) {
+                continue;
+            }
+            let connected_for = now - connected_since;
+            if self.collecting && !asked_again && connected_for > Duration::from_secs(1) {
+                asked_again = true;
+                self.ask_again(&merge).await;
+                connected_since = Instant::now();
+                continue;
+            }
+            self.lose_the_missing(&mut merge, elapsed, connected_for, last_second).await;
+        }
+        let interrupted = stopped.is_some();
+        let (record, log) = merged::record(plan, merge, interrupted);
+        Ok(FleetOutcome { run: plan.run.clone(), record, log })
+    }
+
+    /// Returns the number of the last second, if the run is limited in time only.
+    fn last_second(&self) -> Option<u64> {
+        let settings = &self.plan.settings;
+        let length = settings.for_ns.filter(|_| settings.hold == 0 && settings.operations.is_none())?;
+        Some(length.div_ceil(1_000_000_000).saturating_sub(1))
+    }
+
+    async fn lose_the_missing(
+        &self,
+        merge: &mut Merge,
+        elapsed: Duration,
+        connected: Duration,
+        last_second: Option<u64>,
+    ) {
+        for slot in 0..self.plan.workers.len() as u32 {
+            let of = &merge.slots()[slot as usize];
+            if of.end.is_some() || of.lost_at.is_some() {
+                continue;
+            }
+            if is_lost(elapsed, connected, of.next_second(), last_second, GRACE) {
+                let second = of.next_second();
+                merge.lose_at(slot, second);
+                // A later coordinator must come to the same result.
+                let lost = serde_json::to_vec(&Lost { slot, second }).expect("a loss has string keys");
+                let _ = publish(&self.context, lost_subject(&self.plan.run), lost).await;
+                // A worker that was only cut off must not continue alone.
+                self.stop_worker(&self.plan.workers[slot as usize].agent).await;
+            }
+        }
+    }
+
+    async fn stop_worker(&self, agent: &AgentInfo) {
+        let (client, run) = (self.client.clone(), self.plan.run.clone());
+        let agent = agent.clone();
+        // A worker that does not answer must not delay the remaining workers.
+        tokio::spawn(async move {
+            if let Ok(session) = Session::open(&client, &agent).await {
+                let _ = session.ask(Request::Stop { run }, Duration::from_secs(1)).await;
+            }
+        });
+    }
+
+    async fn stop_workers(&self) {
+        for worker in &self.plan.workers {
+            self.stop_worker(&worker.agent).await;
+        }
+    }
+
+    /// Asks the agents for the messages that are not in the stream. An agent that was started again has them too.
+    async fn ask_again(&self, merge: &Merge) {
+        let Ok(agents) = discover(self.client, DISCOVERY).await else { return };
+        let asks =
+            self.plan.workers.iter().zip(merge.slots()).enumerate().filter_map(|(slot, (worker, of))| {
+                let agent = agents.iter().find(|agent| agent.name == worker.agent.name)?;
+                (!of.is_complete()).then_some(async move {
+                    let session = Session::open(self.client, agent).await?;
+                    let request = Request::Resend {
+                        run: self.plan.run.clone(),
+                        slot: slot as u32,
+                        from: of.next_sequence(),
+                    };
+                    session.ask(request, Duration::from_secs(5)).await
+                })
+            });
+        join_all(asks).await;
+    }
+
+    fn progress<'a>(&'a self, merge: &'a Merge, elapsed: Duration, connected: bool) -> FleetProgress<'a> {
+        let workers = self.plan.workers.iter().zip(merge.slots());
+        FleetProgress {
+            run: &self.plan.run,
+            elapsed,
+            last: merge.last(),
+            operations: merge.slots().iter().map(|slot| slot.operations).sum(),
+            errors: merge.errors().values().sum(),
+            hosts: workers
+                .map(|(worker, slot)| {
+                    let last = slot.seconds.last_key_value().map(|(_, second)| second);
+                    (worker.agent.name.as_str(), last, slot.lost_at.is_some())
+                })
+                .collect(),
+            connected,
+        }
+    }
+}
+
+/// Reads the messages of a run from the stream, in order. After an error it continues behind the last message that it read: the
+/// consumer is made again, because a consumer does not outlive every restart of nats-server.
+struct Reader<'a> {
+    context: &'a Context,
+    run: &'a str,
+    consumer: Option<PullConsumer>,
+    next: u64,
+}
+
+impl Reader<'_> {
+    /// Adds the messages that are in the stream now to the merge. Returns their number; `None` after an error.
+    async fn read(&mut self, merge: &mut Merge) -> Option<usize> {
+        const MOST: Duration = Duration::from_secs(3);
+        match tokio::time::timeout(MOST, self.fetch(merge)).await {
+            Ok(Ok(count)) => Some(count),
+            Ok(Err(_)) | Err(_) => {
+                self.consumer = None;
+                None
+            }
+        }
+    }
+
+    async fn fetch(&mut self, merge: &mut Merge) -> Result<usize, async_nats::Error> {
+        let consumer = match &self.consumer {
+            Some(consumer) => consumer.clone(),
+            None => self.consume().await?,
+        };
+        self.consumer = Some(consumer.clone());
+        let mut batch = consumer
+            .batch()
+            .max_messages(MOST_FETCHED)
+            .expires(Duration::from_millis(200))
+            .messages()
+            .await?;
+        let mut count = 0;
+        while let Some(message) = batch.next().await {
+            let message = message?;
+            self.next = message.info()?.stream_sequence + 1;
+            count += 1;
+            // Another coordinator may have decided on a loss; the result must be the same.
+            if message.subject.as_str() == lost_subject(self.run) {
+                if let Ok(Lost { slot, second }) = serde_json::from_slice(&message.payload) {
+                    merge.lose_at(slot, second);
+                }
+            } else if message.subject.as_str().contains(".slot.")
+                && let Ok(message) = Message::decode(&message.payload)
+            {
+                merge.add(message);
+            }
+        }
+        Ok(count)
+    }
+
+    async fn consume(&self) -> Result<PullConsumer, async_nats::Error> {
+        let stream: Stream = self.context.get_stream(STREAM).await?;
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: self.next },
+            ack_policy: AckPolicy::None,
+            filter_subject: run_subjects(self.run),
+            inactive_threshold: Duration::from_secs(30),
+            memory_storage: true,
+            ..pull::Config::default()
+        };
+        Ok(stream.create_consumer(config).await?)
+    }
+}

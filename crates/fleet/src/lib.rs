@@ -1,0 +1,29 @@
+//! One run on many machines: agents and a coordinator on NATS, and the merge of their intervals.
+//!
+//! The decisions are pure: how a run is split over slots ([`split`]), the offset of a clock ([`clock`]), intervals and their merge
+//! ([`interval`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), permissions ([`permission`]) and replayed
+//! requests ([`session`]). They use no clock and no socket. [`agent`] and [`coordinator`] move messages over NATS.
+#![forbid(unsafe_code)]
+
+pub mod agent;
+mod client;
+pub mod clock;
+pub mod coordinator;
+mod error;
+mod follow;
+pub mod interval;
+mod journal;
+pub mod merge;
+mod merged;
+pub mod nats;
+pub mod permission;
+pub mod protocol;
+mod request;
+pub mod session;
+pub mod split;
+pub mod verdict;
+pub mod watch;
+mod worker;
+
+pub use error::FleetError;
+pub use request::{LoadRequest, RequestError};

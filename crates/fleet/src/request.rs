@@ -1,0 +1,210 @@
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use fourtuple_load::{Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, Trust, Workload};
+use fourtuple_record::LoadSettings;
+use serde::{Deserialize, Serialize};
+
+/// The typed settings of a load in a request to an agent: the settings of the record, and the parts of an HTTP request that the
+/// record omits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadRequest {
+    /// The settings. `address` is empty: each agent resolves the target itself.
+    pub settings: LoadSettings,
+    /// Headers of an HTTP request.
+    pub headers: Vec<(String, String)>,
+    /// Body of an HTTP request, in base64.
+    pub body: String,
+    /// Whether https accepts every certificate.
+    pub insecure: bool,
+}
+
+/// The reason why a load cannot be requested, or a request is not a load.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// `--ca` names a file.
+    #[error(
+        "'--ca' names a file of this host, and an agent reads no file for a request: install the certificate on the hosts, or use \
+         --insecure"
+    )]
+    Certificates,
+    /// A field has a value that this version does not know.
+    #[error("the setting {field} is invalid: {value:?}")]
+    Field {
+        /// The field of the settings.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+impl LoadRequest {
+    /// Returns the request for a load. `sources` is the text of `--source` as typed.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::Certificates`]
+    pub fn new(load: &Load, sources: Option<&str>, anyway: bool) -> Result<LoadRequest, RequestError> {
+        let insecure = match load.trust {
+            Trust::System => false,
+            Trust::AnyCertificate => true,
+            Trust::Also(_) => return Err(RequestError::Certificates),
+        };
+        let nowhere = fourtuple_syscalls::Endpoint::Unix(std::path::PathBuf::new());
+        let (headers, body) = match &load.workload {
+            Workload::Http(request) => (request.headers.clone(), STANDARD.encode(&request.body)),
+            _ => (Vec::new(), String::new()),
+        };
+        Ok(LoadRequest { settings: load.settings(&nowhere, sources, anyway), headers, body, insecure })
+    }
+
+    /// Returns the load.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::Field`]
+    pub fn load(&self) -> Result<Load, RequestError> {
+        let settings = &self.settings;
+        let invalid = |field, value: &dyn ToString| RequestError::Field { field, value: value.to_string() };
+        let narrow = |field, value: u64| u32::try_from(value).map_err(|_| invalid(field, &value));
+        let size = |field, value: u64| usize::try_from(value).map_err(|_| invalid(field, &value));
+        let target: fourtuple_load::Target =
+            settings.target.parse().map_err(|_| invalid("target", &settings.target))?;
+        let close = match settings.close.as_str() {
+            "client" => Close::Client,
+            "rst" => Close::Reset,
+            "server" => Close::Server,
+            other => return Err(invalid("close", &other)),
+        };
+        let workload = match settings.workload.as_str() {
+            "connect" => Workload::Connect,
+            "crr" => Workload::Crr {
+                request: size("request_bytes", settings.request_bytes)?,
+                response: size("response_bytes", settings.response_bytes)?,
+            },
+            "udp" => Workload::Udp { request: size("request_bytes", settings.request_bytes)? },
+            "http" => Workload::Http(HttpRequest {
+                method: settings.method.clone(),
+                path: target.path().to_owned(),
+                authority: target.authority(),
+                headers: self.headers.clone(),
+                body: STANDARD.decode(&self.body).map_err(|_| invalid("body", &self.body))?,
+                asks_to_close: close == Close::Server,
+            }),
+            Workload::HOLD => Workload::named(Workload::HOLD).expect("a workload of the table"),
+            other => return Err(invalid("workload", &other)),
+        };
+        let rate = settings.rate_per_s.filter(|rate| rate.is_finite() && *rate > 0.0);
+        let arrival = match (settings.arrival.as_str(), rate) {
+            ("closed", _) => Arrival::Closed,
+            ("even", Some(rate)) => Arrival::Even(rate),
+            ("poisson", Some(rate)) => Arrival::Poisson(rate),
+            (other, _) => return Err(invalid("arrival", &other)),
+        };
+        let engine = match settings.engine.as_str() {
+            "auto" => EngineChoice::Auto,
+            "uring" => EngineChoice::Uring,
+            "epoll" => EngineChoice::Epoll,
+            other => return Err(invalid("engine", &other)),
+        };
+        let threads = settings.threads;
+        if !(1..=1024).contains(&threads) {
+            return Err(invalid("threads", &threads));
+        }
+        let mut load = Load::new(target, workload);
+        load.arrival = arrival;
+        load.connections = narrow("connections", settings.connections)?;
+        load.pause = Duration::from_nanos(settings.pause_ns);
+        load.close_every = settings.close_every;
+        load.close = close;
+        load.hold = narrow("hold", settings.hold)?;
+        load.operations = settings.operations;
+        load.length = settings.for_ns.map(Duration::from_nanos);
+        load.timeout = Duration::from_nanos(settings.timeout_ns);
+        load.threshold = settings.threshold_ns.map(Duration::from_nanos);
+        load.engine = engine;
+        load.threads = threads as usize;
+        load.pinned = settings.pinned;
+        load.strategy = settings.strategy.parse().map_err(|_| invalid("strategy", &settings.strategy))?;
+        if let Some(sources) = &settings.sources {
+            load.sources = sources.parse().map_err(|_| invalid("sources", sources))?;
+        }
+        if self.insecure && load.target.scheme() == Scheme::Https {
+            load.trust = Trust::AnyCertificate;
+        }
+        load.separate_ack = settings.separate_ack;
+        load.seed = settings.seed;
+        Ok(load)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http() -> Load {
+        let target: fourtuple_load::Target = "https://127.0.0.1:8443/a?b=c".parse().unwrap();
+        let request = HttpRequest {
+            method: "PUT".into(),
+            path: target.path().to_owned(),
+            authority: target.authority(),
+            headers: vec![("x-a".into(), "b".into())],
+            body: b"\x00binary\xff".to_vec(),
+            asks_to_close: false,
+        };
+        Load {
+            arrival: Arrival::Even(12.5),
+            operations: Some(7),
+            length: Some(Duration::from_millis(1500)),
+            trust: Trust::AnyCertificate,
+            sources: "127.0.0.0/30".parse().unwrap(),
+            strategy: "full-range".parse().unwrap(),
+            threads: 3,
+            seed: u64::MAX,
+            ..Load::new(target, Workload::Http(request))
+        }
+    }
+
+    #[test]
+    fn a_load_survives_the_request() {
+        let crr: fourtuple_load::Target = "tcp://127.0.0.1:1".parse().unwrap();
+        let loads = [
+            (http(), Some("127.0.0.0/30")),
+            (Load::new(crr.clone(), Workload::Crr { request: 5, response: 6 }), None),
+            (Load { hold: 5, connections: 0, ..Load::new(crr, Workload::Connect) }, None),
+            (Load::new("udp://127.0.0.1:1".parse().unwrap(), Workload::Udp { request: 9 }), None),
+        ];
+        for (load, sources) in loads {
+            let request = LoadRequest::new(&load, sources, false).unwrap();
+            let wire = serde_json::to_string(&request).unwrap();
+            let back: LoadRequest = serde_json::from_str(&wire).unwrap();
+            assert_eq!(back, request);
+            assert_eq!(format!("{:?}", back.load().unwrap()), format!("{load:?}"));
+        }
+    }
+
+    #[test]
+    fn a_file_of_certificates_is_refused() {
+        let load = Load { trust: Trust::Also("/etc/shadow".into()), ..http() };
+        let error = LoadRequest::new(&load, None, false).unwrap_err();
+        assert!(error.to_string().contains("--ca"));
+    }
+
+    #[test]
+    fn invalid_settings_are_named() {
+        let request = LoadRequest::new(&http(), None, false).unwrap();
+        let with = |change: fn(&mut LoadSettings)| {
+            let mut request = request.clone();
+            change(&mut request.settings);
+            request.load().unwrap_err().to_string()
+        };
+        assert!(with(|settings| settings.threads = 0).contains("threads"));
+        assert!(with(|settings| settings.threads = 1 << 40).contains("threads"));
+        assert!(with(|settings| settings.connections = u64::MAX).contains("connections"));
+        assert!(with(|settings| settings.workload = "sh".into()).contains("workload"));
+        assert!(with(|settings| settings.rate_per_s = None).contains("arrival"));
+        assert!(with(|settings| settings.rate_per_s = Some(-1.0)).contains("arrival"));
+        assert!(with(|settings| settings.target = "/etc/passwd".into()).contains("target"));
+    }
+}

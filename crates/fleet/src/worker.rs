@@ -1,0 +1,239 @@
+//! A worker: performs its part of a run, and records its intervals. The generating threads hand an interval to a bounded queue and
+//! never wait for NATS or the disk. One thread writes the journal; a task of the event loop publishes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use async_nats::header::NATS_MESSAGE_ID;
+use async_nats::{Client, HeaderMap};
+use bytes::Bytes;
+use fourtuple_load::{Coordination, Interval, Measured, Prepared, RunProgress};
+use fourtuple_record::{Host, LoadRecord, Record, SCHEMA};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::interval::{Content, Message, WorkerEnd};
+use crate::journal::Journal;
+use crate::nats::{jetstream, require_stream};
+use crate::protocol::worker_subject;
+
+/// Number of intervals that may wait for the disk. A further one is lost and counted.
+const MOST_WAITING: usize = 64;
+
+/// Time until a message that NATS did not acknowledge is sent again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// No number of free ports is known.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The part of one worker in a run.
+pub(crate) struct Worker {
+    pub(crate) run: String,
+    pub(crate) slot: u32,
+    pub(crate) directory: PathBuf,
+    pub(crate) prepared: Arc<Prepared>,
+    pub(crate) sources: Option<String>,
+    pub(crate) anyway: bool,
+    pub(crate) host: Host,
+    /// Start for the record, RFC 3339.
+    pub(crate) started: String,
+    /// Time until the start.
+    pub(crate) ahead: Duration,
+    /// Time from the start until the worker stops by itself.
+    pub(crate) deadline: Duration,
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) ended: Arc<AtomicBool>,
+}
+
+/// The messages of a worker on their way to NATS.
+pub(crate) struct Outbox(UnboundedSender<(u64, Vec<u8>)>);
+
+/// The other end of an [`Outbox`].
+pub(crate) struct Queue {
+    run: String,
+    slot: u32,
+    messages: UnboundedReceiver<(u64, Vec<u8>)>,
+}
+
+impl Outbox {
+    pub(crate) fn new(run: &str, slot: u32) -> (Outbox, Queue) {
+        let (sender, messages) = unbounded_channel();
+        (Outbox(sender), Queue { run: run.to_owned(), slot, messages })
+    }
+
+    pub(crate) fn add(&self, sequence: u64, message: Vec<u8>) {
+        // The event loop has ended with the agent if this fails; the message is in the journal.
+        let _ = self.0.send((sequence, message));
+    }
+}
+
+impl Worker {
+    /// Starts the threads of the run. They end by themselves.
+    pub(crate) fn start(self, outbox: Outbox, log: fn(&str)) -> Result<(), String> {
+        let start = Instant::now() + self.ahead;
+        let journal = Journal::create(&self.directory, &self.run, self.slot)
+            .map_err(|error| format!("cannot write to {}: {error}", self.directory.display()))?;
+        let recorder = Recorder {
+            run: self.run.clone(),
+            slot: self.slot,
+            journal,
+            outbox,
+            sequence: 0,
+            ports_left: Arc::new(AtomicU64::new(UNKNOWN)),
+            dropped: Arc::default(),
+            log,
+        };
+        let deadline = (start + self.deadline, Arc::clone(&self.stop), Arc::clone(&self.ended));
+        let (sender, intervals) = mpsc::sync_channel(MOST_WAITING);
+        let (ports_left, dropped) = (Arc::clone(&recorder.ports_left), Arc::clone(&recorder.dropped));
+        let lost = Arc::clone(&dropped);
+        let coordination = Coordination {
+            start,
+            intervals: Box::new(move |interval| {
+                if sender.try_send(interval).is_err() {
+                    lost.fetch_add(1, Ordering::Relaxed);
+                }
+            }),
+        };
+        let (ends, end) = mpsc::channel();
+        let thread = |name: &str| thread::Builder::new().name(name.to_owned());
+        let failed = |error| format!("cannot create a thread: {error}");
+        thread("recorder").spawn(move || recorder.record(intervals, &end)).map_err(failed)?;
+        thread("deadline").spawn(move || stop_at(deadline)).map_err(failed)?;
+        let ended = Arc::clone(&self.ended);
+        let run = move || {
+            let result = self.prepared.run(&self.stop, Some(coordination), |progress: &RunProgress| {
+                ports_left.store(progress.ports_left.unwrap_or(UNKNOWN), Ordering::Relaxed);
+            });
+            let _ = ends.send(self.end(result, dropped.load(Ordering::Relaxed)));
+            self.ended.store(true, Ordering::Relaxed);
+        };
+        thread("load").spawn(run).map_err(|error| {
+            // The other threads end without an interval and without an end.
+            ended.store(true, Ordering::Relaxed);
+            failed(error)
+        })?;
+        Ok(())
+    }
+
+    fn end(&self, result: Result<Measured, fourtuple_load::LoadError>, dropped: u64) -> WorkerEnd {
+        match result {
+            Err(error) => WorkerEnd {
+                record: None,
+                failed: Some(error.to_string()),
+                start_error_ns: 0,
+                intervals: 0,
+                dropped,
+            },
+            Ok(Measured { mut results, remarks, start_error, .. }) => {
+                // They follow from the intervals.
+                results.seconds.clear();
+                results.distribution.clear();
+                let record: LoadRecord = Record {
+                    schema: SCHEMA.to_owned(),
+                    command: "load".to_owned(),
+                    started: self.started.clone(),
+                    host: self.host.clone(),
+                    settings: self.prepared.settings(self.sources.as_deref(), self.anyway),
+                    validity: remarks,
+                    results,
+                };
+                let start_error_ns = start_error.as_nanos() as u64;
+                WorkerEnd { record: Some(record), failed: None, start_error_ns, intervals: 0, dropped }
+            }
+        }
+    }
+}
+
+/// Sets the stop flag at the deadline, so that no worker outlives it even if NATS is gone.
+fn stop_at((deadline, stop, ended): (Instant, Arc<AtomicBool>, Arc<AtomicBool>)) {
+    const LOOK: Duration = Duration::from_millis(100);
+    while !ended.load(Ordering::Relaxed) {
+        match deadline.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => thread::sleep(left.min(LOOK)),
+            _ => return stop.store(true, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Writes the messages of a worker to its journal and to its outbox.
+struct Recorder {
+    run: String,
+    slot: u32,
+    journal: Journal,
+    outbox: Outbox,
+    sequence: u64,
+    ports_left: Arc<AtomicU64>,
+    dropped: Arc<AtomicU64>,
+    log: fn(&str),
+}
+
+impl Recorder {
+    fn record(mut self, intervals: Receiver<Interval>, end: &Receiver<WorkerEnd>) {
+        for interval in intervals {
+            let left = self.ports_left.load(Ordering::Relaxed);
+            let left = (left != UNKNOWN).then_some(left);
+            let message = Message::interval(&self.run, self.slot, self.sequence, interval, left);
+            self.add(message);
+        }
+        let Ok(mut end) = end.recv() else { return };
+        end.intervals = self.sequence;
+        end.dropped = self.dropped.load(Ordering::Relaxed);
+        let (run, slot, sequence) = (self.run.clone(), self.slot, self.sequence);
+        self.add(Message { run, slot, sequence, content: Content::End(Box::new(end)) });
+        (self.log)(&format!("the run {} has ended", self.run));
+    }
+
+    fn add(&mut self, message: Message) {
+        let bytes = match message.encode() {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+                return (self.log)(&format!("an interval of the run {} is lost: {error}", self.run));
+            }
+        };
+        if let Err(error) = self.journal.add(&bytes) {
+            // The message can still arrive over NATS.
+            (self.log)(&format!("cannot write the journal of the run {}: {error}", self.run));
+        }
+        self.outbox.add(self.sequence, bytes);
+        self.sequence += 1;
+    }
+}
+
+/// Publishes messages in order, each until NATS acknowledges it.
+pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
+    let context = jetstream(&client);
+    let subject = worker_subject(&queue.run, queue.slot);
+    let mut complained = false;
+    while let Some((sequence, message)) = queue.messages.recv().await {
+        let message = Bytes::from(message);
+        loop {
+            let mut headers = HeaderMap::new();
+            // JetStream drops a message that arrives a second time within its window of duplicates.
+            headers.insert(NATS_MESSAGE_ID, format!("{}.{}.{sequence}", queue.run, queue.slot).as_str());
+            let sent = async {
+                let ack = context.publish_with_headers(subject.clone(), headers, message.clone()).await?;
+                ack.await
+            };
+            match sent.await {
+                Ok(_) => break,
+                Err(error) => {
+                    if !complained {
+                        complained = true;
+                        log(&format!("cannot publish to NATS, trying again: {error}"));
+                    }
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+            // A server that lost its storage has lost the stream too.
+            let _ = require_stream(&context).await;
+        }
+        if std::mem::take(&mut complained) {
+            log("NATS accepts messages again");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Compiles the C programs of `bindings/c` against the header and the library of this build, and runs them: plain, under AddressSanitizer
+//! and under valgrind. `FOURTUPLE_CONNECTS` is the number of connects of the event loop, 2,000 by default.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+
+/// Returns the directory of this test, in which cargo puts libfourtuple_c.so and libfourtuple_c.a too.
+fn built() -> PathBuf {
+    let program = env::current_exe().expect("a running test has a path");
+    program.parent().expect("a program is in a directory").to_owned()
+}
+
+fn tree(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// How a program is linked and run.
+#[derive(Clone, Copy)]
+enum Way {
+    Shared,
+    Sanitized,
+    Valgrind,
+}
+
+/// Compiles a program. Returns the command that runs it, or `None` after a skip of the test.
+fn program(test: &str, source: &str, way: Way) -> Option<Command> {
+    let built = built();
+    let name = Path::new(source).file_stem().expect("a file name").to_string_lossy().into_owned();
+    let (suffix, flags): (&str, &[&str]) = match way {
+        Way::Shared => ("shared", &[]),
+        Way::Sanitized => ("asan", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
+        Way::Valgrind => ("valgrind", &[]),
+    };
+    let output = built.join(format!("c-{name}-{suffix}"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1"]).args(flags);
+    compiler.arg("-I").arg(tree("bindings/c")).arg(tree(source)).arg("-o").arg(&output);
+    match way {
+        // The name in the program is the soname, which the next lines link to this build.
+        Way::Shared => {
+            compiler.arg(built.join("libfourtuple_c.so")).arg(format!("-Wl,-rpath,{}", built.display()))
+        }
+        Way::Sanitized | Way::Valgrind => {
+            compiler.arg(built.join("libfourtuple_c.a")).args(["-lm", "-ldl", "-lpthread"])
+        }
+    };
+    match compiler.output() {
+        Ok(compiled) if compiled.status.success() => {}
+        Ok(compiled) => panic!("cc {source}: {}", String::from_utf8_lossy(&compiled.stderr)),
+        Err(error) => {
+            skip(test, "cc", &error.to_string());
+            return None;
+        }
+    }
+    if matches!(way, Way::Valgrind) {
+        if let Err(error) = Command::new("valgrind").arg("--version").output() {
+            skip(test, "valgrind", &error.to_string());
+            return None;
+        }
+        let mut command = Command::new("valgrind");
+        // Not possible leaks: Rust keeps the handle of a thread by a pointer into its middle, which valgrind takes for one.
+        command.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite"]);
+        command.args(["--errors-for-leak-kinds=definite", "--error-exitcode=99"]).arg(output);
+        return Some(command);
+    }
+    let mut command = Command::new(output);
+    // Programs load the library by its soname.
+    let links = built.join("c-links");
+    fs::create_dir_all(&links).expect("a directory in the build");
+    let link = links.join("libfourtuple.so.0");
+    if fs::symlink_metadata(&link).is_err() {
+        // Another test may make it at the same time.
+        let _ = std::os::unix::fs::symlink(built.join("libfourtuple_c.so"), &link);
+    }
+    command.env("LD_LIBRARY_PATH", links);
+    Some(command)
+}
+
+fn succeed(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    // The leak checker and valgrind write reports to stderr.
+    assert_eq!(err, "", "{out}");
+    out.trim().to_owned()
+}
+
+#[test]
+fn c_takes_the_steps_of_the_vectors() {
+    let test = "c_takes_the_steps_of_the_vectors";
+    for name in ["kernel-default", "full-range", "select-test-repeat", "random-window", "auto"] {
+        let Some(mut command) = program(test, "bindings/c/tests/vectors.c", Way::Shared) else { return };
+        command.arg(name).arg(tree(&format!("bindings/vectors/{name}.json")));
+        assert_eq!(succeed(&command.output().expect("a built program")), "1000", "{name}");
+    }
+}
+
+#[test]
+fn each_error_has_its_kind_in_c() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        for way in [Way::Shared, Way::Sanitized, Way::Valgrind] {
+            let test = "each_error_has_its_kind_in_c";
+            let Some(mut command) = program(test, "bindings/c/tests/errors.c", way) else { return };
+            command.arg(destination.ip().to_string()).arg(destination.port().to_string());
+            assert_eq!(succeed(&command.output().expect("a built program")), env!("CARGO_PKG_VERSION"));
+        }
+    });
+}
+
+#[test]
+fn the_event_loop_is_clean_under_sanitizers() {
+    in_namespace(|| {
+        let connects: u32 =
+            env::var("FOURTUPLE_CONNECTS").map_or(2000, |text| text.parse().expect("a number"));
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 4000)).expect("a listener");
+        thread::Builder::new()
+            .name("server".to_owned())
+            .spawn(move || {
+                while let Ok((mut stream, _)) = server.accept() {
+                    // The client may end early.
+                    let _ = stream.write_all(b"hello");
+                }
+            })
+            .expect("a thread");
+        for way in [Way::Sanitized, Way::Valgrind] {
+            for strategy in ["auto", "full-range", "select-test-repeat"] {
+                let test = "the_event_loop_is_clean_under_sanitizers";
+                let Some(mut command) = program(test, "bindings/c/examples/epoll.c", way) else { return };
+                let connects = if strategy == "auto" { connects } else { 200 };
+                command.args(["127.0.0.1", "4000", &connects.to_string(), "16", strategy]);
+                let said = succeed(&command.output().expect("a built program"));
+                assert_eq!(said, format!("{connects} served, 0 failed"), "{strategy}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_library_exports_the_functions_of_the_header() {
+    let header = fs::read_to_string(tree("bindings/c/fourtuple.h")).expect("the header");
+    let mut declared: Vec<&str> = header
+        .lines()
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()) && line.contains("fourtuple_"))
+        .filter_map(|line| line.split_once('('))
+        .filter_map(|(before, _)| before.rsplit([' ', '*']).next())
+        .collect();
+    declared.sort_unstable();
+    let mut nm = Command::new("nm");
+    nm.args(["--dynamic", "--defined-only", "--format=just-symbols"]).arg(built().join("libfourtuple_c.so"));
+    let output = match nm.output() {
+        Ok(output) => succeed(&output),
+        Err(error) => {
+            return skip("the_library_exports_the_functions_of_the_header", "cc", &error.to_string());
+        }
+    };
+    let mut exported: Vec<&str> = output.lines().collect();
+    exported.sort_unstable();
+    assert_eq!(exported, declared);
+    let abi = tree("bindings/c/fourtuple.abi");
+    let lines = declarations(&header);
+    if env::var_os("FOURTUPLE_GOLDEN").is_some_and(|value| value == "write") {
+        fs::write(&abi, &lines).unwrap_or_else(|error| panic!("{}: {error}", abi.display()));
+    }
+    let stored = fs::read_to_string(&abi).unwrap_or_else(|error| panic!("{}: {error}", abi.display()));
+    assert_eq!(
+        lines, stored,
+        "a changed or removed line breaks programs that are linked with libfourtuple.so.0, an added line does not; \
+         FOURTUPLE_GOLDEN=write writes the file"
+    );
+}
+
+/// Returns the declarations of the header, one a line, without comments, in their order.
+fn declarations(header: &str) -> String {
+    let code: String = header
+        .split("/*")
+        .enumerate()
+        .map(|(index, part)| if index == 0 { part } else { after_comment(part) })
+        .collect();
+    let mut declarations = String::new();
+    let mut depth = 0_i32;
+    for line in code.lines() {
+        let is_guard =
+            ["#if", "#endif", "#include", "extern \"C\""].iter().any(|start| line.starts_with(start));
+        // The end of `extern "C"`.
+        if is_guard || line == "}" {
+            continue;
+        }
+        for word in line.split_whitespace() {
+            declarations.push_str(word);
+            declarations.push(' ');
+        }
+        depth += line.matches('{').count() as i32 - line.matches('}').count() as i32;
+        if depth == 0 && (line.trim_end().ends_with(';') || line.starts_with('#')) {
+            declarations.truncate(declarations.trim_end().len());
+            declarations.push('\n');
+        }
+    }
+    declarations
+}
+
+fn after_comment(text: &str) -> &str {
+    text.split_once("*/").map_or("", |(_, after)| after)
+}

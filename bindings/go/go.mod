@@ -1,0 +1,3 @@
+module fourtuple.example/fourtuple
+
+go 1.22

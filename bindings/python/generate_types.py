@@ -1,0 +1,122 @@
+"""Writes the types of records, python/fourtuple/record_types.py, from the JSON schema of the crate `record`.
+
+Run it after a change of the schema; a test compares the file with the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import pathlib
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCHEMA = HERE.parent.parent / "crates" / "record" / "schema" / "fourtuple-1.json"
+TYPES = HERE / "python" / "fourtuple" / "record_types.py"
+
+HEAD = '''"""Types of the records of all commands. Generated from the JSON schema by generate_types.py: do not edit."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict, Union
+
+'''
+
+SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+
+
+class Generator:
+    """Collects one class per object of a schema."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.definitions: dict[str, dict[str, Any]] = schema["$defs"]
+        self.classes: dict[str, str] = {}
+
+    def type_of(self, schema: dict[str, Any], name: str) -> str:
+        """Returns the type of a value; `name` is the name of a class that it may need."""
+        if "$ref" in schema:
+            definition = schema["$ref"].removeprefix("#/$defs/")
+            return self.type_of(self.definitions[definition], camel(definition))
+        if "const" in schema:
+            return f"Literal[{quoted(schema['const'])}]"
+        if "enum" in schema:
+            return f"Literal[{', '.join(quoted(value) for value in schema['enum'])}]"
+        for key in ("oneOf", "anyOf"):
+            if key in schema:
+                parts = [self.type_of(part, f"{name}{at}") for at, part in enumerate(schema[key], 1)]
+                return union(parts)
+        kinds = schema.get("type", [])
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        return union([self.kind(kind, schema, name) for kind in kinds]) if kinds else "object"
+
+    def kind(self, kind: str, schema: dict[str, Any], name: str) -> str:
+        """Returns the type of a value of one JSON type."""
+        if kind == "array":
+            parts = [*schema.get("prefixItems", [])]
+            parts += [schema["items"]] if isinstance(schema.get("items"), dict) else []
+            items = union([self.type_of(part, f"{name}Item") for part in parts]) if parts else "object"
+            return f"list[{items}]"
+        if kind == "object":
+            if "properties" in schema:
+                return self.define(name, schema)
+            values = schema.get("additionalProperties")
+            return f"dict[str, {self.type_of(values, name) if isinstance(values, dict) else 'object'}]"
+        return SCALARS[kind]
+
+    def define(self, name: str, schema: dict[str, Any]) -> str:
+        """Adds the class of an object."""
+        if name in self.classes:
+            return name
+        self.classes[name] = ""
+        required = set(schema.get("required", []))
+        fields = {}
+        for key, value in schema["properties"].items():
+            field = self.type_of(value, name + camel(key))
+            fields[key] = field if key in required else f"NotRequired[{field}]"
+        if all(key.isidentifier() and not keyword.iskeyword(key) for key in fields):
+            body = "".join(f"    {key}: {field}\n" for key, field in fields.items()) or "    pass\n"
+            text = f"class {name}(TypedDict):\n{body}"
+        else:
+            body = "".join(f'    "{key}": {field},\n' for key, field in fields.items())
+            text = f'{name} = TypedDict("{name}", {{\n{body}}})\n'
+        # A class after the classes that it names.
+        del self.classes[name]
+        self.classes[name] = text
+        return name
+
+
+def union(parts: list[str]) -> str:
+    """Returns a union without repetitions."""
+    return " | ".join(dict.fromkeys(parts))
+
+
+def quoted(value: object) -> str:
+    """Returns a literal."""
+    return "None" if value is None else json.dumps(value)
+
+
+def camel(name: str) -> str:
+    """Returns the name of a class: `plan_settings` becomes `PlanSettings`."""
+    return "".join(part[:1].upper() + part[1:] for part in name.replace("-", "_").replace(" ", "_").split("_"))
+
+
+def generate(schema: dict[str, Any]) -> str:
+    """Returns the text of the module."""
+    generator = Generator(schema)
+    records = []
+    for branch in schema["oneOf"]:
+        properties = branch["properties"]
+        command = properties["command"]["const"]
+        name = camel(command) + "Record"
+        fields = {**schema["properties"], **properties}
+        generator.define(name, {"properties": fields, "required": schema["required"]})
+        records.append(name)
+    text = HEAD
+    text += "\n\n".join(generator.classes.values())
+    names = "".join(f"    {name},\n" for name in records)
+    text += f'\n\nRecord = Union[\n{names}]\n"""The record of any command."""\n'
+    return text
+
+
+if __name__ == "__main__":
+    TYPES.write_text(generate(json.loads(SCHEMA.read_text())))

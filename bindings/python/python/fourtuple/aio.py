@@ -1,0 +1,199 @@
+"""Connections for asyncio. Long calls run on threads, so that the event loop never waits for a search of ports.
+
+The dial itself needs two things of an event loop, `run` and `writable`; `fourtuple.httpx` has them for anyio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from fourtuple import _native
+from fourtuple.connect import resolved
+from fourtuple.dialers import (
+    Dialers,
+    DialReport,
+    SocketAddress,
+    SocketOption,
+    failure,
+    open_socket,
+    report,
+    shared,
+)
+
+__all__ = ["create_connection", "dial", "open_connection"]
+
+T = TypeVar("T")
+
+
+class Loop(Protocol):
+    """The parts of an event loop that a dial needs."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Runs a function on another thread. A cancelled caller waits for its end, which is milliseconds away."""
+
+    async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
+        """Waits until a socket is writable; returns false after this time."""
+
+
+class _Asyncio:
+    async def run(self, function: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(None, function)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The thread uses the socket that the caller is about to close.
+            while not future.done():
+                await asyncio.wait([future])
+            future.exception()
+            raise
+
+    async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_writer(opened, wake)
+        try:
+            async with asyncio.timeout(seconds):
+                await ready
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_writer(opened)
+        return True
+
+
+async def create_connection(
+    address: tuple[str | None, int],
+    timeout: float | None = None,
+    source_address: tuple[str, int] | None = None,
+    *,
+    dialers: Dialers | None = None,
+    socket_options: Sequence[SocketOption] = (),
+) -> socket.socket:
+    """Connects like `fourtuple.create_connection()`, and returns a non-blocking socket for the argument `sock` of asyncio.
+
+    Raises `DialError`, or the errors of `loop.getaddrinfo()`.
+    """
+    return (await dial(address, timeout, source_address, dialers=dialers, socket_options=socket_options))[0]
+
+
+async def dial(
+    address: tuple[str | None, int],
+    timeout: float | None = None,
+    source_address: tuple[str, int] | None = None,
+    *,
+    dialers: Dialers | None = None,
+    socket_options: Sequence[SocketOption] = (),
+) -> tuple[socket.socket, DialReport]:
+    """Connects like `create_connection()`, and returns the report too."""
+    dialers = dialers or shared("short-first")
+    loop = _Asyncio()
+    errors: list[OSError] = []
+    for info, entry in await resolve(loop, address, dialers, source_address):
+        try:
+            return await connect(loop, dialers, info, entry, timeout, source_address, socket_options)
+        except OSError as error:
+            errors.append(error)
+    if not errors:
+        raise OSError(f"getaddrinfo({address[0]!r}) returned no address")
+    try:
+        raise errors[0]
+    finally:
+        errors.clear()
+
+
+async def open_connection(
+    host: str | None,
+    port: int,
+    timeout: float | None = None,
+    *,
+    dialers: Dialers | None = None,
+    **streams: object,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects and returns streams: `asyncio.open_connection()` with `sock=`. With `ssl` name `server_hostname` too."""
+    opened = await create_connection((host, port), timeout, dialers=dialers)
+    try:
+        return await asyncio.open_connection(sock=opened, **streams)  # type: ignore[arg-type]
+    except BaseException:
+        opened.close()
+        raise
+
+
+async def resolve(
+    loop: Loop, address: tuple[str | None, int], dialers: Dialers, source: tuple[str, int] | None
+) -> list[tuple[tuple[int, int, int], SocketAddress]]:
+    """Resolves a host on another thread, and an IP address at once."""
+    try:
+        ipaddress.ip_address(address[0] or "")
+    except ValueError:
+        return await loop.run(lambda: resolved(address, dialers, source))
+    return resolved(address, dialers, source)
+
+
+async def connect(
+    loop: Loop,
+    dialers: Dialers,
+    info: tuple[int, int, int],
+    address: SocketAddress,
+    timeout: float | None,
+    source: tuple[str, int] | None,
+    socket_options: Sequence[SocketOption],
+) -> tuple[socket.socket, DialReport]:
+    """Dials one address on an event loop. `timeout` limits the handshake."""
+    dialer = None if source is not None else dialers.cached(address)
+    if dialer is None:
+        dialer = await loop.run(lambda: dialers.get(address, source))
+    opened = _nonblocking(info, socket_options)
+    try:
+        attempt = dialer.prepare(opened.fileno())
+        while True:
+            begun = time.perf_counter_ns()
+            code = await _connect_call(loop, attempt, opened, address)
+            called = time.perf_counter_ns()
+            if code == 0:
+                is_answered = await loop.writable(opened, timeout)
+                code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
+            now = time.perf_counter_ns()
+            if code == 0:
+                return opened, report(attempt, opened, called - begun, now - called)
+            # The census of a failed dial lists all sockets.
+            failed = functools.partial(attempt.failed, opened.fileno(), code, now - begun)
+            if await loop.run(failed):
+                opened.close()
+                opened = _nonblocking(info, socket_options)
+                attempt.renew(opened.fileno())
+    except BaseException:
+        opened.close()
+        raise
+
+
+async def _connect_call(loop: Loop, attempt: _native.Attempt, opened: socket.socket, address: SocketAddress) -> int:
+    """Calls connect() and returns 0 if the handshake has begun or ended, else the errno."""
+
+    def call() -> int:
+        try:
+            opened.connect(address)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            return failure(error)
+        return 0
+
+    return await loop.run(call) if attempt.searches_for_long else call()
+
+
+def _nonblocking(info: tuple[int, int, int], socket_options: Sequence[SocketOption]) -> socket.socket:
+    opened = open_socket(info, socket_options)
+    opened.setblocking(False)
+    return opened

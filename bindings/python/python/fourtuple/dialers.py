@@ -1,0 +1,218 @@
+"""Dialers by destination, and the dial on a blocking socket."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fourtuple import _native
+from fourtuple.errors import SettingsError
+
+__all__ = ["DialReport", "Dialers", "SocketAddress", "SocketOption"]
+
+SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+"""An address of AF_INET or AF_INET6 as `socket.getaddrinfo()` returns it."""
+
+SocketOption = tuple[int, int, int | bytes]
+"""Arguments of `socket.setsockopt()`."""
+
+
+@dataclass(frozen=True)
+class DialReport:
+    """The source port of a connection, and the time it took to get it."""
+
+    strategy: str
+    """The strategy of the dial."""
+    source: tuple[str, int]
+    """Source address and port."""
+    attempts: int
+    """Calls of bind() or connect() to get a port, the successful call included."""
+    connect_ns: int
+    """Time in connect(), in nanoseconds; on a blocking socket with the handshake."""
+    handshake_ns: int
+    """Time waited for the handshake after a non-blocking connect(), in nanoseconds."""
+
+
+class Dialers:
+    """A bounded cache of one dialer per destination, shared by threads and event loops of a process.
+
+    `sources`: source addresses and networks, such as `"10.0.0.0/28"` or a list; by default the kernel chooses by route.
+    `strategy`: `auto`, `full-range`, `random-window:WIDTH`, `select-test-repeat` or `kernel-default`; docs/dial.md describes them.
+    `device`: setsockopt(SO_BINDTODEVICE). `census`: count the holders of the ports when no port is free. `limit`: destinations in
+    the cache; the least recently used goes first.
+
+    `searches` says what the strategy `auto` may do. `any`: what docs/dial.md says, with a ledger of the ports in use, which takes
+    1.2 us for each port to build. `short-first`: connect() searches eight windows of 1,000 ports at random places, and then all
+    ports; without a ledger. `short`: as `short-first`, and the dial fails after these windows. A kernel without IP_LOCAL_PORT_RANGE
+    has no windows and does the same as with `any`. A pool of several sources always has a ledger.
+    """
+
+    def __init__(
+        self,
+        *,
+        sources: str | Iterable[str] | None = None,
+        strategy: str = "auto",
+        device: str | None = None,
+        census: bool = True,
+        searches: Literal["any", "short-first", "short"] = "any",
+        limit: int = 1024,
+    ) -> None:
+        text = sources if sources is None or isinstance(sources, str) else ",".join(sources)
+        self._sources = text
+        self._strategy = strategy
+        self._device = device
+        self._census = census
+        self._searches = searches
+        self._limit = max(1, limit)
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[object, ...], _native.Dialer] = OrderedDict()
+        self.family = _family(text)
+        """The address family that the sources can reach: `socket.AF_UNSPEC` without sources."""
+        # Wrong settings fail here, and not in the first dial. An explicit strategy makes no probe.
+        loopback = "::1" if self.family == socket.AF_INET6 else "127.0.0.1"
+        check = "kernel-default" if strategy == "auto" else strategy
+        _native.Dialer(loopback, 9, sources=text, strategy=check, device=device, searches=searches)
+
+    def get(self, address: SocketAddress, source: tuple[str, int] | None = None) -> _native.Dialer:
+        """Returns the dialer to an address, and builds a missing one: probes the kernel and lists the ports in use.
+
+        `source`: a source address and port in the place of the pool; an empty host or port 0 leaves the choice open.
+        """
+        key = (address, source)
+        with self._lock:
+            if (cached := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return cached
+        host, port = source or ("", 0)
+        dialer = _native.Dialer(
+            *address,
+            sources=host or self._sources,
+            strategy=self._strategy,
+            source_port=port or None,
+            device=self._device,
+            census=self._census,
+            searches=self._searches,
+        )
+        with self._lock:
+            # Another thread may have built the same dialer meanwhile: all use one ledger.
+            dialer = self._cache.setdefault(key, dialer)
+            while len(self._cache) > self._limit:
+                self._cache.popitem(last=False)
+        return dialer
+
+    def cached(self, address: SocketAddress) -> _native.Dialer | None:
+        """Returns the dialer to an address if it is built already."""
+        with self._lock:
+            return self._cache.get((address, None))
+
+    def clear(self) -> None:
+        """Removes all dialers, for example after a change of net.ipv4.ip_local_port_range."""
+        with self._lock:
+            self._cache.clear()
+
+    @property
+    def destinations(self) -> int:
+        """The number of destinations in the cache."""
+        return len(self._cache)
+
+    def connect(
+        self,
+        info: tuple[int, int, int],
+        address: SocketAddress,
+        *,
+        timeout: float | None = None,
+        source: tuple[str, int] | None = None,
+        socket_options: Sequence[SocketOption] = (),
+    ) -> tuple[socket.socket, DialReport]:
+        """Opens a socket of (family, type, protocol), sets its options and connects it. Blocks for at most `timeout` seconds.
+
+        Raises `DialError`.
+        """
+        dialer = self.get(address, source)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        opened = open_socket(info, socket_options)
+        try:
+            attempt = dialer.prepare(opened.fileno())
+            while True:
+                opened.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
+                begun = time.perf_counter_ns()
+                try:
+                    opened.connect(address)
+                except OSError as error:
+                    elapsed = time.perf_counter_ns() - begun
+                    if attempt.failed(opened.fileno(), failure(error), elapsed):
+                        opened.close()
+                        opened = open_socket(info, socket_options)
+                        attempt.renew(opened.fileno())
+                else:
+                    elapsed = time.perf_counter_ns() - begun
+                    opened.settimeout(timeout)
+                    return opened, report(attempt, opened, elapsed, 0)
+        except BaseException:
+            opened.close()
+            raise
+
+
+def failure(error: OSError) -> int:
+    """Returns the errno of a failed connect(). A timeout of Python has none."""
+    if isinstance(error, TimeoutError):
+        return errno.ETIMEDOUT
+    return error.errno or errno.EIO
+
+
+def report(attempt: _native.Attempt, opened: socket.socket, connect_ns: int, handshake_ns: int) -> DialReport:
+    """Ends a dial whose connect() succeeded."""
+    strategy, host, port, attempts, connect, handshake = attempt.finish(opened.fileno(), connect_ns, handshake_ns)
+    return DialReport(strategy, (host, port), attempts, connect, handshake)
+
+
+def open_socket(info: tuple[int, int, int], socket_options: Sequence[SocketOption]) -> socket.socket:
+    """Opens a socket of (family, type, protocol) with options."""
+    opened = socket.socket(*info)
+    try:
+        for level, name, value in socket_options:
+            opened.setsockopt(level, name, value)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _family(sources: str | None) -> int:
+    """Returns the family of a pool. The extension checks the pool itself."""
+    if sources is None:
+        return socket.AF_UNSPEC
+    first = sources.split(",")[0].strip()
+    try:
+        version = ipaddress.ip_network(first, strict=False).version
+    except ValueError:
+        raise SettingsError(
+            f"{first!r} is not a source: expected an address such as 10.0.0.7, or a network such as 127.0.0.0/28"
+        ) from None
+    return socket.AF_INET if version == 4 else socket.AF_INET6
+
+
+_shared: dict[str, Dialers] = {}
+
+
+def shared(searches: Literal["any", "short-first"] = "any") -> Dialers:
+    """Returns the dialers of calls without dialers of their own."""
+    if searches not in _shared:
+        _shared.setdefault(searches, Dialers(searches=searches))
+    return _shared[searches]
+
+
+def _forget() -> None:
+    # A lock that another thread held at fork() would never be released in the child.
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

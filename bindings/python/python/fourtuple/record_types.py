@@ -1,0 +1,1513 @@
+"""Types of the records of all commands. Generated from the JSON schema by generate_types.py: do not edit."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict, Union
+
+class Host(TypedDict):
+    kernel: str
+    cpus: int
+    virtualization: str
+    sysctls: dict[str, str]
+    capabilities: dict[str, str]
+
+
+class PortsSettings(TypedDict):
+    low: int
+    high: int
+    strategies: list[str]
+    windows: bool
+    fill: float
+    protocol: Literal["tcp", "udp"]
+    family: Literal[4, 6]
+    sources: int
+    repeats: int
+    seed: int
+
+
+class TimeWaitSettings(TypedDict):
+    low: int
+    high: int
+    remedies: list[str]
+    patience_ns: int
+
+
+class AcceptSettings(TypedDict):
+    workers: int
+    clients: int
+    connections: int
+    families: list[Literal["unix", "tcp4", "tcp6"]]
+    policies: list[Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str | Literal["external"]]
+    close_every: list[int]
+    load: list[Literal["light", "heavy", "sleep", "spin"]]
+    service: Literal["sleep", "spin"]
+    short_ns: int
+    long_ns: int
+    long_share: float
+    pause_ns: int
+    slow_ns: int
+    for_ns: int
+    repeats: int
+    backlog: int
+    seed: int
+    server: str | None
+
+
+class LabSettings(TypedDict):
+    ports: PortsSettings
+    time_wait: TimeWaitSettings
+    accept: NotRequired[AcceptSettings]
+
+
+class Remark(TypedDict):
+    id: str
+    message: str
+
+
+class Spread(TypedDict):
+    count: int
+    mean: int
+    p50: int
+    p99: int
+    p999: int
+    max: int
+
+
+class StrategyConnectNs(TypedDict):
+    all: None | Spread
+    even: None | Spread
+    odd: None | Spread
+
+
+class FillPoint(TypedDict):
+    fill: float
+    connections: int
+    mean_ns: int
+    floor_ns: int
+
+
+class Strategy(TypedDict):
+    strategy: str
+    chosen: NotRequired[str]
+    repeat: int
+    dials: int
+    connections: int
+    retries: int
+    errors: dict[str, int]
+    elapsed_ns: int
+    rate_per_s: float
+    cpu_ns_per_dial: int
+    connect_ns: StrategyConnectNs
+    by_fill: list[FillPoint]
+    floor_ns: int
+    scatter: NotRequired[str]
+
+
+class PortsResults(TypedDict):
+    tuples: int
+    strategies: list[Strategy]
+    advice: list[str]
+
+
+class TimeWaitPoint(TypedDict):
+    at_ns: int
+    count: int
+    completed: int
+
+
+class TimeWaitRun(TypedDict):
+    remedy: str
+    transactions: int
+    completed: int
+    elapsed_ns: int
+    rate_per_s: float
+    predicted_stall_at: NotRequired[int]
+    stalled_at: NotRequired[int]
+    predicted_stall_ns: int
+    stall_ns: int
+    cut: bool
+    errors: dict[str, int]
+    time_wait: list[TimeWaitPoint]
+
+
+class TimeWaitResults(TypedDict):
+    ports: int
+    time_wait_ns: int
+    ceiling_per_s: float
+    runs: list[TimeWaitRun]
+    advice: list[str]
+
+
+class Wait(TypedDict):
+    p50: int
+    p99: int
+    p999: int
+    max: int
+    p999_low: int | None
+    p999_high: int | None
+
+
+class Probe(TypedDict):
+    requests: int
+    slow_per_10k: float
+    wait_ns: Wait
+
+
+class AcceptCell(TypedDict):
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str | Literal["external"]
+    server: str | None
+    family: Literal["unix", "tcp4", "tcp6"]
+    close_every: int
+    load: Literal["light", "heavy", "sleep", "spin"]
+    workers: int
+    clients: int
+    accepts: list[int]
+    requests: list[int]
+    sockets: list[int]
+    busy_ns: list[int]
+    jain: float | None
+    max_over_mean: float | None
+    wait_ns: Wait
+    slow_per_10k: float
+    misplaced_wait_ns: int
+    probe: None | Probe
+    cpu_ns_per_request: int
+    wakeups_per_accept: float | None
+    empty_accepts_per_accept: float | None
+    operations: int
+    errors: dict[str, int]
+    repeats: int
+
+
+class SkippedCell(TypedDict):
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str | Literal["external"]
+    family: Literal["unix", "tcp4", "tcp6"]
+    close_every: int
+    why: str
+
+
+class Span(TypedDict):
+    from_ns: int
+    to_ns: int
+    waited_ns: int
+
+
+class Waiter(TypedDict):
+    worker: int
+    sent_ns: int
+    begun_ns: int
+    ended_ns: int
+    idle_worker: int
+
+
+class Timeline(TypedDict):
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str | Literal["external"]
+    family: Literal["unix", "tcp4", "tcp6"]
+    close_every: int
+    workers: list[list[Span]]
+    from_ns: int
+    to_ns: int
+    waiting: Waiter
+
+
+class BreakEven(TypedDict):
+    fresh_connection_ns: int
+    misplaced_wait_ns: int
+    requests: int
+    closes: bool
+
+
+class AcceptResults(TypedDict):
+    cells: list[AcceptCell]
+    skipped: list[SkippedCell]
+    timeline: None | Timeline
+    break_even: None | BreakEven
+    advice: list[str]
+
+
+class LabResults(TypedDict):
+    ports: PortsResults
+    time_wait: TimeWaitResults
+    accept: NotRequired[AcceptResults]
+
+
+class LabRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab"]
+    started: str
+    host: Host
+    settings: LabSettings
+    validity: list[Remark]
+    results: LabResults
+
+
+class LabPortsRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab ports"]
+    started: str
+    host: Host
+    settings: PortsSettings
+    validity: list[Remark]
+    results: PortsResults
+
+
+class LabTimeWaitRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab time-wait"]
+    started: str
+    host: Host
+    settings: TimeWaitSettings
+    validity: list[Remark]
+    results: TimeWaitResults
+
+
+class LabAcceptRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab accept"]
+    started: str
+    host: Host
+    settings: AcceptSettings
+    validity: list[Remark]
+    results: AcceptResults
+
+
+class LabKeepaliveRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab keepalive"]
+    started: str
+    host: Host
+    settings: AcceptSettings
+    validity: list[Remark]
+    results: AcceptResults
+
+
+class PlanSettings(TypedDict):
+    low: int
+    high: int
+    reserved: int
+    sources: int
+    destinations: int
+    arrival_per_s: NotRequired[float]
+    hold_ns: int
+    closer: Literal["us", "them"]
+    kernel: Literal["parity", "linear"]
+    strategy: str
+    windows: bool
+    costs: Literal["calibrated", "reference"]
+
+
+class PlanPoint(TypedDict):
+    fill: float
+    probes: float
+    mean_ns: int
+
+
+class PlanResults(TypedDict):
+    capacity: int
+    cliff_connections: int | None
+    steady_tuples: int | None
+    cliff_after_ns: int | None
+    exhausted_after_ns: int | None
+    sources_needed: int
+    failed_dials: int
+    by_fill: list[PlanPoint]
+    simulated: int
+    advice: list[str]
+
+
+class PlanRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["plan"]
+    started: str
+    host: Host
+    settings: PlanSettings
+    validity: list[Remark]
+    results: PlanResults
+
+
+class CompareSettings(TypedDict):
+    a: str
+    b: str
+    metric: Literal["rate", "mean", "p50", "p99", "p999", "cpu"]
+    for_ns: int | None
+    narrow: float
+    trials: int | None
+    warmup: int
+    server_a: str | None
+    server_b: str | None
+    server_wait_ns: int | None
+    pinned: bool
+    fresh_namespace: bool | None
+    seed: int
+
+
+class CompareResults(TypedDict):
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str
+    trials: int
+    pairs: int
+    client_saturated: int
+    samples_a: list[float]
+    samples_b: list[float]
+
+
+class CompareRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["compare"]
+    started: str
+    host: Host
+    settings: CompareSettings
+    validity: list[Remark]
+    results: CompareResults
+
+
+class LoadSettings(TypedDict):
+    target: str
+    address: str
+    workload: Literal["connect", "crr", "http", "udp", "hold"]
+    arrival: Literal["closed", "even", "poisson"]
+    rate_per_s: float | None
+    connections: int
+    pause_ns: int
+    close_every: int
+    hold: int
+    operations: int | None
+    for_ns: int | None
+    timeout_ns: int
+    threshold_ns: int | None
+    engine: Literal["auto", "uring", "epoll"]
+    threads: int
+    pinned: bool
+    strategy: str
+    sources: str | None
+    close: Literal["client", "rst", "server"]
+    request_bytes: int
+    response_bytes: int
+    method: str
+    separate_ack: bool
+    anyway: bool
+    seed: int
+
+
+class Quantiles(TypedDict):
+    samples: int
+    mean: int
+    p50: int
+    p99: int
+    p999: int
+    max: int
+
+
+class Latency(TypedDict):
+    search: Quantiles
+    handshake: Quantiles
+    first_byte: Quantiles
+    total: Quantiles
+
+
+class Slow(TypedDict):
+    at_ns: int
+    total_ns: int
+    longest: Literal["late", "connect", "response"]
+    request: int
+
+
+class Second(TypedDict):
+    at_ns: int
+    operations: int
+    connections: int
+    errors: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    ports_left: int | None
+
+
+class Quantile(TypedDict):
+    share: float
+    ns: int
+
+
+class LoadPorts(TypedDict):
+    budget: int
+    taken_before: int
+    needed: int | None
+    used: int
+    kept_ns: int
+    predicted_stall_ns: int | None
+    stalled_ns: int | None
+    stall_length_ns: int
+
+
+class Held(TypedDict):
+    opened: int
+    lost: int
+    ramp_ns: int
+
+
+class LoadHost(TypedDict):
+    name: str
+    labels: dict[str, str]
+    kernel: str
+    cpus: int
+    address: str
+    clock_offset_ns: int
+    clock_bound_ns: int
+    start_error_ns: int | None
+    lost_at_ns: int | None
+    intervals: int
+    missing: int
+    operations: int
+    connections: int
+    errors: dict[str, int]
+    rate_per_s: float
+    offered_per_s: float | None
+    client_cpu_ns_per_operation: int | None
+    total_ns: None | Quantiles
+    seconds: list[Second]
+
+
+class LoadResults(TypedDict):
+    operations: int
+    connections: int
+    retried: NotRequired[int]
+    errors: dict[str, int]
+    elapsed_ns: int
+    rate_per_s: float
+    offered_per_s: float
+    client_cpu_ns_per_operation: int
+    syscalls_per_connection: float
+    engine: Literal["uring", "epoll"]
+    engine_reason: str | None
+    close: Literal["client", "rst", "server"]
+    strategy: str | None
+    latency_ns: Latency
+    late_ns: Quantiles
+    slow: list[Slow]
+    slow_count: int
+    seconds: list[Second]
+    distribution: list[Quantile]
+    ports: None | LoadPorts
+    hold: None | Held
+    advice: list[str]
+    hosts: NotRequired[list[LoadHost]]
+
+
+class LoadRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["load"]
+    started: str
+    host: Host
+    settings: LoadSettings
+    validity: list[Remark]
+    results: LoadResults
+
+
+class ServeSettings(TypedDict):
+    listen: str
+    protocol: Literal["crr", "http", "udp", "sink"]
+    policy: NotRequired[Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str]
+    workers: int
+    request_bytes: NotRequired[int]
+    response_bytes: NotRequired[int]
+    close: Literal["client", "server", "rst"]
+    close_every: NotRequired[int]
+    service: str
+    spin: bool
+    idle_ns: NotRequired[int]
+    stall_at_ns: NotRequired[int]
+    stall_length_ns: NotRequired[int]
+    backlog: int
+    defer_accept: bool
+    pin: bool
+    for_ns: int | None
+    seed: int
+
+
+class ServeWorker(TypedDict):
+    accepted: int
+    requests: int
+    received_bytes: int
+    sent_bytes: int
+    errors: dict[str, int]
+
+
+class ServeResults(TypedDict):
+    listen: str
+    protocol: Literal["crr", "http", "udp", "sink"]
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str
+    elapsed_ns: int
+    requests_per_s: float
+    workers: list[ServeWorker]
+    jain: float | None
+    max_over_mean: float | None
+
+
+class ServeRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["serve"]
+    started: str
+    host: Host
+    settings: ServeSettings
+    validity: list[Remark]
+    results: ServeResults
+
+
+class TraceConnectSettings(TypedDict):
+    process: int | None
+    name: str | None
+    destination: str | None
+    port: int | None
+    cgroup: str | None
+    for_ns: int | None
+    seed: int
+    protocol: NotRequired[Literal["tcp", "udp"]]
+    tier: Literal["auto", "tp_btf", "fexit"]
+
+
+class TraceConnectResultsSearchNs(TypedDict):
+    all: None | Spread
+    even: None | Spread
+    odd: None | Spread
+
+
+class TraceStep(TypedDict):
+    from_ns: int
+    even: int
+    odd: int
+
+
+class TraceHeat(TypedDict):
+    column_ns: int
+    from_ns: list[int]
+    columns: list[list[int]]
+
+
+class TraceFlame(TypedDict):
+    samples: int
+    samples_per_s: int
+    in_connect: float
+    in_search: float
+    lost: int
+
+
+class TraceTuple(TypedDict):
+    process: int
+    name: str
+    destination: str
+    namespace: NotRequired[int]
+    searches: int
+    even: int
+    odd: int
+    mean_ns: int
+    p99_ns: int
+    even_p50_ns: int | None
+    odd_p50_ns: int | None
+    failed: int
+    no_port: int
+    given_port: int
+    established: int
+    retries: int
+    syn_retries: int
+    closed_first: int
+    closed_by_peer: int
+    in_use: int | None
+    range: int | None
+    fill: float | None
+
+
+class TraceSample(TypedDict):
+    at_ns: int
+    search_ns: int
+    source_port: int | None
+    tuple: int | None
+
+
+class TraceConnectResults(TypedDict):
+    tier: Literal["tp_btf", "fexit", "cgroup+tp_btf"]
+    tier_reason: str | None
+    elapsed_ns: int
+    searches: int
+    searches_per_s: float
+    failed: dict[str, int]
+    given_port: int
+    established: int
+    untimed: int
+    lost: int
+    notes: NotRequired[list[str]]
+    switched: int
+    search_ns: TraceConnectResultsSearchNs
+    failed_search_ns: None | Spread
+    handshake_ns: None | Spread
+    histogram: list[TraceStep]
+    heat: TraceHeat
+    flame: TraceFlame | None
+    tuples: list[TraceTuple]
+    samples: list[TraceSample]
+
+
+class TraceConnectRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["trace connect"]
+    started: str
+    host: Host
+    settings: TraceConnectSettings
+    validity: list[Remark]
+    results: TraceConnectResults
+
+
+class TraceAcceptSettings(TypedDict):
+    process: int | None
+    name: str | None
+    listen: str | None
+    port: int | None
+    cgroup: str | None
+    for_ns: int | None
+
+
+class WaitStep(TypedDict):
+    from_ns: int
+    count: int
+
+
+class TraceListenerDepth(TypedDict):
+    mean: float
+    max: int
+    backlog: int
+    full: int
+
+
+class TraceWorker(TypedDict):
+    process: int
+    thread: int
+    name: str
+    accepts: int
+    mean_ns: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    open: int
+    reads: int
+    empty: int
+    woken_for_nothing: int
+    closed_first: int
+
+
+class TraceListener(TypedDict):
+    address: str
+    cookie: int
+    namespace: int
+    group: int
+    closed: bool
+    queued: int
+    accepts: int
+    other_accepts: int
+    wait_ns: None | Spread
+    handshake_ns: None | Spread
+    retried_handshakes: int
+    depth: TraceListenerDepth
+    overflows: int
+    overflow_acks: int
+    other_drops: int
+    never_accepted: int
+    closed_by_peer: int
+    closed_first: int
+    reset: int
+    jain: float | None
+    workers: list[TraceWorker]
+
+
+class TraceAcceptResults(TypedDict):
+    tier: Literal["tp_btf"]
+    elapsed_ns: int
+    accepts: int
+    accepts_per_s: float
+    wait_ns: None | Spread
+    handshake_ns: None | Spread
+    overflows: int
+    empty: int
+    woken_for_nothing: int
+    lost: int
+    notes: NotRequired[list[str]]
+    earlier: int
+    histogram: list[WaitStep]
+    listeners: list[TraceListener]
+
+
+class TraceAcceptRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["trace accept"]
+    started: str
+    host: Host
+    settings: TraceAcceptSettings
+    validity: list[Remark]
+    results: TraceAcceptResults
+
+
+class FixPortsSettings(TypedDict):
+    cgroup: str
+    source: str | None
+    to: str | None
+    past: float
+    for_ns: int | None
+    dry_run: bool
+
+
+class FixNamespace(TypedDict):
+    cookie: int
+    low: int
+    high: int
+    usable: int
+
+
+class FixPortsTuple(TypedDict):
+    namespace: int
+    source: str
+    destination: str
+    connects: int
+    drawn: int
+    fallbacks: int
+    share: float
+
+
+class FixPortsResults(TypedDict):
+    elapsed_ns: int
+    connects: int
+    connects_per_s: float
+    left: dict[str, int]
+    drawn: int
+    spread: int
+    fallbacks: int
+    would_draw: int
+    probes: int
+    probes_per_draw: float | None
+    refused: int
+    in_order: int
+    time_wait_used: int
+    hook_ns: int
+    hook_ns_per_draw: int | None
+    avoided_probes: int
+    probe_ns: float | None
+    floor_ns: int | None
+    saved_ns: int | None
+    namespaces: list[FixNamespace]
+    tuples: list[FixPortsTuple]
+    tuples_left_out: int
+
+
+class FixPortsRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["fix ports"]
+    started: str
+    host: Host
+    settings: FixPortsSettings
+    validity: list[Remark]
+    results: FixPortsResults
+
+
+class FixAcceptSettings(TypedDict):
+    listen: str | None
+    pid: int | None
+    select: str
+    control: str | None
+    for_ns: int | None
+    dry_run: bool
+
+
+class FixAcceptListener(TypedDict):
+    transport: Literal["tcp", "udp"]
+    address: str
+    cookie: int
+    process: int
+    command: str
+    choices: int
+    connections: int
+    share: float | None
+    open: int
+    queue: int | None
+
+
+class FixAcceptResults(TypedDict):
+    elapsed_ns: int
+    groups: int
+    choices: int
+    choices_per_s: float
+    connections: int
+    lapsed: int
+    strays: int
+    joined: int
+    closed: int
+    missed: int
+    listeners: list[FixAcceptListener]
+    listeners_left_out: int
+
+
+class FixAcceptRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["fix accept"]
+    started: str
+    host: Host
+    settings: FixAcceptSettings
+    validity: list[Remark]
+    results: FixAcceptResults
+
+
+class RunSettings(TypedDict):
+    command: list[str]
+    via: str | None
+
+
+class RunResults(TypedDict):
+    way: str
+    passed_over: dict[str, str]
+    elapsed_ns: int
+    exit_code: int | None
+    signal: int | None
+    connects: int
+    changed: int
+    left: dict[str, int]
+    bound: int | None
+    named: int | None
+    connect_ns: int | None
+    even: int | None
+    odd: int | None
+    unavailable: int | None
+    avoided: int | None
+    calls: int | None
+    held_ns: int | None
+    ports: FixPortsResults | None
+
+
+class RunRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["run"]
+    started: str
+    host: Host
+    settings: RunSettings
+    validity: list[Remark]
+    results: RunResults
+
+
+class DoctorSettings(TypedDict):
+    pid: int | None
+    netns: str | None
+    container: str | None
+    to: str | None
+    for_ns: int
+    thresholds: dict[str, float]
+
+
+class DoctorAdvice(TypedDict):
+    action: str
+    is_command: bool
+    effect: str
+    recomputed: bool
+
+
+class DoctorFinding(TypedDict):
+    id: str
+    severity: Literal["critical", "warning", "notice"]
+    subject: str
+    verdict: str
+    evidence: list[str]
+    now: list[DoctorAdvice]
+    proper: list[DoctorAdvice]
+
+
+class DoctorUnchecked(TypedDict):
+    id: str
+    title: str
+    reason: str
+
+
+class DoctorConfiguredSysctl(TypedDict):
+    file: str
+    line: int
+    name: str
+    value: str
+
+
+class DoctorSnapshotConfigured1(TypedDict):
+    seen: list[DoctorConfiguredSysctl]
+
+
+class DoctorHidden(TypedDict):
+    hidden: str
+
+
+class DoctorEphemeralPorts(TypedDict):
+    low: int
+    high: int
+    reserved: list[list[int]]
+
+
+class DoctorSnapshotPorts1(TypedDict):
+    seen: DoctorEphemeralPorts
+
+
+class DoctorPortSearch(TypedDict):
+    default: str
+    option: str
+
+
+class DoctorSnapshotSearch1(TypedDict):
+    seen: DoctorPortSearch
+
+
+class DoctorOwner(TypedDict):
+    pid: int
+    name: str
+    sockets: int
+
+
+class DoctorTuple(TypedDict):
+    source: str
+    destination: str
+    in_use: int
+    low_parity: int
+    states: dict[str, int]
+    closes_per_s: float
+    growth_per_s: float
+    owners: list[DoctorOwner]
+
+
+class DoctorSource(TypedDict):
+    address: str
+    in_use: int
+    low_parity: int
+    destinations: int
+    owners: list[DoctorOwner]
+
+
+class DoctorHeldPort(TypedDict):
+    port: int
+    address: str
+    kind: str
+    owner: DoctorOwner | None
+
+
+class DoctorService(TypedDict):
+    port: int
+    states: dict[str, int]
+    closes_per_s: float
+    workers: list[DoctorOwner]
+
+
+class DoctorCloseWait(TypedDict):
+    owner: DoctorOwner
+    remote: str
+    oldest_ns: int
+    old: int
+
+
+class DoctorConnections(TypedDict):
+    age_ns: int
+    processes_by: str
+    processes_hidden: int
+    states: dict[str, int]
+    tuples: list[DoctorTuple]
+    tuples_left_out: int
+    sources: list[DoctorSource]
+    held: list[DoctorHeldPort]
+    held_left_out: int
+    services: list[DoctorService]
+    close_wait: list[DoctorCloseWait]
+
+
+class DoctorSnapshotConnections1(TypedDict):
+    seen: DoctorConnections
+
+
+class DoctorCounter(TypedDict):
+    total: int
+    during: int
+
+
+class DoctorListener(TypedDict):
+    address: str
+    interface: int
+    cookie: int
+    waiting: int
+    waiting_before: int
+    backlog: int
+    handshakes: int
+    drops: DoctorCounter | None
+    owners: list[DoctorOwner]
+
+
+class DoctorSnapshotListeners1(TypedDict):
+    seen: list[DoctorListener]
+
+
+class DoctorUdpSocketView(TypedDict):
+    local: str
+    remote: str | None
+    interface: int
+    cookie: int
+    queued_bytes: int
+    limit_bytes: int | None
+    drops: DoctorCounter | None
+    user: int
+    owners: list[DoctorOwner]
+
+
+class DoctorUdpSockets(TypedDict):
+    total: int
+    sockets: list[DoctorUdpSocketView]
+    left_out: int
+
+
+class DoctorSnapshotUdp1(TypedDict):
+    seen: DoctorUdpSockets
+
+
+class DoctorProcess(TypedDict):
+    pid: int
+    name: str
+    descriptors: int
+    descriptor_limit: int | None
+    descriptor_ceiling: int | None
+    parent: int
+    group: int
+    state: str
+    started_ns: int
+    cpu_ns: int | None
+
+
+class DoctorSnapshotProcesses1(TypedDict):
+    seen: list[DoctorProcess]
+
+
+class DoctorSnapshotCounters1(TypedDict):
+    seen: dict[str, DoctorCounter]
+
+
+class DoctorTcpMemory(TypedDict):
+    orphans: int
+    time_wait: int
+    pages: int
+    limits_pages: list[int]
+
+
+class DoctorSnapshotMemory1(TypedDict):
+    seen: DoctorTcpMemory
+
+
+class DoctorConntrack(TypedDict):
+    count: int
+    limit: int
+    counters: dict[str, DoctorCounter]
+
+
+class DoctorSnapshotConntrack1(TypedDict):
+    seen: DoctorConntrack
+
+
+class DoctorLocalAddress(TypedDict):
+    address: str
+    prefix: int
+
+
+class DoctorSnapshotAddresses1(TypedDict):
+    seen: list[DoctorLocalAddress]
+
+
+class DoctorSnapshotLostSources1(TypedDict):
+    seen: list[str]
+
+
+class DoctorTracedConnects(TypedDict):
+    owner: DoctorOwner
+    destination: str
+    searches: int
+    search_mean_ns: int
+    search_p99_ns: int
+    given_port: int
+
+
+class DoctorUnavailable(TypedDict):
+    owner: DoctorOwner
+    destination: str
+    failed: int
+
+
+class DoctorLockWaits(TypedDict):
+    waits: int
+    waited_ns: int
+
+
+class DoctorTraced(TypedDict):
+    connects: list[DoctorTracedConnects]
+    unavailable: list[DoctorUnavailable]
+    search_p99_ns: int | None
+    searches: int
+    search_ns: int
+    accept_wait_p99_ns: int | None
+    accepts: int
+    lock_waits: dict[str, DoctorLockWaits] | None
+
+
+class DoctorSnapshotTraced1(TypedDict):
+    seen: DoctorTraced
+
+
+class DoctorSnapshot(TypedDict):
+    interval_ns: int
+    processors: int
+    sysctls: dict[str, str]
+    configured: DoctorSnapshotConfigured1 | DoctorHidden
+    ports: DoctorSnapshotPorts1 | DoctorHidden
+    search: DoctorSnapshotSearch1 | DoctorHidden
+    connections: DoctorSnapshotConnections1 | DoctorHidden
+    listeners: DoctorSnapshotListeners1 | DoctorHidden
+    udp: DoctorSnapshotUdp1 | DoctorHidden
+    processes: DoctorSnapshotProcesses1 | DoctorHidden
+    counters: DoctorSnapshotCounters1 | DoctorHidden
+    memory: DoctorSnapshotMemory1 | DoctorHidden
+    conntrack: DoctorSnapshotConntrack1 | DoctorHidden
+    addresses: DoctorSnapshotAddresses1 | DoctorHidden
+    lost_sources: DoctorSnapshotLostSources1 | DoctorHidden
+    traced: DoctorSnapshotTraced1 | DoctorHidden
+
+
+class DoctorMoment(TypedDict):
+    at_ns: int
+    in_use: list[int]
+    time_wait: int
+    queued: int
+
+
+class DoctorHistory(TypedDict):
+    tuples: list[str]
+    moments: list[DoctorMoment]
+
+
+class DoctorResults(TypedDict):
+    findings: list[DoctorFinding]
+    checked: list[str]
+    unchecked: list[DoctorUnchecked]
+    snapshot: DoctorSnapshot
+    history: DoctorHistory | None
+
+
+class DoctorRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["doctor"]
+    started: str
+    host: Host
+    settings: DoctorSettings
+    validity: list[Remark]
+    results: DoctorResults
+
+
+class TraceLocksSettings(TypedDict):
+    process: int | None
+    name: str | None
+    cgroup: str | None
+    for_ns: int | None
+
+
+LockClass = TypedDict("LockClass", {
+    "class": Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"],
+    "waits": int,
+    "wait_ns": int,
+    "sleeps": int,
+    "sleep_ns": int,
+    "locks": int,
+    "times_ns": None | Spread,
+    "remedy": str,
+})
+
+
+LockPath = TypedDict("LockPath", {
+    "class": Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"],
+    "kind": Literal["spin", "sleep"],
+    "frames": list[str],
+    "waits": int,
+    "wait_ns": int,
+    "max_ns": int,
+})
+
+
+class LockPort(TypedDict):
+    port: int
+    waits: int
+    wait_ns: int
+    max_ns: int
+
+
+class TraceLocksResults(TypedDict):
+    tier: Literal["tp_btf"]
+    elapsed_ns: int
+    connections: int
+    waits: int
+    wait_ns: int
+    waits_per_connection: float | None
+    wait_ns_per_connection: float | None
+    cpu_share: float
+    lost: int
+    notes: NotRequired[list[str]]
+    elsewhere_waits: int
+    elsewhere_wait_ns: int
+    classes: list[LockClass]
+    paths: list[LockPath]
+    ports: list[LockPort]
+    blind_spots: list[str]
+
+
+class TraceLocksRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["trace locks"]
+    started: str
+    host: Host
+    settings: TraceLocksSettings
+    validity: list[Remark]
+    results: TraceLocksResults
+
+
+class LabLocksSettings(TypedDict):
+    changes: list[Literal["reuseport", "sources", "full-range"]]
+    workers: int
+    clients: int
+    queries: int
+    sources: int
+    repeats: int
+    traced: int
+    closer: Literal["client"]
+    narrow: float
+    seed: int
+
+
+LocksClass = TypedDict("LocksClass", {
+    "class": str,
+    "waits_per_query": float,
+    "wait_ns_per_query": float,
+})
+
+
+class LocksSide(TypedDict):
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str
+    sources: int
+    strategy: str
+    low: int
+    high: int
+    queries: int
+    queries_per_s: float
+    queries_per_s_low: float
+    queries_per_s_high: float
+    cpu_ns_per_query: float
+    cpu_ns_per_query_low: float
+    cpu_ns_per_query_high: float
+    waits_per_query: float | None
+    wait_ns_per_query: float | None
+    classes: list[LocksClass]
+    errors: dict[str, int]
+
+
+class LocksRatio(TypedDict):
+    value: float
+    low: float | None
+    high: float | None
+
+
+class LocksPair(TypedDict):
+    change: Literal["reuseport", "sources", "full-range"]
+    before: LocksSide
+    after: LocksSide
+    pairs: int
+    ratio: LocksRatio
+    verdict: str
+    cpu_ratio: LocksRatio
+    cpu_verdict: str
+    advice: str
+
+
+class LabLocksResults(TypedDict):
+    pairs: list[LocksPair]
+    untraced: str | None
+    blind_spots: list[str]
+    advice: list[str]
+
+
+class LabLocksRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab locks"]
+    started: str
+    host: Host
+    settings: LabLocksSettings
+    validity: list[Remark]
+    results: LabLocksResults
+
+
+class ForwardBfdTimers(TypedDict):
+    interval_ns: int
+    receive_interval_ns: int
+    multiplier: int
+
+
+class ForwardLink(TypedDict):
+    listen: str
+    to: str | None
+    routes: list[str]
+    key: str | None
+    spread: str
+    replies: bool
+    idle_ns: int
+    clients: int
+    bfd: str | None
+    bfd_in_band: str | None
+    bfd_timers: NotRequired[ForwardBfdTimers]
+
+
+class ForwardSettings(TypedDict):
+    links: list[ForwardLink]
+    planes: int
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    pin: bool
+    for_ns: int | None
+
+
+class ForwardPlane(TypedDict):
+    received: int
+    received_bytes: int
+    sent: int
+    sent_bytes: int
+    returned: int
+    dropped: dict[str, int]
+    clients: int
+    evicted: NotRequired[int]
+    unanswered: NotRequired[int]
+    unsegmented: int
+    cpu_ns: int
+    share: float
+
+
+class ForwardBfd(TypedDict):
+    peer: str
+    reception: Literal["port", "filter", "planes"]
+    state: Literal["admin-down", "down", "init", "up"]
+    diagnostic: str
+    ups: int
+    downs: int
+    sent: int
+    received: int
+    discarded: dict[str, int]
+
+
+class ForwardResults(TypedDict):
+    elapsed_ns: int
+    listen: list[str]
+    planes: list[ForwardPlane]
+    jain: float | None
+    client_limit: NotRequired[int | None]
+    bfd: list[ForwardBfd]
+    advice: list[str]
+
+
+class ForwardRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["forward"]
+    started: str
+    host: Host
+    settings: ForwardSettings
+    validity: list[Remark]
+    results: ForwardResults
+
+
+class PlanesSettings(TypedDict):
+    every_combination: bool
+    plane: list[Literal["one-by-one", "batched", "offload", "uring"]]
+    planes: list[int]
+    bytes: list[int]
+    spread: list[Literal["hash", "random", "flow", "cpu"]]
+    flows: list[int]
+    work_ns: list[int]
+    packets: int
+    repeats: int
+    over: Literal["veth", "loopback"]
+    seed: int
+
+
+class PlanesRatioOrNull(TypedDict):
+    ratio: float
+    low: float
+    high: float
+
+
+class PlanesCell(TypedDict):
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    planes: int
+    spread: Literal["hash", "random", "flow", "cpu"]
+    flows: int
+    inner_flows: int
+    packet_bytes: int
+    mtu: int
+    work_ns: int
+    repeats: int
+    packets: int
+    lost: int
+    dropped: dict[str, int]
+    reordered: int
+    share: list[float]
+    cpu_ns_per_packet: int
+    cpu_ns_low: int | None
+    cpu_ns_high: int | None
+    pps: float
+    pps_low: float | None
+    pps_high: float | None
+    capacity_pps: float
+    generator_waited: float
+    limited_by: Literal["generator", "planes"]
+    generator_cpu_ns_per_packet: int
+    sink_cpu_ns_per_packet: int
+    cpu_to_one_by_one: PlanesRatioOrNull | None
+    capacity_to_one_plane: PlanesRatioOrNull | None
+    pps_to_one_plane: PlanesRatioOrNull | None
+
+
+class PlanesSkipped(TypedDict):
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    why: str
+
+
+class PlanesResults(TypedDict):
+    cells: list[PlanesCell]
+    skipped: list[PlanesSkipped]
+    planes_help_above_ns: int | None
+    advice: list[str]
+
+
+class LabPlanesRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab planes"]
+    started: str
+    host: Host
+    settings: PlanesSettings
+    validity: list[Remark]
+    results: PlanesResults
+
+
+Record = Union[
+    LabRecord,
+    LabPortsRecord,
+    LabTimeWaitRecord,
+    LabAcceptRecord,
+    LabKeepaliveRecord,
+    PlanRecord,
+    CompareRecord,
+    LoadRecord,
+    ServeRecord,
+    TraceConnectRecord,
+    TraceAcceptRecord,
+    FixPortsRecord,
+    FixAcceptRecord,
+    RunRecord,
+    DoctorRecord,
+    TraceLocksRecord,
+    LabLocksRecord,
+    ForwardRecord,
+    LabPlanesRecord,
+]
+"""The record of any command."""

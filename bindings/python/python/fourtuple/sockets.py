@@ -1,0 +1,106 @@
+"""Sockets that choose their source port in connect(), for libraries that open and connect sockets themselves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from fourtuple.connect import target
+from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, report
+
+__all__ = ["DialedSocket", "SocketFactory"]
+
+AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
+"""An entry of `socket.getaddrinfo()`."""
+
+
+class DialedSocket(socket.socket):
+    """A TCP socket whose `connect()` chooses the source port.
+
+    On a non-blocking socket `connect()` raises `BlockingIOError` when the handshake has begun, as usual. A failed dial raises
+    `DialError`. If the strategy needs a new socket after a failure, the descriptor keeps its number and refers to the new socket.
+    """
+
+    def __init__(
+        self,
+        family: int,
+        type: int,
+        proto: int,
+        dialers: Dialers,
+        socket_options: tuple[SocketOption, ...] = (),
+    ) -> None:
+        super().__init__(family, type, proto)
+        self._dialers = dialers
+        # Options that a new socket of this descriptor gets too. Options set by other calls are lost with the old socket.
+        self._options = socket_options
+        self._bound: tuple[str, int] | None = None
+        self.dial_report: DialReport | None = None
+        """The report of the dial; on a non-blocking socket without the time of the handshake."""
+        for level, name, value in socket_options:
+            self.setsockopt(level, name, value)
+
+    def bind(self, address: object) -> None:
+        """Binds like `socket.bind()`. With port 0 connect() chooses the port, so that one port serves many destinations."""
+        if isinstance(address, tuple) and len(address) >= 2 and address[1] == 0:
+            self._bound = (str(address[0]), 0)
+            return
+        super().bind(address)  # type: ignore[arg-type]
+
+    def connect(self, address: object) -> None:
+        """Chooses a source port and connects."""
+        if not isinstance(address, tuple) or self.family not in (socket.AF_INET, socket.AF_INET6):
+            super().connect(address)  # type: ignore[arg-type]
+            return
+        destination = target(address)
+        attempt = self._dialers.get(destination, self._bound).prepare(self.fileno())
+        while True:
+            begun = time.perf_counter_ns()
+            try:
+                super().connect(address)
+            except (BlockingIOError, InterruptedError):
+                self.dial_report = report(attempt, self, time.perf_counter_ns() - begun, 0)
+                raise
+            except OSError as error:
+                elapsed = time.perf_counter_ns() - begun
+                if attempt.failed(self.fileno(), failure(error), elapsed):
+                    self._replace()
+                    attempt.renew(self.fileno())
+            else:
+                self.dial_report = report(attempt, self, time.perf_counter_ns() - begun, 0)
+                return
+
+    def connect_ex(self, address: object) -> int:
+        """Connects like `connect()`, and returns the errno instead of an exception."""
+        try:
+            self.connect(address)
+        except OSError as error:
+            return failure(error)
+        return 0
+
+    def _replace(self) -> None:
+        """Replaces the socket of the descriptor by a new one: a port bound by number stays bound to the old socket."""
+        timeout = self.gettimeout()
+        fresh = socket.socket(self.family, self.type, self.proto)
+        with fresh:
+            for level, name, value in self._options:
+                fresh.setsockopt(level, name, value)
+            os.dup2(fresh.fileno(), self.fileno(), inheritable=False)
+        self.settimeout(timeout)
+
+
+class SocketFactory:
+    """Opens a `DialedSocket` for an entry of `socket.getaddrinfo()`: the argument `socket_factory` of aiohttp and aiohappyeyeballs.
+
+    connect() runs on the thread of the event loop. By default each connect() searches at most 1,000 ports, and a dial at most eight
+    times that, so that the loop waits for microseconds: a dial to a destination with 99.9% of its ports in use fails once in 3,000
+    times although a port is free. `dialers` of your own may search for longer.
+    """
+
+    def __init__(self, dialers: Dialers | None = None, *, socket_options: tuple[SocketOption, ...] = ()) -> None:
+        self.dialers = dialers or Dialers(searches="short", census=False)
+        self._socket_options = socket_options
+
+    def __call__(self, info: AddressInfo) -> socket.socket:
+        family, type, proto, _, _ = info
+        return DialedSocket(family, type, proto, self.dialers, self._socket_options)

@@ -1,0 +1,34 @@
+//! The extension module `fourtuple._native`: the dialer of the crate `fourtuple` for sockets of Python, and the records of `plan` and
+//! `doctor`.
+//!
+//! Python owns the sockets and calls connect(). The module sets the options of a socket before connect() and chooses the next step
+//! after a failure; records cross the border as JSON. The package in `python/fourtuple` makes the public interface of it.
+#![forbid(unsafe_code)]
+
+mod dialer;
+mod doctor;
+mod errors;
+mod plan;
+mod record;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::dialer::{Attempt, Dialer, probe};
+    #[pymodule_export]
+    use crate::doctor::doctor;
+    #[pymodule_export]
+    use crate::plan::plan;
+    #[pymodule_export]
+    use crate::record::{check_record, schema};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -76,11 +76,14 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
             || cause.downcast_ref::<FixError>().is_some_and(FixError::is_usage)
             || cause.downcast_ref::<AcceptError>().is_some_and(AcceptError::is_usage)
             || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
+            || is_usage_of_fleet(cause)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
             || matches!(cause.downcast_ref::<BuildError>(), Some(BuildError::Family { .. }))
     });
     let not_valid = error.chain().any(|cause| {
-        cause.is::<NotValid>() || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
+        cause.is::<NotValid>()
+            || is_invalid_fleet(cause)
+            || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
     });
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<RunError>()) {
         Exit::Program(error.exit_code())
@@ -91,6 +94,26 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
     } else {
         Exit::Environment
     }
+}
+
+#[cfg(feature = "fleet")]
+fn is_usage_of_fleet(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.downcast_ref().is_some_and(fourtuple_fleet::FleetError::is_usage)
+}
+
+#[cfg(feature = "fleet")]
+fn is_invalid_fleet(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.downcast_ref().is_some_and(fourtuple_fleet::FleetError::is_not_valid)
+}
+
+#[cfg(not(feature = "fleet"))]
+fn is_usage_of_fleet(_: &(dyn std::error::Error + 'static)) -> bool {
+    false
+}
+
+#[cfg(not(feature = "fleet"))]
+fn is_invalid_fleet(_: &(dyn std::error::Error + 'static)) -> bool {
+    false
 }
 
 /// Formats an error as one line: the error, then each cause whose text is not yet in the line. A setting has the name of its

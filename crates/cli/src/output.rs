@@ -45,16 +45,21 @@ pub(crate) fn record<S, R>(
     validity: Vec<Remark>,
     results: R,
 ) -> Record<S, R> {
-    let whole = started.replace_nanosecond(0).unwrap_or(started);
     Record {
         schema: SCHEMA.to_owned(),
         command: command.to_owned(),
-        started: whole.format(&Rfc3339).unwrap_or_else(|_| "1970-01-01T00:00:00Z".to_owned()),
+        started: rfc3339(started),
         host,
         settings,
         validity,
         results,
     }
+}
+
+/// Returns a time in whole seconds, as in records.
+pub(crate) fn rfc3339(time: OffsetDateTime) -> String {
+    let whole = time.replace_nanosecond(0).unwrap_or(time);
+    whole.format(&Rfc3339).unwrap_or_else(|_| "1970-01-01T00:00:00Z".to_owned())
 }
 
 impl Output {

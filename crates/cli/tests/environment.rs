@@ -191,8 +191,8 @@ fn a_refused_policy_is_not_replaced() {
     let room = Room::new();
     let few = "--load light --workers 2 --connections 2 --repeats 1";
     for (policy, facility, reason) in [
-        ("uring-oneshot", Facility::IoUring, "(os error 1)); it takes the sysctl kernel.io_uring_disabled"),
-        ("reuseport-least-busy", Facility::Bpf, "(os error 1)); BPF needs CAP_BPF"),
+        ("uring-oneshot", Facility::IoUring, "EPERM; it takes the sysctl kernel.io_uring_disabled"),
+        ("reuseport-least-busy", Facility::Bpf, "EPERM; BPF needs CAP_BPF"),
     ] {
         for start in [
             format!("lab accept --policy {policy} {few}"),

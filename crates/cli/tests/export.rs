@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// Starts the exporter in the namespace of this thread and waits for its endpoint.
 fn export(address: &str, flags: &str) -> Running {
-    let arguments = format!("export --listen {address} --every 200ms --no-trace {flags}");
+    let arguments = format!("export --listen {address} --every 200ms {flags}");
     let exporter = Running::start(&mut fourtuple(&arguments));
     until("the endpoint answers", || TcpStream::connect(address).is_ok());
     exporter
@@ -62,7 +62,7 @@ fn labels_are_bounded_and_the_rest_is_other() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
         let _traffic = traffic(12);
         let address = "127.0.0.1:4900";
-        let mut exporter = export(address, "--destinations 3");
+        let mut exporter = export(address, "--no-trace --destinations 3");
         let mut text = String::new();
         until("all connections are counted", || {
             text = get(address, "/metrics");
@@ -83,6 +83,32 @@ fn labels_are_bounded_and_the_rest_is_other() {
         let ended = exporter.end();
         assert_eq!(ended.code, 0, "{ended:?}");
         assert!(ended.stderr.contains("http://127.0.0.1:4900/metrics"), "{ended:?}");
+    });
+}
+
+/// Only the trace of connect() sees these failures; the exporter reports each in the reading after it.
+#[test]
+fn connects_that_find_no_port_are_a_finding() {
+    in_namespace(|| {
+        let test = "connects_that_find_no_port_are_a_finding";
+        if let Err(error) = fourtuple_trace::Survey::without_locks() {
+            return skip(test, "bpf", &error.to_string());
+        }
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        let (_listener, to) = fourtuple_testing::listener("127.0.0.1", 64);
+        let address = "127.0.0.1:4900";
+        let mut exporter = export(address, "");
+        let found = || get(address, "/metrics").contains("fourtuple_findings{id=\"P07\"");
+        assert!(!found());
+        let mut open = Vec::new();
+        until("P07 is found", || {
+            open.extend((0..8).map_while(|_| TcpStream::connect(to).ok()));
+            TcpStream::connect(to).is_err() && found()
+        });
+        // Without further failures, the finding ends.
+        open.clear();
+        until("P07 is over", || !found());
+        exporter.kill();
     });
 }
 
@@ -122,7 +148,7 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
     }
     in_namespace(|| {
         let _traffic = traffic(2);
-        let _exporter = export("127.0.0.1:4902", "");
+        let _exporter = export("127.0.0.1:4902", "--no-trace");
         let room = Room::new();
         let rules = contrib().join("prometheus/fourtuple.rules.yml");
         let config = format!(
@@ -215,7 +241,7 @@ fn the_live_page_updates_itself_in_a_browser() {
     let test = "the_live_page_updates_itself_in_a_browser";
     in_namespace(move || {
         let _traffic = traffic(6);
-        let _exporter = export("127.0.0.1:4904", "");
+        let _exporter = export("127.0.0.1:4904", "--no-trace");
         front(([127, 0, 0, 1], 4905).into(), "127.0.0.1:4904");
         let room = Room::new();
         let output = Command::new("chromium")

@@ -2,7 +2,7 @@
 
 mod program;
 
-use program::{Room, fourtuple, run};
+use program::{Room, fourtuple, require_valid, run};
 
 const PLAN: &str = "plan --kernel linear --range 20000-20127 --json";
 
@@ -24,6 +24,20 @@ fn a_file_may_have_several_records() {
     let pretty = room.file("pretty.json", &format!("{pretty:#}\n"));
     let ended = run(&mut fourtuple(&format!("report --json {pretty} {both}")));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")));
+}
+
+#[test]
+fn records_of_the_documentation_can_be_read() {
+    let records = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/records");
+    let mut read = 0;
+    for record in std::fs::read_dir(records).unwrap() {
+        let path = record.unwrap().path();
+        let ended = run(&mut fourtuple(&format!("report --json {}", path.display())));
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{}: {ended:?}", path.display());
+        require_valid(&ended.json());
+        read += 1;
+    }
+    assert!(read > 0);
 }
 
 #[test]

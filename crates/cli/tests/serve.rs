@@ -3,85 +3,29 @@
 mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::num::NonZeroU32;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
-use program::{Ended, Room, fourtuple, list, number, require_valid, run, text};
+use program::server::Server;
+use program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, text};
 use serde_json::Value;
 
-/// The deadline of a run: it only decides that a test has failed.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// A server that has reported that it is ready; killed on drop if it still runs.
-struct Server {
-    child: Child,
-    stderr: BufReader<std::process::ChildStderr>,
-    /// The text between `listening on ` and the comma.
-    address: String,
-    /// The text after the comma.
-    workers: String,
-}
-
-impl Server {
-    fn start(command: &mut Command) -> Server {
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        stderr.read_line(&mut line).expect("UTF-8");
-        let words = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}"));
-        let (address, workers) = words.trim_end().split_once(", ").expect("address and workers");
-        let (address, workers) = (address.to_owned(), workers.to_owned());
-        Server { child, stderr, address, workers }
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        stream
-    }
-
-    /// Waits until every thread sleeps although the accept queue is not empty: accept() has failed.
-    fn wait_until_it_accepts_no_more(&self) {
-        let port: u16 = self.address.rsplit_once(':').unwrap().1.parse().unwrap();
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let begun = Instant::now();
-        while queued(port) == 0 || fs::read_dir(&tasks).unwrap().any(|task| is_running(&task.unwrap().path()))
-        {
-            assert!(begun.elapsed() < DEADLINE, "{} of clients are queued", queued(port));
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Sends SIGINT and returns the exit code and the output.
-    fn interrupt(self) -> Ended {
-        child::interrupt(self.child.id()).unwrap();
-        self.end()
-    }
-
-    fn end(mut self) -> Ended {
-        let (mut stdout, mut stderr) = (String::new(), String::new());
-        self.child.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("UTF-8");
-        self.stderr.read_to_string(&mut stderr).expect("UTF-8");
-        let code = self.child.wait().expect("it is our child").code().expect("an exit code");
-        Ended { code, stdout, stderr }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The process may have ended already: an error is expected then.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Waits until every thread sleeps although the accept queue is not empty: accept() has failed.
+fn wait_until_it_accepts_no_more(server: &Server) {
+    let port: u16 = server.address.rsplit_once(':').unwrap().1.parse().unwrap();
+    let tasks = format!("/proc/{}/task", server.child.id());
+    let begun = Instant::now();
+    while queued(port) == 0 || fs::read_dir(&tasks).unwrap().any(|task| is_running(&task.unwrap().path())) {
+        assert!(begun.elapsed() < DEADLINE, "{} of clients are queued", queued(port));
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -321,7 +265,7 @@ fn too_few_descriptors_are_counted_and_survived() {
             for stream in &mut streams {
                 stream.write_all(b"a").unwrap();
             }
-            server.wait_until_it_accepts_no_more();
+            wait_until_it_accepts_no_more(&server);
             // A client that was served closes and frees a descriptor, so that finally all clients are served.
             for mut stream in streams {
                 let mut answer = [0];

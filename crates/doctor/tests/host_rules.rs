@@ -85,7 +85,7 @@ fn l01_and_l03_compare_with_the_processors() {
         (snapshot.interval_ns, snapshot.processors) = (1_000_000_000, 4);
         let waits = |waited_ns| BTreeMap::from([("bhash".to_owned(), LockWaits { waits: 1000, waited_ns })]);
         let mut of_times = |waited_ns, search_ns| {
-            let lock_waits = waits(waited_ns);
+            let lock_waits = Some(waits(waited_ns));
             snapshot.traced =
                 Part::Seen(Traced { searches: 100, search_ns, lock_waits, ..Traced::default() });
             let diagnosis = judged(&snapshot);

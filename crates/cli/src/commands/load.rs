@@ -1,17 +1,17 @@
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
-use fourtuple_load::preflight::{Preflight, Severity, Snapshot, judge};
 use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, RunProgress, Scheme, Target, Trust, Workload,
+    Arrival, Close, EngineChoice, HttpRequest, Load, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust,
+    Workload,
 };
-use fourtuple_record::{Remark, Saved, format_duration, format_time};
-use fourtuple_syscalls::{Endpoint, resource};
+use fourtuple_record::{Saved, format_duration, format_time};
+use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
 
@@ -116,7 +116,7 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_name = "FILE")]
     hdr: Option<PathBuf>,
     #[command(flatten)]
-    output: Output,
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -211,48 +211,18 @@ impl LoadFlags {
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let endpoint = load.resolve()?;
-        if let (Some(text), Some(address)) = (&self.source, endpoint.inet())
-            && let Some(source) =
-                load.sources.addresses().iter().find(|source| source.is_ipv4() != address.is_ipv4())
-        {
-            let message = format!(
-                "invalid value '{text}' for '--source': {source} cannot reach {address}: one is IPv4, the other IPv6"
-            );
-            return Err(UsageError(message).into());
-        }
-        load.check_here()?;
-        let need = load.need(&endpoint);
-        let preflight = judge(&snapshot(&load, &endpoint)?, &need);
-        self.warn(&preflight)?;
-        let line = Line::new(self.output.quiet, load.length);
-        let mut outcome = load.run(&endpoint, &preflight, &stop, |progress| line.show(progress))?;
+        let length = load.length;
+        let prepared = Prepared::new(load)?;
+        self.warn(&prepared)?;
+        let line = Line::new(self.output.quiet, length);
+        let measured = prepared.run(&stop, None, |progress| line.show(progress))?;
         line.finish();
-        let log = outcome.log.take();
-        // The TIME_WAIT sockets now come from this run. The number is informational, so a failure to read it is ignored.
-        let time_wait = snapshot(&load, &endpoint).ok().map(|snapshot| snapshot.taken.time_wait);
-        let (mut results, mut remarks) = outcome.results(&load, &need, &preflight, time_wait);
-        for finding in &preflight.findings {
-            match finding.severity {
-                Severity::Refuse => remarks
-                    .insert(0, Remark::new("anyway", format!("the run was wanted anyway, though {finding}"))),
-                Severity::Warn => results.advice.insert(0, format!("Before the run: {finding}.")),
-            }
-        }
-        let host = output::host(
-            &[
-                "net.ipv4.ip_local_port_range",
-                "net.ipv4.tcp_tw_reuse",
-                "net.ipv4.tcp_max_tw_buckets",
-                "net.core.somaxconn",
-            ],
-            &[],
-        );
-        let settings = load.settings(&endpoint, self.source.as_deref(), self.anyway);
-        let record = output::record("load", started, host, settings, remarks, results);
+        let host = output::host(&SYSCTLS, &[]);
+        let settings = prepared.settings(self.source.as_deref(), self.anyway);
+        let record = output::record("load", started, host, settings, measured.remarks, measured.results);
         let exit = self.output.finish(&Saved::Load(record))?;
         // The log is written last, so that a write error does not lose the measurement.
-        if let (Some(path), Some(log)) = (&self.hdr, log) {
+        if let (Some(path), Some(log)) = (&self.hdr, measured.log) {
             save(path, &log)?;
         }
         Ok(exit)
@@ -268,15 +238,40 @@ impl LoadFlags {
         checked().map_err(|error: anyhow::Error| exit::message(&error))
     }
 
+    /// Returns the run that `fleet load` splits over workers. Without `--connections` each worker has the default number.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn for_workers(&self, workers: u32) -> anyhow::Result<Load> {
+        let mut load = self.load()?;
+        if self.connections.is_none() {
+            load.connections = load.connections.saturating_mul(workers);
+        }
+        load.check()?;
+        Ok(load)
+    }
+
+    /// Returns the text of `--source`.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn sources(&self) -> Option<&str> {
+        self.source.as_deref()
+    }
+
+    #[cfg(feature = "fleet")]
+    pub(crate) fn anyway(&self) -> bool {
+        self.anyway
+    }
+
+    #[cfg(feature = "fleet")]
+    pub(crate) fn hdr(&self) -> Option<&std::path::Path> {
+        self.hdr.as_deref()
+    }
+
     /// Prints the findings of the preflight, and returns an error if it refuses the run without `--anyway`.
-    fn warn(&self, preflight: &Preflight) -> anyhow::Result<()> {
-        if preflight.refuses() && !self.anyway {
-            let refusing = preflight.findings.iter().filter(|finding| finding.severity == Severity::Refuse);
-            let lines: Vec<String> = refusing.map(ToString::to_string).collect();
-            return Err(NotValid(format!("{}; --anyway runs it nevertheless", lines.join("; "))).into());
+    fn warn(&self, prepared: &Prepared) -> anyhow::Result<()> {
+        if let Some(refusal) = prepared.refusal().filter(|_| !self.anyway) {
+            return Err(NotValid(format!("{refusal}; --anyway runs it nevertheless")).into());
         }
         if !self.output.quiet {
-            for finding in &preflight.findings {
+            for finding in prepared.findings() {
                 // The write fails if the reader is gone.
                 let _ = writeln!(io::stderr(), "fourtuple: {finding}");
             }
@@ -418,16 +413,6 @@ impl LoadFlags {
             Ok(())
         }
     }
-}
-
-fn snapshot(load: &Load, endpoint: &Endpoint) -> anyhow::Result<Snapshot> {
-    let proc = Path::new("/proc");
-    Ok(match endpoint {
-        Endpoint::Inet(destination) => {
-            Snapshot::read(proc, load.transport(), *destination, load.sources.addresses())?
-        }
-        Endpoint::Unix(path) => Snapshot::read_unix(proc, path)?,
-    })
 }
 
 /// The progress line on stderr, if stderr is a terminal.

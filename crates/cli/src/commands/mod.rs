@@ -1,10 +1,12 @@
 //! The subcommands, a module each.
 
+pub(crate) mod agent;
 pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod fix;
+pub(crate) mod fleet;
 pub(crate) mod forward;
 pub(crate) mod lab;
 pub(crate) mod load;

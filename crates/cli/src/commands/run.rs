@@ -108,7 +108,7 @@ fn search(via: Option<Way>) -> Result<(), String> {
         // Unproven: loopback is down, or no port is free now. Without a linear search, the option changes nothing.
         LocalPortRange::Linear | LocalPortRange::Unproven => Ok(()),
         LocalPortRange::Absent => Err("this kernel lacks IP_LOCAL_PORT_RANGE (Linux 6.3); use --via cgroup".to_owned()),
-        LocalPortRange::Parity => Err(
+        _ => Err(
             "with IP_LOCAL_PORT_RANGE this kernel still searches one parity first (before Linux 6.8); use --via cgroup".to_owned(),
         ),
     }

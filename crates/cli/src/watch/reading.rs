@@ -9,7 +9,7 @@ use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
-use fourtuple_trace::Survey;
+use fourtuple_trace::{Survey, SurveyTimes, TraceError};
 
 use crate::watch::target::{Destination, Namespace};
 
@@ -21,23 +21,61 @@ const SHARE: f64 = 0.01;
 pub(crate) struct Watch {
     reader: Reader,
     search: Part<PortSearch>,
+    namespace: u32,
+    /// The traces of connect() and accept(), or why there are none.
+    survey: Result<Survey, String>,
 }
 
 impl Watch {
-    /// Probes the port search and takes the first of many readings.
-    pub(crate) fn begin() -> Watch {
-        Watch::with(Reader::new(Path::new("/")).limited_to(SHARE), search())
+    /// Probes the port search, attaches the traces if `trace`, and takes the first of many readings.
+    pub(crate) fn begin(namespace: &Namespace, trace: bool) -> Watch {
+        let mut reader = Reader::new(Path::new("/")).limited_to(SHARE);
+        let search = search();
+        // After the probe of the search, whose connects would count.
+        let survey = attach(trace, Survey::without_locks);
+        reader.read();
+        Watch { reader, search, namespace: namespace.inode, survey }
     }
 
-    fn with(mut reader: Reader, search: Part<PortSearch>) -> Watch {
-        reader.read();
-        Watch { reader, search }
+    /// Returns the longest time until the next [`Watch::poll`]: often enough for a signal, and for the traces if there are any.
+    pub(crate) fn poll_interval(&self) -> Duration {
+        if self.survey.is_ok() { Survey::POLL_INTERVAL } else { Duration::from_millis(200) }
+    }
+
+    /// Drains what the kernel keeps for a short time only.
+    pub(crate) fn poll(&mut self) {
+        // The next reading has the reason of an error.
+        let _ = self.trace(Survey::poll);
+    }
+
+    /// Returns the durations of all traced events since the start, or why nothing is traced.
+    pub(crate) fn times(&mut self) -> Result<SurveyTimes, String> {
+        self.trace(|survey| survey.times())
     }
 
     /// Returns a snapshot with the events since the previous reading.
     pub(crate) fn read(&mut self) -> Snapshot {
-        Snapshot { search: self.search.clone(), ..self.reader.read() }
+        let namespace = self.namespace;
+        let traced = self.trace(|survey| survey.window(namespace));
+        Snapshot { search: self.search.clone(), traced: traced.into(), ..self.reader.read() }
     }
+
+    /// Calls `read` with the traces, and gives them up if it fails.
+    fn trace<T>(&mut self, read: impl FnOnce(&mut Survey) -> Result<T, TraceError>) -> Result<T, String> {
+        let result = self
+            .survey
+            .as_mut()
+            .map_err(|reason| reason.clone())
+            .and_then(|survey| read(survey).map_err(|error| error.to_string()));
+        if let (Err(reason), Ok(_)) = (&result, &self.survey) {
+            self.survey = Err(reason.clone());
+        }
+        result
+    }
+}
+
+fn attach(trace: bool, attach: impl FnOnce() -> Result<Survey, TraceError>) -> Result<Survey, String> {
+    if trace { attach().map_err(|error| error.to_string()) } else { Err("--no-trace".to_owned()) }
 }
 
 /// Reads the namespace twice and traces in between. Returns the snapshot and the time between the readings, which is shorter than
@@ -52,17 +90,13 @@ pub(crate) fn once(
     namespace.within(|| {
         let search = search();
         // After the probe of the search, whose connects would count.
-        let mut survey = if trace {
-            Survey::attach().map_err(|error| error.to_string())
-        } else {
-            Err("--no-trace".to_owned())
-        };
+        let mut survey = attach(trace, Survey::attach);
         let reader = Reader::new(Path::new("/"));
-        let reader = match to {
+        let mut reader = match to {
             Some(to) => reader.only(to.address(), to.port()),
             None => reader,
         };
-        let mut watch = Watch::with(reader, search);
+        reader.read();
         let began = Instant::now();
         while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
             if let Ok(running) = &mut survey
@@ -75,7 +109,7 @@ pub(crate) fn once(
         let elapsed = began.elapsed();
         let traced =
             survey.and_then(|survey| survey.finish(namespace.inode).map_err(|error| error.to_string()));
-        Ok((Snapshot { traced: traced.into(), ..watch.read() }, elapsed))
+        Ok((Snapshot { search, traced: traced.into(), ..reader.read() }, elapsed))
     })
 }
 

@@ -4,8 +4,10 @@
 pub(crate) mod backend;
 pub(crate) mod cgroup;
 pub(crate) mod fixing;
+pub(crate) mod fleet;
 pub(crate) mod forwarder;
 pub(crate) mod limited;
+pub(crate) mod server;
 pub(crate) mod situation;
 
 use std::fs;

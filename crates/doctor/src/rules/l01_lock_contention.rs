@@ -26,13 +26,12 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let traced = snapshot
-        .traced
-        .seen()
-        .map_err(|reason| format!("{reason}; `fourtuple trace locks --for 10s` shows the waits"))?;
+    let see = |reason: &str| format!("{reason}; `fourtuple trace locks --for 10s` shows the waits");
+    let traced = snapshot.traced.seen().map_err(|reason| see(&reason))?;
+    let lock_waits = traced.lock_waits.as_ref().ok_or_else(|| see("lock waits were not traced"))?;
     let available = snapshot.interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = |waits: &LockWaits| waits.waited_ns as f64 * 100.0 / available.max(1.0);
-    let long = traced.lock_waits.iter().filter(|(_, waits)| share(waits) >= limit);
+    let long = lock_waits.iter().filter(|(_, waits)| share(waits) >= limit);
     Ok(long.map(|(class, waits)| draft(class, waits, share(waits))).collect())
 }
 

@@ -63,7 +63,7 @@ pub(super) fn server(flag: &'static str, text: &str) -> anyhow::Result<ServerCom
 }
 
 /// Parses the arguments of a fourtuple command. `no_run` is the error for `--help` and `--version`.
-fn parse(arguments: &[String], no_run: &str) -> Result<Command, String> {
+pub(crate) fn parse(arguments: &[String], no_run: &str) -> Result<Command, String> {
     let line = ["fourtuple".to_owned()].into_iter().chain(arguments.iter().cloned());
     let parsed = Arguments::try_parse_from(line)
         .map_err(|error| if error.use_stderr() { one_line(&error) } else { no_run.to_owned() })?;

@@ -1,6 +1,6 @@
 //! `fourtuple compare`: its flags and its output. The engine is the crate `fourtuple-compare`.
 
-mod command_line;
+pub(crate) mod command_line;
 mod shell;
 
 use std::path::PathBuf;

@@ -15,7 +15,6 @@ use fourtuple_exposition::{Endpoint, Limits, Page, Publisher, Registry};
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
 use fourtuple_report::html;
-use fourtuple_trace::Survey;
 use time::OffsetDateTime;
 
 use crate::exit::Exit;
@@ -66,9 +65,10 @@ impl ExportFlags {
         let endpoint = Endpoint::start_with_page(self.listen, Limits::default(), registry, page)
             .with_context(|| format!("--listen {}", self.listen))?;
         namespace.within(|| {
-            let mut watch = Watch::begin();
-            // After the probe of the search, whose connects would count.
-            let survey = self.attach();
+            let mut watch = Watch::begin(&namespace, !self.no_trace);
+            if let (Err(reason), false) = (watch.times(), self.no_trace) {
+                let _ = writeln!(io::stderr(), "without histograms: {reason}");
+            }
             let mut live = Live {
                 flags: &self,
                 namespace: &namespace,
@@ -77,9 +77,8 @@ impl ExportFlags {
                 latest,
                 publisher,
                 metrics,
-                survey,
             };
-            live.show(watch.read());
+            live.show(&mut watch);
             if !self.quiet {
                 let address = endpoint.address();
                 let _ = writeln!(
@@ -89,27 +88,18 @@ impl ExportFlags {
             }
             let mut next = Instant::now() + self.every;
             while !stop.load(Ordering::Relaxed) {
-                live.poll()?;
+                watch.poll();
                 let now = Instant::now();
                 if now >= next {
                     // After a stop of the machine the missed readings are not made up for.
                     next = now.max(next) + self.every;
-                    live.show(watch.read());
+                    live.show(&mut watch);
                 }
-                let pause = next.saturating_duration_since(Instant::now()).min(live.poll_interval());
+                let pause = next.saturating_duration_since(Instant::now()).min(watch.poll_interval());
                 thread::sleep(pause);
             }
             Ok(Exit::Fine)
         })
-    }
-
-    /// Attaches the traces. Without the right to, the histograms are missing, which a line on stderr says.
-    fn attach(&self) -> Option<Survey> {
-        if self.no_trace {
-            return None;
-        }
-        let attached = Survey::without_locks();
-        attached.inspect_err(|error| drop(writeln!(io::stderr(), "without histograms: {error}"))).ok()
     }
 }
 
@@ -128,25 +118,15 @@ struct Live<'a> {
     latest: Arc<Mutex<Option<Saved>>>,
     publisher: Publisher,
     metrics: Arc<Metrics>,
-    survey: Option<Survey>,
 }
 
 impl Live<'_> {
-    /// Returns the longest time until the next poll: often enough for a signal, and for the trace if there is one.
-    fn poll_interval(&self) -> Duration {
-        if self.survey.is_some() { Survey::POLL_INTERVAL } else { Duration::from_millis(200) }
-    }
-
-    fn poll(&mut self) -> anyhow::Result<()> {
-        Ok(self.survey.as_mut().map_or(Ok(()), Survey::poll)?)
-    }
-
     /// Updates the metrics, and the page if a browser reads it.
-    fn show(&mut self, snapshot: Snapshot) {
+    fn show(&mut self, watch: &mut Watch) {
+        let snapshot = watch.read();
         self.past.add(&snapshot);
         let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits);
-        let times = self.survey.as_ref().and_then(|survey| survey.times().ok());
-        self.metrics.update(&snapshot, &diagnosis.findings, times);
+        self.metrics.update(&snapshot, &diagnosis.findings, watch.times().ok());
         let record = self.record(snapshot, diagnosis);
         if self.publisher.has_readers() {
             // A JSON string has no line ends, which would end an event.

@@ -109,8 +109,8 @@ fn control(text: &str) -> Result<ControlFilter, String> {
     text.parse().map_err(|_| format!("expected {}", ControlFilter::EXPECTED))
 }
 
-fn program_control(filter: ControlFilter) -> Control {
-    match filter {
+fn program_control(filter: ControlFilter) -> anyhow::Result<Control> {
+    Ok(match filter {
         ControlFilter::Bytes { key: FlowKey { offset, width, mask }, value } => {
             Control::Bytes { offset, width, mask, value }
         }
@@ -119,7 +119,8 @@ fn program_control(filter: ControlFilter) -> Control {
         }
         ControlFilter::Hops(hops) => Control::Hops(hops),
         ControlFilter::SourcePort(port) => Control::SourcePort(port),
-    }
+        other => anyhow::bail!("--control {other}: fix accept has no program for this filter"),
+    })
 }
 
 impl AcceptFlags {
@@ -132,7 +133,7 @@ impl AcceptFlags {
         let accept = Accept {
             target,
             selection: self.select.selection(),
-            control: self.control.map(program_control),
+            control: self.control.map(program_control).transpose()?,
             time: self.time,
             dry_run: self.dry_run,
         };

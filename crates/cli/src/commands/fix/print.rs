@@ -74,7 +74,7 @@ impl PrintFlags {
             LocalPortRange::Absent => PortRangeOption::Absent,
             LocalPortRange::Linear => PortRangeOption::Linear,
             // Without a proof the text does not promise a short search.
-            LocalPortRange::Parity | LocalPortRange::Unproven => PortRangeOption::Parity,
+            _ => PortRangeOption::Parity,
         };
         output::print(&program.text(&Snapshot::read(request, option)?))?;
         Ok(Exit::Fine)

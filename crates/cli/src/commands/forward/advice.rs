@@ -97,6 +97,7 @@ fn too_few(spreads: &[Selector]) -> String {
         Selector::Random | Selector::Map(SlotRule::Random) => {
             "so few packets came that chance left some out.".to_owned()
         }
+        other => format!("--spread {other} gave the others none. {ELSE}"),
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 use fourtuple_report::duration;
-use fourtuple_trace::Survey;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
@@ -55,15 +54,9 @@ impl TopFlags {
         );
         let stop = stop::flag()?;
         namespace.within(|| {
-            let mut watch = Watch::begin();
-            // After the probe of the search, whose connects would count.
-            let survey = if self.no_trace {
-                Err("not traced: --no-trace".to_owned())
-            } else {
-                Survey::without_locks().map_err(|error| format!("not traced: {error}"))
-            };
+            let mut watch = Watch::begin(&namespace, !self.no_trace);
             let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
-            let result = self.show(&mut terminal, &mut watch, survey, &namespace, &thresholds, &stop);
+            let result = self.show(&mut terminal, &mut watch, &namespace, &thresholds, &stop);
             ratatui::restore();
             result
         })
@@ -73,7 +66,6 @@ impl TopFlags {
         &self,
         terminal: &mut DefaultTerminal,
         watch: &mut Watch,
-        mut survey: Result<Survey, String>,
         namespace: &Namespace,
         thresholds: &Thresholds,
         stop: &AtomicBool,
@@ -82,18 +74,16 @@ impl TopFlags {
         let look = Look { has_color: output::has_colour(&io::stdout()) };
         let mut next = Instant::now();
         while !view.is_over && !stop.load(Ordering::Relaxed) {
-            if let Ok(survey) = &mut survey {
-                survey.poll()?;
-            }
+            watch.poll();
             let now = Instant::now();
             let is_due = now >= next;
             if is_due {
                 next = now + self.every;
                 let snapshot = watch.read();
                 let findings = diagnose_in(namespace, &snapshot, &thresholds.limits).findings;
-                view.update(Reading { snapshot, findings, search: search(&survey) });
+                view.update(Reading { snapshot, findings, search: search(watch) });
             }
-            let timeout = next.saturating_duration_since(Instant::now()).min(Survey::POLL_INTERVAL);
+            let timeout = next.saturating_duration_since(Instant::now()).min(watch.poll_interval());
             let is_input = event::poll(timeout).context("cannot read the terminal")?;
             if is_input
                 && let Event::Key(key) = event::read().context("cannot read the terminal")?
@@ -110,17 +100,13 @@ impl TopFlags {
 }
 
 /// Returns the time of the port searches so far.
-fn search(survey: &Result<Survey, String>) -> String {
-    let times = match survey {
-        Ok(survey) => survey.times().map_err(|error| format!("not traced: {error}")),
-        Err(reason) => Err(reason.clone()),
-    };
-    match times {
+fn search(watch: &mut Watch) -> String {
+    match watch.times() {
         Ok(times) if times.search.count() > 0 => {
             let quantile = |share| duration(times.search.quantile(share));
             format!("port search p50 {}, p99 {}", quantile(0.5), quantile(0.99))
         }
         Ok(_) => "no port search yet".to_owned(),
-        Err(reason) => reason,
+        Err(reason) => format!("not traced: {reason}"),
     }
 }

@@ -1,5 +1,3 @@
-mod advice;
-
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -7,11 +5,10 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{
-    self, Closer, Costs, CostsByFill, PlanError, PlanOutcome, PortRange, PortSet, WindowSearch,
-};
+use fourtuple::ports::{self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, WindowSearch};
 use fourtuple_lab::Watch;
-use fourtuple_record::{PlanPoint, PlanResults, PlanSettings, Saved};
+use fourtuple_plan as plan;
+use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
@@ -69,15 +66,6 @@ enum ClosingSide {
     Them,
 }
 
-impl ClosingSide {
-    fn name(self) -> &'static str {
-        match self {
-            ClosingSide::Us => "us",
-            ClosingSide::Them => "them",
-        }
-    }
-}
-
 impl From<ClosingSide> for Closer {
     fn from(side: ClosingSide) -> Closer {
         match side {
@@ -98,6 +86,15 @@ enum Kernel {
 enum CostSource {
     Calibrated,
     Reference,
+}
+
+impl From<CostSource> for plan::CostSource {
+    fn from(source: CostSource) -> plan::CostSource {
+        match source {
+            CostSource::Calibrated => plan::CostSource::Calibrated,
+            CostSource::Reference => plan::CostSource::Reference,
+        }
+    }
 }
 
 fn reserved(text: &str) -> Result<PortSet, String> {
@@ -126,7 +123,7 @@ impl Plan {
         };
         let strategy =
             self.strategy(search, self.kernel == Kernel::This && found == Some(LocalPortRange::Absent));
-        let plan = ports::Plan {
+        let planned = ports::Plan {
             range,
             reserved,
             sources: self.sources,
@@ -143,52 +140,19 @@ impl Plan {
             ..ports::Plan::new(strategy)
         };
         let refuse = |error: PlanError| UsageError(error.to_string());
-        let outcome = plan.outcome().map_err(refuse)?;
-        let advice = advice::lines(&plan, &plan.budget().map_err(refuse)?, &outcome);
+        let results = plan::results(&planned).map_err(refuse)?;
         let capabilities: Vec<_> = found.iter().map(|found| ("ip_local_port_range", found.name())).collect();
         let sysctls = ["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"];
         let host = output::host(&sysctls, &capabilities);
-        let settings = self.settings(&plan, costs);
-        let record = output::record("plan", started, host, settings, Vec::new(), results(outcome, advice));
+        let settings = plan::settings(&planned, self.windows, costs.into());
+        let record = output::record("plan", started, host, settings, Vec::new(), results);
         self.output.finish(&Saved::Plan(record))
     }
 
-    /// Returns the strategy to plan with. Replaces `auto` by the strategy that it chooses on such a kernel, without its port
-    /// ledger: a plan covers all processes of a host.
     fn strategy(&self, search: WindowSearch, absent: bool) -> Strategy {
         match self.strategy {
             Strategy::RandomWindow { width, .. } if self.windows => fourtuple_lab::ports::as_published(width),
-            Strategy::Auto if absent => Strategy::KernelDefault,
-            Strategy::Auto => match search {
-                WindowSearch::Linear => Strategy::FullRange,
-                WindowSearch::Parity => Strategy::RANDOM_WINDOW,
-            },
-            strategy => strategy,
-        }
-    }
-
-    fn settings(&self, plan: &ports::Plan, costs: CostSource) -> PlanSettings {
-        PlanSettings {
-            low: plan.range.low(),
-            high: plan.range.high(),
-            reserved: plan.reserved.count_in(plan.range),
-            sources: self.sources,
-            destinations: self.destinations,
-            arrival_per_s: self.rate,
-            hold_ns: nanoseconds(self.hold),
-            closer: self.closer.name().to_owned(),
-            kernel: match plan.search {
-                WindowSearch::Parity => "parity",
-                WindowSearch::Linear => "linear",
-            }
-            .to_owned(),
-            strategy: plan.strategy.to_string(),
-            windows: self.windows,
-            costs: match costs {
-                CostSource::Calibrated => "calibrated",
-                CostSource::Reference => "reference",
-            }
-            .to_owned(),
+            wanted => plan::strategy(wanted, search, absent),
         }
     }
 
@@ -254,26 +218,3 @@ const MOST_OPEN: f64 = 1e15;
 
 /// Context of an error in the calibration.
 const CALIBRATION: &str = "cannot calibrate (--costs reference needs no calibration)";
-
-fn results(outcome: PlanOutcome, advice: Vec<String>) -> PlanResults {
-    PlanResults {
-        capacity: outcome.capacity,
-        cliff_connections: outcome.cliff_connections,
-        steady_tuples: outcome.steady_tuples,
-        cliff_after_ns: outcome.cliff_after.map(nanoseconds),
-        exhausted_after_ns: outcome.exhausted_after.map(nanoseconds),
-        sources_needed: outcome.sources_needed,
-        failed_dials: outcome.failed_dials,
-        by_fill: outcome
-            .by_fill
-            .iter()
-            .map(|point| PlanPoint { fill: point.fill, probes: point.probes, mean_ns: point.mean_ns })
-            .collect(),
-        simulated: outcome.simulated,
-        advice,
-    }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}

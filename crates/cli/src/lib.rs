@@ -1,0 +1,148 @@
+//! The `fourtuple` command: parses flags, calls a crate of the workspace, prints its record. Each subcommand is a module of
+//! `commands`.
+#![forbid(unsafe_code)]
+
+mod commands;
+mod exit;
+mod line;
+#[cfg(feature = "manual")]
+mod manual;
+mod output;
+mod progress;
+mod records;
+mod save;
+mod stop;
+mod units;
+mod watch;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use fourtuple_report::terminal::printable;
+
+use commands::{
+    agent, compare, doctor, explain, export, fix, fleet, forward, lab, load, plan, report, run, serve, top,
+    trace,
+};
+
+/// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fourtuple",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
+                  cannot do it; `run` has the exit code of its program."
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Doctor(doctor::DoctorFlags),
+    Top(top::TopFlags),
+    Explain(explain::Explain),
+    Export(export::ExportFlags),
+    Lab(lab::Lab),
+    Load(Box<load::LoadFlags>),
+    Serve(serve::ServeFlags),
+    Trace(trace::Trace),
+    Forward(forward::ForwardFlags),
+    Fix(fix::Fix),
+    Run(run::RunFlags),
+    Compare(compare::Compare),
+    Plan(plan::Plan),
+    Fleet(fleet::Fleet),
+    Agent(agent::AgentFlags),
+    Report(report::Report),
+}
+
+/// Runs the command with the arguments of this process, and returns its exit code.
+pub fn main() -> ExitCode {
+    #[cfg(feature = "manual")]
+    if let Some(directory) = manual::requested() {
+        return manual::run(<Arguments as clap::CommandFactory>::command(), &directory);
+    }
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let result = match arguments.command {
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Top(top) => top.run(),
+        Command::Explain(explain) => explain.run(),
+        Command::Export(export) => export.run(),
+        Command::Lab(lab) => lab.run(),
+        Command::Plan(plan) => plan.run(),
+        Command::Compare(compare) => compare.run(),
+        Command::Report(report) => report.run(),
+        Command::Load(load) => load.run(),
+        Command::Serve(serve) => serve.run(),
+        Command::Trace(trace) => trace.run(),
+        Command::Forward(forward) => forward.run(),
+        Command::Fix(fix) => fix.run(),
+        Command::Run(run) => run.run(),
+        #[cfg(feature = "fleet")]
+        Command::Fleet(fleet) => fleet.run(load_flags),
+        #[cfg(not(feature = "fleet"))]
+        Command::Fleet(fleet) => fleet.run(),
+        Command::Agent(agent) => agent.run(),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            let exit = exit::of(&error);
+            // An error while writing to stderr cannot be reported.
+            let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
+            exit.into()
+        }
+    }
+}
+
+/// Parses the command line of the load that `fleet load` runs.
+#[cfg(feature = "fleet")]
+fn load_flags(arguments: &[String]) -> Result<Box<load::LoadFlags>, String> {
+    match compare::command_line::parse(arguments, "there is nothing to run")? {
+        Command::Load(load) => Ok(load),
+        _ => Err("expected load TARGET ...".to_owned()),
+    }
+}
+
+/// Prints help and version like clap, and any other error as one line with the flag, the value and the accepted values.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let _ = error.print();
+        return if error.use_stderr() { exit::Exit::Usage.into() } else { ExitCode::SUCCESS };
+    }
+    let _ = writeln!(io::stderr(), "fourtuple: {}", one_line(error));
+    exit::Exit::Usage.into()
+}
+
+/// Formats an error of clap as one line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let message: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let message = message.join(" ").replace(" tip: ", "; ");
+    let message = printable(message.strip_prefix("error: ").unwrap_or(&message));
+    // For these errors clap lists no accepted values.
+    let more = match error.kind() {
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
+        _ => "",
+    };
+    format!("{message}{more}")
+}

@@ -1,0 +1,234 @@
+//! A NATS server, agents and a server under load, for the tests of `fleet`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_syscalls::child;
+use serde_json::Value;
+
+use super::{Room, fourtuple, fourtuple_at, run, until};
+
+/// The server under load.
+pub(crate) const TARGET: &str = "tcp://127.0.0.1:4000";
+
+/// A process that is killed when dropped, and the lines that it prints on stderr.
+pub(crate) struct Process {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Process {
+    pub(crate) fn start(mut command: Command) -> Process {
+        child::end_with_this_thread(&mut command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (stderr, kept) = (child.stderr.take().expect("stderr is piped"), Arc::clone(&lines));
+        // The thread ends with the pipe.
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                kept.lock().unwrap().push(line);
+            }
+        });
+        Process { child, lines }
+    }
+
+    pub(crate) fn has_said(&self, text: &str) -> bool {
+        self.lines.lock().unwrap().iter().any(|line| line.contains(text))
+    }
+
+    pub(crate) fn until_said(&self, text: &str) {
+        self.until_said_times(text, 1);
+    }
+
+    /// Waits until that many lines contain the text.
+    pub(crate) fn until_said_times(&self, text: &str, times: usize) {
+        let begun = Instant::now();
+        loop {
+            let lines = self.lines.lock().unwrap().clone();
+            if lines.iter().filter(|line| line.contains(text)).count() >= times {
+                return;
+            }
+            assert!(begun.elapsed() < super::DEADLINE, "never said {text:?} {times} times: {lines:#?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Returns all lines so far.
+    pub(crate) fn said(&self) -> String {
+        self.lines.lock().unwrap().join("\n")
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits for the end and returns the exit code.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        self.child.wait().expect("it is our child").code()
+    }
+
+    /// Sends a signal by its name: `STOP`, `CONT`, `INT`.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
+        assert!(sent.expect("kill of procps or util-linux").success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A fleet on the loopback of the namespace of a test.
+pub(crate) struct LocalFleet {
+    pub(crate) room: Room,
+    pub(crate) nats: Process,
+    _target: Process,
+}
+
+/// Returns the path of nats-server, or reports a skipped test.
+pub(crate) fn nats_server(test: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    directories.push("/usr/sbin".into());
+    let found =
+        directories.into_iter().map(|directory| directory.join("nats-server")).find(|file| file.is_file());
+    if found.is_none() {
+        fourtuple_testing::skip(test, "nats", "there is no nats-server in PATH");
+    }
+    found
+}
+
+impl LocalFleet {
+    /// Starts nats-server and a server under load; `None` after a skip.
+    pub(crate) fn start(test: &str) -> Option<LocalFleet> {
+        LocalFleet::start_with(test, "")
+    }
+
+    /// Starts nats-server with these lines in its configuration.
+    pub(crate) fn start_with(test: &str, configuration: &str) -> Option<LocalFleet> {
+        let program = nats_server(test)?;
+        let room = Room::new();
+        let store = room.join("jetstream");
+        room.file(
+            "nats.conf",
+            &format!("listen: \"127.0.0.1:4222\"\njetstream {{ store_dir: \"{store}\" }}\n{configuration}\n"),
+        );
+        let nats = start_nats(&program, &room);
+        let target = Process::start(fourtuple("serve crr --listen 127.0.0.1:4000 --quiet"));
+        until("the target listens", || TcpStream::connect("127.0.0.1:4000").is_ok());
+        Some(LocalFleet { room, nats, _target: target })
+    }
+
+    pub(crate) fn restart_nats(&mut self, test: &str) {
+        let program = nats_server(test).expect("it was there before");
+        self.nats = start_nats(&program, &self.room);
+    }
+
+    /// Starts an agent and waits until it is ready.
+    pub(crate) fn agent(&self, name: &str, flags: &str) -> Process {
+        let agent = Process::start(self.agent_command(name, flags));
+        agent.until_said("is ready");
+        agent
+    }
+
+    pub(crate) fn agent_command(&self, name: &str, flags: &str) -> Command {
+        let mut command = fourtuple(&format!("agent --name {name} {flags}"));
+        command.args(["--state", &self.room.join(name)]);
+        command
+    }
+
+    /// Starts the agent of a copy of the program that differs in one byte behind its end.
+    pub(crate) fn agent_of_another_binary(&self, name: &str) -> Process {
+        let path = self.room.path().join("another");
+        let mut bytes = fs::read(env!("CARGO_BIN_EXE_fourtuple")).expect("the program");
+        bytes.push(0);
+        fs::write(&path, bytes).expect("a file in our own directory");
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("our own file");
+        let mut command = fourtuple_at(&path, &format!("agent --name {name}"));
+        command.args(["--state", &self.room.join(name)]);
+        let agent = Process::start(command);
+        agent.until_said("is ready");
+        agent
+    }
+}
+
+fn start_nats(program: &Path, room: &Room) -> Process {
+    let mut command = Command::new(program);
+    command.args(["-c", &room.join("nats.conf")]);
+    let nats = Process::start(command);
+    nats.until_said("Server is ready");
+    nats
+}
+
+/// Returns the hosts of a merged record by name.
+pub(crate) fn hosts(record: &Value) -> BTreeMap<String, Value> {
+    let hosts = super::list(record, "/results/hosts");
+    hosts.iter().map(|host| (super::text(host, "name").to_owned(), host.clone())).collect()
+}
+
+/// Returns the identifiers of the remarks, without remarks that other load on the machine can cause.
+pub(crate) fn remarks_but_of_haste(record: &Value) -> Vec<String> {
+    let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled", "start-skew"];
+    let ids = super::list(record, "/validity").iter().map(|remark| super::text(remark, "id").to_owned());
+    ids.filter(|id| !of_haste.contains(&id.as_str())).collect()
+}
+
+/// Runs `fleet ...` to its end and returns its exit code and record.
+pub(crate) fn fleet(arguments: &str) -> (i32, Value) {
+    let ended = run(&mut fourtuple(&format!("fleet {arguments} --json --quiet")));
+    assert!(!ended.stdout.is_empty(), "{ended:?}");
+    let record = ended.json();
+    super::require_valid(&record);
+    (ended.code, record)
+}
+
+/// A proxy to 127.0.0.1:4222 that delays each direction.
+pub(crate) fn delaying_proxy(listen: &str, delay: Duration) {
+    let listener = TcpListener::bind(listen).expect("a free port");
+    // The threads end with the process of the test or with their connections.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(outside), Ok(inside)) = (stream, TcpStream::connect("127.0.0.1:4222")) else { continue };
+            for (from, to) in [(&outside, &inside), (&inside, &outside)] {
+                to.set_nodelay(true).expect("a TCP socket");
+                delayed_copy(from.try_clone().expect("a copy"), to.try_clone().expect("a copy"), delay);
+            }
+        }
+    });
+}
+
+fn delayed_copy(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
+    let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
+    thread::spawn(move || {
+        let mut buffer = [0; 65_536];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if sender.send((Instant::now() + delay, buffer[..count].to_vec())).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for (at, bytes) in receiver {
+            thread::sleep(at.saturating_duration_since(Instant::now()));
+            if to.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+    });
+}

@@ -1,0 +1,2 @@
+//! Nothing but tests: other libraries over the connector of fourtuple. docs/adoption.md has the lines that they need.
+#![forbid(unsafe_code)]

@@ -1,0 +1,47 @@
+//! A runtime without a form of its own: async-io with `Dialer::prepare`.
+
+use std::error::Error;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+
+use async_io::Async;
+use fourtuple::dial::{DialReport, Dialer, Retry};
+use socket2::{Domain, Socket, Type};
+
+const EINPROGRESS: i32 = 115;
+
+async fn connect(dialer: &Dialer) -> Result<(Async<TcpStream>, DialReport), Box<dyn Error>> {
+    let open = || -> io::Result<Socket> {
+        let socket = Socket::new(Domain::for_address(dialer.destination()), Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    let mut socket = open()?;
+    let mut attempt = dialer.prepare(socket.as_fd())?;
+    while let Err(error) = socket.connect(&dialer.destination().into()) {
+        if error.raw_os_error() == Some(EINPROGRESS) {
+            break;
+        }
+        if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
+            socket = open()?;
+            attempt.renew(socket.as_fd())?;
+        }
+    }
+    let stream = Async::new(TcpStream::from(socket))?;
+    stream.writable().await?;
+    if let Some(error) = stream.get_ref().take_error()? {
+        return Err(error.into());
+    }
+    let report = attempt.finish(stream.get_ref().as_fd())?;
+    Ok((stream, report))
+}
+
+#[test]
+fn async_io_connects_with_prepare() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+    let (stream, report) = async_io::block_on(connect(&dialer)).unwrap();
+    let (_accepted, peer) = listener.accept().unwrap();
+    assert_eq!((stream.get_ref().local_addr().unwrap(), report.source), (peer, peer));
+}

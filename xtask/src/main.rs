@@ -1,10 +1,12 @@
-//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny`, `kernels` and `release`.
+//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny`, `kernels`, `package`, `site` and `release`.
 #![forbid(unsafe_code)]
 
 mod bpf;
 mod deny;
 mod kernels;
+mod package;
 mod release;
+mod site;
 mod tidy;
 mod workspace;
 
@@ -14,6 +16,8 @@ const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask bpf [--check]
        cargo xtask deny
        cargo xtask kernels [--kernel 6.1|6.12|all] [--release]
+       cargo xtask site
+       cargo xtask package
        cargo xtask release --dry-run";
 
 fn main() -> ExitCode {
@@ -28,6 +32,8 @@ fn main() -> ExitCode {
             Ok(options) => kernels::run(&options),
             Err(message) => return misused(&message),
         },
+        Some((&"site", [])) => site::run(),
+        Some((&"package", [])) => package::run(),
         Some((&"release", ["--dry-run"])) => release::run(),
         Some((&"release", _)) => return misused("release publishes nothing yet: expected --dry-run"),
         Some((other, _)) => return misused(&format!("{other}: no such task, or it takes no arguments")),

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -30,6 +30,9 @@ impl Program {
     }
 }
 
+/// Name of the tests of the Go module in the guest.
+pub(crate) const GO_TESTS: &str = "go";
+
 /// All programs that the guest runs.
 pub(crate) struct Programs {
     pub(crate) init: Program,
@@ -52,7 +55,39 @@ pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool
     // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
+    tests.extend(go_tests(workspace)?);
     Ok(Programs { init, binaries, tests })
+}
+
+/// Builds the tests of the Go module, without cgo and so without libc. Returns `None`, and says so, if Go is missing or too old.
+fn go_tests(workspace: &Workspace) -> Result<Option<Program>> {
+    let path = workspace.target.join("guest").join(GO_TESTS);
+    // The archive of go.dev is unpacked there; it is not in the path of every user.
+    let unpacked = Path::new("/usr/local/go/bin/go");
+    let go = if unpacked.exists() { unpacked } else { Path::new("go") };
+    let version = Command::new(go).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local").output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    if !version.as_deref().is_ok_and(is_new_enough) {
+        let found = version.unwrap_or_else(|error| error.to_string());
+        println!("kernels: SKIPPED the tests of bindings/go: they need Go 1.22 or later ({found})");
+        return Ok(None);
+    }
+    let status = Command::new(go)
+        .args(["test", "-c", "-o"])
+        .arg(&path)
+        .arg(".")
+        .current_dir(workspace.root.join("bindings/go"))
+        .envs([("CGO_ENABLED", "0"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-buildvcs=false")])
+        .status()
+        .context("start go, which builds the tests of bindings/go")?;
+    ensure!(status.success(), "go test -c in bindings/go: {status}");
+    Ok(Some(Program { name: GO_TESTS.to_owned(), path }))
+}
+
+/// Returns whether a version such as `go1.26.1` has what bindings/go/go.mod needs.
+fn is_new_enough(version: &str) -> bool {
+    let minor = version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    minor.is_some_and(|minor| minor >= 22)
 }
 
 fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Result<Vec<Program>> {

@@ -44,7 +44,13 @@ pub(super) struct Binary {
 impl Release {
     /// Builds the binary, separates its debug symbols, and checks it.
     pub(super) fn binary(&self) -> Result<Binary> {
-        let target = self.workspace.target.join("release-build");
+        let built = self.build(&["--package", "fourtuple-cli", "--bin", NAME, "--features", "fleet"])?;
+        self.separate(&built.join(NAME), &self.prefixes(&self.build_target())?)
+    }
+
+    /// Builds targets with the profile of releases. Returns the directory of the output.
+    pub(super) fn build(&self, targets: &[&str]) -> Result<PathBuf> {
+        let target = self.build_target();
         let prefixes = self.prefixes(&target)?;
         let mut rustflags: Vec<OsString> =
             prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)).collect();
@@ -56,15 +62,19 @@ impl Release {
         build.current_dir(&self.workspace.root);
         build.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
         build.env("CFLAGS", cflags.join(&OsString::from(" "))).env("SOURCE_DATE_EPOCH", &self.epoch);
-        build.args(["build", "--locked", "--profile", PROFILE, "--package", "fourtuple-cli", "--bin", NAME]);
+        build.args(["build", "--locked", "--profile", PROFILE]).args(targets);
         build.arg("--target-dir").arg(&target);
         call(&mut build)?;
-        self.separate(&target.join(PROFILE).join(NAME), &prefixes)
+        Ok(target.join(PROFILE))
+    }
+
+    fn build_target(&self) -> PathBuf {
+        self.workspace.target.join("release-build")
     }
 
     /// Returns the directories of this machine that the compilers replace, each with its replacement. The last one that matches a path
     /// counts.
-    fn prefixes(&self, target: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
+    pub(super) fn prefixes(&self, target: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
         let mut prefixes = vec![
             (self.workspace.root.clone(), SOURCES),
             (target.to_owned(), concat!("/usr/src/fourtuple", "/target")),
@@ -110,13 +120,17 @@ impl Release {
                 faults.push(format!("the binary has {count} paths below {}", path.display()));
             }
         }
+        // Exit code 4: the build has no feature `fleet`.
+        if Command::new(&stripped).args(["fleet", "up", "--help"]).output()?.status.code() != Some(0) {
+            faults.push("the binary has no `fourtuple fleet`".to_owned());
+        }
         let build_id = build_id.trim().to_owned();
         let glibc = glibc.context("the binary has no symbol of glibc")?;
         Ok(Binary { stripped, symbols, build_id, size, libraries, glibc, faults })
     }
 }
 
-fn joined(flag: &str, (path, replacement): &(PathBuf, &str)) -> OsString {
+pub(super) fn joined(flag: &str, (path, replacement): &(PathBuf, &str)) -> OsString {
     let mut argument = OsString::from(flag);
     argument.push(path);
     argument.push("=");

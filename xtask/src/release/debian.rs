@@ -27,6 +27,7 @@ const COMPLETIONS: &[(&str, &str)] = &[
 
 /// Files of the tree, and their paths below `/usr`.
 const SOURCES: &[(&str, &str)] = &[
+    ("contrib/systemd/fourtuple-agent.service", "lib/systemd/system/fourtuple-agent.service"),
     ("contrib/systemd/fourtuple-export.service", "lib/systemd/system/fourtuple-export.service"),
     ("contrib/systemd/fourtuple-fix-ports@.service", "lib/systemd/system/fourtuple-fix-ports@.service"),
     ("contrib/grafana/fourtuple.json", "share/fourtuple/grafana/fourtuple.json"),
@@ -65,7 +66,7 @@ impl Release {
             self.version, binary.build_id
         );
         self.deb("dbgsym", "fourtuple-dbgsym", architecture, &control)?;
-        self.archive(&tree)?;
+        self.archive(&tree, NAME)?;
         write(&self.artifacts.join(format!("{NAME}-{}.cdx.json", self.version)), sbom)
     }
 
@@ -132,8 +133,8 @@ impl Release {
     }
 
     /// Writes a tar.gz that is unpacked below `/usr/local`.
-    fn archive(&self, tree: &Path) -> Result<()> {
-        let name = format!("{NAME}-{}-{}-linux-gnu", self.version, self.architecture());
+    pub(super) fn archive(&self, tree: &Path, name: &str) -> Result<()> {
+        let name = format!("{name}-{}-{}-linux-gnu", self.version, self.architecture());
         let archive = self.artifacts.join(format!("{name}.tar"));
         call(
             Command::new("tar")

@@ -4,7 +4,9 @@
 //! file. docs/install.md and CONTRIBUTING.md describe the artifacts.
 
 mod binary;
+mod c_library;
 mod debian;
+mod python;
 mod sbom;
 
 use std::collections::BTreeSet;
@@ -17,6 +19,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{Workspace, cargo};
+
+/// The file with the version of the Go module.
+const GO_VERSION: &str = "bindings/go/doc.go";
 
 /// A release in the making.
 struct Release {
@@ -40,12 +45,19 @@ pub(crate) fn run() -> Result<bool> {
     if !has_section(&changelog, &release.version) {
         faults.push(format!("CHANGELOG.md has no section ## {}, the version in Cargo.toml", release.version));
     }
+    let module = String::from_utf8(release.source(GO_VERSION)?).context(GO_VERSION)?;
+    if !has_version(&module, &release.version) {
+        faults.push(format!("{GO_VERSION} has another Version than Cargo.toml, {}", release.version));
+    }
+    faults.extend(release.python_version()?);
     let binary = release.binary()?;
     faults.extend(binary.faults.iter().cloned());
     release.manual()?;
     faults.extend(missing_pages(&release.stage.join("manual/man1"))?);
     let sbom = release.sbom()?;
     release.packages(&binary, &sbom)?;
+    faults.extend(release.c_library()?);
+    release.python_package()?;
     release.sums()?;
     for path in files(&release.artifacts)? {
         println!("{:>10} bytes  {}", fs::metadata(&path)?.len(), path.display());
@@ -89,11 +101,10 @@ impl Release {
 
     /// Writes man pages and completions into `manual`, with a development build of the command that has the feature `manual`.
     fn manual(&self) -> Result<()> {
-        // The build of the whole workspace has the dependencies of the tests, which are usually built already.
         let mut build = cargo();
         build.current_dir(&self.workspace.root);
-        build.args(["build", "--locked", "--quiet", "--workspace", "--bin", binary::NAME]);
-        build.args(["--features", "fourtuple-cli/manual", "--target-dir"]).arg(&self.workspace.target);
+        build.args(["build", "--locked", "--quiet", "--package", "fourtuple-cli", "--bin", binary::NAME]);
+        build.args(["--features", "manual,fleet", "--target-dir"]).arg(&self.workspace.target);
         call(&mut build)?;
         let program = self.workspace.target.join("debug").join(binary::NAME);
         call(Command::new(program).arg("manual").arg(self.stage.join("manual")))
@@ -125,6 +136,11 @@ fn has_section(changelog: &str, version: &str) -> bool {
     headings.map(|heading| heading.trim_start_matches('[')).any(|heading| {
         heading.strip_prefix(version).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', ']']))
     })
+}
+
+/// Returns whether the source of the Go module has this version.
+fn has_version(module: &str, version: &str) -> bool {
+    module.lines().any(|line| line == format!("const Version = \"{version}\""))
 }
 
 /// Returns one fault for each page that another page refers to and that is not there.
@@ -194,6 +210,13 @@ mod tests {
         for heading in ["## Unreleased", "## 0.1.01", "### 0.1.0", "0.1.0"] {
             assert!(!has_section(&format!("# Changelog\n\n{heading}\n"), "0.1.0"), "{heading}");
         }
+    }
+
+    #[test]
+    fn the_go_module_has_the_version_of_the_crates() {
+        let module = include_str!("../../../bindings/go/doc.go");
+        assert!(has_version(module, env!("CARGO_PKG_VERSION")));
+        assert!(!has_version(module, "0.1"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Finds wording that readers had to read twice: pronouns in the place of a noun, and references known only to insiders.
 //!
-//! Checks comments, strings and names of Rust files, comments of C files and the prose of Markdown files. Code between
+//! Checks comments, strings and names of Rust files, comments of C and Go files and the prose of Markdown files. Code between
 //! backticks and in fences is not prose.
 
 use std::path::Path;
@@ -52,7 +52,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Fault> {
                 faults.extend(in_prose(&prose).into_iter().map(|found| fault(&page.path, line, &found)));
             }
         } else {
-            // Comments and strings of C have the same syntax as in Rust.
+            // Comments and strings of C and Go have the same syntax as in Rust.
             for token in lexer::tokens(&page.text).iter().filter(|token| token.kind != Kind::Word) {
                 faults.extend(token_faults(&page.path, token, true));
             }

@@ -2,6 +2,7 @@
 //!
 //! To add a check, add a file in this directory and a line to [`CHECKS`].
 
+mod api;
 mod architecture;
 mod arrows;
 mod circles;
@@ -9,6 +10,7 @@ mod language;
 mod layout;
 mod length;
 mod lexer;
+mod links;
 mod names;
 mod purity;
 mod source;
@@ -42,6 +44,8 @@ const CHECKS: &[Check] = &[
     ("circles", Severity::Fault, circles::check),
     ("layout", Severity::Fault, layout::check),
     ("language", Severity::Fault, language::check),
+    ("links", Severity::Fault, links::check),
+    ("api", Severity::Fault, api::check),
 ];
 
 /// Runs every check; returns true if none found a fault.

@@ -56,7 +56,7 @@ impl Source {
     }
 }
 
-/// A file with prose that is not Rust: Markdown or C.
+/// A file with prose that is not Rust: Markdown, C or Go.
 pub(super) struct Page {
     /// Path relative to the root of the workspace.
     pub(super) path: PathBuf,
@@ -88,7 +88,7 @@ fn walk(root: &Path, directory: &Path, sources: &mut Vec<Source>, pages: &mut Ve
         let inside = path.strip_prefix(root).unwrap_or(&path).to_owned();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("rs") => sources.push(Source { text: read()?, path: inside }),
-            Some("md" | "c" | "h") => pages.push(Page { text: read()?, path: inside }),
+            Some("md" | "c" | "h" | "go") => pages.push(Page { text: read()?, path: inside }),
             _ => {}
         }
     }

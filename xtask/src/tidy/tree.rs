@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 pub(super) struct Tree {
     pub(super) workspace: Workspace,
     pub(super) sources: Vec<Source>,
-    /// Text files other than Rust: Markdown, and C with its comments.
+    /// Text files other than Rust: Markdown, and C and Go with their comments.
     pub(super) pages: Vec<Page>,
     /// The text of ARCHITECTURE.md, if the file exists.
     pub(super) architecture: Option<String>,

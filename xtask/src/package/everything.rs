@@ -1,0 +1,24 @@
+//! Uses each optional feature of the library.
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use fourtuple::dial::Connector;
+use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder};
+use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let address: SocketAddr = "127.0.0.1:0".parse()?;
+    let group = ListenerGroupBuilder::at(address).open()?;
+    let acceptor = AsyncAcceptor::new(group.join()?)?;
+    let listening = group.endpoint().inet().ok_or("a TCP listener has an address and a port")?;
+    let stream = Connector::new().connect("127.0.0.1", listening.port()).await?;
+    assert_eq!(stream.report().source.ip(), listening.ip());
+    drop((stream, acceptor));
+    assert!(AcceptPolicy::ALL.contains(&AcceptPolicy::UringOneshot));
+    let (none, mut random) = (PortSet::new(), Random::with_seed(1));
+    let mut table = TupleTable::new(PortRange::KERNEL_DEFAULT, WindowSearch::Linear, &none, &mut random);
+    assert!(table.connect(None, &mut random).port.is_some());
+    Ok(())
+}

@@ -12,6 +12,7 @@ mod qemu;
 mod serial;
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -44,7 +45,7 @@ struct Machine {
 }
 
 /// Time limit of a machine; it is killed if it has not powered off by then.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// The arguments of the command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -191,13 +192,32 @@ fn pack(kernel: &Kernel, machine: &Machine, programs: &Programs) -> Result<Vec<u
         archive.file(&format!("bin/{}", program.name), 0o755, &program.content()?);
     }
     for test in &programs.tests {
-        archive.file(plan::guest_test_path(&test.name).trim_start_matches('/'), 0o755, &test.content()?);
+        let path = plan::guest_test_path(&test.name);
+        // Not every test of the packages is in the plan.
+        if machine.entries.iter().any(|entry| entry.program == path) {
+            archive.file(path.trim_start_matches('/'), 0o755, &test.content()?);
+        }
+    }
+    let parents: BTreeSet<&Path> =
+        programs.libraries.iter().flat_map(|path| path.ancestors().skip(1)).collect();
+    for parent in parents.into_iter().filter(|parent| parent.parent().is_some()) {
+        archive.directory(relative(parent)?);
+    }
+    for library in &programs.libraries {
+        let content = fs::read(library).with_context(|| format!("read {}", library.display()))?;
+        archive.file(relative(library)?, 0o755, &content);
     }
     for (index, module) in modules::collect(&kernel.modules(), machine.modules)?.iter().enumerate() {
         archive.file(&format!("modules/{index:02}-{}.ko", module.name), 0o644, &module.content);
     }
     archive.file("plan", 0o644, plan::file(&machine.entries).as_bytes());
     Ok(archive.finish())
+}
+
+/// Returns an absolute path as the archive needs it.
+fn relative(path: &Path) -> Result<&str> {
+    let path = path.strip_prefix("/").with_context(|| format!("{} is not absolute", path.display()))?;
+    path.to_str().context("a path that is not UTF-8")
 }
 
 /// Stores the records that programs wrote. Returns the invalid ones.

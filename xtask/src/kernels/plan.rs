@@ -6,8 +6,17 @@ use crate::kernels::programs::{GO_TESTS, Program};
 /// Packages whose test programs, unit and integration, run in the guest.
 pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-trace"];
 
-/// Tests of these packages that make no system calls; emulation would only make them slow.
-const PURE_TESTS: &[&str] = &["ports_search", "ports_plan", "fourtuple-unit", "fourtuple_trace-unit"];
+/// Tests of these packages that make no system calls (emulation would only make them slow), or that read files or run programs
+/// that are not in the guest.
+const TESTS_FOR_THE_HOST: &[&str] = &[
+    "errors",
+    "example_programs",
+    "fourtuple-unit",
+    "fourtuple_trace-unit",
+    "ports_plan",
+    "ports_search",
+    "vectors",
+];
 
 /// Tests of these packages that need processors of real speed: contended locks, samples of a clock, thousands of connects.
 /// They run on the machine's own kernel.
@@ -84,7 +93,8 @@ pub(crate) struct Entry {
 
 /// Returns the plan, tests first: a lab has no meaning on a kernel where the library fails.
 pub(crate) fn entries(tests: &[Program]) -> Vec<Entry> {
-    let left_out = |name: &str| PURE_TESTS.contains(&name) || TESTS_THAT_TAKE_A_PROCESSOR.contains(&name);
+    let left_out =
+        |name: &str| TESTS_FOR_THE_HOST.contains(&name) || TESTS_THAT_TAKE_A_PROCESSOR.contains(&name);
     let skips = |name: &str| {
         if name == GO_TESTS {
             // It makes no system call, and reads files that are not in the guest.

@@ -1,5 +1,7 @@
-//! The programs that go into the guest, linked statically because the guest has no libc.
+//! The programs that go into the guest: those of `cargo test --workspace`, so that nothing is built twice, and the shared libraries
+//! that they load, because the guest has no libc of its own.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,13 +11,6 @@ use serde_json::Value;
 
 use crate::workspace::{Workspace, cargo};
 
-/// With `--target`, cargo does not apply these flags to build scripts and procedural macros, which the flags would break.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-
-/// Flags for a static program without debug information, which would make the initramfs ten times larger. Symbols stay for
-/// backtraces.
-const FLAGS: &str = "-C target-feature=+crt-static -C strip=debuginfo";
-
 /// A program of the host's target directory.
 pub(crate) struct Program {
     /// The name in the guest: `fourtuple`, or `fourtuple-unit` and `ports` for tests.
@@ -24,44 +19,75 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Returns the path of the program.
+    /// Returns the content of the program.
     pub(crate) fn content(&self) -> Result<Vec<u8>> {
         fs::read(&self.path).with_context(|| format!("read {}", self.path.display()))
+    }
+
+    /// Returns a copy in `directory` without debug information, which would make the initramfs ten times larger. Symbols stay for
+    /// backtraces.
+    fn stripped(&self, directory: &Path) -> Result<Program> {
+        let path = directory.join(&self.name);
+        let status = Command::new("strip").arg("--strip-debug").arg("-o").arg(&path).arg(&self.path).status();
+        let status = status.context("start strip (Debian: binutils)")?;
+        ensure!(status.success(), "strip {}: {status}", self.path.display());
+        Ok(Program { name: self.name.clone(), path })
     }
 }
 
 /// Name of the tests of the Go module in the guest.
 pub(crate) const GO_TESTS: &str = "go";
 
-/// All programs that the guest runs.
+/// All programs that the guest runs, and the files that they need.
 pub(crate) struct Programs {
     pub(crate) init: Program,
     pub(crate) binaries: Vec<Program>,
     pub(crate) tests: Vec<Program>,
+    /// The dynamic linker and the shared libraries, at their paths on this machine.
+    pub(crate) libraries: BTreeSet<PathBuf>,
 }
 
 /// Builds init, the command and the test programs of some packages.
 pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool) -> Result<Programs> {
-    let mut binaries =
-        cargo_json(workspace, &["build", "-p", "fourtuple-guest", "-p", "fourtuple-cli", "--bins"], release)?;
-    let init = binaries.iter().position(|program| program.name == "guest-init");
-    let init = binaries.remove(init.context("cargo built no guest-init")?);
-    // The policies that need BPF or tokio are tested on these kernels too.
-    let mut arguments = vec!["test", "--no-run", "--all-features"];
-    for package in test_packages {
-        arguments.extend(["-p", package]);
-    }
-    let mut tests = cargo_json(workspace, &arguments, release)?;
+    let init = cargo_json(workspace, &["build", "-p", "fourtuple-guest"], release)?;
+    let init = executables(&init, |package, is_test| package == "fourtuple-guest" && !is_test)?.pop();
+    let init = init.context("cargo built no guest-init")?;
+    let messages = cargo_json(workspace, &["test", "--workspace", "--no-run"], release)?;
+    let mut binaries = executables(&messages, |package, is_test| package == "fourtuple-cli" && !is_test)?;
+    ensure!(!binaries.is_empty(), "cargo built no fourtuple");
+    let mut tests = executables(&messages, |package, is_test| test_packages.contains(&package) && is_test)?;
     // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
-    tests.extend(go_tests(workspace)?);
-    Ok(Programs { init, binaries, tests })
+    let mut libraries = BTreeSet::new();
+    let directory = &workspace.target.join("kernels/programs");
+    fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
+    let mut init = vec![init];
+    for program in [&mut init, &mut binaries, &mut tests].into_iter().flatten() {
+        libraries.extend(libraries_of(&program.path)?);
+        *program = program.stripped(directory)?;
+    }
+    tests.extend(go_tests(workspace, directory)?);
+    Ok(Programs { init: init.remove(0), binaries, tests, libraries })
+}
+
+/// Returns the shared libraries that a program loads, and the dynamic linker.
+fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("start ldd")?;
+    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
+    Ok(library_paths(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Returns the paths in the output of ldd: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)` and
+/// `/lib64/ld-linux-x86-64.so.2 (0x...)`.
+fn library_paths(listing: &str) -> Vec<PathBuf> {
+    let paths = listing.split_whitespace().filter(|word| word.starts_with('/'));
+    paths.map(PathBuf::from).collect()
 }
 
 /// Builds the tests of the Go module, without cgo and so without libc. Returns `None`, and says so, if Go is missing or too old.
-fn go_tests(workspace: &Workspace) -> Result<Option<Program>> {
-    let path = workspace.target.join("guest").join(GO_TESTS);
+fn go_tests(workspace: &Workspace, directory: &Path) -> Result<Option<Program>> {
+    let path = directory.join(GO_TESTS);
     // The archive of go.dev is unpacked there; it is not in the path of every user.
     let unpacked = Path::new("/usr/local/go/bin/go");
     let go = if unpacked.exists() { unpacked } else { Path::new("go") };
@@ -90,27 +116,25 @@ fn is_new_enough(version: &str) -> bool {
     minor.is_some_and(|minor| minor >= 22)
 }
 
-fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Result<Vec<Program>> {
+/// Runs cargo and returns its messages, one JSON object per line.
+fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Result<String> {
     let mut command = cargo();
     command
         .args(arguments)
-        .args(["--quiet", "--target", TARGET, "--message-format=json-render-diagnostics", "--target-dir"])
-        .arg(workspace.target.join("guest"))
+        .args(["--locked", "--quiet", "--message-format=json-render-diagnostics"])
         .current_dir(&workspace.root)
-        // CARGO_ENCODED_RUSTFLAGS would override RUSTFLAGS.
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env("RUSTFLAGS", FLAGS)
         .stderr(Stdio::inherit());
     if release {
         command.arg("--release");
     }
     let output = command.output().context("start cargo")?;
     ensure!(output.status.success(), "cargo {}: {}", arguments.join(" "), output.status);
-    executables(&String::from_utf8_lossy(&output.stdout), arguments.first() == Some(&"test"))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the executables in cargo's messages (one JSON object per line): the test programs, or all programs but tests.
-fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
+/// Returns the executables in cargo's messages that `wanted` selects by the package's name and whether it is a test program.
+/// Examples are never selected.
+fn executables(messages: &str, wanted: impl Fn(&str, bool) -> bool) -> Result<Vec<Program>> {
     let mut programs: Vec<Program> = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
@@ -120,8 +144,8 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
         };
         let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
         let is_test = message["profile"]["test"].as_bool().unwrap_or(false);
-        // `cargo test` also builds the package's binaries and examples, which are not run here.
-        if is_test != tests {
+        let package = package_name(message["package_id"].as_str().unwrap_or_default());
+        if kind == "example" || !wanted(package, is_test) {
             continue;
         }
         let name = match (is_test, kind) {
@@ -137,13 +161,24 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
+/// Returns the package's name in an identifier of cargo: `path+file:///crates/bpf#fourtuple-bpf@0.1.0`, or without `fourtuple-bpf@`
+/// if the directory has the package's name.
+fn package_name(id: &str) -> &str {
+    let (url, fragment) = id.rsplit_once('#').unwrap_or((id, ""));
+    match fragment.split_once('@') {
+        Some((name, _)) => name,
+        None => url.rsplit('/').next().unwrap_or(url),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn message(name: &str, kind: &str, test: bool, executable: Option<&str>) -> String {
+    fn message(package: &str, name: &str, kind: &str, test: bool, executable: Option<&str>) -> String {
         serde_json::json!({
             "reason": "compiler-artifact",
+            "package_id": package,
             "target": { "name": name, "kind": [kind] },
             "profile": { "test": test },
             "executable": executable,
@@ -151,30 +186,42 @@ mod tests {
         .to_string()
     }
 
-    #[test]
-    fn unit_tests_and_test_files_are_distinguished() {
-        let messages = [
-            message("libc", "lib", false, None),
-            message("fourtuple", "lib", true, Some("/t/a")),
-            message("dial", "test", true, Some("/t/b")),
-            message("plain", "example", false, Some("/t/c")),
-        ]
-        .join("\n");
-        let names: Vec<String> =
-            executables(&messages, true).unwrap().into_iter().map(|it| it.name).collect();
-        assert_eq!(names, ["fourtuple-unit", "dial"]);
-    }
+    const LIBRARY: &str = "path+file:///work/crates/fourtuple#0.1.0";
+    const CLI: &str = "path+file:///work/crates/cli#fourtuple-cli@0.1.0";
 
     #[test]
-    fn cargo_messages_name_the_binaries() {
-        let messages = message("guest-init", "bin", false, Some("/t/guest-init"));
-        assert_eq!(executables(&messages, false).unwrap()[0].name, "guest-init");
+    fn messages_name_the_wanted_programs() {
+        let messages = [
+            message("registry+https://example.org#libc@0.2.0", "libc", "lib", false, None),
+            message(LIBRARY, "fourtuple", "lib", true, Some("/t/a")),
+            message(LIBRARY, "dial", "test", true, Some("/t/b")),
+            message(LIBRARY, "plain", "example", false, Some("/t/c")),
+            message(CLI, "dial", "test", true, Some("/t/d")),
+            message(CLI, "fourtuple", "bin", false, Some("/t/e")),
+        ]
+        .join("\n");
+        let names = |wanted: fn(&str, bool) -> bool| -> Vec<String> {
+            executables(&messages, wanted).unwrap().into_iter().map(|program| program.name).collect()
+        };
+        assert_eq!(names(|package, is_test| package == "fourtuple" && is_test), ["fourtuple-unit", "dial"]);
+        assert_eq!(names(|package, is_test| package == "fourtuple-cli" && !is_test), ["fourtuple"]);
     }
 
     #[test]
     fn duplicate_program_names_are_refused() {
-        let messages =
-            [message("dial", "test", true, Some("/a")), message("dial", "test", true, Some("/b"))].join("\n");
-        assert!(executables(&messages, true).err().unwrap().to_string().contains("dial"));
+        let messages = [
+            message(LIBRARY, "dial", "test", true, Some("/a")),
+            message(CLI, "dial", "test", true, Some("/b")),
+        ]
+        .join("\n");
+        assert!(executables(&messages, |_, _| true).err().unwrap().to_string().contains("dial"));
+    }
+
+    #[test]
+    fn ldd_names_libraries_and_the_dynamic_linker() {
+        let listing = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                       \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(library_paths(listing), expected);
     }
 }

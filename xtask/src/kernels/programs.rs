@@ -1,5 +1,5 @@
-//! The programs that go into the guest: those of `cargo test --workspace`, so that nothing is built twice, and the shared libraries
-//! that they load, because the guest has no libc of its own.
+//! The programs that go into the guest: the programs that `cargo test --workspace` builds, so that nothing is built twice, and the
+//! shared libraries that these programs load, because the guest has no libc of its own.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -13,7 +13,7 @@ use std::thread;
 
 use fourtuple_host::namespace::{self, NamespaceError, Target};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::{Connections, Part, Snapshot};
+use fourtuple_record::snapshot::{Connections, Owner, Part, Snapshot};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
@@ -120,6 +120,25 @@ fn ipv4_mapped_addresses_count_as_ipv4() {
         assert_eq!(tuples, [(v4, 2), (v6, 1)]);
         assert_eq!(found.services[0].states["established"], 3);
         assert!(found.tuples.iter().all(|tuple| tuple.owners.iter().any(|owner| owner.pid == process::id())));
+    });
+}
+
+#[test]
+fn without_a_second_thread_the_processes_are_found() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        let _bound = TcpListener::bind((LOOPBACK, 20_050)).unwrap();
+        let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
+        let _connected = [(); 3].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let found = thread::spawn(|| {
+            seccomp::refuse(Facility::Threads).unwrap();
+            assert!(thread::Builder::new().spawn(|| ()).is_err());
+            connections()
+        });
+        let found = found.join().unwrap();
+        let own = |owner: &Owner| (owner.pid, owner.sockets);
+        assert_eq!(found.tuples[0].owners.iter().map(own).collect::<Vec<_>>(), [(process::id(), 3)]);
+        assert_eq!(found.held[0].owner.as_ref().map(own), Some((process::id(), 1)));
     });
 }
 

@@ -2,13 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Service, Tuple};
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
-use fourtuple_syscalls::socket_census::{self, Query};
+use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::snapshot::close_wait;
 use crate::snapshot::fast::Fast;
@@ -32,115 +33,145 @@ pub(super) struct Before {
     is_whole: bool,
 }
 
-/// Reads all TCP sockets in one pass. `peer`: the only peer whose connections count.
-pub(super) fn read(
-    ports: Option<&EphemeralPorts>,
-    peer: Option<(IpAddr, Option<u16>)>,
-    sockets: &Sockets,
-    before: &Before,
-    interval: Duration,
-    now: &mut Before,
-) -> Result<Connections, String> {
-    let failed = |error: std::io::Error| format!("sock_diag(7): {}", reason(&error));
-    let mut listening = Ports::default();
-    let mut range = Ports::default();
-    let mut held = Held::default();
-    if let Some(ports) = ports {
-        (ports.low..=ports.high).filter(|port| ports.contains(*port)).for_each(|port| range.insert(port));
-    }
-    let low = ports.map_or(0, |ports| ports.low);
-    let query = Query { transport: Transport::Tcp, states: 1 << state::LISTEN, peer: None, times: false };
-    socket_census::each(&query, |socket| {
-        listening.insert(socket.local.port());
-        if range.contains(socket.local.port()) {
-            held.add("listening", socket.local, socket.inode);
-        }
-    })
-    .map_err(failed)?;
-    let mut all = Sums::default();
-    let mut has_close_wait = false;
-    let mut tuples = Table::default();
-    let mut services = Table::default();
-    let mut sources = Sources::default();
-    // The pass over all descriptors has seen the sockets that are only bound, if it was complete.
-    let bound = if sockets.bound().is_some() { 1 << state::BOUND } else { 0 };
-    let query = Query { states: !(1 << state::LISTEN | bound), peer, ..query };
-    socket_census::each(&query, |socket| {
-        let port = socket.local.port();
-        if socket.state == state::CLOSE {
-            if range.contains(port) {
-                held.add("bound", socket.local, socket.inode);
-            }
-            return;
-        }
-        all.count(socket);
-        // Without an inode the connection is in an accept queue.
-        has_close_wait |= socket.state == state::CLOSE_WAIT && socket.inode != 0;
-        let holders = sockets.holders(socket.inode);
-        if listening.contains(port) {
-            services.add(Key::of_service(port), socket, None, holders);
-        } else {
-            let in_range = range.contains(port).then_some(port & 1 == low & 1);
-            if in_range.is_some() {
-                sources.add(socket.local);
-            }
-            tuples.add(Key::of_tuple(socket.local.ip(), socket.remote), socket, in_range, holders);
-        }
-    })
-    .map_err(failed)?;
-    let in_range = |port| range.contains(port);
-    hold_without_peer(&mut held, &in_range, sockets).map_err(failed)?;
-    let close_wait =
-        if has_close_wait { close_wait::read(&query, sockets).map_err(failed)? } else { Vec::new() };
-    let (held, held_left_out) = held.listed(sockets);
-    let sources = sources.listed(low, &tuples, sockets);
-    let (tuples, tuples_left_out) = list(tuples, sockets, before, interval, now);
-    Ok(Connections {
-        age_ns: 0,
-        processes_by: sockets.found_by().to_owned(),
-        processes_hidden: sockets.hidden,
-        states: all.states(),
-        tuples,
-        tuples_left_out,
-        sources,
-        held,
-        held_left_out,
-        services: list_services(&services, sockets),
-        close_wait,
-    })
+/// The sockets of one pass, whose processes are not known yet.
+pub(super) struct Pass {
+    query: Query,
+    /// First port of the range.
+    low: u16,
+    range: Ports,
+    held: Held,
+    all: Sums,
+    has_close_wait: bool,
+    tuples: Table,
+    services: Table,
+    sources: Sources,
 }
 
-/// Adds the UDP sockets without a peer, and TCP sockets that are only bound if the pass over all descriptors has seen them.
-fn hold_without_peer(
-    held: &mut Held,
-    in_range: &dyn Fn(u16) -> bool,
-    sockets: &Sockets,
-) -> Result<(), std::io::Error> {
-    for bound in sockets.bound().into_iter().flatten().filter(|bound| in_range(bound.local.port())) {
-        held.add("bound", bound.local, bound.inode);
-    }
-    let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
-    let found = socket_census::each(&udp, |socket| {
-        if in_range(socket.local.port()) {
-            held.add("udp", socket.local, socket.inode);
+impl Pass {
+    /// Reads all TCP sockets. `peer`: the only peer whose connections count.
+    pub(super) fn read(
+        ports: Option<&EphemeralPorts>,
+        peer: Option<(IpAddr, Option<u16>)>,
+    ) -> Result<Pass, String> {
+        let mut listening = Ports::default();
+        let listen = 1 << state::LISTEN;
+        // Sockets without a peer are not in the table of connections.
+        let others = 1 << state::CLOSE | 1 << state::BOUND;
+        let mut pass = Pass {
+            query: Query { transport: Transport::Tcp, states: !(listen | others), peer, times: false },
+            low: ports.map_or(0, |ports| ports.low),
+            range: Ports::default(),
+            held: Held::default(),
+            all: Sums::default(),
+            has_close_wait: false,
+            tuples: Table::default(),
+            services: Table::default(),
+            sources: Sources::default(),
+        };
+        if let Some(ports) = ports {
+            let free = (ports.low..=ports.high).filter(|port| ports.contains(*port));
+            free.for_each(|port| pass.range.insert(port));
         }
-    });
-    match found {
-        // A kernel without udp_diag lists no UDP sockets.
-        Err(error) if error.raw_os_error() == Some(ENOENT) => Ok(()),
-        result => result,
+        socket_census::each(&Query { states: listen, peer: None, ..pass.query }, |socket| {
+            listening.insert(socket.local.port());
+            pass.hold("listening", socket);
+        })
+        .map_err(failed)?;
+        let query = pass.query;
+        socket_census::each(&query, |socket| pass.add(socket, &listening)).map_err(failed)?;
+        Ok(pass)
     }
+
+    fn add(&mut self, socket: &Socket, listening: &Ports) {
+        let port = socket.local.port();
+        self.all.count(socket);
+        // Without an inode the connection is in an accept queue.
+        self.has_close_wait |= socket.state == state::CLOSE_WAIT && socket.inode != 0;
+        if listening.contains(port) {
+            self.services.add(Key::of_service(port), socket, None);
+            return;
+        }
+        let in_range = self.range.contains(port).then_some(port & 1 == self.low & 1);
+        if in_range.is_some() {
+            self.sources.add(socket.local);
+        }
+        self.tuples.add(Key::of_tuple(socket.local.ip(), socket.remote), socket, in_range);
+    }
+
+    fn hold(&mut self, kind: &'static str, socket: &Socket) {
+        if self.range.contains(socket.local.port()) {
+            self.held.add(kind, socket.local, socket.inode);
+        }
+    }
+
+    /// Adds the processes, and the sockets without a peer.
+    pub(super) fn finish(
+        mut self,
+        sockets: &Sockets,
+        before: &Before,
+        interval: Duration,
+        now: &mut Before,
+    ) -> Result<Connections, String> {
+        self.tuples.add_processes(sockets);
+        self.services.add_processes(sockets);
+        self.hold_without_peer(sockets).map_err(failed)?;
+        let close_wait = match self.has_close_wait {
+            true => close_wait::read(&self.query, sockets).map_err(failed)?,
+            false => Vec::new(),
+        };
+        let (held, held_left_out) = self.held.listed(sockets);
+        let sources = self.sources.listed(self.low, &self.tuples, sockets);
+        let (tuples, tuples_left_out) = list(&self.tuples, sockets, before, interval, now);
+        Ok(Connections {
+            age_ns: 0,
+            processes_by: sockets.found_by().to_owned(),
+            processes_hidden: sockets.hidden,
+            states: self.all.states(),
+            tuples,
+            tuples_left_out,
+            sources,
+            held,
+            held_left_out,
+            services: list_services(&self.services, sockets),
+            close_wait,
+        })
+    }
+
+    /// Adds the UDP sockets without a peer, and TCP sockets that are only bound.
+    fn hold_without_peer(&mut self, sockets: &Sockets) -> io::Result<()> {
+        match sockets.bound() {
+            // The pass over all descriptors has seen them.
+            Some(bound) => bound
+                .iter()
+                .filter(|bound| self.range.contains(bound.local.port()))
+                .for_each(|bound| self.held.add("bound", bound.local, bound.inode)),
+            None => {
+                let bound = Query { states: 1 << state::BOUND, peer: None, ..self.query };
+                socket_census::each(&bound, |socket| self.hold("bound", socket))?;
+            }
+        }
+        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
+        match socket_census::each(&udp, |socket| self.hold("udp", socket)) {
+            // A kernel without udp_diag lists no UDP sockets.
+            Err(error) if error.raw_os_error() == Some(ENOENT) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+fn failed(error: io::Error) -> String {
+    format!("sock_diag(7): {}", reason(&error))
 }
 
 /// Returns the tuples with the most ports in use, and the number of further tuples.
 fn list(
-    table: Table,
+    table: &Table,
     sockets: &Sockets,
     before: &Before,
     interval: Duration,
     now: &mut Before,
 ) -> (Vec<Tuple>, u64) {
-    let mut found: Vec<(Key, Sums)> = table.sums.iter().map(|(key, sums)| (*key, *sums)).collect();
+    let mut found = table.sums.clone();
     let rank = |(key, sums): &(Key, Sums)| (Reverse(sums.in_use), *key);
     now.is_whole = found.len() <= KEPT;
     let number = found.len();
@@ -172,7 +203,7 @@ fn list(
 }
 
 fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
-    let mut found: Vec<(Key, Sums)> = table.sums.iter().map(|(key, sums)| (*key, *sums)).collect();
+    let mut found = table.sums.clone();
     found.sort_unstable_by_key(|(key, _)| key.port());
     found.truncate(LISTED);
     let owners = table.owners(&found, sockets);

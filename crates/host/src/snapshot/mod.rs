@@ -23,13 +23,16 @@ mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::panic;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Listener, Part, Snapshot, UdpSockets};
 use fourtuple_syscalls::resource;
 
+use crate::snapshot::connections::Pass;
 use crate::snapshot::processes::{Sockets, Source};
 use crate::sysctl;
 
@@ -197,14 +200,30 @@ impl Census {
         earlier: Option<Census>,
     ) -> Census {
         let start = resource::thread_cpu_time();
-        let sockets = Sockets::read(root, source);
+        let source = Mutex::new(source);
+        let find = || {
+            let start = resource::thread_cpu_time();
+            let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+            (Sockets::read(root, &mut source), resource::thread_cpu_time().saturating_sub(start))
+        };
+        // The passes over descriptors and over the tables of sockets take about as long as each other.
+        let (pass, sockets, used) = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("processes".to_owned()).spawn_scoped(scope, find);
+            let pass = Pass::read(ports, peer);
+            match thread.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok((sockets, used))) => (pass, sockets, used),
+                Ok(Err(panic)) => panic::resume_unwind(panic),
+                // RLIMIT_NPROC or pids.max.
+                Err(_) => (pass, find().0, Duration::ZERO),
+            }
+        });
         let (interval, before) = earlier
             .map_or_else(Default::default, |earlier| (began.duration_since(earlier.began), earlier.in_use));
         let mut in_use = connections::Before::default();
-        let connections = connections::read(ports, peer, &sockets, &before, interval, &mut in_use);
+        let connections = pass.and_then(|pass| pass.finish(&sockets, &before, interval, &mut in_use));
         Census {
             began,
-            used: resource::thread_cpu_time().saturating_sub(start),
+            used: used + resource::thread_cpu_time().saturating_sub(start),
             sockets,
             connections: connections.into(),
             in_use,

@@ -1,6 +1,7 @@
 //! Sums over TCP sockets by source and destination, or by service.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -126,43 +127,61 @@ impl Sums {
 /// Sums by key.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    pub(super) sums: HashMap<Key, Sums, Fast>,
-    /// Sockets of the processes of a key, except the process in its sums.
-    others: HashMap<(Key, u32), u32, Fast>,
+    places: HashMap<Key, u32, Fast>,
+    pub(super) sums: Vec<(Key, Sums)>,
+    /// Place in `sums` and inode of the sockets whose processes are to be added.
+    held: Vec<(u32, u32)>,
+    /// Sockets of the processes of a place, except the process in its sums.
+    others: HashMap<(u32, u32), u32, Fast>,
 }
 
 impl Table {
     /// Adds a socket. `range`: its port is in the range, and whether it has the parity of the first port.
-    pub(super) fn add(&mut self, key: Key, socket: &Socket, range: Option<bool>, holders: &[u32]) {
-        let sums = self.sums.entry(key).or_default();
+    pub(super) fn add(&mut self, key: Key, socket: &Socket, range: Option<bool>) {
+        let place = *self.places.entry(key).or_insert_with(|| {
+            self.sums.push((key, Sums::default()));
+            self.sums.len() as u32 - 1
+        });
+        let sums = &mut self.sums[place as usize].1;
         sums.add(socket);
         if let Some(is_low) = range {
             sums.in_use += 1;
             sums.low_parity += u32::from(is_low);
         }
-        for pid in holders {
-            if sums.owner.0 == 0 {
-                sums.owner.0 = *pid;
-            }
-            if sums.owner.0 == *pid {
-                sums.owner.1 += 1;
-            } else {
-                *self.others.entry((key, *pid)).or_default() += 1;
+        // Sockets in TIME_WAIT and in accept queues have no inode.
+        if socket.inode != 0 {
+            self.held.push((place, socket.inode));
+        }
+    }
+
+    /// Adds the processes of the sockets.
+    pub(super) fn add_processes(&mut self, sockets: &Sockets) {
+        for (place, inode) in mem::take(&mut self.held) {
+            let owner = &mut self.sums[place as usize].1.owner;
+            for pid in sockets.holders(inode) {
+                if owner.0 == 0 {
+                    owner.0 = *pid;
+                }
+                if owner.0 == *pid {
+                    owner.1 += 1;
+                } else {
+                    *self.others.entry((place, *pid)).or_default() += 1;
+                }
             }
         }
     }
 
     /// Returns the processes of each of these keys, the largest number of sockets first.
     pub(super) fn owners(&self, keys: &[(Key, Sums)], sockets: &Sockets) -> Vec<Vec<Owner>> {
-        let mut owners: HashMap<Key, Vec<(u32, u32)>> =
-            keys.iter().map(|(key, sums)| (*key, vec![sums.owner])).collect();
-        for ((key, pid), number) in &self.others {
-            if let Some(of_key) = owners.get_mut(key) {
+        let mut owners: HashMap<u32, Vec<(u32, u32)>> =
+            keys.iter().map(|(key, sums)| (self.places[key], vec![sums.owner])).collect();
+        for ((place, pid), number) in &self.others {
+            if let Some(of_key) = owners.get_mut(place) {
                 of_key.push((*pid, *number));
             }
         }
         let listed = |(key, _): &(Key, Sums)| {
-            let mut of_key = owners.get(key).cloned().unwrap_or_default();
+            let mut of_key = owners.get(&self.places[key]).cloned().unwrap_or_default();
             of_key.retain(|(pid, _)| *pid != 0);
             of_key.sort_unstable_by_key(|(pid, number)| (std::cmp::Reverse(*number), *pid));
             of_key.iter().take(LISTED).map(|(pid, number)| sockets.owner(*pid, *number)).collect()

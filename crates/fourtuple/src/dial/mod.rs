@@ -18,6 +18,7 @@ mod dialer;
 mod dialers;
 mod error;
 mod events;
+mod guarded_stream;
 #[cfg(feature = "tokio")]
 mod happy_eyeballs;
 #[cfg(feature = "hyper")]
@@ -46,6 +47,7 @@ pub use dialer::Dialer;
 #[cfg(feature = "tokio")]
 pub use dialers::Dialers;
 pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
+pub use guarded_stream::GuardedStream;
 pub use report::DialReport;
 #[cfg(feature = "tokio")]
 pub use resolve::{Resolve, Resolving, SystemResolver};

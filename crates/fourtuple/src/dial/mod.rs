@@ -1,8 +1,16 @@
 //! Dialers: they find a free source port quickly, open the connection, and report each cause of a failure separately.
 //!
 //! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. They keep no pool of connections,
-//! change nothing on the host, and start no threads. With the feature `tokio`, [`Dialers`] keeps a dialer per destination, and
-//! [`Connector`] connects to host names.
+//! change nothing on the host, and start no threads.
+//!
+#![cfg_attr(
+    feature = "tokio",
+    doc = "With the feature `tokio`, [`Dialers`] keeps a dialer per destination, and [`Connector`] connects to host names."
+)]
+#![cfg_attr(
+    not(feature = "tokio"),
+    doc = "With the feature `tokio`, `Dialers` keeps a dialer per destination, and `Connector` connects to host names."
+)]
 
 mod attempt;
 mod builder;

@@ -1,17 +1,19 @@
 //! Every strategy against this kernel, on a tiny range in a namespace of its own.
 
 use std::collections::HashSet;
-use std::net::{SocketAddr, TcpStream};
+use std::io::Read;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple::dial::{DialError, DialReport, Dialer, Retry, SourcePool, Strategy};
+use fourtuple::dial::{DialError, DialReport, Dialer, GuardedStream, Retry, SourcePool, Strategy};
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
 use fourtuple_syscalls::seccomp;
+use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
@@ -434,4 +436,46 @@ fn each_namespace_is_probed_for_itself() {
         let answer = option::set_local_port_range(probe.as_fd(), 0, 0).unwrap();
         assert_eq!(answer == option::Answer::Absent, found.local_port_range == LocalPortRange::Absent);
     });
+}
+
+#[test]
+fn a_guarded_stream_releases_the_port_that_its_peer_closed() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
+        let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+        let mut held = Vec::new();
+        for _ in 0..7 {
+            held.push((dialer.dial().unwrap(), listener.accept().unwrap()));
+        }
+        for close_by_reset in [false, true].into_iter().cycle().take(20) {
+            let (mut stream, report) = GuardedStream::dial(&dialer).unwrap();
+            assert_eq!(report.attempts, 1, "the ledger knows the only free port");
+            let (server_side, _) = listener.accept().unwrap();
+            if close_by_reset {
+                option::set_reset_on_close(server_side.as_fd()).unwrap();
+            }
+            drop(server_side);
+            assert_eq!(stream.read(&mut [0]).is_err(), close_by_reset);
+            // A direction that is closed after the peer's changes nothing.
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        let (mut stream, report) = GuardedStream::dial(&dialer).unwrap();
+        let (server_side, _) = listener.accept().unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        drop(server_side);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        drop(stream);
+        assert_eq!(time_wait(report.source), 1, "this side closed first");
+    });
+}
+
+/// Counts the TIME_WAIT sockets with this local address.
+fn time_wait(local: SocketAddr) -> usize {
+    let mut count = 0;
+    sock_diag::each_connection(|entry| {
+        count += usize::from(entry.local == local && entry.state == state::TIME_WAIT);
+    })
+    .unwrap();
+    count
 }

@@ -357,6 +357,12 @@ pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info[UNACKED])
 }
 
+/// Returns the state of a TCP socket (tcpi_state): a constant of [`crate::sock_diag::state`], or another TCP state. A socket whose
+/// connection is in TIME_WAIT has the state CLOSE.
+pub fn tcp_state(socket: BorrowedFd<'_>) -> io::Result<u8> {
+    Ok(get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, [0_u8; 1])?[0])
+}
+
 /// Returns the cookie of this socket (SO_COOKIE), never 0, which the host never reuses.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     get_u64(socket, libc::SOL_SOCKET, libc::SO_COOKIE)

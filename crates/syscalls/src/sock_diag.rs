@@ -18,6 +18,8 @@ pub mod state {
     pub const CLOSE: u8 = 7;
     /// The peer has closed the connection, this host has not.
     pub const CLOSE_WAIT: u8 = 8;
+    /// The peer closed the connection first, then this host, whose FIN is not yet acknowledged.
+    pub const LAST_ACK: u8 = 9;
     /// Listening.
     pub const LISTEN: u8 = 10;
     /// In a request: TCP sockets that bind() bound to a port, without connect() or listen(). The replies have the state [`CLOSE`].
@@ -86,15 +88,19 @@ pub struct Filter {
 /// # Errors
 ///
 /// ENOENT: the kernel has no inet_diag, tcp_diag or udp_diag and cannot load it. EPROTONOSUPPORT: it has no sock_diag.
-/// Other errors are from netlink. After an error `found` may have been called for some of the sockets.
+/// EBADMSG: a reply is too short to describe a socket. Other errors are from netlink. After an error `found` may have been called for
+/// some of the sockets.
 pub fn each(filter: &Filter, mut found: impl FnMut(Entry)) -> io::Result<()> {
-    let family = if filter.destination.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    dump(filter, family as u8, &mut found)?;
-    if family == libc::AF_INET {
-        // IPv6 sockets with v4-mapped addresses share the tables of IPv4, but are listed under their own family.
-        dump(filter, libc::AF_INET6 as u8, &mut found)?;
+    // Without a peer no socket in these states can match, and for LISTEN and BOUND the kernel would walk two more tables.
+    const WITHOUT_PEER: u32 = 1 << state::LISTEN | 1 << state::CLOSE | 1 << state::BOUND;
+    let has_peer = filter.destination.port() != 0;
+    let mut request = Request::new(filter.transport, if has_peer { !WITHOUT_PEER } else { u32::MAX });
+    if filter.destination.is_ipv6() {
+        request.families = &[libc::AF_INET6];
     }
-    Ok(())
+    request.peer_port = filter.destination.port();
+    request.program = program(filter);
+    request.send(|reply, _| found(entry(reply)))
 }
 
 /// Calls `found` for every listening TCP socket in the calling thread's network namespace.
@@ -113,7 +119,7 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
 /// The errors of [`each`]. Without UDP in sock_diag only TCP sockets are found.
 pub fn each_member(mut found: impl FnMut(Member)) -> io::Result<()> {
     let mut each = |transport, states| {
-        each_in(transport, states, |reply, _| {
+        Request::new(transport, states).send(|reply, _| {
             let [low, high] = reply.id.cookie.map(u64::from);
             let local = SocketAddr::new(plain_address(reply), u16::from_be_bytes(reply.id.source_port));
             let (inode, queue) = (reply.inode, reply.receive_queue);
@@ -183,28 +189,19 @@ const SYN_RECV: u32 = 1 << 3 | 1 << 12;
 
 /// Passes the reply about each TCP socket in one of these states, of both families.
 fn each_tcp(states: u32, found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
-    each_in(Transport::Tcp, states, found)
+    Request::new(Transport::Tcp, states).send(found)
 }
 
-fn each_in(transport: Transport, states: u32, mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        match ask(&request(family as u8, transport, states, &[]), &mut found) {
-            // A kernel without IPv6 has no handler for the family.
-            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
-            result => result?,
-        }
-    }
-    Ok(())
-}
-
-pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
-pub(crate) const INET_DIAG_REQ_BYTECODE: u16 = 1;
+/// The older request, which lists both families in one pass over the hash table. It exists for TCP only.
+const TCPDIAG_GETSOCK: u16 = 18;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const INET_DIAG_REQ_BYTECODE: u16 = 1;
 /// Attribute of replies about listening IPv6 sockets.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 /// Attribute of replies with socket options as bits (struct inet_diag_sockopt).
 const INET_DIAG_SOCKOPT: u16 = 22;
 const INET_DIAG_BC_S_COND: u8 = 7;
-pub(crate) const INET_DIAG_BC_D_COND: u8 = 8;
+const INET_DIAG_BC_D_COND: u8 = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -232,18 +229,96 @@ pub(crate) struct Reply {
     pub(crate) inode: u32,
 }
 
-fn dump(filter: &Filter, family: u8, found: &mut impl FnMut(Entry)) -> io::Result<()> {
-    let body = request(family, filter.transport, u32::MAX, &bytecode(filter));
-    ask(&body, |reply, _| found(entry(reply)))
+/// A request for the sockets of a transport protocol.
+pub(crate) struct Request {
+    transport: Transport,
+    /// The address families, each of which has a request of its own. TCP has one request for both.
+    families: &'static [libc::c_int],
+    states: u32,
+    /// Attributes of the replies (idiag_ext): bit N - 1 asks for attribute N.
+    pub(crate) extensions: u8,
+    /// Port of the peer, which the kernel compares before it runs `program`; 0: any port.
+    peer_port: u16,
+    /// Conditions for the kernel's filter machine; empty: all sockets.
+    program: Vec<u8>,
 }
 
-/// Passes each reply, with the bytes of its attributes, to `found`.
-fn ask(body: &[u8], mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
-    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, body, |body| {
-        if let Some((reply, attributes)) = read(body) {
-            found(&reply, attributes);
+impl Request {
+    pub(crate) fn new(transport: Transport, states: u32) -> Request {
+        let families = &[libc::AF_INET, libc::AF_INET6];
+        Request { transport, families, states, extensions: 0, peer_port: 0, program: Vec::new() }
+    }
+
+    /// Limits the request to the sockets of a peer; without a port: any port of the address.
+    pub(crate) fn peer(mut self, address: IpAddr, port: Option<u16>) -> Request {
+        self.peer_port = port.unwrap_or(0);
+        self.program = joined(vec![condition(INET_DIAG_BC_D_COND, address, port)]);
+        self
+    }
+
+    /// Passes each reply, with the bytes of its attributes, to `found`.
+    pub(crate) fn send(&self, mut found: impl FnMut(&Reply, &[u8])) -> io::Result<()> {
+        if self.transport == Transport::Tcp {
+            return match ask(TCPDIAG_GETSOCK, &self.of_both_families(), &mut found) {
+                // The answer to this request if the kernel has no inet_diag.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    Err(io::Error::from_raw_os_error(libc::ENOENT))
+                }
+                result => result,
+            };
         }
-    })
+        for family in self.families {
+            match ask(SOCK_DIAG_BY_FAMILY, &self.of_family(*family as u8), &mut found) {
+                // A kernel without IPv6 has no handler for the family.
+                Err(error) if *family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns struct inet_diag_req_v2 and the filter.
+    fn of_family(&self, family: u8) -> Vec<u8> {
+        // Family, protocol, extensions, padding, states, socket id.
+        let mut body = vec![family, libc::IPPROTO_UDP as u8, self.extensions, 0];
+        body.extend_from_slice(&self.states.to_ne_bytes());
+        self.put_socket_id(&mut body);
+        self.put_program(&mut body);
+        body
+    }
+
+    /// Returns struct inet_diag_req and the filter.
+    fn of_both_families(&self) -> Vec<u8> {
+        // Family and lengths of addresses, which the kernel does not read, extensions, socket id, states, tables.
+        let mut body = vec![0, 0, 0, self.extensions];
+        self.put_socket_id(&mut body);
+        body.extend_from_slice(&self.states.to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        self.put_program(&mut body);
+        body
+    }
+
+    fn put_socket_id(&self, body: &mut Vec<u8>) {
+        body.extend_from_slice(&[0; 2]);
+        body.extend_from_slice(&self.peer_port.to_be_bytes());
+        body.extend_from_slice(&[0; mem::size_of::<SocketId>() - 4]);
+    }
+
+    fn put_program(&self, body: &mut Vec<u8>) {
+        if !self.program.is_empty() {
+            netlink::put_attribute(body, INET_DIAG_REQ_BYTECODE, &self.program);
+        }
+    }
+}
+
+/// Passes each reply, with the bytes of its attributes, to `found`; EBADMSG: a reply is too short to describe a socket.
+fn ask(kind: u16, body: &[u8], found: &mut impl FnMut(&Reply, &[u8])) -> io::Result<()> {
+    let mut is_short = false;
+    netlink::ask(libc::NETLINK_SOCK_DIAG, kind, true, body, |body| match read(body) {
+        Some((reply, attributes)) => found(&reply, attributes),
+        None => is_short = true,
+    })?;
+    if is_short { Err(io::Error::from_raw_os_error(libc::EBADMSG)) } else { Ok(()) }
 }
 
 /// Parses a reply. Returns it with the bytes of its attributes.
@@ -286,27 +361,8 @@ pub(crate) fn read_any(body: &[u8]) -> Option<(Entry, Listener)> {
     read(body).map(|(reply, attributes)| (entry(&reply), listener(&reply, attributes)))
 }
 
-fn request(family: u8, transport: Transport, states: u32, program: &[u8]) -> Vec<u8> {
-    let protocol = match transport {
-        Transport::Tcp => libc::IPPROTO_TCP,
-        Transport::Udp => libc::IPPROTO_UDP,
-    };
-    // Layout of struct inet_diag_req_v2: family, protocol, no extensions, padding, states, and an empty socket id.
-    let mut body = vec![family, protocol as u8, 0, 0];
-    body.extend_from_slice(&states.to_ne_bytes());
-    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
-    if program.is_empty() {
-        return body;
-    }
-    body.extend_from_slice(&((4 + program.len()) as u16).to_ne_bytes());
-    body.extend_from_slice(&INET_DIAG_REQ_BYTECODE.to_ne_bytes());
-    body.extend_from_slice(program);
-    body
-}
-
-/// Returns a program for the kernel's filter machine (inet_diag_bc_run): a list of conditions. A condition that does
-/// not hold jumps past the end, which excludes the socket.
-fn bytecode(filter: &Filter) -> Vec<u8> {
+/// Returns the conditions of a filter.
+fn program(filter: &Filter) -> Vec<u8> {
     let mut conditions =
         vec![condition(INET_DIAG_BC_D_COND, filter.destination.ip(), Some(filter.destination.port()))];
     match (filter.source, filter.source_port) {
@@ -322,6 +378,12 @@ fn bytecode(filter: &Filter) -> Vec<u8> {
         }
         (None, None) => {}
     }
+    joined(conditions)
+}
+
+/// Returns a program for the kernel's filter machine (inet_diag_bc_run): a list of conditions. A condition that does
+/// not hold jumps past the end, which excludes the socket.
+fn joined(conditions: Vec<Vec<u8>>) -> Vec<u8> {
     let mut rest: usize = conditions.iter().map(Vec::len).sum();
     let mut program = Vec::with_capacity(rest);
     for mut one in conditions {
@@ -334,7 +396,7 @@ fn bytecode(filter: &Filter) -> Vec<u8> {
 }
 
 /// Returns struct inet_diag_bc_op and struct inet_diag_hostcond; the caller fills in the jump for "no".
-pub(crate) fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
+fn condition(code: u8, address: IpAddr, port: Option<u16>) -> Vec<u8> {
     let (family, octets): (i32, Vec<u8>) = match address {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, Ipv6Addr::octets(&v6).to_vec()),
@@ -400,17 +462,9 @@ pub fn each_udp_detail(found: impl FnMut(Detail)) -> io::Result<()> {
 const INET_DIAG_SKMEMINFO: u16 = 7;
 
 fn each_detail(transport: Transport, states: u32, mut found: impl FnMut(Detail)) -> io::Result<()> {
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        let mut body = request(family as u8, transport, states, &[]);
-        // idiag_ext has bit N - 1 for attribute N.
-        body[2] = 1 << (INET_DIAG_SKMEMINFO - 1);
-        match ask(&body, |reply, attributes| found(detail(reply, attributes))) {
-            // A kernel without IPv6 has no handler for the family.
-            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
-            result => result?,
-        }
-    }
-    Ok(())
+    let mut request = Request::new(transport, states);
+    request.extensions = 1 << (INET_DIAG_SKMEMINFO - 1);
+    request.send(|reply, attributes| found(detail(reply, attributes)))
 }
 
 fn detail(reply: &Reply, attributes: &[u8]) -> Detail {

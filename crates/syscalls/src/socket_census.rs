@@ -1,12 +1,11 @@
 //! Lists the sockets of a network namespace in one pass over sock_diag(7), filtered inside the kernel.
 
 use std::io;
-use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::netlink;
-use crate::sock_diag::{self, Entry, INET_DIAG_BC_D_COND, INET_DIAG_REQ_BYTECODE, Reply, SocketId};
+use crate::sock_diag::{self, Entry, Reply, Request};
 use crate::socket::Transport;
 
 /// A request for the sockets of a transport protocol, of both families.
@@ -51,62 +50,16 @@ const LAST_RECEIVED: usize = 52;
 ///
 /// # Errors
 ///
-/// The errors of [`sock_diag::each`]; EBADMSG: a reply is too short to describe a socket. After an error `found` may have been called for
-/// some of the sockets.
+/// The errors of [`sock_diag::each`]. After an error `found` may have been called for some of the sockets.
 pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
-    if query.transport == Transport::Tcp {
-        return dump(TCPDIAG_GETSOCK, &request_of_both(query), &mut found);
+    let mut request = Request::new(query.transport, query.states);
+    if let Some((address, port)) = query.peer {
+        request = request.peer(address, port);
     }
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        match dump(sock_diag::SOCK_DIAG_BY_FAMILY, &request(query, family), &mut found) {
-            // A kernel without IPv6 has no handler for the family.
-            Err(error) if family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
-            result => result?,
-        }
+    if query.times && query.transport == Transport::Tcp {
+        request.extensions = WITH_INFO;
     }
-    Ok(())
-}
-
-/// The older request, which lists both families in one pass over the hash table. It exists for TCP only.
-const TCPDIAG_GETSOCK: u16 = 18;
-
-fn dump(kind: u16, body: &[u8], found: &mut impl FnMut(&Socket)) -> io::Result<()> {
-    let mut short = false;
-    netlink::ask(libc::NETLINK_SOCK_DIAG, kind, true, body, |body| match sock_diag::read(body) {
-        Some((reply, attributes)) => found(&socket(&reply, attributes)),
-        None => short = true,
-    })?;
-    if short { Err(io::Error::from_raw_os_error(libc::EBADMSG)) } else { Ok(()) }
-}
-
-/// Returns struct inet_diag_req_v2 and the filter.
-fn request(query: &Query, family: libc::c_int) -> Vec<u8> {
-    // Family, protocol, no extensions, padding, states, and an empty socket id.
-    let mut body = vec![family as u8, libc::IPPROTO_UDP as u8, 0, 0];
-    body.extend_from_slice(&query.states.to_ne_bytes());
-    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
-    put_filter(&mut body, query);
-    body
-}
-
-/// Returns struct inet_diag_req and the filter.
-fn request_of_both(query: &Query) -> Vec<u8> {
-    // Family and lengths of addresses, which the kernel does not read, extensions, an empty socket id, states, tables.
-    let mut body = vec![0, 0, 0, if query.times { WITH_INFO } else { 0 }];
-    body.extend_from_slice(&[0; mem::size_of::<SocketId>()]);
-    body.extend_from_slice(&query.states.to_ne_bytes());
-    body.extend_from_slice(&[0; 4]);
-    put_filter(&mut body, query);
-    body
-}
-
-fn put_filter(body: &mut Vec<u8>, query: &Query) {
-    let Some((address, port)) = query.peer else { return };
-    let mut condition = sock_diag::condition(INET_DIAG_BC_D_COND, address, port);
-    // A jump past the end excludes the socket.
-    let no = (condition.len() + 4) as u16;
-    condition[2..4].copy_from_slice(&no.to_ne_bytes());
-    netlink::put_attribute(body, INET_DIAG_REQ_BYTECODE, &condition);
+    request.send(|reply, attributes| found(&socket(reply, attributes)))
 }
 
 fn socket(reply: &Reply, attributes: &[u8]) -> Socket {

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: packs the crates that are published, and builds a hello world from the packages alone.
+//! `cargo xtask package`: packs the crates that are published, and builds a hello world and the documentation from the packages alone.
 //!
 //! The packages are unpacked into `target/packaged`, and a program in a workspace of its own depends on them. So the program sees
 //! what a registry would give it: no file outside of the packages, no dev-dependency, and none of this workspace's features. Cargo
@@ -44,10 +44,12 @@ pub(crate) fn run() -> Result<bool> {
     for (name, features, code) in PROGRAMS {
         let program = Program::write(&workspace, &stage, &packages, name, features, code)?;
         let began = Instant::now();
-        program.cargo("build")?;
+        program.cargo(&["build"])?;
         let seconds = began.elapsed().as_secs_f64();
         let crates = program.crates()?;
-        program.cargo("run")?;
+        program.cargo(&["run"])?;
+        // With the features of this program: a link to an item of another feature is an error.
+        program.cargo(&["doc", "--package", "fourtuple", "--no-deps"])?;
         println!("package: {name} builds {} crates in {seconds:.1} s: {}", crates.len(), crates.join(", "));
         if features.is_empty() && crates.len() > MOST_CRATES {
             faults.push(format!("{name} needs {} crates, more than {MOST_CRATES}", crates.len()));
@@ -174,10 +176,11 @@ impl Program {
         Ok(Program { directory, name, target: stage.join("target").join(name) })
     }
 
-    fn cargo(&self, task: &str) -> Result<Vec<u8>> {
+    fn cargo(&self, task: &[&str]) -> Result<Vec<u8>> {
         let mut command = cargo();
-        command.args([task, "--quiet", "--offline"]).env("CARGO_TARGET_DIR", &self.target);
-        succeed(command.current_dir(&self.directory), &format!("cargo {task} of {}", self.name))
+        command.args(task).args(["--quiet", "--offline"]);
+        command.env("CARGO_TARGET_DIR", &self.target).env("RUSTDOCFLAGS", "--deny warnings");
+        succeed(command.current_dir(&self.directory), &format!("cargo {} of {}", task.join(" "), self.name))
     }
 
     /// Returns the names of the crates that the program builds, itself included.

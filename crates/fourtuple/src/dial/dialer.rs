@@ -172,6 +172,8 @@ impl Dialer {
 
     /// Marks the port of a closed connection as free in the ledger.
     ///
+    /// [`GuardedStream`](super::GuardedStream) and the streams of a connector call it by themselves.
+    ///
     /// The call is optional: without it the dialer uses other ports first, and clears a page of the ledger when the page is full.
     /// Call it for connections that the peer closed first. A connection that this host closed first keeps its port in TIME_WAIT for
     /// 60 s.

@@ -1,8 +1,16 @@
 //! Dialers: they find a free source port quickly, open the connection, and report each cause of a failure separately.
 //!
 //! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. They keep no pool of connections,
-//! change nothing on the host, and start no threads. With the feature `tokio`, [`Dialers`] keeps a dialer per destination, and
-//! [`Connector`] connects to host names.
+//! change nothing on the host, and start no threads.
+//!
+#![cfg_attr(
+    feature = "tokio",
+    doc = "With the feature `tokio`, [`Dialers`] keeps a dialer per destination, and [`Connector`] connects to host names."
+)]
+#![cfg_attr(
+    not(feature = "tokio"),
+    doc = "With the feature `tokio`, `Dialers` keeps a dialer per destination, and `Connector` connects to host names."
+)]
 
 mod attempt;
 mod builder;
@@ -18,6 +26,7 @@ mod dialer;
 mod dialers;
 mod error;
 mod events;
+mod guarded_stream;
 #[cfg(feature = "tokio")]
 mod happy_eyeballs;
 #[cfg(feature = "hyper")]
@@ -46,6 +55,7 @@ pub use dialer::Dialer;
 #[cfg(feature = "tokio")]
 pub use dialers::Dialers;
 pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
+pub use guarded_stream::GuardedStream;
 pub use report::DialReport;
 #[cfg(feature = "tokio")]
 pub use resolve::{Resolve, Resolving, SystemResolver};

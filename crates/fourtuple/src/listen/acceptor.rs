@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::event_fd::EventFd;
@@ -21,6 +22,9 @@ pub struct Acceptor {
     /// The time at which `next` returned a connection.
     busy: Option<Instant>,
     random: fastrand::Rng,
+    waker: AcceptWaker,
+    /// Whether the worker has stopped accepting because the group retires.
+    retired: bool,
     left: bool,
 }
 
@@ -51,13 +55,22 @@ pub struct LeaveReport {
 
 /// A handle that ends the wait of an acceptor, from any thread.
 #[derive(Clone, Debug)]
-pub struct AcceptWaker(pub(crate) Arc<EventFd>);
+pub struct AcceptWaker {
+    event: Arc<EventFd>,
+    /// Set before the event, which the group signals too. Its wakeups do not end the wait.
+    asked: Arc<AtomicBool>,
+}
 
 impl AcceptWaker {
+    pub(crate) fn new(event: &Arc<EventFd>) -> AcceptWaker {
+        AcceptWaker { event: Arc::clone(event), asked: Arc::default() }
+    }
+
     /// Makes [`Acceptor::next`] return `None`: at once, or within 50 ms with the policies `Blocking` and `SharedOneshot`, whose
     /// wait only a timeout ends. If the worker is busy, its next call of `next` returns `None`.
     pub fn wake(&self) {
-        self.0.signal();
+        self.asked.store(true, Ordering::Release);
+        self.event.signal();
     }
 }
 
@@ -75,13 +88,17 @@ impl ListenerGroup {
 
 impl Acceptor {
     fn join(group: &ListenerGroup) -> Result<Acceptor, ListenError> {
-        let waker = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
-        group.register_waker(&waker);
+        let event = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
+        group.register_waker(&event);
+        let waker = AcceptWaker::new(&event);
         let seats = &group.0.seats;
         let number = seats.take().ok_or(ListenError::Full { seats: seats.count() })?;
-        let seat = Seat { group: group.clone(), number, waker };
+        let seat = Seat { group: group.clone(), number, waker: event };
         match open_waiter(&seat) {
-            Ok(wait) => Ok(Acceptor { seat, wait, busy: None, random: fastrand::Rng::new(), left: false }),
+            Ok(wait) => {
+                let random = fastrand::Rng::new();
+                Ok(Acceptor { seat, wait, busy: None, random, waker, retired: false, left: false })
+            }
             Err(error) => {
                 seats.free(number);
                 Err(error)
@@ -108,7 +125,9 @@ impl Acceptor {
             seats.add(*number, Count::Busy, busy);
         }
         seats.set(*number, Count::Idle, 1);
-        let found = self.wait.next(&self.seat, timeout);
+        let found = self.wait(timeout);
+        let Seat { group, number, .. } = &self.seat;
+        let seats = &group.0.seats;
         seats.set(*number, Count::Idle, 0);
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
@@ -121,6 +140,29 @@ impl Acceptor {
             connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
         }
         Ok(Some(connection))
+    }
+
+    /// Waits for a readable connection, and stops accepting first if the group retires. The wakeup for this does not end the wait.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
+        let Acceptor { seat, wait, waker, retired, .. } = self;
+        let seats = &seat.group.0.seats;
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if !*retired && seats.is_retired() {
+                wait.retire(seat)?;
+                *retired = true;
+                seats.worker_retired(seat.number);
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let found = wait.next(seat, left)?;
+            if found.is_some()
+                || waker.asked.swap(false, Ordering::AcqRel)
+                || seats.phase() == Phase::Drained
+                || until.is_some_and(|until| Instant::now() >= until)
+            {
+                return Ok(found);
+            }
+        }
     }
 
     /// Keeps a connection for its next request. With some policies another worker may get this request.
@@ -158,7 +200,7 @@ impl Acceptor {
 
     /// Returns a handle that ends the wait of this acceptor from another thread.
     pub fn waker(&self) -> AcceptWaker {
-        AcceptWaker(Arc::clone(&self.seat.waker))
+        self.waker.clone()
     }
 
     /// Returns the counters of this worker's seat.

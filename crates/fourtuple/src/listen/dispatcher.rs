@@ -105,6 +105,8 @@ pub struct Dispatcher {
     ready: VecDeque<PendingConnection>,
     /// Descriptors reserved for connections that workers return, and closed when accept(2) finds no descriptor.
     spare: Vec<OwnedFd>,
+    /// Whether the dispatcher has stopped accepting because its group retires.
+    retired: bool,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
     /// The end of a pause in sending connections to workers.
@@ -163,6 +165,7 @@ impl Dispatcher {
             idle: Idle::new(group.0.idle),
             ready: VecDeque::new(),
             spare: Vec::new(),
+            retired: false,
             accept_after: None,
             hand_after: None,
             checked: Instant::now(),
@@ -191,7 +194,7 @@ impl Dispatcher {
 
     /// Returns a waker that ends [`run`](Dispatcher::run) at once after the flag was set. Without it this takes up to 50 ms.
     pub fn waker(&self) -> AcceptWaker {
-        AcceptWaker(Arc::clone(&self.waker))
+        AcceptWaker::new(&self.waker)
     }
 
     /// Returns the counters of this dispatcher.
@@ -206,8 +209,18 @@ impl Dispatcher {
     ///
     /// An unexpected failure of a system call. An error of a single connection is counted instead.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ListenError> {
+        self.seats().set_dispatches(true);
+        let ran = self.run_until(stop);
+        self.seats().set_dispatches(false);
+        ran
+    }
+
+    fn run_until(&mut self, stop: &AtomicBool) -> Result<(), ListenError> {
         self.reserve();
         while !stop.load(Ordering::Acquire) && !self.group.is_drained() {
+            if !self.retired && self.seats().is_retired() {
+                self.retire()?;
+            }
             self.hand_out()?;
             let now = Instant::now();
             if now.duration_since(self.checked) >= CHECK_INTERVAL {
@@ -287,6 +300,17 @@ impl Dispatcher {
         });
         let order = |worker: &WorkerState| if random { fastrand::u64(..) } else { worker.since };
         idle.min_by_key(|(_, worker)| (worker.outstanding, order(worker))).map(|(seat, _)| seat)
+    }
+
+    /// Stops accepting, for another process that accepts from the same listener. Without EPOLLEXCLUSIVE the kernel wakes both
+    /// dispatchers for each connection, so the queue needs no last look.
+    fn retire(&mut self) -> Result<(), ListenError> {
+        self.retired = true;
+        if self.accept_after.take().is_none() {
+            self.epoll.remove(self.listener.as_fd()).map_err(self.group.failed("epoll_ctl()"))?;
+        }
+        self.seats().set_dispatches(false);
+        Ok(())
     }
 
     fn accept(&mut self) -> Result<(), ListenError> {

@@ -19,9 +19,8 @@ use fourtuple_syscalls::{errno_name, option, sock_diag, socket};
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::HandoffConnection;
-use crate::listen::policy::{AcceptPolicy, Family};
+use crate::listen::policy::Family;
 use crate::listen::seats::Phase;
-use crate::listen::wait::shared_state::SharedState;
 
 /// The interval at which a drain counts the remaining connections.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -128,35 +127,25 @@ impl ListenerGroup {
     /// accepting and serve the connections that they have. Each response is the last of its connection
     /// ([`is_last`](crate::listen::Connection::is_last)).
     ///
-    /// Returns when all connections are closed, or after `deadline`. From then on, [`next`](crate::listen::Acceptor::next) returns
-    /// `None`; Call it as [`drain`](ListenerGroup::drain), from another
-    /// thread and in each process of the group. The queued connections are left to the
-    /// other process: `queued` and `handshakes` of the report are 0.
+    /// Returns when every worker and the dispatcher have stopped accepting and all connections are closed, or after `deadline`. From
+    /// then on, [`next`](crate::listen::Acceptor::next) returns `None`. A worker stops accepting in its next call of `next`, so
+    /// workers must continue meanwhile: call this from another thread, and in each process of the group. The queued connections are
+    /// left to the other process: `queued` and `handshakes` of the report are 0.
     ///
     /// # Errors
     ///
-    /// [`ListenError::Impossible`] with the policies `UringOneshot` and `Dispatcher`, whose accepts are not ended one by one; an
-    /// unexpected failure of a system call.
+    /// An unexpected failure of a system call.
     pub fn retire(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
-        let policy = self.policy();
-        if matches!(policy, AcceptPolicy::UringOneshot | AcceptPolicy::Dispatcher) {
-            let why =
-                "its accepts cannot be ended while connections stay; use rotate or shared-oneshot, or drain";
-            return Err(ListenError::Impossible { policy, family: self.family(), why });
-        }
         let begun = Instant::now();
         let (before, seats) = (self.sums(), &self.0.seats);
         seats.retire();
-        match &self.0.shared {
-            SharedState::Epoll(shared) => shared.stop_listening().map_err(self.failed("epoll_ctl()"))?,
-            // The workers of `Blocking` look at the phase every 50 ms; a wakeup would end their wait.
-            _ if policy == AcceptPolicy::Blocking => {}
-            _ => self.wake_all(),
-        }
+        self.wake_all();
         let mut empty_counts = 0;
         let open = loop {
+            // Asked first: the last connections of a worker that has stopped are counted.
+            let have_all_retired = seats.have_all_retired();
             let open = self.open_connections();
-            empty_counts = if open == 0 { empty_counts + 1 } else { 0 };
+            empty_counts = if have_all_retired && open == 0 { empty_counts + 1 } else { 0 };
             if begun.elapsed() >= deadline || empty_counts >= EMPTY_COUNTS {
                 break open;
             }

@@ -29,6 +29,8 @@ pub(crate) enum Count {
     Idle,
     /// Workers that have had the seat, with the policy `Dispatcher`.
     Joins,
+    /// 1 after the worker has stopped accepting because the group retires.
+    Retired,
 }
 
 /// The counters of a seat. They continue when another worker takes the seat.
@@ -82,7 +84,9 @@ pub(crate) enum Phase {
 const PHASE: usize = 0;
 const IN_TRANSIT: usize = 1;
 const RETIRES: usize = 2;
-const GROUP_WORDS: usize = 3;
+/// 1 while a dispatcher accepts.
+const DISPATCHES: usize = 3;
+const GROUP_WORDS: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Seats {
@@ -123,6 +127,23 @@ impl Seats {
         self.set_phase(Phase::Retiring);
     }
 
+    /// Notes that the worker of a seat has stopped accepting. The connections that it has accepted are counted by then.
+    pub(crate) fn worker_retired(&self, seat: usize) {
+        self.of(seat, Count::Retired).store(1, Ordering::Release);
+    }
+
+    /// Notes whether the group has a dispatcher that accepts.
+    pub(crate) fn set_dispatches(&self, dispatches: bool) {
+        self.group_word(DISPATCHES).store(dispatches.into(), Ordering::Release);
+    }
+
+    /// Returns whether every worker and the dispatcher have stopped accepting.
+    pub(crate) fn have_all_retired(&self) -> bool {
+        let is_set = |seat, count| self.of(seat, count).load(Ordering::Acquire) != 0;
+        self.group_word(DISPATCHES).load(Ordering::Acquire) == 0
+            && (0..self.count).all(|seat| !is_set(seat, Count::Taken) || is_set(seat, Count::Retired))
+    }
+
     /// Returns the connections of no worker: in a message between two workers, or held by the dispatcher.
     pub(crate) fn in_transit(&self) -> u64 {
         self.group_word(IN_TRANSIT).load(Ordering::Acquire)
@@ -161,6 +182,7 @@ impl Seats {
 
     pub(crate) fn free(&self, seat: usize) {
         self.set(seat, Count::Idle, 0);
+        self.set(seat, Count::Retired, 0);
         self.of(seat, Count::Taken).store(0, Ordering::Release);
     }
 

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -14,19 +15,16 @@ use fourtuple_syscalls::{child, option};
 use fourtuple_testing::in_namespace;
 
 use crate::examples::beside;
-use crate::pool::{Worker, ask, connect, endpoint, try_ask};
+use crate::policies::is_available;
+use crate::pool::{Opened, Worker, ask, connect, endpoint, open, try_ask};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Policies whose workers can stop accepting while connections stay.
-const RETIRABLE: [AcceptPolicy; 6] = [
-    AcceptPolicy::Exclusive,
-    AcceptPolicy::Plain,
-    AcceptPolicy::Blocking,
-    AcceptPolicy::ROTATE,
-    AcceptPolicy::SharedOneshot,
-    AcceptPolicy::Reuseport,
-];
+/// Returns every policy that takes listeners of another process and that this host permits.
+fn adopting(test: &'static str) -> impl Iterator<Item = AcceptPolicy> {
+    let opens_its_own = |policy: &AcceptPolicy| *policy == AcceptPolicy::ReuseportLeastBusy;
+    AcceptPolicy::ALL.into_iter().filter(move |policy| !opens_its_own(policy) && is_available(*policy, test))
+}
 
 fn listener() -> TcpListener {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
@@ -41,9 +39,10 @@ fn refusal(builder: Result<ListenerGroupBuilder, ListenError>) -> String {
 #[test]
 fn given_listeners_serve_with_every_shared_policy() {
     in_namespace(|| {
-        for policy in RETIRABLE.into_iter().filter(|policy| *policy != AcceptPolicy::Reuseport) {
+        let is_shared = |policy: &AcceptPolicy| !policy.has_listener_each();
+        for policy in adopting("given_listeners_serve_with_every_shared_policy").filter(is_shared) {
             let builder = ListenerGroupBuilder::from_listeners([listener()]).unwrap();
-            let group = builder.policy(policy).open().unwrap();
+            let group = Opened::from(builder.policy(policy).open().unwrap());
             let worker = Worker::start(&group);
             assert_eq!(ask(&mut *connect(&group), 0), (0, 1), "{policy}");
             worker.stop();
@@ -104,8 +103,8 @@ fn listeners_that_form_no_group_are_refused() {
 #[test]
 fn a_takeover_loses_no_request() {
     in_namespace(|| {
-        for policy in RETIRABLE {
-            let old = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(policy).open().unwrap();
+        for policy in adopting("a_takeover_loses_no_request") {
+            let old = open(policy, Family::Tcp4);
             let workers = Worker::start_many(&old, 3);
             let stop = AtomicBool::new(false);
             thread::scope(|scope| {
@@ -126,7 +125,7 @@ fn a_takeover_loses_no_request() {
                     .collect();
                 thread::sleep(Duration::from_millis(100));
                 let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
-                let new = new.policy(policy).open().unwrap();
+                let new = Opened::from(new.policy(policy).open().unwrap());
                 let successors = Worker::start_many(&new, 3);
                 let report = old.retire(DEADLINE).unwrap();
                 assert!(report.is_complete(), "{policy}: {report:?}");
@@ -147,29 +146,75 @@ fn a_takeover_loses_no_request() {
     });
 }
 
+/// Starts the example `activated` on a listener, and waits until its workers have joined.
+fn activate(path: &Path, listener: &TcpListener, policy: AcceptPolicy) -> Child {
+    // A worker without a listener of its own would open one, which the next process does not get.
+    let workers = if policy.has_listener_each() { "1" } else { "3" };
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null"])
+        .args([path.as_os_str(), policy.name().as_ref(), workers.as_ref()])
+        .stdin(Stdio::from(OwnedFd::from(listener.try_clone().unwrap())))
+        .stdout(Stdio::piped());
+    child::end_with_this_thread(&mut command);
+    let mut server = command.spawn().unwrap();
+    let mut ready = [0; 6];
+    server.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    assert_eq!(&ready, b"ready\n", "{policy}");
+    server
+}
+
+/// Sends a request to the example `activated`.
+fn ask_activated(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut answer = [0; 7];
+    stream.write_all(b"?")?;
+    stream.read_exact(&mut answer)?;
+    assert_eq!(&answer, b"answer\n");
+    Ok(())
+}
+
+fn connect_to(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+/// The service manager keeps the listener, and a new process takes over from the old one while clients connect.
 #[test]
-fn socket_activation_serves_the_given_listener() {
+fn a_takeover_between_processes_loses_no_request() {
     in_namespace(|| {
-        let test = "socket_activation_serves_the_given_listener";
+        let test = "a_takeover_between_processes_loses_no_request";
         let Some(path) = beside(test, "activated") else { return };
-        let listener = listener();
-        let address = listener.local_addr().unwrap();
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" 3<&0 </dev/null"])
-            .arg(&path)
-            .stdin(Stdio::from(OwnedFd::from(listener)))
-            .stdout(Stdio::null());
-        child::end_with_this_thread(&mut command);
-        let mut server = command.spawn().unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        stream.write_all(b"?").unwrap();
-        let mut answer = [0; 7];
-        stream.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"answer\n");
-        server.kill().unwrap();
-        server.wait().unwrap();
+        for policy in adopting(test) {
+            let listener = listener();
+            assert_eq!(option::set_reuse_port(listener.as_fd()).unwrap(), option::Answer::Done);
+            let address = listener.local_addr().unwrap();
+            let old = activate(&path, &listener, policy);
+            let stop = AtomicBool::new(false);
+            let mut new = thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        while !stop.load(Ordering::Acquire) {
+                            let mut stream = connect_to(address);
+                            ask_activated(&mut stream)
+                                .expect("the first request of a connection is answered");
+                            // The old process closes the connection after a response when it retires.
+                            let _closed = ask_activated(&mut stream);
+                        }
+                    });
+                }
+                let new = activate(&path, &listener, policy);
+                child::terminate(old.id()).unwrap();
+                let output = old.wait_with_output().unwrap();
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success() && said.contains("open: 0"), "{policy}: {output:?}");
+                stop.store(true, Ordering::Release);
+                new
+            });
+            ask_activated(&mut connect_to(address)).expect("the new process serves");
+            new.kill().unwrap();
+            new.wait().unwrap();
+        }
     });
 }
 

@@ -126,9 +126,14 @@ impl Deref for Opened {
 }
 
 pub(crate) fn open(policy: AcceptPolicy, family: Family) -> Opened {
-    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(16).open().unwrap();
-    let dispatching = (policy == AcceptPolicy::Dispatcher).then(|| Dispatching::start(&group));
-    Opened { group, dispatching }
+    Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(16).open().unwrap())
+}
+
+impl From<ListenerGroup> for Opened {
+    fn from(group: ListenerGroup) -> Opened {
+        let dispatching = (group.policy() == AcceptPolicy::Dispatcher).then(|| Dispatching::start(&group));
+        Opened { group, dispatching }
+    }
 }
 
 impl Opened {

@@ -38,10 +38,13 @@ struct Blocking {
     connection: Option<Connection>,
     /// The time at which the connection became idle.
     since: Instant,
+    /// Whether the worker has stopped accepting because its group retires.
+    retired: bool,
 }
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
-    Ok(Box::new(Blocking { listener: seat.group.listener()?, connection: None, since: Instant::now() }))
+    let listener = seat.group.listener()?;
+    Ok(Box::new(Blocking { listener, connection: None, since: Instant::now(), retired: false }))
 }
 
 impl Blocking {
@@ -75,20 +78,15 @@ impl Wait for Blocking {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if self.connection.is_none() && seat.group.0.seats.is_retired() {
-                if seat.waker.clear() || seat.group.is_drained() {
-                    return Ok(None);
-                }
-                thread::sleep(CHECK_INTERVAL);
-                continue;
-            }
-            if self.connection.is_none() {
+            if self.connection.is_none() && !self.retired {
                 self.connection = self.accept(seat)?;
                 self.since = Instant::now();
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
-            if self.is_readable(seat, slice)? {
+            if self.connection.is_none() && self.retired {
+                thread::sleep(slice);
+            } else if self.is_readable(seat, slice)? {
                 return Ok(self.connection.take());
             }
             if self.since.elapsed() >= seat.group.0.idle {
@@ -113,6 +111,12 @@ impl Wait for Blocking {
 
     /// Does nothing: no epoll watches the connection.
     fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
+
+    /// No connection is queued for this worker alone: accept(2) takes a connection before it returns.
+    fn retire(&mut self, _seat: &Seat) -> Result<(), ListenError> {
+        self.retired = true;
         Ok(())
     }
 

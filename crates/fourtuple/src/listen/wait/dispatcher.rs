@@ -206,6 +206,11 @@ impl Wait for Dispatched {
         Ok(())
     }
 
+    /// Does nothing: the dispatcher accepts.
+    fn retire(&mut self, _seat: &Seat) -> Result<(), ListenError> {
+        Ok(())
+    }
+
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
         let mut released: Vec<_> = self.kept.take().into_iter().collect();

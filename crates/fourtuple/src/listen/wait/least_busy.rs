@@ -117,6 +117,10 @@ impl Wait for Chosen {
         self.pool.forget(seat, connection)
     }
 
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.pool.retire(seat)
+    }
+
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         // The program stops choosing this listener before the listener is handed off with its accept queue.
         self.program.seat_left(seat.number).map_err(refused)?;

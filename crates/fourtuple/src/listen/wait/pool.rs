@@ -17,7 +17,7 @@ use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
 use crate::listen::listeners::InheritedListener;
 use crate::listen::rounds::Rounds;
-use crate::listen::seats::{Count, Phase};
+use crate::listen::seats::Count;
 use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, is_out_of_watches};
 
 const WAKER: u64 = u64::MAX;
@@ -181,22 +181,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Stops accepting, for another process that accepts from the same listeners. The kernel may have woken only this worker for queued
-    /// connections, so the worker takes these.
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        self.retired = true;
-        if self.accept_after.take().is_none() {
-            self.stop_listening(seat)?;
-        }
-        let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
-        for listener in listeners {
-            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
-                self.watch(seat, connection)?;
-            }
-        }
-        Ok(())
-    }
-
     fn listen_again(&mut self, seat: &Seat) -> Result<(), ListenError> {
         self.accept_after = None;
         let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
@@ -282,10 +266,6 @@ impl Wait for Pool {
             while let Some(event) = self.ready.pop_front() {
                 if event.token() == WAKER {
                     seat.waker.clear();
-                    if !self.retired && seat.group.0.seats.phase() == Phase::Retiring {
-                        self.retire(seat)?;
-                        continue;
-                    }
                     return Ok(None);
                 }
                 if let Some(connection) = self.handle(seat, event)? {
@@ -331,6 +311,20 @@ impl Wait for Pool {
         self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
             rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))
         })
+    }
+
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.retired = true;
+        if self.accept_after.take().is_none() {
+            self.stop_listening(seat)?;
+        }
+        let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
+        for listener in listeners {
+            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
+                self.watch(seat, connection)?;
+            }
+        }
+        Ok(())
     }
 
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {

@@ -29,6 +29,10 @@ pub(crate) trait Wait: Send {
     /// Stops watching a connection that `next` returned. Another epoll will watch it, and both would report its events.
     fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
 
+    /// Stops accepting, for another process that accepts from the same listeners, and takes the connections for which the kernel may
+    /// have woken only this worker. Called between two calls of `next`, at most once.
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError>;
+
     /// Stops accepting. Returns the connections that other workers must take over; a listener of the worker's own goes into
     /// the handoff queue.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;

@@ -53,9 +53,12 @@ impl SharedEpoll {
         Ok(())
     }
 
-    /// Removes the listener from the epoll.
+    /// Removes the listener from the epoll, unless another worker has removed it.
     pub(crate) fn stop_listening(&self) -> io::Result<()> {
-        self.epoll.remove(self.listener.as_fd())
+        match self.epoll.remove(self.listener.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 
     pub(crate) fn arm_listener(&self) -> io::Result<()> {

@@ -123,6 +123,11 @@ impl Wait for SharedOneshot {
         Ok(())
     }
 
+    /// The first worker removes the listener for all. A worker that has its event accepts first.
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        shared(seat).stop_listening().map_err(seat.group.failed("epoll_ctl()"))
+    }
+
     /// Returns nothing unless the group was drained: the remaining workers share all connections.
     fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
         if seat.group.is_drained() {

@@ -20,7 +20,7 @@ use crate::listen::idle::{Idle, sooner};
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::rounds::Rounds;
 use crate::listen::seats::{Count, Phase};
-use crate::listen::wait::seat::{Seat, Wait, out_of};
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, out_of};
 use crate::listen::wait::shared_state::{Preparation, SharedState};
 
 /// The token of the accept. The token of a connection is its descriptor, which is smaller.
@@ -82,6 +82,8 @@ struct UringOneshot {
     handoff_armed: bool,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
+    /// Whether the worker has stopped accepting because its group retires.
+    retired: bool,
     /// The times of the last polls, with `Recycle::Measured` only.
     rounds: Option<Rounds>,
 }
@@ -108,6 +110,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         waker_armed: false,
         handoff_armed: false,
         accept_after: None,
+        retired: false,
         rounds: seat.group.is_measured().then(Rounds::default),
     }))
 }
@@ -153,7 +156,8 @@ impl UringOneshot {
         if !std::mem::replace(&mut self.handoff_armed, true) {
             ring.poll(HANDOFF, seat.group.0.handoff.receiver())?;
         }
-        if self.accept_after.is_none() && !std::mem::replace(&mut self.accepting, true) {
+        let may_accept = !self.retired && self.accept_after.is_none();
+        if may_accept && !std::mem::replace(&mut self.accepting, true) {
             ring.accept(ACCEPT, self.listener.as_fd())?;
         }
         Ok(())
@@ -257,12 +261,20 @@ impl UringOneshot {
 
     /// Cancels the accept of a worker that will be busy. A waiter that was woken and then cancelled has consumed the wakeup
     /// (`io_poll_check_events` checks the cancellation first), so the remaining workers get a nudge.
-    fn retire(&mut self, ring: &mut AcceptRing, seat: &Seat) -> Result<(), ListenError> {
+    fn disarm_and_nudge(&mut self, ring: &mut AcceptRing, seat: &Seat) -> Result<(), ListenError> {
         if self.disarm(ring, seat)? {
             let waiting = socket::wait_readable(self.listener.as_fd(), Some(Duration::ZERO));
             if waiting.map_err(seat.group.failed("poll()"))? {
                 seat.group.0.handoff.nudge().map_err(seat.group.failed("sendmsg()"))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Accepts the queued connections without the ring.
+    fn accept_queued(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        while let AcceptOutcome::Connection(connection) = seat.accept(&self.listener)? {
+            self.arrive(connection);
         }
         Ok(())
     }
@@ -282,6 +294,8 @@ impl UringOneshot {
             HANDOFF => {
                 match seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))? {
                     Some(Arrival::Connection(received)) => self.arrive(received.settle(seat.open_guard())),
+                    // The nudge may be of a worker that has not retired yet, for a connection of which no process was woken.
+                    Some(Arrival::Nudge) if self.retired => self.accept_queued(seat)?,
                     // The accept queue may already hold a connection for which this waiter got no wakeup. A new accept checks
                     // the queue first.
                     Some(Arrival::Listener(_) | Arrival::Nudge) | None => {
@@ -321,13 +335,13 @@ impl UringOneshot {
         loop {
             while let Some(token) = self.ready.pop_front() {
                 if let Some(found) = self.handle(ring, seat, token)? {
-                    self.retire(ring, seat)?;
+                    self.disarm_and_nudge(ring, seat)?;
                     return Ok(found);
                 }
             }
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if looked && left.is_some_and(|left| left.is_zero()) {
-                self.retire(ring, seat)?;
+                self.disarm_and_nudge(ring, seat)?;
                 if self.ready.is_empty() {
                     return Ok(None);
                 }
@@ -375,6 +389,11 @@ impl Wait for UringOneshot {
     /// Does nothing: the poll of the connection has completed.
     fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
+    }
+
+    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.retired = true;
+        self.accept_queued(seat)
     }
 
     fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
-use program::fleet::{LocalFleet, Process, TARGET, delaying_proxy, fleet, hosts, remarks_but_of_haste};
+use program::fleet::{
+    LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, remarks_but_of_haste,
+};
 use program::{Ended, Running, fourtuple, list, number, run, text};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Number of times that each test of a fault runs: FOURTUPLE_FAULTS, by default once.
 fn times() -> usize {
@@ -164,7 +166,10 @@ fn a_killed_agent_is_reported_and_not_replaced() {
             assert_eq!(remarks_but_of_haste(&record), ["worker-lost"], "{record:#}");
             require_sums(&record);
             let hosts = hosts(&record);
-            assert!(hosts["b"]["lost_at_ns"].is_u64() && hosts["b"]["total_ns"].is_null());
+            assert!(hosts["b"]["lost_at_ns"].is_u64());
+            let total = &hosts["b"]["total_ns"];
+            assert_eq!(number(total, "samples"), number(&hosts["b"], "operations"));
+            assert!(number(total, "p50") > 0 && number(total, "p50") <= number(total, "max"), "{total}");
             assert!(number(&hosts["b"], "intervals") >= 1, "its complete seconds count");
             assert!(number(&hosts["b"], "intervals") < 7);
             // The load of the lost worker was not given to the other one.
@@ -184,7 +189,7 @@ fn a_pause_of_two_seconds_loses_no_worker() {
             b.until_said_times("accepted start", round);
             thread::sleep(Duration::from_secs(3));
             b.signal("STOP");
-            thread::sleep(Duration::from_millis(1_500));
+            thread::sleep(Duration::from_secs(2));
             b.signal("CONT");
             let (_, record, _) = run.end();
             assert_eq!(remarks_but_of_haste(&record), [""; 0], "{record:#}");
@@ -270,6 +275,34 @@ fn a_run_outlives_its_coordinator() {
             assert_eq!(during["results"], after["results"]);
             assert!(number(&hosts(&during)["a"], "intervals") >= 5);
         }
+    });
+}
+
+#[test]
+fn summaries_alone_give_the_same_record() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet::summaries_alone_give_the_same_record") else { return };
+        let agents = ["a", "b"].map(|name| local.agent(name, ""));
+        let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 300/s --for 3s"));
+        let (_, followed, ended) = run.end();
+        let run = run_name(&ended.stderr);
+        let mut client = RawClient::connect();
+        for slot in 0..2 {
+            let last = json!({ "last_by_subj": format!("fourtuple.run.{run}.end.{slot}.0") }).to_string();
+            program::until("the summary is stored", || {
+                let (_, reply) = client.request("$JS.API.STREAM.MSG.GET.FOURTUPLE", last.as_bytes());
+                !String::from_utf8(reply).unwrap().contains("error")
+            });
+        }
+        // Without intervals in the stream and on a disk, only the summaries are left.
+        agents.into_iter().for_each(|mut agent| agent.kill());
+        let purge = json!({ "filter": format!("fourtuple.run.{run}.slot.>") }).to_string();
+        let (_, reply) = client.request("$JS.API.STREAM.PURGE.FOURTUPLE", purge.as_bytes());
+        let reply: Value = serde_json::from_slice(&reply).unwrap();
+        assert!(number(&reply, "purged") >= 8, "{reply}");
+        let (_, collected) = fleet(&format!("collect {run}"));
+        assert_eq!(collected, followed);
+        require_sums(&collected);
     });
 }
 

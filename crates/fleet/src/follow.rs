@@ -1,13 +1,15 @@
 //! A coordinator follows a run: it reads the messages of the workers from the stream until the end of the run.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
 use async_nats::jetstream::stream::Stream;
+use async_nats::{Client, Subject};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use tokio::time::Instant;
@@ -16,10 +18,14 @@ use crate::client::Session;
 use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress};
 use crate::error::FleetError;
 use crate::interval::Message;
-use crate::merge::Merge;
+use crate::merge::{Merge, Slot};
 use crate::merged;
 use crate::nats::{discover, publish};
-use crate::protocol::{AgentInfo, Lost, Plan, Request, STREAM, lost_subject, run_subjects};
+use crate::protocol::{
+    AgentInfo, Lost, Plan, Request, STREAM, lost_subject, lost_subjects, slot_of, slot_subjects,
+    slots_subjects, summary_subjects,
+};
+use crate::summary::Summary;
 use crate::watch::is_lost;
 
 /// Time that a worker has for its last operations after the end of the run.
@@ -36,6 +42,13 @@ const PROGRESS: Duration = Duration::from_millis(250);
 
 /// Maximum number of messages of one fetch.
 const MOST_FETCHED: usize = 512;
+
+/// Maximum number of summaries of one fetch, which have up to 1 MiB each.
+const MOST_SUMMARIES: usize = 64;
+
+/// Maximum number of workers whose intervals are read by a consumer each. Those of more workers are read with the intervals of
+/// all.
+const FEW: usize = 8;
 
 /// Reads the messages of a run until its end.
 pub(crate) struct Follow<'a> {
@@ -59,22 +72,23 @@ impl Follow<'_> {
         let mut merge = Merge::new(&plan.run, plan.workers.len() as u32, self.log.then_some(started));
         let deadline = Duration::from_nanos(plan.deadline_ns);
         let last_second = self.last_second();
-        let mut reader = Reader { context: &self.context, run: &plan.run, consumer: None, next: 1 };
+        let mut readers = self.readers(&mut merge).await;
         let mut connected_since = Instant::now();
-        let mut shown: Option<Instant> = None;
+        let mut shown = Instant::now();
         let mut stopped: Option<Instant> = None;
         let mut asked_again = false;
+        progress(&self.progress(&merge, begun.elapsed(), true));
         while !merge.is_complete() {
             let connected = self.client.connection_state() == State::Connected;
-            let read = if connected { reader.read(&mut merge).await } else { None };
+            let read = if connected { read_all(&mut readers, &mut merge).await } else { None };
             if read.is_none() {
                 connected_since = Instant::now();
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             let now = Instant::now();
             let elapsed = now.saturating_duration_since(begun);
-            if shown.is_none_or(|shown| now >= shown + PROGRESS) {
-                shown = Some(now);
+            if now >= shown + PROGRESS {
+                shown = now;
                 progress(&self.progress(&merge, elapsed, read.is_some()));
             }
             if stop.load(Ordering::Relaxed) && stopped.is_none() {
@@ -88,7 +102,7 @@ impl Follow<'_> {
                 return Err(FleetError::Gone { run: plan.run.clone() });
             }
             // The stream may have more.
-            if read.is_none_or(|count| count == MOST_FETCHED) {
+            if read.is_none_or(|most| most == MOST_FETCHED) {
                 continue;
             }
             let connected_for = now - connected_since;
@@ -103,6 +117,78 @@ impl Follow<'_> {
         let interrupted = stopped.is_some();
         let (record, log) = merged::record(plan, merge, interrupted);
         Ok(FleetOutcome { run: plan.run.clone(), record, log })
+    }
+
+    /// Returns the readers of the intervals that the result needs. Of a run that has ended these are the intervals of workers
+    /// without a summary, and the summaries of all others are added here.
+    async fn readers(&self, merge: &mut Merge) -> Vec<Reader<'_>> {
+        let run = &self.plan.run;
+        let reader = |filter| Reader { context: &self.context, run, filter, consumer: None, next: 1 };
+        let all = || vec![reader(slots_subjects(run))];
+        if !self.collecting || self.log {
+            return all();
+        }
+        // Workers without a summary, and after an error all remaining ones, are read from their intervals.
+        let _ = self.read_summaries(merge).await;
+        let slots = merge.slots().iter().enumerate();
+        let missing: Vec<u32> =
+            slots.filter(|(_, slot)| slot.end.is_none()).map(|(slot, _)| slot as u32).collect();
+        match missing.len() {
+            ..=FEW => missing.into_iter().map(|slot| reader(slot_subjects(run, slot))).collect(),
+            _ => all(),
+        }
+    }
+
+    /// Adds the summaries of all workers that were not lost.
+    async fn read_summaries(&self, merge: &mut Merge) -> Result<(), async_nats::Error> {
+        let run = &self.plan.run;
+        let mut lost = BTreeSet::new();
+        self.read_last(lost_subjects(run), |slot, _| {
+            lost.insert(slot);
+        })
+        .await?;
+        let mut parts: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
+        self.read_last(summary_subjects(run), |slot, payload| {
+            let parts = parts.entry(slot).or_default();
+            parts.push(payload);
+            if !lost.contains(&slot)
+                && let Ok(Some(summary)) = Summary::decode(parts)
+            {
+                parts.clear();
+                merge.add_summary(summary);
+            }
+        })
+        .await
+    }
+
+    /// Calls `add` with the slot and the payload of the last message of each subject that is in the stream now.
+    async fn read_last(
+        &self,
+        filter: String,
+        mut add: impl FnMut(u32, Bytes),
+    ) -> Result<(), async_nats::Error> {
+        let stream: Stream = self.context.get_stream(STREAM).await?;
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ack_policy: AckPolicy::None,
+            filter_subject: filter,
+            inactive_threshold: Duration::from_secs(30),
+            memory_storage: true,
+            ..pull::Config::default()
+        };
+        let consumer: PullConsumer = stream.create_consumer(config).await?;
+        let mut left = consumer.cached_info().num_pending;
+        while left > 0 {
+            let mut batch = consumer.fetch().max_messages(MOST_SUMMARIES).messages().await?;
+            while let Some(message) = batch.next().await {
+                let message = message?;
+                left = message.info()?.pending;
+                if let Some((slot, _)) = slot_of(&self.plan.run, message.subject.as_str()) {
+                    add(slot, message.payload.clone());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the number of the last second, if the run is limited in time only.
@@ -129,7 +215,7 @@ impl Follow<'_> {
                 merge.lose_at(slot, second);
                 // A later coordinator must come to the same result.
                 let lost = serde_json::to_vec(&Lost { slot, second }).expect("a loss has string keys");
-                let _ = publish(&self.context, lost_subject(&self.plan.run), lost).await;
+                let _ = publish(&self.context, lost_subject(&self.plan.run, slot), lost).await;
                 // A worker that was only cut off must not continue alone.
                 self.stop_worker(&self.plan.workers[slot as usize].agent).await;
             }
@@ -191,20 +277,32 @@ impl Follow<'_> {
     }
 }
 
-/// Reads the messages of a run from the stream, in order. After an error it continues behind the last message that it read: the
-/// consumer is made again, because a consumer does not outlive every restart of nats-server.
+/// Reads the messages of some workers from the stream, in order. After an error it continues behind the last message that it read:
+/// the consumer is made again, because a consumer does not outlive every restart of nats-server.
 struct Reader<'a> {
     context: &'a Context,
     run: &'a str,
+    filter: String,
     consumer: Option<PullConsumer>,
     next: u64,
 }
 
+/// Reads with each reader. Returns the largest number of messages that one of them read; `None` after an error.
+async fn read_all(readers: &mut [Reader<'_>], merge: &mut Merge) -> Option<usize> {
+    let wait = Duration::from_millis(200) / readers.len().max(1) as u32;
+    let mut most = 0;
+    for reader in readers {
+        most = most.max(reader.read(merge, wait).await?);
+    }
+    Some(most)
+}
+
 impl Reader<'_> {
-    /// Adds the messages that are in the stream now to the merge. Returns their number; `None` after an error.
-    async fn read(&mut self, merge: &mut Merge) -> Option<usize> {
+    /// Adds the messages that are in the stream now, or arrive within `wait`, to the merge. Returns their number; `None` after an
+    /// error.
+    async fn read(&mut self, merge: &mut Merge, wait: Duration) -> Option<usize> {
         const MOST: Duration = Duration::from_secs(3);
-        match tokio::time::timeout(MOST, self.fetch(merge)).await {
+        match tokio::time::timeout(MOST, self.fetch(merge, wait)).await {
             Ok(Ok(count)) => Some(count),
             Ok(Err(_)) | Err(_) => {
                 self.consumer = None;
@@ -213,35 +311,37 @@ impl Reader<'_> {
         }
     }
 
-    async fn fetch(&mut self, merge: &mut Merge) -> Result<usize, async_nats::Error> {
+    async fn fetch(&mut self, merge: &mut Merge, wait: Duration) -> Result<usize, async_nats::Error> {
         let consumer = match &self.consumer {
             Some(consumer) => consumer.clone(),
             None => self.consume().await?,
         };
         self.consumer = Some(consumer.clone());
-        let mut batch = consumer
-            .batch()
-            .max_messages(MOST_FETCHED)
-            .expires(Duration::from_millis(200))
-            .messages()
-            .await?;
+        let mut batch = consumer.batch().max_messages(MOST_FETCHED).expires(wait).messages().await?;
         let mut count = 0;
         while let Some(message) = batch.next().await {
             let message = message?;
             self.next = message.info()?.stream_sequence + 1;
             count += 1;
-            // Another coordinator may have decided on a loss; the result must be the same.
-            if message.subject.as_str() == lost_subject(self.run) {
-                if let Ok(Lost { slot, second }) = serde_json::from_slice(&message.payload) {
-                    merge.lose_at(slot, second);
-                }
-            } else if message.subject.as_str().contains(".slot.")
-                && let Ok(message) = Message::decode(&message.payload)
-            {
-                merge.add(message);
-            }
+            self.add(merge, &message.subject, &message.payload);
         }
         Ok(count)
+    }
+
+    fn add(&self, merge: &mut Merge, subject: &Subject, payload: &[u8]) {
+        let Some((slot, kind)) = slot_of(self.run, subject.as_str()) else { return };
+        // The intervals of a worker with a summary need no decoding.
+        if merge.slots().get(slot as usize).is_none_or(Slot::is_complete) {
+            return;
+        }
+        if kind == "lost" {
+            // Another coordinator may have decided on a loss; the result must be the same.
+            if let Ok(Lost { slot, second }) = serde_json::from_slice(payload) {
+                merge.lose_at(slot, second);
+            }
+        } else if let Ok(message) = Message::decode(payload) {
+            merge.add(message);
+        }
     }
 
     async fn consume(&self) -> Result<PullConsumer, async_nats::Error> {
@@ -249,7 +349,7 @@ impl Reader<'_> {
         let config = pull::Config {
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: self.next },
             ack_policy: AckPolicy::None,
-            filter_subject: run_subjects(self.run),
+            filter_subject: self.filter.clone(),
             inactive_threshold: Duration::from_secs(30),
             memory_storage: true,
             ..pull::Config::default()

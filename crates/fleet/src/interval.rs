@@ -43,6 +43,30 @@ impl Parts {
         [&self.search, &self.handshake, &self.first_byte, &self.total, &self.late]
     }
 
+    /// Returns the bytes of each part; an empty one has none.
+    pub(crate) fn to_bytes(&self) -> [Vec<u8>; PARTS] {
+        self.each().map(|part| if part.count() > 0 { part.to_bytes() } else { Vec::new() })
+    }
+
+    /// Reads the parts with these lengths from the beginning of `rest`, and sets `rest` to the remaining bytes.
+    pub(crate) fn from_bytes(lengths: &[usize], rest: &mut &[u8]) -> Result<Parts, MessageError> {
+        if lengths.len() != PARTS {
+            return Err(MessageError::Histograms);
+        }
+        let mut lengths = lengths.iter();
+        let mut next = || {
+            let length = lengths.next().copied().unwrap_or(0);
+            let (bytes, after) = rest.split_at_checked(length).ok_or(MessageError::Histograms)?;
+            *rest = after;
+            if bytes.is_empty() {
+                return Ok(Histogram::new());
+            }
+            Histogram::from_bytes(bytes).map_err(|_| MessageError::Histograms)
+        };
+        // In the order of `each`.
+        Ok(Parts { search: next()?, handshake: next()?, first_byte: next()?, total: next()?, late: next()? })
+    }
+
     /// Adds the samples of `other`.
     pub fn merge(&mut self, other: &Parts) {
         let Parts { search, handshake, first_byte, total, late } = self;
@@ -183,24 +207,17 @@ impl Message {
     /// # Errors
     ///
     /// [`MessageError::TooLarge`]
-    pub fn encode(self) -> Result<Vec<u8>, MessageError> {
+    pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
         let Message { run, slot, sequence, content } = self;
-        let mut header = Header { run, slot, sequence, interval: None, end: None, parts: Vec::new() };
-        let mut histograms = Vec::new();
-        match content {
-            Content::End(end) => header.end = Some(end),
-            Content::Interval(counts, parts) => {
-                header.interval = Some(counts);
-                for part in parts.each() {
-                    let bytes = if part.count() > 0 { part.to_bytes() } else { Vec::new() };
-                    header.parts.push(bytes.len());
-                    histograms.extend(bytes);
-                }
-            }
-        }
+        let (interval, end, histograms) = match content {
+            Content::End(end) => (None, Some(end.clone()), None),
+            Content::Interval(counts, parts) => (Some(counts.clone()), None, Some(parts.to_bytes())),
+        };
+        let parts = histograms.iter().flatten().map(Vec::len).collect();
+        let header = Header { run: run.clone(), slot: *slot, sequence: *sequence, interval, end, parts };
         let mut bytes = serde_json::to_vec(&header).expect("a header has string keys");
         bytes.push(b'\n');
-        bytes.extend(histograms);
+        bytes.extend(histograms.iter().flatten().flatten());
         if bytes.len() > MOST_BYTES {
             return Err(MessageError::TooLarge(bytes.len()));
         }
@@ -221,26 +238,8 @@ impl Message {
             serde_json::from_slice(&bytes[..end]).map_err(|error| MessageError::Header(error.to_string()))?;
         let mut rest = bytes.get(end + 1..).unwrap_or_default();
         let content = match (header.interval, header.end) {
-            (Some(counts), None) if header.parts.len() == PARTS => {
-                let mut lengths = header.parts.iter();
-                let mut next = || {
-                    let length = lengths.next().copied().unwrap_or(0);
-                    let (bytes, after) = rest.split_at_checked(length).ok_or(MessageError::Histograms)?;
-                    rest = after;
-                    if bytes.is_empty() {
-                        return Ok(Histogram::new());
-                    }
-                    Histogram::from_bytes(bytes).map_err(|_| MessageError::Histograms)
-                };
-                // In the order of `each`.
-                let parts = Parts {
-                    search: next()?,
-                    handshake: next()?,
-                    first_byte: next()?,
-                    total: next()?,
-                    late: next()?,
-                };
-                Content::Interval(counts, Box::new(parts))
+            (Some(counts), None) => {
+                Content::Interval(counts, Box::new(Parts::from_bytes(&header.parts, &mut rest)?))
             }
             (None, Some(end)) => Content::End(end),
             _ => return Err(MessageError::Header("expected an interval or an end".to_owned())),
@@ -270,7 +269,7 @@ pub(crate) mod tests {
         counts.errors.insert("timeout".into(), 2);
         counts.ports_left = Some(9);
         parts.late.record(5);
-        let bytes = sent.clone().encode().unwrap();
+        let bytes = sent.encode().unwrap();
         let back = Message::decode(&bytes).unwrap();
         assert_eq!((back.run.as_str(), back.slot, back.sequence), ("r", 3, 7));
         let (Content::Interval(sent, one), Content::Interval(back, two)) = (sent.content, back.content)

@@ -1,7 +1,7 @@
 //! One run on many machines: agents and a coordinator on NATS, and the merge of their intervals.
 //!
 //! The decisions are pure: how a run is split over slots ([`split`]), the offset of a clock ([`clock`]), intervals and their merge
-//! ([`interval`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), permissions ([`permission`]) and replayed
+//! ([`interval`], [`summary`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), permissions ([`permission`]) and replayed
 //! requests ([`session`]). They use no clock and no socket. [`agent`] and [`coordinator`] move messages over NATS.
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod protocol;
 mod request;
 pub mod session;
 pub mod split;
+pub mod summary;
 pub mod verdict;
 pub mod watch;
 mod worker;

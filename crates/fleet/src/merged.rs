@@ -27,7 +27,7 @@ pub(crate) fn record(plan: &Plan, mut merge: Merge, interrupted: bool) -> (LoadR
         host: plan.host.clone(),
         settings: LoadSettings { address, ..plan.settings.clone() },
         validity,
-        results: results(plan, &merge, seconds),
+        results: results(plan, &mut merge, seconds),
     };
     (record, log)
 }
@@ -44,7 +44,9 @@ fn ended<'a>(plan: &'a Plan, merge: &'a Merge) -> Vec<(&'a str, &'a LoadResults)
         .collect()
 }
 
-fn results(plan: &Plan, merge: &Merge, seconds: Vec<Second>) -> LoadResults {
+fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults {
+    let hosts = plan.workers.iter().enumerate().map(|(slot, worker)| host(worker, slot, merge)).collect();
+    let merge = &*merge;
     let ended = ended(plan, merge);
     let sum = |of: fn(&LoadResults) -> u64| ended.iter().map(|(_, results)| of(results)).sum::<u64>();
     let operations = merge.slots().iter().map(|slot| slot.operations).sum::<u64>();
@@ -94,7 +96,7 @@ fn results(plan: &Plan, merge: &Merge, seconds: Vec<Second>) -> LoadResults {
         ports: ports(&ended),
         hold: hold(&ended),
         advice: advice(&ended),
-        hosts: plan.workers.iter().zip(merge.slots()).map(|(worker, slot)| host(worker, slot)).collect(),
+        hosts,
         seconds,
     }
 }
@@ -173,7 +175,11 @@ fn advice(ended: &[(&str, &LoadResults)]) -> Vec<String> {
         .collect()
 }
 
-fn host(worker: &PlannedWorker, slot: &Slot) -> LoadHost {
+fn host(worker: &PlannedWorker, number: usize, merge: &mut Merge) -> LoadHost {
+    let intervals = merge.slots()[number].intervals();
+    // A run of 1,000 hosts has them by the million, so they are not copied.
+    let seconds = merge.take_seconds(number);
+    let slot = &merge.slots()[number];
     // A lost worker may end later: whether its end arrives must not change the record.
     let end = slot.end.as_ref().filter(|_| slot.lost_at.is_none());
     let results = end.and_then(|end| end.record.as_ref()).map(|record| &record.results);
@@ -187,7 +193,7 @@ fn host(worker: &PlannedWorker, slot: &Slot) -> LoadHost {
         clock_bound_ns: worker.clock.bound_ns,
         start_error_ns: end.map(|end| end.start_error_ns),
         lost_at_ns: slot.lost_at.map(|second| second * 1_000_000_000),
-        intervals: slot.intervals(),
+        intervals,
         missing: end.map_or(0, |end| slot.missing() + end.dropped),
         operations: slot.operations,
         connections: slot.connections,
@@ -195,13 +201,18 @@ fn host(worker: &PlannedWorker, slot: &Slot) -> LoadHost {
         rate_per_s: rate(slot.operations, elapsed(slot)),
         offered_per_s: worker.settings.rate_per_s,
         client_cpu_ns_per_operation: results.map(|results| results.client_cpu_ns_per_operation),
-        total_ns: results.map(|results| results.latency_ns.total),
-        seconds: slot.seconds.values().copied().collect(),
+        total_ns: results
+            .map(|results| results.latency_ns.total)
+            .or_else(|| (slot.total.count() > 0).then(|| summary(slot.total.summary()))),
+        seconds,
     }
 }
 
 fn quantiles(histogram: &Histogram) -> Quantiles {
-    let short = histogram.summary();
+    summary(histogram.summary())
+}
+
+fn summary(short: fourtuple_measure::Quantiles) -> Quantiles {
     Quantiles {
         samples: short.count,
         mean: short.mean,
@@ -234,6 +245,12 @@ mod tests {
         let hosts: Vec<_> = results.hosts.iter().map(|host| (host.operations, host.lost_at_ns)).collect();
         assert_eq!(hosts, [(40, Some(4_000_000_000)), (5, Some(1_000_000_000))]);
         assert_eq!(results.hosts[1].rate_per_s, 5.0);
+        let total = results.hosts[1].total_ns.unwrap();
+        assert_eq!((total.samples, total.mean, total.max), (5, 2_000_000, 2_000_000));
+        assert!(
+            total.p50.abs_diff(2_000_000) < 16_000 && total.p99.abs_diff(2_000_000) < 16_000,
+            "{total:?}"
+        );
         assert_eq!(record.validity.len(), 2);
     }
 }

@@ -27,14 +27,39 @@ pub fn agent_subject(instance: &str) -> String {
     format!("fourtuple.agent.{instance}")
 }
 
-/// Returns the subject of all messages of a run.
-pub fn run_subjects(run: &str) -> String {
-    format!("fourtuple.run.{run}.>")
+/// Returns the subjects of the intervals, ends and losses of all workers of a run.
+pub fn slots_subjects(run: &str) -> String {
+    format!("fourtuple.run.{run}.slot.>")
 }
 
-/// Returns the subject of the messages of a worker.
+/// Returns the subjects of the intervals, the end and the loss of one worker.
+pub fn slot_subjects(run: &str, slot: u32) -> String {
+    format!("fourtuple.run.{run}.slot.{slot}.>")
+}
+
+/// Returns the subject of the intervals and the end of a worker.
 pub fn worker_subject(run: &str, slot: u32) -> String {
-    format!("fourtuple.run.{run}.slot.{slot}")
+    format!("fourtuple.run.{run}.slot.{slot}.second")
+}
+
+/// Returns the subject of the loss of a worker.
+pub fn lost_subject(run: &str, slot: u32) -> String {
+    format!("fourtuple.run.{run}.slot.{slot}.lost")
+}
+
+/// Returns the subjects of the lost workers of a run.
+pub fn lost_subjects(run: &str) -> String {
+    format!("fourtuple.run.{run}.slot.*.lost")
+}
+
+/// Returns the subject of a message of the summary of a worker.
+pub fn summary_subject(run: &str, slot: u32, part: usize) -> String {
+    format!("fourtuple.run.{run}.end.{slot}.{part}")
+}
+
+/// Returns the subjects of the summaries of a run.
+pub fn summary_subjects(run: &str) -> String {
+    format!("fourtuple.run.{run}.end.>")
 }
 
 /// Returns the subject of the plan of a run.
@@ -42,9 +67,12 @@ pub fn plan_subject(run: &str) -> String {
     format!("fourtuple.run.{run}.plan")
 }
 
-/// Returns the subject of the lost workers of a run.
-pub fn lost_subject(run: &str) -> String {
-    format!("fourtuple.run.{run}.lost")
+/// Returns the slot in the subject of a worker, and the rest behind it: `second`, `lost`, or the number of a message of a summary.
+pub fn slot_of<'a>(run: &str, subject: &'a str) -> Option<(u32, &'a str)> {
+    let rest = subject.strip_prefix("fourtuple.run.")?.strip_prefix(run)?;
+    let rest = rest.strip_prefix(".slot.").or_else(|| rest.strip_prefix(".end."))?;
+    let (slot, rest) = rest.split_once('.')?;
+    Some((slot.parse().ok()?, rest))
 }
 
 /// Returns whether a text can be the name of a run or of an agent in a subject: letters, digits, `-` and `_`, at most 64.
@@ -302,6 +330,15 @@ mod tests {
         let mut hostile = metadata;
         hostile.insert("instance".into(), "*.>".into());
         assert_eq!(AgentInfo::from_metadata(&hostile), None);
+    }
+
+    #[test]
+    fn a_slot_is_read_from_its_subject() {
+        assert_eq!(slot_of("r", &worker_subject("r", 12)), Some((12, "second")));
+        assert_eq!(slot_of("r", &lost_subject("r", 0)), Some((0, "lost")));
+        assert_eq!(slot_of("r", &summary_subject("r", 7, 2)), Some((7, "2")));
+        assert_eq!(slot_of("r", &plan_subject("r")), None);
+        assert_eq!(slot_of("r", &worker_subject("other", 1)), None);
     }
 
     #[test]

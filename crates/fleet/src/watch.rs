@@ -5,8 +5,9 @@ use std::time::Duration;
 /// Number of missing intervals from which a worker is lost.
 pub const MISSING: u64 = 3;
 
-/// Time that an interval may take from the end of its second to the coordinator.
-pub const TRANSIT: Duration = Duration::from_millis(500);
+/// Time that an interval may take from the end of its second to the coordinator. With it a pause of [`MISSING`] seconds loses no
+/// worker.
+pub const TRANSIT: Duration = Duration::from_millis(1500);
 
 /// Returns whether a worker is lost: [`MISSING`] intervals that were due have not arrived.
 ///
@@ -48,22 +49,22 @@ mod tests {
     fn a_worker_is_lost_after_three_missing_intervals() {
         // Seconds 0 to 4 have arrived; 5, 6 and 7 are missing when 8 s have passed.
         assert!(!is_lost(seconds(7.9), LONG, 5, Some(100), GRACE));
-        assert!(!is_lost(seconds(8.4), LONG, 5, Some(100), GRACE));
-        assert!(is_lost(seconds(8.5), LONG, 5, Some(100), GRACE));
-        assert!(!is_lost(seconds(8.5), LONG, 6, Some(100), GRACE));
-        assert!(is_lost(seconds(3.5), LONG, 0, None, GRACE), "it never began");
+        assert!(!is_lost(seconds(9.4), LONG, 5, Some(100), GRACE));
+        assert!(is_lost(seconds(9.5), LONG, 5, Some(100), GRACE));
+        assert!(!is_lost(seconds(9.5), LONG, 6, Some(100), GRACE));
+        assert!(is_lost(seconds(4.5), LONG, 0, None, GRACE), "it never began");
     }
 
     #[test]
     fn an_outage_of_nats_loses_no_worker() {
-        assert!(!is_lost(seconds(60.0), seconds(3.4), 5, Some(100), GRACE));
-        assert!(is_lost(seconds(60.0), seconds(3.5), 5, Some(100), GRACE));
+        assert!(!is_lost(seconds(60.0), seconds(4.4), 5, Some(100), GRACE));
+        assert!(is_lost(seconds(60.0), seconds(4.5), 5, Some(100), GRACE));
     }
 
     #[test]
     fn a_worker_has_time_for_its_end() {
         assert!(!is_lost(seconds(10.0), LONG, 10, Some(9), GRACE));
-        assert!(!is_lost(seconds(15.4), LONG, 10, Some(9), GRACE));
-        assert!(is_lost(seconds(15.5), LONG, 10, Some(9), GRACE));
+        assert!(!is_lost(seconds(16.4), LONG, 10, Some(9), GRACE));
+        assert!(is_lost(seconds(16.5), LONG, 10, Some(9), GRACE));
     }
 }

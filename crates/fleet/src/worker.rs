@@ -18,7 +18,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::interval::{Content, Message, WorkerEnd};
 use crate::journal::Journal;
 use crate::nats::{jetstream, require_stream};
-use crate::protocol::worker_subject;
+use crate::protocol::{summary_subject, worker_subject};
+use crate::summary::Totals;
 
 /// Number of intervals that may wait for the disk. A further one is lost and counted.
 const MOST_WAITING: usize = 64;
@@ -48,25 +49,45 @@ pub(crate) struct Worker {
     pub(crate) ended: Arc<AtomicBool>,
 }
 
-/// The messages of a worker on their way to NATS.
-pub(crate) struct Outbox(UnboundedSender<(u64, Vec<u8>)>);
+/// A message on its way to NATS.
+pub(crate) struct Outgoing {
+    subject: String,
+    /// JetStream drops a message that arrives a second time within its window of duplicates.
+    id: String,
+    bytes: Vec<u8>,
+}
 
-/// The other end of an [`Outbox`].
-pub(crate) struct Queue {
+/// The messages of a worker on their way to NATS.
+pub(crate) struct Outbox {
     run: String,
     slot: u32,
-    messages: UnboundedReceiver<(u64, Vec<u8>)>,
+    sender: UnboundedSender<Outgoing>,
 }
+
+/// The other end of an [`Outbox`].
+pub(crate) type Queue = UnboundedReceiver<Outgoing>;
 
 impl Outbox {
     pub(crate) fn new(run: &str, slot: u32) -> (Outbox, Queue) {
-        let (sender, messages) = unbounded_channel();
-        (Outbox(sender), Queue { run: run.to_owned(), slot, messages })
+        let (sender, queue) = unbounded_channel();
+        (Outbox { run: run.to_owned(), slot, sender }, queue)
     }
 
-    pub(crate) fn add(&self, sequence: u64, message: Vec<u8>) {
-        // The event loop has ended with the agent if this fails; the message is in the journal.
-        let _ = self.0.send((sequence, message));
+    /// Adds an interval or the end.
+    pub(crate) fn add(&self, sequence: u64, bytes: Vec<u8>) {
+        let Outbox { run, slot, .. } = self;
+        self.send(worker_subject(run, *slot), format!("{run}.{slot}.{sequence}"), bytes);
+    }
+
+    /// Adds a message of the summary.
+    fn add_summary(&self, part: usize, bytes: Vec<u8>) {
+        let Outbox { run, slot, .. } = self;
+        self.send(summary_subject(run, *slot, part), format!("{run}.{slot}.end.{part}"), bytes);
+    }
+
+    fn send(&self, subject: String, id: String, bytes: Vec<u8>) {
+        // The event loop has ended with the agent if this fails; intervals and the end are in the journal.
+        let _ = self.sender.send(Outgoing { subject, id, bytes });
     }
 }
 
@@ -82,6 +103,7 @@ impl Worker {
             journal,
             outbox,
             sequence: 0,
+            totals: Totals::default(),
             ports_left: Arc::new(AtomicU64::new(UNKNOWN)),
             dropped: Arc::default(),
             log,
@@ -166,6 +188,7 @@ struct Recorder {
     journal: Journal,
     outbox: Outbox,
     sequence: u64,
+    totals: Totals,
     ports_left: Arc<AtomicU64>,
     dropped: Arc<AtomicU64>,
     log: fn(&str),
@@ -183,7 +206,15 @@ impl Recorder {
         end.intervals = self.sequence;
         end.dropped = self.dropped.load(Ordering::Relaxed);
         let (run, slot, sequence) = (self.run.clone(), self.slot, self.sequence);
-        self.add(Message { run, slot, sequence, content: Content::End(Box::new(end)) });
+        self.add(Message { run, slot, sequence, content: Content::End(Box::new(end.clone())) });
+        // Behind the end, for which a coordinator may wait. Without a summary the intervals are read.
+        match std::mem::take(&mut self.totals).encode(&self.run, self.slot, end) {
+            Ok(parts) => {
+                let parts = parts.into_iter().enumerate();
+                parts.for_each(|(part, bytes)| self.outbox.add_summary(part, bytes));
+            }
+            Err(error) => (self.log)(&format!("the run {} has no summary: {error}", self.run)),
+        }
         (self.log)(&format!("the run {} has ended", self.run));
     }
 
@@ -195,6 +226,9 @@ impl Recorder {
                 return (self.log)(&format!("an interval of the run {} is lost: {error}", self.run));
             }
         };
+        if let Content::Interval(counts, parts) = &message.content {
+            self.totals.add(counts, parts);
+        }
         if let Err(error) = self.journal.add(&bytes) {
             // The message can still arrive over NATS.
             (self.log)(&format!("cannot write the journal of the run {}: {error}", self.run));
@@ -207,16 +241,14 @@ impl Recorder {
 /// Publishes messages in order, each until NATS acknowledges it.
 pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
     let context = jetstream(&client);
-    let subject = worker_subject(&queue.run, queue.slot);
     let mut complained = false;
-    while let Some((sequence, message)) = queue.messages.recv().await {
-        let message = Bytes::from(message);
+    while let Some(Outgoing { subject, id, bytes }) = queue.recv().await {
+        let bytes = Bytes::from(bytes);
         loop {
             let mut headers = HeaderMap::new();
-            // JetStream drops a message that arrives a second time within its window of duplicates.
-            headers.insert(NATS_MESSAGE_ID, format!("{}.{}.{sequence}", queue.run, queue.slot).as_str());
+            headers.insert(NATS_MESSAGE_ID, id.as_str());
             let sent = async {
-                let ack = context.publish_with_headers(subject.clone(), headers, message.clone()).await?;
+                let ack = context.publish_with_headers(subject.clone(), headers, bytes.clone()).await?;
                 ack.await
             };
             match sent.await {

@@ -5,6 +5,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
+use crate::log_linear::LogLinear;
+
 /// The longest distinguishable time in nanoseconds: an hour.
 pub const LONGEST_NS: u64 = 3_600_000_000_000;
 
@@ -155,6 +157,19 @@ impl Histogram {
             p999: self.quantile(0.999),
             max: self.max,
         }
+    }
+
+    /// Returns the samples in 2^`bits` buckets per octave, at most 10 bits. The sum of the results of several histograms is
+    /// the result of their sum.
+    pub fn to_log_linear(&self, bits: u32) -> LogLinear {
+        let mut coarse = LogLinear::new(bits, Vec::new(), 0, 0);
+        // A bucket here lies in one bucket there, because both divide octaves evenly.
+        let buckets = self
+            .buckets
+            .iter_recorded()
+            .map(|bucket| (LogLinear::bucket_of(bits, bucket.value_iterated_to()), bucket.count_at_value()));
+        coarse.add_counted(buckets, u64::try_from(self.sum).unwrap_or(u64::MAX), self.max);
+        coarse
     }
 
     /// Returns points (share, nanoseconds) of the cumulative distribution: `share` of all samples are at most that
@@ -311,6 +326,29 @@ mod tests {
             assert_eq!(merged.summary(), whole.summary(), "{name}");
             assert_eq!(merged.distribution(), whole.distribution(), "{name}");
             assert_eq!(merged.buckets, whole.buckets, "{name}");
+        }
+    }
+
+    #[test]
+    fn coarse_histograms_add_up() {
+        for (name, samples) in distributions() {
+            let whole = recorded(&samples);
+            for bits in [3, 6, 10] {
+                let mut sum = LogLinear::new(bits, Vec::new(), 0, 0);
+                samples.chunks(samples.len() / 7 + 1).for_each(|part| {
+                    sum.merge(&recorded(part).to_log_linear(bits));
+                });
+                assert_eq!(sum, whole.to_log_linear(bits), "{name}");
+                let (coarse, exact) = (sum.summary(), whole.summary());
+                assert_eq!((coarse.count, coarse.mean, coarse.max), (exact.count, exact.mean, exact.max));
+                for (coarse, exact) in
+                    [(coarse.p50, exact.p50), (coarse.p99, exact.p99), (coarse.p999, exact.p999)]
+                {
+                    // Half of a bucket, and the error of the exact one.
+                    let most = exact / (2 << bits) + exact / 1_000 + 1;
+                    assert!(coarse.abs_diff(exact) <= most, "{name}, {bits} bits: {coarse} {exact}");
+                }
+            }
         }
     }
 

@@ -43,8 +43,20 @@ impl LogLinear {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
         }
-        self.sum_ns += other.sum_ns;
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// Adds samples that were counted elsewhere: pairs of a bucket and a count, the sum of the samples, and their maximum.
+    pub fn add_counted(&mut self, buckets: impl IntoIterator<Item = (usize, u64)>, sum_ns: u64, max_ns: u64) {
+        for (bucket, number) in buckets {
+            if bucket >= self.counts.len() {
+                self.counts.resize(bucket + 1, 0);
+            }
+            self.counts[bucket] += number;
+        }
+        self.sum_ns = self.sum_ns.saturating_add(sum_ns);
+        self.max_ns = self.max_ns.max(max_ns);
     }
 
     /// Returns the samples that were added after an earlier state of the same histogram. The maximum covers all samples, so it
@@ -63,6 +75,16 @@ impl LogLinear {
     /// Returns the sum of the samples in nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
+    }
+
+    /// Returns the maximum in nanoseconds.
+    pub fn max_ns(&self) -> u64 {
+        self.max_ns
+    }
+
+    /// Returns the number and the count of each bucket that is not empty, in ascending order.
+    pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.counts.iter().copied().enumerate().filter(|(_, number)| *number > 0)
     }
 
     /// Returns the quantile `share` (0 to 1) by nearest rank: the middle of its bucket, never above the maximum; 0
@@ -96,8 +118,7 @@ impl LogLinear {
 
     /// Returns the lower end in nanoseconds and the count of each bucket that is not empty.
     pub fn steps(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let used = self.counts.iter().enumerate().filter(|(_, number)| **number > 0);
-        used.map(|(bucket, number)| (Self::start_of(self.bits, bucket), *number))
+        self.buckets().map(|(bucket, number)| (Self::start_of(self.bits, bucket), number))
     }
 }
 

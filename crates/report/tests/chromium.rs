@@ -97,6 +97,51 @@ fn report_in_chromium() {
     check(&browser, &room, "records of every kind", &all);
 }
 
+#[test]
+fn hosts_of_a_fleet_fit_a_phone() {
+    let Some(browser) = chromium_or_skip("hosts_of_a_fleet_fit_a_phone") else { return };
+    let room = TempDir::new("hosts");
+    let mut record = samples::fleet();
+    let hosts = record.results.hosts.clone();
+    for number in 0..40 {
+        let mut host = hosts[number % hosts.len()].clone();
+        host.name = format!("ip-10-0-{number}-255.eu-central-1.compute.internal-with-64-letters-in-all");
+        host.kernel = "6.12.41+deb13-cloud-amd64".to_owned();
+        (host.rate_per_s, host.offered_per_s) = (123_456.7, Some(129_999.9));
+        host.start_error_ns = Some(123_456_789);
+        host.errors.insert("ECONNREFUSED".to_owned(), u64::from(u32::MAX));
+        record.results.hosts.push(host);
+    }
+    let html = page(&[Saved::Load(record.clone())]).replace("</body>", &format!("{HOSTS}</body>"));
+    let attributes = open(&browser, &room, &html, 360, 800);
+    assert!(!attributes.contains("data-errors"), "{attributes}");
+    assert!(!attributes.contains("data-overflow"), "{attributes}");
+    assert!(attributes.contains("in-data-outside=\"\""), "{attributes}");
+    let (_, shown) = attributes.split_once("in-data-hosts=\"").expect("the script came to its end");
+    let shown: u32 = shown.split('"').next().unwrap().parse().unwrap();
+    assert!(shown >= 40, "{shown} rows");
+    check(&browser, &room, "a fleet", &[Saved::Load(record)]);
+}
+
+/// Counts the rows of the section of the hosts. Lists the pictures and texts that reach beyond their cell, and says if the table
+/// reaches beyond the page: on a phone it scrolls in a frame of its own, and its first column stays visible.
+const HOSTS: &str = "<script>(() => {
+    const root = document.documentElement;
+    let place = [...document.querySelectorAll('h1, h2, h3, h4')].find((one) => one.textContent === 'Hosts');
+    while (place && !place.matches('.scroll') && !place.querySelector('.scroll')) place = place.nextElementSibling;
+    const frame = place.matches('.scroll') ? place : place.querySelector('.scroll');
+    const right = (element) => element.getBoundingClientRect().right;
+    const cells = [...frame.querySelectorAll('tbody td, tbody th')];
+    const outside = cells.filter((cell) => cell.scrollWidth > cell.clientWidth + 1
+        || [...cell.children].some((child) => right(child) > right(cell) + 1)).map((cell) => cell.textContent);
+    if (right(frame) > root.clientWidth) outside.push('the frame');
+    frame.scrollLeft = frame.scrollWidth;
+    const name = frame.querySelector('tbody th').getBoundingClientRect();
+    if (name.left < 0 || name.right > root.clientWidth) outside.push('the names');
+    root.dataset.hosts = frame.querySelectorAll('tbody tr').length;
+    root.dataset.outside = outside.join('|');
+})();</script>";
+
 /// Points at a position in each chart of a load and records the text of the legends.
 const LOAD_POINTER: &str = "<script>(async () => {
     const seen = {};

@@ -166,6 +166,16 @@ fn a_load_is_readable_at_forty_columns() {
 }
 
 #[test]
+fn system_calls_of_kept_connections_are_per_operation() {
+    let mut record = samples::stalled();
+    let results = &mut record.results;
+    (results.operations, results.connections, results.syscalls_per_connection) = (40_000, 2, 85_000.0);
+    record.settings.close_every = 0;
+    let text = render(&Saved::Load(record), 80, false);
+    assert_eq!(row(&text, "syscalls/operation"), ["4.25"], "{text}");
+}
+
+#[test]
 fn a_load_omits_absent_parts() {
     let text = render(&Saved::Load(samples::steady()), 80, false);
     assert!(text.contains("\n48.5k/s\nno errors\n"), "{text}");

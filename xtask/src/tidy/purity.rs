@@ -18,6 +18,7 @@ const PURE: &[&str] = &[
     "crates/fleet/src/request",
     "crates/fleet/src/session",
     "crates/fleet/src/split",
+    "crates/fleet/src/summary",
     "crates/fleet/src/verdict",
     "crates/fleet/src/watch",
     "crates/forward/src/bfd/demultiplexer",

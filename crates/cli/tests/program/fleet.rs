@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Room, fourtuple, fourtuple_at, run, until};
 
@@ -231,4 +231,71 @@ fn delayed_copy(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
             }
         }
     });
+}
+
+/// A client that speaks the protocol of NATS by hand: it sends what a hostile client could.
+pub(crate) struct RawClient {
+    stream: BufReader<TcpStream>,
+}
+
+impl RawClient {
+    pub(crate) fn connect() -> RawClient {
+        let mut stream = BufReader::new(TcpStream::connect("127.0.0.1:4222").expect("nats-server"));
+        let mut info = String::new();
+        stream.read_line(&mut info).expect("a line");
+        let connect =
+            "CONNECT {\"verbose\":false,\"headers\":true,\"no_responders\":true}\r\nSUB inbox 1\r\n";
+        stream.get_mut().write_all(connect.as_bytes()).expect("sent");
+        RawClient { stream }
+    }
+
+    /// Sends a request and returns the header and the payload of the reply.
+    pub(crate) fn request(&mut self, subject: &str, payload: &[u8]) -> (String, Vec<u8>) {
+        let line = format!("PUB {subject} inbox {}\r\n", payload.len());
+        let message = [line.as_bytes(), payload, b"\r\n"].concat();
+        self.stream.get_mut().write_all(&message).expect("sent");
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).expect("a line");
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let size = |word: &str| word.parse::<usize>().expect("a size");
+            let (header, total) = match words.as_slice() {
+                ["PING"] => {
+                    self.stream.get_mut().write_all(b"PONG\r\n").expect("sent");
+                    continue;
+                }
+                ["MSG", .., total] => (0, size(total)),
+                ["HMSG", .., header, total] => (size(header), size(total)),
+                _ => continue,
+            };
+            let mut bytes = vec![0; total + 2];
+            self.stream.read_exact(&mut bytes).expect("a message");
+            bytes.truncate(total);
+            let payload = bytes.split_off(header);
+            return (String::from_utf8(bytes).expect("UTF-8"), payload);
+        }
+    }
+
+    /// Returns the prefix of the subjects of the only agent.
+    pub(crate) fn agent(&mut self) -> String {
+        let (_, payload) = self.request("$SRV.INFO.fourtuple", b"");
+        let info: Value = serde_json::from_slice(&payload).expect("JSON");
+        format!("fourtuple.agent.{}", info["metadata"]["instance"].as_str().expect("an instance"))
+    }
+
+    pub(crate) fn session(&mut self, agent: &str) -> String {
+        let (_, payload) = self.request(&format!("{agent}.session"), b"");
+        String::from_utf8(payload).expect("UTF-8")
+    }
+
+    pub(crate) fn ask(
+        &mut self,
+        agent: &str,
+        session: &str,
+        sequence: u64,
+        request: Value,
+    ) -> (String, Vec<u8>) {
+        let envelope = json!({ "ticket": { "session": session, "sequence": sequence }, "request": request });
+        self.request(&format!("{agent}.request"), envelope.to_string().as_bytes())
+    }
 }

@@ -23,7 +23,7 @@ pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept};
 pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
 pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
-pub(crate) use load::{bare_load, hold, hostile_load, stalled, steady};
+pub(crate) use load::{bare_load, fleet, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
 pub(crate) use run::{bare_run, cgroup_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
@@ -851,7 +851,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare trace locks", Saved::TraceLocks(bare_trace_locks())),
         ("stalled load", Saved::Load(stalled())),
         ("steady load", Saved::Load(steady())),
-        ("load of a fleet", Saved::Load(load::fleet())),
+        ("load of a fleet", Saved::Load(fleet())),
         ("hold", Saved::Load(hold())),
         ("bare load", Saved::Load(bare_load())),
         ("lab accept", Saved::LabAccept(accept())),

@@ -137,11 +137,16 @@ fn achieved(settings: &LoadSettings, results: &LoadResults) -> String {
 }
 
 fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str, String)> {
-    // With batching a connection needs less than one system call.
-    let calls = match results.syscalls_per_connection {
-        0.0 => "0".to_owned(),
-        calls => quantity(calls),
+    // A connection that is kept carries many operations, so that its number of system calls says nothing.
+    let (unit, calls) = match settings.close_every {
+        1 => ("syscalls/connection", results.syscalls_per_connection),
+        _ => {
+            let all = results.syscalls_per_connection * results.connections as f64;
+            ("syscalls/operation", all / results.operations.max(1) as f64)
+        }
     };
+    // With batching a connection needs less than one system call.
+    let calls = if calls == 0.0 { "0".to_owned() } else { quantity(calls) };
     let closer = match results.close.as_str() {
         "client" => "client, FIN",
         "rst" => "client, RST",
@@ -154,7 +159,7 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         (results.retried > 0).then(|| ("requests retried", count(results.retried))),
         Some(("elapsed", duration(results.elapsed_ns))),
         Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
-        Some(("syscalls/connection", calls)),
+        Some((unit, calls)),
         Some(("engine", results.engine.clone())),
         // A UDP server does not notice the end of a flow.
         (settings.workload != "udp").then(|| ("closed by", closer.to_owned())),

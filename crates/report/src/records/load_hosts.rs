@@ -106,7 +106,8 @@ fn p99(host: &LoadHost) -> u64 {
 
 /// Returns the median of the 99th percentiles of hosts that were not lost, the lower one of two; 0 without any.
 fn median_p99(hosts: &[LoadHost]) -> u64 {
-    let mut all: Vec<u64> = hosts.iter().filter_map(|host| Some(host.total_ns?.p99)).collect();
+    let whole = hosts.iter().filter(|host| host.lost_at_ns.is_none());
+    let mut all: Vec<u64> = whole.filter_map(|host| Some(host.total_ns?.p99)).collect();
     all.sort_unstable();
     all.get(all.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
@@ -182,5 +183,7 @@ mod tests {
         assert!(is_straggler(&host(100, 10.0, 9.0), median));
         assert!(!is_straggler(&LoadHost { lost_at_ns: Some(1_000_000_000), ..host(300, 10.0, 1.0) }, median));
         assert_eq!(median_p99(&[]), 0);
+        let lost = LoadHost { lost_at_ns: Some(1_000_000_000), ..host(9, 1.0, 1.0) };
+        assert_eq!(median_p99(&[lost, host(100, 1.0, 1.0)]), 100);
     }
 }

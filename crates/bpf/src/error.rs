@@ -4,11 +4,13 @@ use std::io;
 
 use fourtuple_syscalls::errno_name;
 
+use crate::permission;
+
 /// The reason why a program was not loaded or attached, or a map not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// EPERM or EACCES: this process lacks the permission.
-    #[error("{call}: {}; {}", errno_name(source), BpfError::NEEDS)]
+    /// EPERM or EACCES: this process lacks the permission. The message names what the calling thread lacks.
+    #[error("{call}: {}; {}", errno_name(source), permission::missing())]
     NotPermitted {
         /// The call, with the command of bpf(2).
         call: &'static str,
@@ -100,7 +102,7 @@ pub enum BpfError {
 }
 
 impl BpfError {
-    /// The permission to name in [`BpfError::NotPermitted`].
+    /// The permissions that BPF needs, for errors that do not ask what the process lacks.
     pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace and to fix ports: CAP_PERFMON) in the initial user \
                              namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
 

@@ -12,7 +12,7 @@
 #define TRIES 8
 /* The highest key. The key of an open listener is lower, because both of its parts are capped. */
 #define CLOSED_KEY 0x7fffffffffffffffLL
-#define MOST_LOAD 0x7ffffffeLL
+#define MOST_LOAD 0x1ffffffeLL
 #define PATIENCE 4LL
 #define MOST_STALLED 16LL
 #define MOST_OPEN 0xffffLL
@@ -65,7 +65,7 @@ INLINE s64 key_of(struct listener *listener, u32 distance, u64 now)
     stalled = lower(stalled, PATIENCE + MOST_STALLED) - PATIENCE;
     stalled &= ~all_ones_if_negative(stalled);
     s64 load = lower((u64)queue + young + stalled, MOST_LOAD);
-    s64 key = load << 32 | open << 16 | lower(age >> AGE_SHIFT, MOST_AGE) << 8 | distance;
+    s64 key = load << 34 | open << 18 | lower(age >> AGE_SHIFT, MOST_AGE) << 10 | distance;
     u64 closed = all_ones_if_negative((listener->socket & NUMBER) - 1);
     return key | closed >> 1;
 }
@@ -112,7 +112,7 @@ INLINE int least_busy(struct context *context, struct everything *all, struct gr
     }
     if (best == CLOSED_KEY)
         return 0;
-    u32 place = (start + ((u32)best & 0xff)) % members;
+    u32 place = (start + ((u32)best & (MEMBERS - 1))) % members;
     u32 index = its->member[place & (MEMBERS - 1)] & (LISTENERS - 1);
     u64 socket = all->listener[index].socket;
     if (choose(context, all, index))

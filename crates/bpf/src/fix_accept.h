@@ -2,8 +2,8 @@
 #pragma once
 
 /* The greatest number of listeners at a time, and of listeners of one group. Powers of two. */
-#define LISTENERS 1024
-#define MEMBERS 256
+#define LISTENERS 4096
+#define MEMBERS 1024
 
 /* A listener, or a UDP socket of a group. On a cache line of its own. */
 struct listener {

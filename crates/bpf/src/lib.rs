@@ -23,6 +23,7 @@ mod object;
 mod objects;
 #[cfg(test)]
 mod packet;
+mod permission;
 mod shared;
 pub mod socket_holders;
 mod source_port;

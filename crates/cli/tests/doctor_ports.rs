@@ -18,7 +18,7 @@ use program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
     has, nginx, paste, set_range, verdicts, wait_for,
 };
-use program::{Room, until};
+use program::{Room, children, until};
 
 /// Returns a cgroup, or reports a skipped test.
 fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
@@ -34,50 +34,67 @@ fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
 fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
     in_namespace(|| {
         let test = "doctor_ports::the_fix_of_an_exhausted_proxy_ends_its_errors";
-        if !has(test, &["nginx", "curl"]) {
-            return;
-        }
         let Some(cgroup) = cgroup(test, "loop") else { return };
-        set_range(20_000, 20_199);
-        let room = Room::new();
-        let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
-        let _server = nginx(&room, "server", 0, None, &server);
-        wait_for("10.0.0.2", SERVER);
-        // The proxy asks the server to keep connections, but has no pool of its own: the proxy closes first.
-        let proxy = format!(
-            "server {{ listen 127.0.0.1:{PROXY}; location / {{ proxy_pass http://10.0.0.2:{SERVER}; \
-             proxy_http_version 1.1; proxy_set_header Connection keep-alive; }} }}"
-        );
-        let proxy = nginx(&room, "proxy", 0, Some(cgroup), &proxy);
-        wait_for("127.0.0.1", PROXY);
-        let url = format!("http://127.0.0.1:{PROXY}/");
-        failed_requests(&url, 200);
-        let before = failed_requests(&url, 100);
-        assert!(before > 90, "{before} of 100 requests failed");
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                failed_requests(&url, 20);
-            }
-            diagnosis.join().unwrap()
-        });
-        let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
-        let nginx = format!("nginx[{}]", proxy.pid());
-        let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &nginx]);
-        let command = do_now(finding);
-        let expected =
-            format!("fourtuple fix ports --pid {} --source 10.0.0.0/24 --to 10.0.0.2:{SERVER}", proxy.pid());
-        assert_eq!(command, expected, "{:#?}", verdicts(&record));
-        let Some(_fix) = Fix::paste(test, &command) else { return };
-        let after = failed_requests(&url, 100);
-        figures(
-            "nginx as a proxy without keep-alive (traefik#13123)",
-            &format!("{before} of 100 requests fail"),
-            &command,
-            &format!("{after} fail"),
-        );
-        assert_eq!(after, 0);
+        exhaust_a_proxy(test, Some(cgroup), 0);
     });
+}
+
+/// The same in the cgroup of the test, which is the root cgroup on hosts without systemd, with a worker of a master process.
+#[test]
+fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
+    in_namespace(|| exhaust_a_proxy("doctor_ports::the_fix_of_an_exhausted_proxy_needs_no_cgroup", None, 1));
+}
+
+fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
+    if !has(test, &["nginx", "curl"]) {
+        return;
+    }
+    set_range(20_000, 20_199);
+    let room = Room::new();
+    let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
+    let _server = nginx(&room, "server", 0, None, &server);
+    wait_for("10.0.0.2", SERVER);
+    // The proxy asks the server to keep connections, but has no pool of its own: the proxy closes first.
+    let proxy = format!(
+        "server {{ listen 127.0.0.1:{PROXY}; location / {{ proxy_pass http://10.0.0.2:{SERVER}; \
+         proxy_http_version 1.1; proxy_set_header Connection keep-alive; }} }}"
+    );
+    let proxy = nginx(&room, "proxy", workers, cgroup, &proxy);
+    wait_for("127.0.0.1", PROXY);
+    // The master listens before it has workers.
+    let worker = || if workers == 0 { Some(proxy.pid()) } else { children(proxy.pid()).first().copied() };
+    until("nginx has a worker", || worker().is_some());
+    let worker = worker().expect("seen above");
+    let cgroup_of = || std::fs::read_to_string(format!("/proc/{worker}/cgroup")).expect("procfs");
+    let before_fix = cgroup_of();
+    let url = format!("http://127.0.0.1:{PROXY}/");
+    failed_requests(&url, 200);
+    let before = failed_requests(&url, 100);
+    assert!(before > 90, "{before} of 100 requests failed");
+    let record = thread::scope(|scope| {
+        let diagnosis = scope.spawn(|| diagnose(&room));
+        while !diagnosis.is_finished() {
+            failed_requests(&url, 20);
+        }
+        diagnosis.join().unwrap()
+    });
+    let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
+    let nginx = format!("nginx[{worker}]");
+    let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &nginx]);
+    let command = do_now(finding);
+    let expected = format!("fourtuple fix ports --pid {worker} --source 10.0.0.0/24 --to 10.0.0.2:{SERVER}");
+    assert_eq!(command, expected, "{:#?}", verdicts(&record));
+    let Some(fix) = Fix::paste(test, &command) else { return };
+    let after = failed_requests(&url, 100);
+    figures(
+        "nginx as a proxy without keep-alive (traefik#13123)",
+        &format!("{before} of 100 requests fail"),
+        &command,
+        &format!("{after} fail"),
+    );
+    assert_eq!(after, 0);
+    drop(fix);
+    assert_eq!(cgroup_of(), before_fix, "the proxy is where it was");
 }
 
 /// Opens connections to a proxy at several addresses, so that the ports of the clients are not exhausted first.

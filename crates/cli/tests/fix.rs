@@ -4,6 +4,8 @@ mod program;
 
 use std::fs;
 use std::io::{BufRead, Read, Write};
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -158,6 +160,43 @@ fn a_process_and_its_container_are_found() {
         }
         drop(client);
         cgroup.remove();
+    });
+}
+
+#[test]
+fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
+    in_namespace(|| {
+        let test = "fix::a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile";
+        let (_listener, destination) = fourtuple_testing::listener("::1", 4096);
+        set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + PORTS - 1));
+        let root = fourtuple_testing::cgroup_root();
+        let may_move = |root: &PathBuf| fs::File::options().write(true).open(root.join("cgroup.procs")).is_ok();
+        let Some(root) = root.ok().filter(may_move) else {
+            return fourtuple_testing::skip(test, "cgroup", "no process can be moved");
+        };
+        // The root is not removed at the end.
+        let root = ManuallyDrop::new(Cgroup(root));
+        let Some(mut client) = Client::start(&root) else {
+            return fourtuple_testing::skip(test, "python3", "python3 does not start");
+        };
+        let pid = client.child.id();
+        let own = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        if !own().lines().any(|line| line == "0::/") {
+            return fourtuple_testing::skip(test, "cgroup", "the root cgroup is not visible");
+        }
+        assert_eq!(client.connect("::1", destination.port(), 150).0, 0);
+        let flags = format!("fix ports --pid {pid} --past 1% --to [::1]:{}", destination.port());
+        let Some(child) = attached(test, &format!("{flags} --json")) else { return };
+        let made = root.0.join(format!("fourtuple-fix-{}", child.id()));
+        assert!(made.exists() && own().contains("0::/fourtuple-fix-"), "{}", own());
+        assert_eq!(client.connect("::1", destination.port(), 99).0, 0);
+        let record = record_of(child);
+        assert_eq!(record["settings"]["cgroup"].as_str(), made.to_str());
+        assert!(record["results"]["drawn"].as_u64().unwrap() > 50, "{record}");
+        assert!(!made.exists() && own().lines().any(|line| line == "0::/"), "{}", own());
+        let ended = run(&mut fourtuple(&format!("{flags} --dry-run")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains("a dry run moves no process"), "{ended:?}");
     });
 }
 

@@ -10,10 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_syscalls::seccomp::Facility;
-use fourtuple_syscalls::{child, netns, schedule, sock_diag};
+use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::python::{self, Python};
 use program::fixing::{self, attached};
-use program::{fourtuple, run, until};
+use program::limited::Limited;
+use program::{fourtuple, is_root, run, until};
 use serde_json::Value;
 
 /// Time without an answer after which a worker counts as blocked.
@@ -422,6 +424,42 @@ fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
     });
 }
 
+/// The greatest group that a selector compares.
+const GROUP: usize = 1_024;
+
+#[test]
+fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
+    in_namespace(|| {
+        let test = "fix_accept::a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused";
+        if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 4_096 {
+            return fourtuple_testing::skip(test, "python3", "too few descriptors");
+        }
+        let address: SocketAddr = "127.0.0.1:4115".parse().unwrap();
+        let mut server = Python::start();
+        server.run(&format!(
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n\
+             def more(number):\n  for _ in range(number):\n    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n    \
+             s.bind(('127.0.0.1', {})); s.listen(8); held.append(s)\nmore({GROUP})",
+            address.port()
+        ));
+        let flags = format!("fix accept --listen {address} --select least-busy --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        // Nothing is accepted, so that each listener gets one connection.
+        let _held: Vec<TcpStream> = (0..GROUP).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let results = record_of(fix);
+        let rows = results["listeners"].as_array().unwrap();
+        assert_eq!(rows.len() as u64 + results["listeners_left_out"].as_u64().unwrap(), GROUP as u64);
+        if results["lapsed"] == 0 {
+            assert_eq!((&results["choices"], &results["strays"]), (&GROUP.into(), &0.into()));
+            assert!(rows.iter().all(|row| row["choices"] == 1 && row["queue"] == 1), "{results}");
+        }
+        server.run("more(1)");
+        let ended = run(&mut fourtuple(&flags));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains("has 1025 listeners, and a selector compares at most 1024"), "{ended:?}");
+    });
+}
+
 #[test]
 fn bad_values_are_refused_in_one_line() {
     for (flags, words) in [
@@ -448,4 +486,25 @@ fn without_permission_the_error_is_one_line() {
     let ended = run(&mut command);
     assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
     assert!(ended.line().contains("cannot fix accept"), "{ended:?}");
+    assert!(!is_root() || ended.line().contains("so its seccomp filter refuses bpf(2)"), "{ended:?}");
+}
+
+#[test]
+fn a_missing_capability_is_named_in_one_line() {
+    let test = "fix_accept::a_missing_capability_is_named_in_one_line";
+    if !is_root() || Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return fourtuple_testing::skip(test, "root", "root drops capabilities with setpriv");
+    }
+    let limited = Limited::new();
+    for (given, lacking) in [
+        ("+net_admin", "lacks CAP_BPF and CAP_PERFMON (to trace, and to fix); "),
+        ("+bpf,+perfmon", "lacks CAP_NET_ADMIN (for everything but traces); "),
+    ] {
+        let ended = limited.run(&[given.to_owned()], "fix accept --listen 127.0.0.1:80 --select random");
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        // With all capabilities for its programs the command finds no listener.
+        let words = if given == "+net_admin" { lacking } else { "nothing listens" };
+        let line = ended.line();
+        assert!(line.contains(words) || line.contains(lacking), "{given}: {line}");
+    }
 }

@@ -10,12 +10,14 @@
 
 mod accept;
 mod calibrate;
+mod child_cgroup;
 mod connected;
 mod destination;
 mod error;
 mod namespaces;
 mod ports;
 pub mod print;
+mod processes;
 mod ranges;
 mod run;
 mod target;
@@ -29,5 +31,5 @@ pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
 pub use run::{Choice, Run, RunError, RunOutcome, Way};
-pub use target::{Target, TargetError};
+pub use target::{Programs, Target, TargetError};
 pub use this_host::PrintRequest;

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use fourtuple_host::cgroup;
 
+use crate::child_cgroup::ChildCgroup;
+use crate::processes;
+
 /// The programs to fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -13,7 +16,7 @@ pub enum Target {
     Cgroup(PathBuf),
     /// The programs of a systemd unit: `nginx.service`, or `nginx`.
     Unit(String),
-    /// The programs of the cgroup of a process.
+    /// The programs of the cgroup of a process; in the root cgroup, the processes of its service.
     Process(u32),
     /// The programs of a container, by its ID or the beginning of its ID.
     Container(String),
@@ -28,6 +31,19 @@ pub enum TargetError {
     /// The kernel has no cgroups of version 2.
     #[error("process {0} is in no cgroup of version 2")]
     NoCgroup(u32),
+    /// No cgroup can be made for a process of the root cgroup.
+    #[error(
+        "cannot fix ports: process {process} is in the root cgroup, and {reason}; `--cgroup {}` concerns all programs of the host",
+        root.display()
+    )]
+    NoChild {
+        /// The process.
+        process: u32,
+        /// The directory of the root cgroup.
+        root: PathBuf,
+        /// What failed.
+        reason: String,
+    },
     /// The value of a flag names no cgroup.
     #[error("invalid value '{value}' for '--{flag}': {reason}")]
     Value {
@@ -47,13 +63,63 @@ impl TargetError {
     }
 }
 
+/// The cgroup of the programs to fix. A cgroup that was made for them is removed on drop.
+#[derive(Debug)]
+pub struct Programs {
+    directory: PathBuf,
+    made: Option<ChildCgroup>,
+}
+
+impl Programs {
+    /// Returns the directory of the cgroup.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Moves the service of a process out of the root cgroup, because all programs of the host are in and below that one.
+    fn of_root(process: u32, root: &Path) -> Result<Programs, TargetError> {
+        let failed = |reason| TargetError::NoChild { process, root: root.to_owned(), reason };
+        let made =
+            ChildCgroup::create(root, &format!("fourtuple-fix-{}", std::process::id())).map_err(failed)?;
+        let programs = Programs { directory: made.0.clone(), made: Some(made) };
+        let made = programs.made.as_ref().expect("made above");
+        made.enter(process).map_err(|error| failed(format!("the process cannot be moved: {error}")))?;
+        // Processes that start meanwhile are descendants of a process that is moved in the next turn, or of one that is inside.
+        for _ in 0..2 {
+            for process in processes::service(process) {
+                // The process has ended, or belongs to a user whose processes may not be moved.
+                let _ = made.enter(process);
+            }
+        }
+        Ok(programs)
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        if let Some(made) = &self.made {
+            made.remove();
+        }
+    }
+}
+
 impl Target {
-    /// Returns the directory of the cgroup. `root` is the directory that has `proc`, usually `/`.
+    /// Returns the cgroup. `root` is the directory that has `proc`, usually `/`. With `may_move`, a process in the root cgroup gets a
+    /// cgroup of its own, with its service, until the result is dropped.
     ///
     /// # Errors
     ///
     /// [`TargetError`]
-    pub fn resolve(&self, root: &Path) -> Result<PathBuf, TargetError> {
+    pub fn resolve(&self, root: &Path, may_move: bool) -> Result<Programs, TargetError> {
+        match self {
+            Target::Process(process) if may_move && is_in_root(root, *process)? => {
+                Programs::of_root(*process, &mount(root)?)
+            }
+            _ => Ok(Programs { directory: self.directory(root)?, made: None }),
+        }
+    }
+
+    fn directory(&self, root: &Path) -> Result<PathBuf, TargetError> {
         match self {
             Target::Cgroup(path) => check(path),
             Target::Unit(name) => {
@@ -89,13 +155,22 @@ fn check(path: &Path) -> Result<PathBuf, TargetError> {
     Ok(path.to_owned())
 }
 
-fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
+/// Returns the cgroup of a process: `/system.slice/nginx.service`.
+fn own(root: &Path, process: u32) -> Result<String, TargetError> {
     let path = root.join(format!("proc/{process}/cgroup"));
     let text = fs::read_to_string(path).map_err(|_| value("pid", process, "there is no such process"))?;
-    let own = cgroup::unified(&text).ok_or(TargetError::NoCgroup(process))?;
+    cgroup::unified(&text).map(str::to_owned).ok_or(TargetError::NoCgroup(process))
+}
+
+fn is_in_root(root: &Path, process: u32) -> Result<bool, TargetError> {
+    Ok(own(root, process)? == "/")
+}
+
+fn of_process(root: &Path, process: u32) -> Result<PathBuf, TargetError> {
+    let own = own(root, process)?;
     if own == "/" {
-        let reason = "the process is in the root cgroup, as are other programs of the host; move it to a cgroup, or name the root \
-                      with --cgroup";
+        let reason = "the process is in the root cgroup, as are other programs of the host; a dry run moves no process, so name the \
+                      root with --cgroup";
         return Err(value("pid", process, reason));
     }
     let directory = mount(root)?.join(own.trim_start_matches('/'));

@@ -17,6 +17,10 @@ pub const CAP_NET_ADMIN: u32 = 12;
 pub const CAP_SYS_PTRACE: u32 = 19;
 /// CAP_SYS_ADMIN.
 pub const CAP_SYS_ADMIN: u32 = 21;
+/// CAP_PERFMON: trace the kernel (Linux 5.8).
+pub const CAP_PERFMON: u32 = 38;
+/// CAP_BPF: load BPF programs and maps (Linux 5.8).
+pub const CAP_BPF: u32 = 39;
 
 /// _LINUX_CAPABILITY_VERSION_3: two words for each set.
 const VERSION_3: u32 = 0x2008_0522;

@@ -13,6 +13,7 @@ use crate::accept::error::AcceptError;
 use crate::accept::guard::Handle;
 use crate::accept::settings::AcceptTarget;
 use crate::namespaces::within;
+use crate::processes::{processes, tree};
 
 /// The addresses of a server in a network namespace.
 pub(super) struct Scope {
@@ -129,39 +130,6 @@ fn polled(text: &str) -> impl Iterator<Item = i32> {
         .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
 }
 
-/// Returns the name of a process, empty if it has ended.
-pub(super) fn command(process: u32) -> String {
-    fs::read_to_string(format!("/proc/{process}/comm"))
-        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
-}
-
-fn processes() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-/// Returns a process and its descendants.
-fn tree(root: u32) -> BTreeSet<u32> {
-    let parent = |process: u32| parent(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?);
-    let parents: Vec<(u32, u32)> =
-        processes().filter_map(|process| Some((process, parent(process)?))).collect();
-    let mut found = BTreeSet::from([root]);
-    loop {
-        let before = found.len();
-        let children = parents.iter().filter(|(_, parent)| found.contains(parent));
-        let children: Vec<u32> = children.map(|(process, _)| *process).collect();
-        found.extend(children);
-        if found.len() == before {
-            return found;
-        }
-    }
-}
-
-/// Returns the parent from the text of /proc/PID/stat, whose second field may contain spaces and parentheses.
-fn parent(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
 fn descriptors(process: u32) -> impl Iterator<Item = (i32, std::path::PathBuf)> {
     // The process may end meanwhile.
     let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
@@ -206,9 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn proc_files_are_parsed() {
-        assert_eq!(parent("42 (a b) c) S 7 42 42 0"), Some(7));
-        assert_eq!(parent("42"), None);
+    fn the_file_of_an_epoll_instance_is_parsed() {
         let text = "pos:\t0\ntfd:        5 events:       19 data: 5\ntfd: 11 events: 1 data: b pos:0\n";
         assert_eq!(polled(text).collect::<Vec<_>>(), [5, 11]);
     }

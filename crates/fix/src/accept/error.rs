@@ -1,6 +1,7 @@
 use std::io;
 
 use fourtuple_bpf::BpfError;
+use fourtuple_bpf::fix_accept::MEMBERS;
 
 use crate::accept::server;
 
@@ -62,8 +63,19 @@ pub enum AcceptError {
         members: u32,
     },
     /// More sockets than the maps have entries.
-    #[error("cannot fix accept: more than {0}")]
+    #[error("cannot fix accept: more than {0}, which are the entries of the maps of BPF")]
     TooMany(String),
+    /// More sockets in a group than a selector compares.
+    #[error(
+        "cannot fix accept: the group of {socket} has {members} listeners, and a selector compares at most {MEMBERS}, because the \
+         kernel's verifier bounds its loop"
+    )]
+    TooLarge {
+        /// The socket with its process.
+        socket: String,
+        /// Listeners of the group.
+        members: u32,
+    },
     /// A selector by the payload, and no UDP group.
     #[error(
         "invalid value '{0}': a SYN has no payload, so this is for UDP only, and {1} is no UDP socket; for TCP use least-busy, cpu \

@@ -14,6 +14,7 @@ use fourtuple_syscalls::socket::Transport;
 use crate::accept::discover;
 use crate::accept::error::AcceptError;
 use crate::accept::guard::Handle;
+use crate::processes;
 
 /// A socket of a group.
 pub(super) struct Listener {
@@ -52,7 +53,7 @@ impl Candidate {
     /// Returns `127.0.0.1:80 (TCP, nginx, process 7)`.
     pub(super) fn describe(&self) -> String {
         let process = discover::worker(&self.handles);
-        let (transport, command) = (transport(self.transport).to_uppercase(), discover::command(process));
+        let (transport, command) = (transport(self.transport).to_uppercase(), processes::command(process));
         format!("{} ({transport}, {command}, process {process})", self.local)
     }
 }

@@ -12,11 +12,15 @@ const SETTINGS: &[(&str, &str)] = &[
     ("pdns_server", "PowerDNS creates one with `reuseport=yes`"),
     ("pdns_recursor", "PowerDNS Recursor creates one with `reuseport=yes`"),
     ("dnsdist", "dnsdist creates one with `reusePort=true` in addLocal() or setLocal()"),
-    ("node", "Node.js (22.12) creates one with `reusePort: true` in server.listen() of several processes"),
+    ("node", NODE),
+    // The name of its main thread since Node.js 24.
+    ("MainThread", NODE),
     ("apache2", "Apache httpd creates one with `ListenCoresBucketsRatio`"),
     ("httpd", "Apache httpd creates one with `ListenCoresBucketsRatio`"),
 ];
 
+const NODE: &str =
+    "Node.js (22.12) creates one with `reusePort: true` in server.listen() of several processes";
 const OTHER: &str = "a server creates one with several sockets for one address, each with setsockopt(SO_REUSEPORT) before bind(): \
                      Go in `net.ListenConfig.Control`, Python by `socket.SO_REUSEPORT`";
 
@@ -33,6 +37,7 @@ mod tests {
     fn servers_are_known_by_their_processes() {
         assert!(setting("nginx").contains("`reuseport`"));
         assert!(setting("gunicorn: maste").contains("--reuse-port"));
+        assert_eq!(setting("MainThread"), setting("node"));
         assert!(setting("my-server").contains("SO_REUSEPORT"));
     }
 }

@@ -20,6 +20,7 @@ use crate::accept::group::{Candidate, Group, Listener, duplicate};
 use crate::accept::guard::{Guard, Handle};
 use crate::accept::heart::Heart;
 use crate::accept::settings::{Accept, AcceptProgress, AcceptTarget};
+use crate::processes;
 
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
@@ -167,7 +168,7 @@ impl<'a> Session<'a> {
             let inode = inodes.get(&listener.cookie);
             if let Some(found) = inode.and_then(|inode| handles.remove(inode)) {
                 listener.process = discover::worker(&found);
-                listener.command = discover::command(listener.process);
+                listener.command = processes::command(listener.process);
                 listener.handles = found;
             }
         }
@@ -215,7 +216,7 @@ impl<'a> Session<'a> {
             });
         };
         let Some(grouped) = candidates.iter().find(|candidate| candidate.found.group.is_some()) else {
-            let command = discover::command(discover::worker(&first.handles));
+            let command = processes::command(discover::worker(&first.handles));
             return Err(AcceptError::NoGroup { socket: first.describe(), command });
         };
         let Some(chosen) = candidates.iter().find(|candidate| self.is_for(candidate)) else {
@@ -227,6 +228,10 @@ impl<'a> Session<'a> {
         }
         let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
         for candidate in candidates.iter().filter(|candidate| self.is_for(candidate)) {
+            let members = candidate.found.members;
+            if members as usize > MEMBERS {
+                return Err(AcceptError::TooLarge { socket: candidate.describe(), members });
+            }
             *seen.entry(candidate.found.group.unwrap_or_default()).or_default() += 1;
             if let Some(program) = candidate.found.program.as_ref().filter(|_| !self.settings.dry_run) {
                 return Err(has_selector(candidate, program));
@@ -338,7 +343,7 @@ impl<'a> Session<'a> {
             cookie: candidate.cookie,
             entry,
             process,
-            command: discover::command(process),
+            command: processes::command(process),
             handles: candidate.handles.clone(),
             queue: candidate.queue,
         }))

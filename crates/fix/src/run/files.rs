@@ -8,12 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::thread;
-use std::time::Duration;
 
 use fourtuple_host::cgroup;
 use fourtuple_syscalls::shared::{self, Counters};
 
+use crate::child_cgroup::ChildCgroup;
 use crate::run::layout::COUNTERS;
 
 /// The library that `--via preload` loads into the program.
@@ -87,45 +86,14 @@ impl LibraryDirectory {
     }
 }
 
-/// A cgroup (version 2) below the cgroup of this process.
-#[derive(Debug)]
-pub(super) struct ChildCgroup(pub(super) PathBuf);
-
-impl ChildCgroup {
-    /// Makes the cgroup.
-    pub(super) fn create() -> Result<ChildCgroup, String> {
-        let root = Path::new("/");
-        let mount = cgroup::mount_point(root).map_err(|error| format!("no cgroup2 file system: {error}"))?;
-        let text = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let own = cgroup::unified(&text).ok_or("this process is in no cgroup of version 2")?;
-        let path = mount.join(own.trim_start_matches('/')).join(format!("fourtuple-run-{}", process::id()));
-        match fs::create_dir(&path) {
-            Ok(()) => Ok(ChildCgroup(path)),
-            Err(error) => Err(format!("cannot make the cgroup {}: {error}", path.display())),
-        }
-    }
-
-    /// Moves a process into the cgroup.
-    pub(super) fn enter(&self, process: u32) -> io::Result<()> {
-        fs::write(self.0.join("cgroup.procs"), process.to_string())
-    }
-
-    /// Moves processes that still run to the parent of the cgroup, and removes the cgroup. A cgroup that the program has divided
-    /// stays until its processes have ended.
-    pub(super) fn remove(&self) {
-        let Some(parent) = self.0.parent() else { return };
-        // A process that has just ended holds its cgroup for a moment.
-        for _ in 0..100 {
-            let left = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
-            for process in left.lines() {
-                let _ = fs::write(parent.join("cgroup.procs"), process);
-            }
-            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
+/// Makes a cgroup for the program below the cgroup of this process.
+pub(super) fn own_cgroup() -> Result<ChildCgroup, String> {
+    let root = Path::new("/");
+    let mount = cgroup::mount_point(root).map_err(|error| format!("no cgroup2 file system: {error}"))?;
+    let text = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+    let own = cgroup::unified(&text).ok_or("this process is in no cgroup of version 2")?;
+    let name = format!("fourtuple-run-{}", process::id());
+    ChildCgroup::create(&mount.join(own.trim_start_matches('/')), &name)
 }
 
 /// The files that a run removes at its end.

@@ -39,9 +39,10 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::user_notification::{Inbox, Listener};
 
 use crate::FixError;
+use crate::child_cgroup::ChildCgroup;
 use crate::ports::{Ports, PortsOutcome};
 use crate::run::error::at;
-use crate::run::files::{ChildCgroup, Files, LibraryDirectory};
+use crate::run::files::{Files, LibraryDirectory, own_cgroup};
 use crate::run::layout::{BOUND, COUNTERS};
 use crate::run::message::{Message, Step};
 use crate::run::program::Program;
@@ -151,7 +152,7 @@ impl Run {
 /// Makes the cgroup of the program. If another way could be chosen instead, attaches programs to the cgroup for a moment, since only
 /// the kernel knows whether it allows that.
 fn cgroup(files: &mut Files, is_requested: bool) -> Result<(), String> {
-    let cgroup = files.cgroup.insert(ChildCgroup::create()?);
+    let cgroup = files.cgroup.insert(own_cgroup()?);
     if is_requested {
         return Ok(());
     }

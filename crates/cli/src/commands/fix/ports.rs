@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_fix::{DestinationFilter, FixError, Ports, PortsProgress, Target, parse_destination};
+use fourtuple_fix::{DestinationFilter, FixError, Ports, PortsProgress, Programs, Target, parse_destination};
 use fourtuple_record::{FixPortsSettings, Saved};
 use fourtuple_report::duration;
 use indicatif::HumanCount;
@@ -55,7 +55,7 @@ struct TargetFlags {
     /// Programs of this systemd unit: nginx.service, or nginx
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// Programs in the cgroup of this process
+    /// Programs in the cgroup of this process; if that is the root cgroup, its service, which gets a cgroup meanwhile
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
     /// Programs of this container, by at least 6 digits of its ID
@@ -84,9 +84,10 @@ pub(super) fn source(text: &str) -> Result<IpNet, String> {
 
 impl PortsFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
-        let cgroup = self.target.resolve()?;
+        let programs = self.target.resolve(!self.dry_run)?;
+        let cgroup = programs.directory();
         let ports = Ports {
-            cgroup: cgroup.clone(),
+            cgroup: cgroup.to_owned(),
             past: self.past,
             source: self.source,
             destination: self.to.as_ref().map(|to| to.filter),
@@ -121,8 +122,7 @@ impl PortsFlags {
 }
 
 impl TargetFlags {
-    /// Returns the directory of the cgroup.
-    fn resolve(&self) -> Result<PathBuf, FixError> {
+    fn resolve(&self, may_move: bool) -> Result<Programs, FixError> {
         let target = match (&self.cgroup, &self.unit, self.pid, &self.container) {
             (Some(path), ..) => Target::Cgroup(path.clone()),
             (_, Some(unit), ..) => Target::Unit(unit.clone()),
@@ -130,7 +130,7 @@ impl TargetFlags {
             // clap requires one of the four.
             (.., container) => Target::Container(container.clone().unwrap_or_default()),
         };
-        Ok(target.resolve(Path::new("/"))?)
+        Ok(target.resolve(Path::new("/"), may_move)?)
     }
 }
 

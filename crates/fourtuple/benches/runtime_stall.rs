@@ -1,14 +1,11 @@
 //! Measures how long dials that find 56,001 ports exhausted keep the thread of a current-thread runtime from other tasks:
 //! `cargo test -p fourtuple --bench runtime_stall`.
 //!
-//! A second task of the runtime yields in a loop and records the longest interval between two of its polls:
-//!
-//! - by the clock;
-//! - CPU time of the thread: work that the dial does on the runtime's thread;
-//! - asleep: by the clock, only intervals with a voluntary context switch, as in a lock, a page fault or a blocking system call.
-//!
-//! The last column counts these switches. An interval without CPU time and without a switch was spent in the run queue, and depends
-//! on the load of the machine alone. Each column has its own maximum. Needs root, for a network namespace.
+//! A second task of the runtime yields in a loop and records the longest interval between two of its polls: by the clock, in CPU time of
+//! the thread, and asleep. The last column counts the voluntary context switches. An interval without CPU time and without a switch was
+//! spent in the run queue, and depends on the load of the machine alone. Each column has its own maximum. Needs root, for a network namespace.
+
+mod stall;
 
 use std::error::Error;
 use std::fs;
@@ -19,39 +16,14 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{netns, option, resource};
+use fourtuple_syscalls::{netns, option};
+use stall::{Stall, measure};
 use tokio::runtime::Builder;
 use tokio::task;
 
 const RANGE: &str = "9000 65000";
 const PORTS: u64 = 56_001;
 const DIALS: u32 = 50;
-
-/// The longest intervals between two polls of a task.
-#[derive(Clone, Copy, Default)]
-struct Stall {
-    clock: Duration,
-    cpu: Duration,
-    asleep: Duration,
-    switches: u64,
-}
-
-/// Counters of the runtime's thread.
-struct Counters {
-    clock: Instant,
-    cpu: Duration,
-    switches: u64,
-}
-
-impl Counters {
-    fn read() -> Counters {
-        Counters {
-            clock: Instant::now(),
-            cpu: resource::thread_cpu_time(),
-            switches: resource::voluntary_switches(),
-        }
-    }
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     netns::enter_new()?;
@@ -132,38 +104,6 @@ fn exhausted<T>(dialed: Result<T, DialError>) -> Result<(), Box<dyn Error>> {
         Err(error) => Err(error.into()),
         Ok(_) => Err("there was a port".into()),
     }
-}
-
-/// Runs `work` beside a task that yields in a loop.
-async fn measure(work: impl Future<Output = Result<(), Box<dyn Error>>>) -> Result<Stall, Box<dyn Error>> {
-    let mut longest = Stall::default();
-    let watch = async {
-        let mut last = Counters::read();
-        loop {
-            task::yield_now().await;
-            let now = Counters::read();
-            let clock = now.clock - last.clock;
-            longest.clock = longest.clock.max(clock);
-            longest.cpu = longest.cpu.max(now.cpu.saturating_sub(last.cpu));
-            if now.switches > last.switches {
-                longest.asleep = longest.asleep.max(clock);
-                longest.switches += now.switches - last.switches;
-            }
-            last = now;
-        }
-    };
-    // The second task is polled once more after the last call.
-    let work = async {
-        let done = work.await;
-        task::yield_now().await;
-        done
-    };
-    tokio::select! {
-        biased;
-        () = watch => {}
-        done = work => done?,
-    }
-    Ok(longest)
 }
 
 fn print(what: &str, stall: Stall) {

@@ -88,7 +88,7 @@ pub fn main() -> ExitCode {
         Command::Fix(fix) => fix.run(),
         Command::Run(run) => run.run(),
         #[cfg(feature = "fleet")]
-        Command::Fleet(fleet) => fleet.run(load_flags),
+        Command::Fleet(fleet) => fleet.run(load_flags, serve_flags),
         #[cfg(not(feature = "fleet"))]
         Command::Fleet(fleet) => fleet.run(),
         Command::Agent(agent) => agent.run(),
@@ -110,6 +110,15 @@ fn load_flags(arguments: &[String]) -> Result<Box<load::LoadFlags>, String> {
     match compare::command_line::parse(arguments, "there is nothing to run")? {
         Command::Load(load) => Ok(load),
         _ => Err("expected load TARGET ...".to_owned()),
+    }
+}
+
+/// Parses the command line of the server that `fleet serve` runs.
+#[cfg(feature = "fleet")]
+fn serve_flags(arguments: &[String]) -> Result<Box<serve::ServeFlags>, String> {
+    match compare::command_line::parse(arguments, "there is nothing to run")? {
+        Command::Serve(serve) => Ok(Box::new(serve)),
+        _ => Err("expected serve PROTOCOL ...".to_owned()),
     }
 }
 

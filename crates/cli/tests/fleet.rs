@@ -484,6 +484,77 @@ fn fleet_doctor_shows_every_host() {
         let ended = run(&mut fourtuple("fleet lab ports --range 20000-20063 --json"));
         let hosts = ended.json();
         assert_eq!(hosts["hosts"][0]["record"]["command"], "lab ports", "{hosts:#}");
+        assert_eq!(hosts["differences"], json!([]), "{hosts:#}");
+    });
+}
+
+#[test]
+fn fleet_plan_calibrates_every_host() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet::fleet_plan_calibrates_every_host") else { return };
+        let _agents = ["a", "b"].map(|name| local.agent(name, ""));
+        fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40999");
+        let ended = run(&mut fourtuple("fleet plan --rate 100/s --hold 1s --json"));
+        let all = ended.json();
+        let hosts = list(&all, "/hosts");
+        assert_eq!(hosts.len(), 2, "{all:#}");
+        for host in hosts {
+            let settings = &host["record"]["settings"];
+            assert_eq!(
+                (&settings["costs"], &settings["low"]),
+                (&json!("calibrated"), &json!(40_000)),
+                "{host:#}"
+            );
+            assert_eq!(
+                (&settings["arrival_per_s"], &settings["hold_ns"]),
+                (&json!(100.0), &json!(1_000_000_000))
+            );
+        }
+        let ended = run(&mut fourtuple("fleet plan --rate 100/s"));
+        assert!(ended.stdout.lines().count() >= 3 && ended.stdout.contains("40000-40999"), "{ended:?}");
+    });
+}
+
+#[test]
+fn servers_of_a_fleet_end_with_their_coordinator() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet::servers_of_a_fleet_end_with_their_coordinator") else {
+            return;
+        };
+        let _a = local.agent("a", "");
+        let listens = || std::net::TcpStream::connect("127.0.0.1:4001").is_ok();
+        let serve = |time: &str| {
+            let mut command = fourtuple("fleet serve --json --");
+            command.args(format!("serve crr --listen 127.0.0.1:4001 --workers 1 --for {time}").split(' '));
+            child::end_with_this_thread(&mut command);
+            Running::start(&mut command)
+        };
+        // The deadline.
+        let running = serve("2s");
+        program::until("the server listens", listens);
+        let load = "load tcp://127.0.0.1:4001 --workload crr --operations 20 --connections 2 --quiet --json";
+        assert_eq!(run(&mut fourtuple(load)).code, 0);
+        let ended = running.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(ended.stderr.contains("a: listening on 127.0.0.1:4001, 1 worker"), "{ended:?}");
+        let record = &ended.json()["hosts"][0]["record"];
+        assert_eq!((number(&record["results"]["workers"][0], "requests"), listens()), (20, false));
+        // Ctrl-C.
+        let mut running = serve("500s");
+        program::until("the server listens", listens);
+        child::interrupt(running.id()).unwrap();
+        let ended = running.end();
+        assert_eq!(ended.json()["hosts"][0]["record"]["command"], "serve", "{ended:?}");
+        assert!(!listens());
+        // A coordinator that is killed.
+        let mut running = serve("500s");
+        program::until("the server listens", listens);
+        running.kill();
+        program::until("the server has ended", || !listens());
+        let ended = run(&mut fourtuple("fleet serve -- serve crr --listen 127.0.0.1:4001"));
+        assert!(ended.code == 2 && ended.line().contains("--for"), "{ended:?}");
+        let ended = run(&mut fourtuple("fleet serve -- serve crr --listen 127.0.0.1:4000 --for 9s"));
+        assert!(ended.code == 3 && ended.stdout.contains("Address already in use"), "{ended:?}");
     });
 }
 

@@ -4,7 +4,7 @@ mod program;
 
 use fourtuple_testing::in_namespace;
 use program::fleet::{LocalFleet, Process, RawClient, TARGET};
-use program::{fourtuple, run};
+use program::{Room, fourtuple, number, run};
 use serde_json::json;
 
 #[test]
@@ -31,6 +31,62 @@ fn a_target_outside_allow_target_is_refused() {
         let line = refused("unix:/run/docker.sock", 1);
         assert!(line.contains("/run/docker.sock"), "{line}");
         assert!(!a.has_said("accepted start") && !b.has_said("accepted start"));
+    });
+}
+
+#[test]
+fn commands_outside_allow_are_refused() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::commands_outside_allow_are_refused") else {
+            return;
+        };
+        let a = local.agent("a", "--allow load,doctor");
+        let serve = "serve -- serve crr --listen 127.0.0.1:4001 --for 30s";
+        for (line, command) in [(serve, "serve"), ("plan", "plan"), ("lab ports", "lab")] {
+            let ended = run(&mut fourtuple(&format!("fleet {line}")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            assert!(ended.stdout.contains(&format!("--allow {command}")), "{ended:?}");
+            a.until_said(&format!("start it with --allow {command}"));
+        }
+        assert!(std::net::TcpStream::connect("127.0.0.1:4001").is_err(), "nothing listens");
+    });
+}
+
+#[test]
+fn servers_listen_within_allow_target_only() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::servers_listen_within_allow_target_only") else {
+            return;
+        };
+        let a = local.agent("a", "");
+        for listen in ["0.0.0.0:4001", "192.0.2.1:4001", "[::]:4001"] {
+            let ended = run(&mut fourtuple(&format!("fleet serve -- serve crr --listen {listen} --for 30s")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            assert!(ended.stdout.contains("outside --allow-target"), "{ended:?}");
+        }
+        a.until_said("refused serve: the target 0.0.0.0 is outside --allow-target");
+        let mut client = RawClient::connect();
+        let agent = client.agent();
+        let session = client.session(&agent);
+        // What the command line cannot express is refused by the agent too.
+        let mut settings = json!({
+            "listen": "127.0.0.1:4001", "protocol": "crr", "workers": 1, "close": "client", "service": "0s", "spin": false,
+            "stall_length_ns": null, "backlog": 1, "defer_accept": false, "pin": false, "for_ns": null, "seed": 1
+        });
+        let mut sequence = 0;
+        let mut refused = |settings: &serde_json::Value, says: &str| {
+            sequence += 1;
+            let request = json!({ "kind": "serve", "settings": settings });
+            let (header, _) = client.ask(&agent, &session, sequence, request);
+            assert!(header.contains(says), "{header}");
+        };
+        refused(&settings, "needs a deadline");
+        settings["for_ns"] = 1_000_000_000.into();
+        settings["listen"] = "unix:/tmp/x".into();
+        refused(&settings, "listens on no such address");
+        settings["listen"] = "127.0.0.1:4001".into();
+        settings["protocol"] = "--html=/tmp/x".into();
+        refused(&settings, "the setting protocol is invalid");
     });
 }
 
@@ -114,5 +170,103 @@ fn wrong_credentials_are_refused() {
         local.nats.until_said("authentication error");
         let ended = run(&mut fourtuple("fleet agents --nats nats://fleet:right@127.0.0.1:4222"));
         assert!(ended.code == 0 && ended.stdout.contains("\na "), "{ended:?}");
+    });
+}
+
+/// Asserts that `flags` connect an agent and a coordinator, and that neither connects with one of `wrong`.
+fn require_access(local: &LocalFleet, flags: &str, wrong: &[String]) {
+    for flags in wrong {
+        let mut refused = Process::start(local.agent_command("b", flags));
+        refused.until_said("cannot connect to NATS");
+        assert_eq!(refused.code(), Some(4), "{flags}");
+        let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+        assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+    }
+    let _a = local.agent("a", flags);
+    let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+    assert!(ended.code == 0 && ended.stdout.contains("\na "), "{ended:?}");
+    // Results pass through JetStream with the same rights.
+    let load = format!("fleet load {flags} --workers 1 -- load {TARGET} --operations 5 --json --quiet");
+    let ended = run(&mut fourtuple(&load));
+    assert_eq!((ended.code, number(&ended.json()["results"], "operations")), (0, 5), "{ended:?}");
+}
+
+#[test]
+fn credentials_of_a_user_are_checked() {
+    in_namespace(|| {
+        let operator = include_str!("program/nats/operator.conf");
+        let test = "fleet_security::credentials_of_a_user_are_checked";
+        let Some(local) = LocalFleet::start_with(test, operator) else { return };
+        let user = local.room.file("user.creds", include_str!("program/nats/user.creds"));
+        // Signed by an account that the operator did not sign.
+        let other = local.room.file("other.creds", include_str!("program/nats/other.creds"));
+        require_access(&local, &format!("--creds {user}"), &[format!("--creds {other}"), String::new()]);
+    });
+}
+
+#[test]
+fn nkeys_are_checked() {
+    in_namespace(|| {
+        let users = format!("authorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
+        let Some(local) = LocalFleet::start_with("fleet_security::nkeys_are_checked", &users) else { return };
+        let user = local.room.file("user.nk", include_str!("program/nats/user.nk"));
+        let other = local.room.file("other.nk", include_str!("program/nats/other.nk"));
+        require_access(&local, &format!("--nkey {user}"), &[format!("--nkey {other}"), String::new()]);
+    });
+}
+
+/// The public key of `user.nk`.
+const NKEY: &str = "UB6GFGOXOM4YYKCD6FF5Z575O55ATC5GYZCIBMGE74ZPEC357FGDN25W";
+
+/// Writes an authority, and a certificate of it for 127.0.0.1. Returns the configuration of nats-server and the authority.
+fn certificates(room: &Room, name: &str) -> (String, String) {
+    let key = || rcgen::KeyPair::generate().expect("a key");
+    let mut authority = rcgen::CertificateParams::new([]).expect("no names");
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let own_key = key();
+    let own = authority.self_signed(&own_key).expect("a certificate");
+    let issuer = rcgen::Issuer::new(authority, own_key);
+    let server_key = key();
+    let server = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
+    let server = server.signed_by(&server_key, &issuer).expect("a certificate");
+    let certificate = room.file(&format!("{name}.pem"), &server.pem());
+    let private = room.file(&format!("{name}.key"), &server_key.serialize_pem());
+    let authority = room.file(&format!("{name}-authority.pem"), &own.pem());
+    (format!("tls {{ cert_file: \"{certificate}\", key_file: \"{private}\" }}"), authority)
+}
+
+#[test]
+fn certificates_of_nats_are_checked() {
+    in_namespace(|| {
+        let room = Room::new();
+        let (server, authority) = certificates(&room, "nats");
+        let (_, other) = certificates(&room, "other");
+        let users = format!("{server}\nauthorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
+        let test = "fleet_security::certificates_of_nats_are_checked";
+        let Some(local) = LocalFleet::start_with(test, &users) else { return };
+        let user = local.room.file("user.nk", include_str!("program/nats/user.nk"));
+        let flags = |nats: &str| format!("--nkey {user} --nats {nats}://127.0.0.1:4222");
+        let wrong = [
+            // An unknown authority, with and without other trusted ones.
+            format!("{} --nats-ca {other}", flags("tls")),
+            flags("tls"),
+            flags("nats"),
+            // The authority is known, the user is not.
+            format!("--nats tls://127.0.0.1:4222 --nats-ca {authority}"),
+        ];
+        require_access(&local, &format!("{} --nats-ca {authority}", flags("tls")), &wrong);
+    });
+}
+
+#[test]
+fn a_server_without_tls_is_refused() {
+    in_namespace(|| {
+        let test = "fleet_security::a_server_without_tls_is_refused";
+        let Some(local) = LocalFleet::start(test) else { return };
+        let (_, authority) = certificates(&local.room, "nats");
+        for flags in ["--nats tls://127.0.0.1:4222".to_owned(), format!("--nats-ca {authority}")] {
+            let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+            assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+        }
     });
 }

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::connection;
 use async_nats::service::{self, ServiceExt};
 use fourtuple_load::Prepared;
 use fourtuple_record::{Host, SCHEMA};
@@ -23,6 +24,7 @@ use crate::nats::{Connection, binary_digest, discover, random_name, runtime};
 use crate::permission::{Permission, Permissions};
 use crate::protocol::{AgentInfo, Envelope, MOST_REQUEST, Reply, Request, SERVICE, agent_subject, is_token};
 use crate::request::LoadRequest;
+use crate::servers::Servers;
 use crate::session::Sessions;
 use crate::worker::{self, Outbox, Worker};
 
@@ -34,6 +36,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Time that an agent has after its end to publish the last messages.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The name of a request for a server, in the log.
+const SERVING: &str = "serving";
 
 /// The settings of an agent.
 pub struct Agent {
@@ -77,6 +82,7 @@ struct State {
     client: Client,
     sessions: Sessions,
     job: Option<Job>,
+    servers: Servers,
     log: fn(&str),
 }
 
@@ -131,8 +137,14 @@ impl Agent {
             return Err(FleetError::NameTaken { name: self.name });
         }
         log(&format!("agent {} is ready ({})", self.name, self.connection.shown_url()));
-        let mut state =
-            State { agent: self, client: client.clone(), sessions: Sessions::default(), job: None, log };
+        let mut state = State {
+            agent: self,
+            client: client.clone(),
+            sessions: Sessions::default(),
+            job: None,
+            servers: Servers::default(),
+            log,
+        };
         while !stop.load(Ordering::Relaxed) {
             tokio::select! {
                 Some(request) = clock.next() => answer_clock(&request).await,
@@ -140,6 +152,7 @@ impl Agent {
                 Some(request) = requests.next() => state.handle(request).await,
                 () = tokio::time::sleep(LOOK) => {}
             }
+            state.servers.stop_abandoned(client.connection_state() == connection::State::Connected);
         }
         if let Some(job) = state.job.filter(Job::is_running) {
             job.stop.store(true, Ordering::Relaxed);
@@ -217,6 +230,8 @@ impl State {
             Request::Doctor => Permission::Doctor,
             Request::LabPorts { .. } => Permission::Lab,
             Request::TraceConnect { .. } => Permission::Trace,
+            Request::Serve { .. } | Request::Serving { .. } => Permission::Serve,
+            Request::Plan { .. } => Permission::Plan,
             _ => Permission::Load,
         };
         if let Err(error) = self.agent.permissions.command(permission) {
@@ -237,6 +252,27 @@ impl State {
             Request::TraceConnect { for_ns } => {
                 self.command(&["trace", "connect", "--for", &format!("{for_ns}ns")])
             }
+            Request::Plan { rate_per_s, hold_ns, sources, destinations } => {
+                let mut arguments = vec![
+                    "plan".to_owned(),
+                    format!("--hold={hold_ns}ns"),
+                    format!("--sources={sources}"),
+                    format!("--destinations={destinations}"),
+                ];
+                arguments.extend(rate_per_s.map(|rate| format!("--rate={rate}/s")));
+                self.command(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+            }
+            Request::Serve { settings } => {
+                let Ok(name) = random_name() else {
+                    return Performed::refused("cannot draw random bytes".to_owned());
+                };
+                let Agent { program, permissions, .. } = &self.agent;
+                match self.servers.start(name, program, &settings, permissions) {
+                    Ok(ready) => Performed::Later(ready),
+                    Err(reason) => Performed::refused(reason),
+                }
+            }
+            Request::Serving { server, stop } => Performed::Now(self.servers.ask(&server, stop)),
         }
     }
 
@@ -409,6 +445,9 @@ fn kind(request: &Request) -> &'static str {
         Request::Doctor => "doctor",
         Request::LabPorts { .. } => "lab ports",
         Request::TraceConnect { .. } => "trace connect",
+        Request::Plan { .. } => "plan",
+        Request::Serve { .. } => "serve",
+        Request::Serving { .. } => SERVING,
     }
 }
 
@@ -417,6 +456,8 @@ async fn respond(request: &service::Request, name: &str, reply: &Reply, log: fn(
     match reply {
         Reply::Refused { reason } => log(&format!("refused {name}: {reason}")),
         Reply::Prepared { refusal: Some(refusal), .. } => log(&format!("refused {name}: {refusal}")),
+        // A coordinator asks every second.
+        _ if name == SERVING => {}
         _ => log(&format!("accepted {name}")),
     }
     let bytes = serde_json::to_vec(reply).expect("a reply has string keys");

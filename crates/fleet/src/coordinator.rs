@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::Client;
-use fourtuple_record::{Host, LoadRecord, LoadSettings, Second};
+use fourtuple_record::{Host, LoadRecord, LoadSettings, Second, ServeSettings};
 use fourtuple_syscalls::resource;
 use futures_util::future::join_all;
 use serde_json::Value;
@@ -24,6 +24,12 @@ pub(crate) const DISCOVERY: Duration = Duration::from_millis(1500);
 
 /// Time between the request to start and the start, without round trips.
 const LEAD: Duration = Duration::from_secs(1);
+
+/// Time in which a server is ready, and beyond its deadline in which its record arrives.
+const SERVER_READY: Duration = Duration::from_secs(15);
+
+/// Time between two requests for a server.
+const SERVER_ASKED: Duration = Duration::from_secs(1);
 
 /// Which agents take part.
 #[derive(Clone, Debug, Default)]
@@ -131,12 +137,67 @@ impl Coordinator {
                 let session = Session::open(&self.client, agent).await?;
                 session.ask(request.clone(), wait).await
             }));
-            let replies = replies.await.into_iter().map(|reply| match reply {
-                Ok(Reply::Record { record }) => Ok(record),
-                Ok(Reply::Refused { reason }) => Err(reason),
-                Ok(_) => Err("its reply is not a record".to_owned()),
-                Err(error) => Err(error.to_string()),
-            });
+            let replies = replies.await.into_iter().map(|reply| record_of(answer(reply)));
+            Ok(agents.clone().into_iter().zip(replies).collect())
+        })
+    }
+
+    /// Runs a server on each of the selected agents until its deadline, or until `stop` is set. Calls `ready` with the address of
+    /// each. Returns the record of each, or the reason why there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::TooFew`], [`FleetError::Refused`] if two agents have the same name
+    pub fn serve(
+        &self,
+        selection: &Selection,
+        settings: &ServeSettings,
+        stop: &AtomicBool,
+        mut ready: impl FnMut(&AgentInfo, &str),
+    ) -> Result<Vec<HostReply>, FleetError> {
+        let length = Duration::from_nanos(settings.for_ns.unwrap_or(0));
+        let request = Request::Serve { settings: Box::new(settings.clone()) };
+        self.runtime.block_on(async {
+            let agents = select(discover(&self.client, DISCOVERY).await?, selection)?;
+            let sessions = join_all(agents.iter().map(|agent| Session::open(&self.client, agent))).await;
+            let started = join_all(sessions.iter().map(|session| async {
+                match session {
+                    Ok(session) => answer(session.ask(request.clone(), SERVER_READY).await),
+                    Err(error) => Reply::Refused { reason: error.to_string() },
+                }
+            }));
+            let mut replies = started.await;
+            for (agent, reply) in agents.iter().zip(&replies) {
+                if let Reply::Serving { listen, .. } = reply {
+                    ready(agent, listen);
+                }
+            }
+            let deadline = Instant::now() + length + SERVER_READY;
+            while replies.iter().any(|reply| matches!(reply, Reply::Serving { .. })) {
+                // In short steps, because a stop must not wait for a second.
+                for _ in 0..10 {
+                    if !stop.load(Ordering::Relaxed) {
+                        tokio::time::sleep(SERVER_ASKED / 10).await;
+                    }
+                }
+                let stop = stop.load(Ordering::Relaxed);
+                let asked = join_all(sessions.iter().zip(replies).map(async |(session, reply)| {
+                    let (Ok(session), Reply::Serving { server, .. }) = (session, &reply) else {
+                        return reply;
+                    };
+                    let request = Request::Serving { server: server.clone(), stop };
+                    match session.ask(request, SERVER_ASKED).await {
+                        // NATS may come back; the server ends at its deadline in any case.
+                        Err(_) if Instant::now() < deadline && !stop => reply,
+                        answered => answer(answered),
+                    }
+                }));
+                replies = asked.await;
+                if stop {
+                    tokio::time::sleep(SERVER_ASKED / 10).await;
+                }
+            }
+            let replies = replies.into_iter().map(record_of);
             Ok(agents.clone().into_iter().zip(replies).collect())
         })
     }
@@ -246,6 +307,19 @@ impl Coordinator {
         }
         let follow = Follow { plan: &plan, client: &self.client, context, collecting: false, log: load.log };
         follow.until_the_end(begun, stop, progress).await
+    }
+}
+
+/// Returns an error as a refusal.
+fn answer(reply: Result<Reply, FleetError>) -> Reply {
+    reply.unwrap_or_else(|error| Reply::Refused { reason: error.to_string() })
+}
+
+fn record_of(reply: Reply) -> Result<Value, String> {
+    match reply {
+        Reply::Record { record } => Ok(record),
+        Reply::Refused { reason } => Err(reason),
+        _ => Err("its reply is not a record".to_owned()),
     }
 }
 

@@ -19,6 +19,7 @@ pub mod nats;
 pub mod permission;
 pub mod protocol;
 mod request;
+mod servers;
 pub mod session;
 pub mod split;
 pub mod summary;

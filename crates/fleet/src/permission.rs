@@ -18,12 +18,22 @@ pub enum Permission {
     Lab,
     /// `trace connect`
     Trace,
+    /// `serve`
+    Serve,
+    /// `plan`
+    Plan,
 }
 
 impl Permission {
     /// All commands.
-    pub const ALL: [Permission; 4] =
-        [Permission::Load, Permission::Doctor, Permission::Lab, Permission::Trace];
+    pub const ALL: [Permission; 6] = [
+        Permission::Load,
+        Permission::Doctor,
+        Permission::Lab,
+        Permission::Trace,
+        Permission::Serve,
+        Permission::Plan,
+    ];
 
     /// Returns the name in `--allow`.
     pub fn name(self) -> &'static str {
@@ -32,6 +42,8 @@ impl Permission {
             Permission::Doctor => "doctor",
             Permission::Lab => "lab",
             Permission::Trace => "trace",
+            Permission::Serve => "serve",
+            Permission::Plan => "plan",
         }
     }
 }
@@ -41,7 +53,9 @@ impl FromStr for Permission {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Permission::ALL.into_iter().find(|permission| permission.name() == text);
-        found.ok_or_else(|| format!("{text:?} is not accepted: expected load, doctor, lab or trace"))
+        found.ok_or_else(|| {
+            format!("{text:?} is not accepted: expected load, doctor, lab, trace, serve or plan")
+        })
     }
 }
 
@@ -105,7 +119,7 @@ impl Permissions {
         }
     }
 
-    /// Checks the resolved address of a target. An IPv4 address in IPv6 (`::ffff:10.0.0.1`) counts as the IPv4 address.
+    /// Checks the resolved address of a target, or the address of a server. An IPv4 address in IPv6 (`::ffff:10.0.0.1`) counts as the IPv4 address.
     ///
     /// # Errors
     ///
@@ -165,7 +179,7 @@ mod tests {
         let error = permissions.command(Permission::Load).unwrap_err().to_string();
         assert!(error.contains("--allow load"), "{error}");
         assert_eq!(permissions.command_names(), "doctor");
-        assert_eq!(Permissions::new([], Vec::new()).command_names(), "load,doctor,lab,trace");
+        assert_eq!(Permissions::new([], Vec::new()).command_names(), "load,doctor,lab,trace,serve,plan");
         assert!("shell".parse::<Permission>().is_err());
     }
 }

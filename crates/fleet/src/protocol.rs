@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_record::{Host, LoadSettings, SCHEMA};
+use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -204,6 +204,29 @@ pub enum Request {
         /// Length of the measurement.
         for_ns: u64,
     },
+    /// Calibrate the port search and plan: `fourtuple plan`.
+    Plan {
+        /// New connections per second over all destinations.
+        rate_per_s: Option<f64>,
+        /// Lifetime of a connection.
+        hold_ns: u64,
+        /// Source addresses.
+        sources: u64,
+        /// Destinations.
+        destinations: u64,
+    },
+    /// Start a server: `fourtuple serve`. The reply is [`Reply::Serving`] when it is ready. It ends at its deadline, `for_ns`.
+    Serve {
+        /// The settings, with an address and a deadline.
+        settings: Box<ServeSettings>,
+    },
+    /// Ask for a server, which ends if its coordinator no longer asks. The reply is [`Reply::Serving`] or [`Reply::Record`].
+    Serving {
+        /// Name of the server.
+        server: String,
+        /// Whether to stop it.
+        stop: bool,
+    },
 }
 
 /// The reply of an agent.
@@ -232,6 +255,13 @@ pub enum Reply {
     Record {
         /// The record.
         record: Value,
+    },
+    /// A server is ready and has not ended.
+    Serving {
+        /// Name of the server.
+        server: String,
+        /// Its address, workers and mechanism.
+        listen: String,
     },
     /// The agent refuses or failed.
     Refused {

@@ -170,6 +170,28 @@ impl ServeFlags {
         Ok(self.serve()?.check()?)
     }
 
+    /// Returns the settings of the server that `fleet serve` starts on each host.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn for_hosts(&self) -> anyhow::Result<ServeSettings> {
+        let serve = self.serve()?;
+        serve.check()?;
+        if matches!(self.listen, Endpoint::Unix(_)) {
+            return Err(refusal(
+                "listen",
+                serve.listen(),
+                "a server on other hosts has an address and a port",
+            )
+            .into());
+        }
+        if self.time.is_none() {
+            return Err(UsageError(
+                "'--for' is required: a server on other hosts ends at its deadline".to_owned(),
+            )
+            .into());
+        }
+        Ok(self.settings(&serve))
+    }
+
     fn serve(&self) -> anyhow::Result<Serve> {
         let protocol = self.protocol_with_sizes()?;
         self.refuse_strangers()?;

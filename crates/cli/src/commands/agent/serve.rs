@@ -14,7 +14,7 @@ use crate::commands::fleet::connect::{ConnectFlags, label};
 use crate::exit::Exit;
 use crate::{output, stop};
 
-/// Perform on this host what `fourtuple fleet` requests over NATS: load, doctor, lab ports, trace connect
+/// Perform on this host what `fourtuple fleet` requests over NATS: load, doctor, lab ports, trace connect, serve, plan
 ///
 /// A request carries typed settings, never a shell command. Requests and refusals are logged on stderr. Ends with Ctrl-C or
 /// SIGTERM.
@@ -28,10 +28,10 @@ pub(crate) struct AgentFlags {
     /// Label by which `fleet --label` selects this host; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     label: Vec<(String, String)>,
-    /// Commands that this host performs, with commas: load, doctor, lab, trace [default: all]
+    /// Commands that this host performs, with commas: load, doctor, lab, trace, serve, plan [default: all]
     #[arg(long, value_name = "COMMAND,...", value_delimiter = ',')]
     allow: Vec<Permission>,
-    /// Network that a load may connect to; repeatable [default: 127.0.0.0/8 and ::1]
+    /// Network that a load may connect to, and a server listen on; repeatable [default: 127.0.0.0/8 and ::1]
     #[arg(long, value_name = "CIDR", value_parser = network)]
     allow_target: Vec<IpNet>,
     /// Directory for the results of runs [default: fourtuple in $STATE_DIRECTORY, $XDG_STATE_HOME, ~/.local/state or /tmp]

@@ -41,10 +41,16 @@ mod flags {
         Lab(overview::Lab),
         #[command(subcommand)]
         Trace(overview::Trace),
+        Plan(overview::PlanFlags),
+        Serve(overview::FleetServeFlags),
     }
 
     impl Fleet {
-        pub(crate) fn run(self, parse: load::ParseLoad) -> anyhow::Result<Exit> {
+        pub(crate) fn run(
+            self,
+            parse: load::ParseLoad,
+            parse_serve: overview::ParseServe,
+        ) -> anyhow::Result<Exit> {
             match self.command {
                 FleetCommand::Up(flags) => flags.run(),
                 FleetCommand::Load(flags) => flags.run(parse),
@@ -53,6 +59,8 @@ mod flags {
                 FleetCommand::Doctor(flags) => flags.run(),
                 FleetCommand::Lab(lab) => lab.run(),
                 FleetCommand::Trace(trace) => trace.run(),
+                FleetCommand::Plan(flags) => flags.run(),
+                FleetCommand::Serve(flags) => flags.run(parse_serve),
             }
         }
     }

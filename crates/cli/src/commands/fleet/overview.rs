@@ -1,6 +1,7 @@
 //! Commands that every host performs by itself, as one table.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -11,8 +12,9 @@ use fourtuple_record::format_duration;
 use serde_json::{Value, json};
 
 use crate::commands::fleet::connect::{ConnectFlags, SelectFlags};
-use crate::exit::Exit;
-use crate::{output, units};
+use crate::commands::serve::ServeFlags;
+use crate::exit::{Exit, UsageError};
+use crate::{output, stop, units};
 
 /// Time that a host has for its command beside the length of a measurement.
 const WAIT: Duration = Duration::from_secs(60);
@@ -67,6 +69,41 @@ pub(crate) struct ConnectTraceFlags {
     time: Duration,
     #[command(flatten)]
     common: Common,
+}
+
+/// Parses a command line of `serve`.
+pub(crate) type ParseServe = fn(&[String]) -> Result<Box<ServeFlags>, String>;
+
+/// Calibrate the port search of each host and plan its ports: `plan` on each, one table, slowest host first
+#[derive(Debug, Args)]
+pub(crate) struct PlanFlags {
+    /// New connections per second of each host over all destinations
+    #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
+    rate: Option<f64>,
+    /// Lifetime of a connection
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
+    hold: Duration,
+    /// Source addresses of each host
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    sources: u64,
+    /// Destinations (address and port), equally loaded
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    destinations: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Run a server on each host until its deadline, then print the counts of each
+///
+/// After -- stands a command line of `serve` with --for. A line on stderr reports the address of each server when it is ready.
+/// Ctrl-C stops all servers; they also stop 10 s after this command has been killed.
+#[derive(Debug, Args)]
+pub(crate) struct FleetServeFlags {
+    #[command(flatten)]
+    common: Common,
+    /// The command: serve PROTOCOL --listen ADDR --for TIME ...
+    #[arg(last = true, required = true, value_name = "serve PROTOCOL ...")]
+    command: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -143,23 +180,57 @@ impl Trace {
     }
 }
 
+impl PlanFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let PlanFlags { rate, hold, sources, destinations, common } = self;
+        let hold_ns = units::nanoseconds(hold);
+        let request = Request::Plan { rate_per_s: rate, hold_ns, sources, destinations };
+        let view = View {
+            columns: &["range", "connect, empty", "connect, full", "ports run out", "sources needed"],
+            row: plan_row,
+        };
+        common.run(&request, 3 * WAIT, &view)
+    }
+}
+
+impl FleetServeFlags {
+    pub(crate) fn run(self, parse: ParseServe) -> anyhow::Result<Exit> {
+        let refuse = |why: String| UsageError(format!("'{}': {why}", self.command.join(" ")));
+        let settings = parse(&self.command).map_err(refuse)?.for_hosts()?;
+        let stop = stop::flag()?;
+        let Common { connect, select, .. } = &self.common;
+        let coordinator = Coordinator::connect(&connect.connection())?;
+        let replies = coordinator.serve(&select.selection(None), &settings, &stop, |agent, listen| {
+            // Written even if stderr is no terminal: a script waits for these lines. The write fails if the reader is gone.
+            let _ = writeln!(io::stderr(), "{}: listening on {listen}", agent.name);
+        })?;
+        let view =
+            View { columns: &["listened on", "accepted", "requests", "rate", "failed"], row: serve_row };
+        self.common.show(&replies, &view)
+    }
+}
+
 impl Common {
     fn run(&self, request: &Request, wait: Duration, view: &View) -> anyhow::Result<Exit> {
         let coordinator = Coordinator::connect(&self.connect.connection())?;
         let selection: Selection = self.select.selection(None);
-        let replies = coordinator.on_each(&selection, request, wait)?;
+        self.show(&coordinator.on_each(&selection, request, wait)?, view)
+    }
+
+    fn show(&self, replies: &[HostReply], view: &View) -> anyhow::Result<Exit> {
         let failed = replies.iter().any(|(_, reply)| reply.is_err());
         if self.json {
             let hosts: Vec<Value> = replies
                 .iter()
                 .map(|(agent, reply)| match reply {
-                    Ok(record) => json!({ "name": agent.name, "record": record }),
-                    Err(reason) => json!({ "name": agent.name, "failed": reason }),
+                    Ok(record) => json!({ "name": agent.name, "kernel": agent.kernel, "record": record }),
+                    Err(reason) => json!({ "name": agent.name, "kernel": agent.kernel, "failed": reason }),
                 })
                 .collect();
-            output::print(&format!("{}\n", json!({ "hosts": hosts })))?;
+            let all = json!({ "hosts": hosts, "differences": differences(replies) });
+            output::print(&format!("{all}\n"))?;
         } else {
-            output::print(&text(&replies, view))?;
+            output::print(&text(replies, view))?;
         }
         let found = replies.iter().any(|(_, reply)| reply.as_ref().is_ok_and(has_findings));
         Ok(match (failed, found) {
@@ -193,18 +264,18 @@ fn text(replies: &[HostReply], view: &View) -> String {
         [row.name.clone(), row.kernel.clone()].into_iter().chain(row.cells.iter().cloned()).collect()
     });
     let mut text = table(&columns, lines.collect());
-    for difference in differences(&rows, replies) {
+    for difference in differences(replies) {
         text.push_str(&format!("{difference}\n"));
     }
     text
 }
 
 /// Names the kernels that differ, and the findings that some hosts have and others do not.
-fn differences(rows: &[Row], replies: &[HostReply]) -> Vec<String> {
+fn differences(replies: &[HostReply]) -> Vec<String> {
     let mut lines = Vec::new();
     let mut kernels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for row in rows {
-        kernels.entry(&row.kernel).or_default().push(&row.name);
+    for (agent, _) in replies {
+        kernels.entry(&agent.kernel).or_default().push(&agent.name);
     }
     if kernels.len() > 1 {
         let parts: Vec<String> =
@@ -265,12 +336,47 @@ fn trace_row(record: &Value) -> (f64, Vec<String>) {
     (time("search_ns") as f64, cells)
 }
 
+fn plan_row(record: &Value) -> (f64, Vec<String>) {
+    let (settings, results) = (&record["settings"], &record["results"]);
+    let steps = results["by_fill"].as_array().map_or(&[][..], Vec::as_slice);
+    let mean = |step: Option<&Value>| step.and_then(|step| step["mean_ns"].as_u64()).unwrap_or(0);
+    let (empty, full) = (mean(steps.first()), mean(steps.last()));
+    let out = results["exhausted_after_ns"].as_u64();
+    let cells = vec![
+        format!("{}-{}", settings["low"], settings["high"]),
+        format_duration(empty),
+        format_duration(full),
+        out.map_or("never".to_owned(), |after| format!("after {}", format_duration(after))),
+        results["sources_needed"].to_string(),
+    ];
+    (full as f64, cells)
+}
+
+fn serve_row(record: &Value) -> (f64, Vec<String>) {
+    let results = &record["results"];
+    let workers = results["workers"].as_array().map_or(&[][..], Vec::as_slice);
+    let sum = |field: &str| workers.iter().filter_map(|worker| worker[field].as_u64()).sum::<u64>();
+    let errors =
+        workers.iter().filter_map(|worker| worker["errors"].as_object()).flat_map(|errors| errors.values());
+    let failed = errors.filter_map(Value::as_u64).sum::<u64>();
+    let cells = vec![
+        results["listen"].as_str().unwrap_or("").to_owned(),
+        sum("accepted").to_string(),
+        sum("requests").to_string(),
+        format!("{:.0}/s", results["requests_per_s"].as_f64().unwrap_or(0.0)),
+        failed.to_string(),
+    ];
+    (failed as f64, cells)
+}
+
 /// Aligns the columns of a table.
 fn table(columns: &[&str], rows: Vec<Vec<String>>) -> String {
     let header = columns.iter().map(|column| (*column).to_owned()).collect();
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
     let width = |at: usize| {
-        let cells = lines.iter().filter(|line| line.len() > 1).filter_map(|line| line.get(at));
+        // The reason of a host without a record is as long as it is.
+        let cells = lines.iter().filter(|line| at + 1 < line.len() || line.len() == columns.len());
+        let cells = cells.filter_map(|line| line.get(at));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();

@@ -1,7 +1,7 @@
 //! Compares the listener of tokio with `AsyncAcceptor` under `axum::serve`: how long requests on kept connections wait for one of four
 //! workers whose handlers block: `cargo bench -p fourtuple --bench axum`. Needs root, for a network namespace.
 //!
-//! Each worker is a thread with a current-thread runtime. 24 clients keep a connection each and send one request after the other; 5% of
+//! Each worker is a thread with a current-thread runtime. 24 clients keep a connection each and send their requests in sequence; 5% of
 //! the requests block their worker for 10 ms, the rest for 0.1 ms. The wait of a request is its latency without this time. Trials of 2 s
 //! alternate in the order A B B A, each with new workers and connections. Two listeners of tokio are compared: one that the runtimes
 //! share, and one for each runtime (SO_REUSEPORT).

@@ -33,6 +33,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task;
 
 const LOW: u16 = 9_000;
 const HIGH: u16 = 65_511;
@@ -90,10 +91,23 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(())
         };
         let stall = runtime.block_on(stall::measure(connects))?;
-        println!("{CONNECTS} connects with Connector in {:.1} s, none failed", begun.elapsed().as_secs_f64());
-        let [clock, cpu, asleep] =
-            [stall.clock, stall.cpu, stall.asleep].map(|time| time.as_secs_f64() * 1e6);
-        println!("longest stall: {clock:.0} us by the clock, {cpu:.0} us CPU time, {asleep:.0} us asleep");
+        let time = begun.elapsed();
+        println!("{CONNECTS} connects with Connector in {:.1} s, none failed", time.as_secs_f64());
+        let until = Instant::now() + time;
+        let nothing = async {
+            while Instant::now() < until {
+                task::yield_now().await;
+            }
+            Ok(())
+        };
+        let idle = runtime.block_on(stall::measure(nothing))?;
+        for (what, stall) in [("with these connects", stall), ("in the same time without connects", idle)] {
+            let [clock, cpu, asleep] =
+                [stall.clock, stall.cpu, stall.asleep].map(|time| time.as_secs_f64() * 1e6);
+            println!(
+                "longest stall {what}: {clock:.0} us by the clock, {cpu:.0} us CPU time, {asleep:.0} us asleep"
+            );
+        }
     }
     println!("load average {}", summary::load());
     Ok(())

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use fourtuple::listen::{
-    AcceptPolicy, Acceptor, Connection, ListenError, ListenerGroup, ListenerGroupBuilder, Workers,
+    AcceptPolicy, Acceptor, Connection, ListenError, ListenerGroup, ListenerGroupBuilder, WorkerProcess,
+    Workers,
 };
-use fourtuple_syscalls::fork::{self, Process};
 
 fn main() -> ExitCode {
     match run() {
@@ -39,7 +39,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let listen =
         ListenerGroupBuilder::at(address).policy(policy).workers(Workers::Processes).seats(count + 1);
     let group = listen.open()?;
-    let mut workers = (0..count).map(|_| Worker::start(&group)).collect::<io::Result<Vec<_>>>()?;
+    let mut workers = (0..count).map(|_| Worker::start(&group)).collect::<Result<Vec<_>, _>>()?;
     println!("listening on {} with {}", group.endpoint(), group.choice());
     for line in io::stdin().lock().lines() {
         match line?.split_whitespace().collect::<Vec<_>>().as_slice() {
@@ -48,7 +48,7 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let place = workers.get_mut(number).ok_or("no such worker")?;
                 let dead = std::mem::replace(place, Worker::start(&group)?);
                 dead.process.kill()?;
-                println!("killed {} {:?}", dead.seat, dead.process.wait()?);
+                println!("killed {}, {}", dead.seat, dead.process.wait()?);
                 group.vacate(dead.seat);
             }
             ["reload"] => {
@@ -75,15 +75,15 @@ fn run() -> Result<(), Box<dyn Error>> {
 
 /// A worker process, and the stream that tells it to leave.
 struct Worker {
-    process: Process,
+    process: WorkerProcess,
     seat: usize,
     ours: UnixStream,
 }
 
 impl Worker {
-    fn start(group: &ListenerGroup) -> io::Result<Worker> {
+    fn start(group: &ListenerGroup) -> Result<Worker, Box<dyn Error>> {
         let (mut ours, mut theirs) = UnixStream::pair()?;
-        let process = fork::run_in_child(|| match work(group, &mut theirs) {
+        let process = group.fork(|group| match work(group, &mut theirs) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("{error}");

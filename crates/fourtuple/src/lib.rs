@@ -49,14 +49,15 @@
 //! # drop(stream); Ok(()) }
 //! ```
 //!
-//! The client of hyper-util (feature `hyper`):
+//! The client of hyper-util (feature `hyper`; `hyper-util` with the features `client-legacy`, `http1` and `tokio`):
 //!
 #![cfg_attr(feature = "hyper", doc = "```no_run")]
 #![cfg_attr(not(feature = "hyper"), doc = "```ignore")]
-//! # use fourtuple::dial::Connector;
-//! # use http_body_util::Empty;
-//! # use hyper::body::Bytes;
-//! # use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+//! use fourtuple::dial::Connector;
+//! use http_body_util::Empty;
+//! use hyper::body::Bytes;
+//! use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+//!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = Client::builder(TokioExecutor::new()).build::<_, Empty<Bytes>>(Connector::new());
 //! let response = client.get("http://example.org/".parse()?).await?;
@@ -67,10 +68,10 @@
 //!
 #![cfg_attr(feature = "axum", doc = "```no_run")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
-//! # use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
-//! # use std::net::Ipv4Addr;
+//! use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
+//!
 //! # async fn example(app: axum::Router) -> Result<(), Box<dyn std::error::Error>> {
-//! let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 8080)).workers(Workers::Runtimes).open()?;
+//! let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).open()?;
 //! axum::serve(AsyncAcceptor::new(group.join()?)?, app).await?; // in each runtime
 //! # Ok(()) }
 //! ```

@@ -45,21 +45,10 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-impl From<(IpAddr, u16)> for Endpoint {
-    fn from((address, port): (IpAddr, u16)) -> Self {
-        Endpoint::Inet(SocketAddr::new(address, port))
-    }
-}
-
-impl From<(Ipv4Addr, u16)> for Endpoint {
-    fn from((address, port): (Ipv4Addr, u16)) -> Self {
-        Endpoint::Inet(SocketAddr::new(address.into(), port))
-    }
-}
-
-impl From<(Ipv6Addr, u16)> for Endpoint {
-    fn from((address, port): (Ipv6Addr, u16)) -> Self {
-        Endpoint::Inet(SocketAddr::new(address.into(), port))
+/// As for [`SocketAddr`]: `([127, 0, 0, 1], 8080)` is an endpoint too.
+impl<I: Into<IpAddr>> From<(I, u16)> for Endpoint {
+    fn from(address: (I, u16)) -> Self {
+        Endpoint::Inet(address.into())
     }
 }
 

@@ -14,8 +14,8 @@ use crate::dial::report::DialReport;
 /// A blocking connection that releases its port: a [`TcpStream`] that, when it is dropped after the peer closed or reset the
 /// connection first, marks its port as free in the ledger of its dialer ([`Dialer::release`]).
 ///
-/// `D` is a `&Dialer` or an `Arc<Dialer>`. The stream reads the state of the connection when it is dropped (TCP_INFO), so the caller
-/// need not know who closed first.
+/// `D` is a `&Dialer` or an `Arc<Dialer>`. When the stream is dropped, it reads the state of the connection (TCP_INFO), from which it
+/// knows which side closed first.
 ///
 /// ```no_run
 /// use fourtuple::dial::{Dialer, GuardedStream};

@@ -35,15 +35,16 @@ pub struct ListenerGroupBuilder {
 }
 
 impl ListenerGroupBuilder {
-    /// Returns a builder for a group that listens on this address or path; port 0 lets the kernel choose a port.
+    /// Returns a builder for a group that listens on this address or path: a `SocketAddr`, an address and a port, or a `Path`. Port 0
+    /// lets the kernel choose a port.
     ///
     /// Defaults: [`AcceptPolicy::Auto`], 64 seats, an accept queue of 4096, threads as workers, connections kept until the
     /// client closes them, an idle limit of 60 s, a write limit of 2 s.
     ///
     /// ```no_run
-    /// # use fourtuple::listen::ListenerGroupBuilder;
-    /// # use std::net::Ipv4Addr;
-    /// let group = ListenerGroupBuilder::at((Ipv4Addr::UNSPECIFIED, 8080)).open()?;
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let group = ListenerGroupBuilder::at(([0, 0, 0, 0], 8080)).open()?;
     /// let local = ListenerGroupBuilder::at(std::path::Path::new("/run/server.sock")).open()?;
     /// # Ok::<(), fourtuple::listen::ListenError>(())
     /// ```

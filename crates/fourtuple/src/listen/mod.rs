@@ -35,6 +35,7 @@ mod listeners;
 mod path;
 mod policy;
 mod policy_table;
+mod process;
 mod recycle;
 mod rounds;
 mod seats;
@@ -57,6 +58,7 @@ pub use group::ListenerGroup;
 pub use path::{SocketPath, bind_path};
 pub use policy::{AcceptPolicy, Family, Workers};
 pub use policy_table::AcceptPolicyError;
+pub use process::WorkerProcess;
 pub use recycle::Recycle;
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]

@@ -59,7 +59,8 @@ pub enum Workers {
     Threads,
     /// Threads with an async runtime each, which reads the requests of its connections itself: the workers of `AsyncAcceptor`.
     Runtimes,
-    /// Processes, forked after [`ListenerGroupBuilder::open`](crate::listen::ListenerGroupBuilder::open). A thread may join
+    /// Processes, forked after [`ListenerGroupBuilder::open`](crate::listen::ListenerGroupBuilder::open), as by
+    /// [`ListenerGroup::fork`](crate::listen::ListenerGroup::fork). A thread may join
     /// such a group too.
     Processes,
 }

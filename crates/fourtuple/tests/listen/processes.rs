@@ -121,7 +121,7 @@ fn a_killed_worker_loses_only_its_connections() {
             let killed = seats[0];
             assert_eq!(
                 prefork.order(&format!("kill {killed}")),
-                format!("killed {killed} Killed(9)"),
+                format!("killed {killed}, signal: 9 (SIGKILL)"),
                 "{policy}"
             );
             for (stream, seat) in kept.iter_mut().zip(seats) {

@@ -143,7 +143,7 @@ fn storm(prefork: &mut Prefork, flood: &mut Flood, connection_lock: &RwLock<()>)
             (0..VOLLEYS).for_each(|_| flood.volley());
             let _no_request_runs = connection_lock.write().unwrap();
             let said = prefork.order(&format!("kill {}", kill as usize % WORKERS));
-            assert!(said.ends_with("Killed(9)"), "{said}");
+            assert!(said.ends_with("signal: 9 (SIGKILL)"), "{said}");
         }
         let before = flood.sent;
         (0..VOLLEYS).for_each(|_| flood.volley());

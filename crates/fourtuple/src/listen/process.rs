@@ -1,0 +1,58 @@
+//! Worker processes of a group.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use fourtuple_syscalls::fork::{self, End, Process};
+
+use crate::listen::error::ListenError;
+use crate::listen::group::ListenerGroup;
+
+/// A worker process of a group. Dropping it neither ends the process nor waits for it.
+#[derive(Debug)]
+pub struct WorkerProcess(Process);
+
+impl ListenerGroup {
+    /// Runs `work` in a child process, which shares the listeners, the seats and the handoff queue of this group, and uses its result as
+    /// exit code (101 after a panic). For a group with [`Workers::Processes`](crate::listen::Workers::Processes).
+    ///
+    /// The kernel kills the child when the thread that called this function ends. After the death of a worker that did not leave, call
+    /// [`vacate`](ListenerGroup::vacate) with its seat. `examples/prefork.rs` is a supervisor.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError::Call`]: this process has several threads, whose locks could stay locked in the child; or fork(2) failed.
+    pub fn fork(&self, work: impl FnOnce(&ListenerGroup) -> i32) -> Result<WorkerProcess, ListenError> {
+        fork::run_in_child(|| work(self)).map(WorkerProcess).map_err(self.failed("fork()"))
+    }
+}
+
+impl WorkerProcess {
+    /// Returns the process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Sends SIGKILL.
+    ///
+    /// # Errors
+    ///
+    /// The errors of kill(2).
+    pub fn kill(&self) -> io::Result<()> {
+        self.0.kill()
+    }
+
+    /// Waits until the process has ended.
+    ///
+    /// # Errors
+    ///
+    /// The errors of waitpid(2), such as ECHILD if another function of this process has reaped the child.
+    pub fn wait(self) -> io::Result<ExitStatus> {
+        // The form of waitpid(2): the exit code in the second byte, the signal in the first.
+        self.0.wait().map(|end| match end {
+            End::Exited(code) => ExitStatus::from_raw((code & 0xff) << 8),
+            End::Killed(signal) => ExitStatus::from_raw(signal),
+        })
+    }
+}

@@ -201,7 +201,7 @@ pub struct FixCounters {
 pub enum LeftAlone {
     /// A UDP socket.
     Udp,
-    /// Neither TCP nor UDP; MPTCP is one.
+    /// Neither TCP nor UDP. The first subflow of an MPTCP socket is a TCP socket.
     Protocol,
     /// The program has bound the socket to a port.
     BoundPort,

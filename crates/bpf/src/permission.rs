@@ -1,4 +1,4 @@
-//! What a process lacks whose call of bpf(2) fails with EPERM.
+//! Names what a process lacks whose call of bpf(2) fails with EPERM.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

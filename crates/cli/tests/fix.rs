@@ -170,7 +170,8 @@ fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
         let (_listener, destination) = fourtuple_testing::listener("::1", 4096);
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + PORTS - 1));
         let root = fourtuple_testing::cgroup_root();
-        let may_move = |root: &PathBuf| fs::File::options().write(true).open(root.join("cgroup.procs")).is_ok();
+        let may_move =
+            |root: &PathBuf| fs::File::options().write(true).open(root.join("cgroup.procs")).is_ok();
         let Some(root) = root.ok().filter(may_move) else {
             return fourtuple_testing::skip(test, "cgroup", "no process can be moved");
         };

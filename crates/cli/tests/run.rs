@@ -205,6 +205,34 @@ fn calls_return_the_same_with_and_without_run() {
 }
 
 #[test]
+fn mptcp_connections_stay_mptcp() {
+    in_namespace(|| {
+        let test = "run::mptcp_connections_stay_mptcp";
+        let Some(client) = client(test) else { return };
+        // The connections take more than the share from which the way cgroup acts.
+        set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + 199));
+        let is_on = fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+        let words = "multipath 4000 150";
+        let bare = run(&mut bare(client, words));
+        if !is_on || bare.stdout == "absent\n" {
+            return fourtuple_testing::skip(test, "mptcp", "this kernel has no MPTCP, or it is off");
+        }
+        let expected = "clients 150, servers 150, answered 150\n";
+        assert_eq!((bare.code, bare.stdout.as_str()), (0, expected), "{bare:?}");
+        for way in WAYS {
+            let Some((ended, results)) = recorded(test, way, client, words) else { return };
+            assert_eq!((ended.code, ended.stdout.as_str()), (0, expected), "{way}: {ended:?}");
+            if way == "cgroup" {
+                // The kernel runs the programs for the first subflow, which is a TCP socket.
+                assert!(results["connects"] == 0 || results["changed"].as_u64() > Some(0), "{results}");
+            } else {
+                assert_eq!(results["left"]["protocol"], 150, "{way}: {results}");
+            }
+        }
+    });
+}
+
+#[test]
 fn exit_code_and_streams_belong_to_the_program() {
     let shell = Path::new("/bin/sh");
     for way in ["preload", "supervise"] {

@@ -2,6 +2,9 @@
 
 use fourtuple_record::snapshot::{Owner, Part, Snapshot, Traced, Tuple};
 
+use crate::budget::state;
+use crate::words::{counted, process};
+
 /// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
 /// destination, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT sockets belong to no process, so that a tuple full of
 /// them has none.
@@ -32,6 +35,53 @@ fn callers(traced: &Traced, tuple: &Tuple) -> Vec<Owner> {
         }
     }
     owners
+}
+
+/// Returns a sentence about a tuple whose sockets are all in TIME_WAIT: that they belong to no process, and which processes have to do
+/// with its destination. `None` for other tuples.
+pub(crate) fn left_behind(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> {
+    let sockets: u64 = tuple.states.values().sum();
+    if sockets == 0 || state(tuple, "time-wait") < sockets {
+        return None;
+    }
+    let destination = tuple.destination;
+    let mut known: Vec<String> = Vec::new();
+    if let Some(caller) = tuple.owners.first() {
+        known.push(format!("{} called connect() to {destination} during the trace", process(caller)));
+    }
+    let others = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let others =
+        others.iter().filter(|other| other.destination == destination && other.source != tuple.source);
+    let others =
+        others.filter_map(|other| Some((other.owners.first().filter(|its| its.sockets > 0)?, other)));
+    known.extend(others.take(2).map(|(owner, other)| {
+        let sockets = counted(owner.sockets.into(), "connection");
+        format!("{} has {sockets} from {} to {destination}", process(owner), other.source)
+    }));
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let serves = |address: &std::net::SocketAddr| {
+        *address == destination
+            || address.port() == destination.port()
+                && address.ip().is_unspecified()
+                && is_local(snapshot, tuple)
+    };
+    let server = listeners.iter().find(|listener| serves(&listener.address));
+    known.extend(
+        server
+            .and_then(|listener| listener.owners.first())
+            .map(|owner| format!("{} listens at {destination}, on this host", process(owner))),
+    );
+    if tuple.owners.is_empty() && known.is_empty() {
+        known.push(format!("no visible process has a connection to {destination} now"));
+    }
+    let known = known.join("; ");
+    Some(format!("all of the sockets are in TIME_WAIT, which belong to no process; {known}"))
+}
+
+fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
+    let destination = tuple.destination.ip();
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    destination.is_loopback() || addresses.iter().any(|local| local.address == destination)
 }
 
 #[cfg(test)]

@@ -140,6 +140,18 @@ fn a04_a_cut_backlog_counts_if_it_fills() {
 }
 
 #[test]
+fn a04_is_silent_about_a_backlog_of_the_program() {
+    in_namespace(|| {
+        set_sysctl("net.core.somaxconn", "16");
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = Vec::new();
+        let snapshot = snapshot(|| clients.extend(attempt(address, 12)));
+        assert!(snapshot.counter("TcpExt.ListenOverflows").unwrap().during > 0);
+        assert!(of(diagnose(&snapshot, &Limits::default()), "A04").is_empty());
+    });
+}
+
+#[test]
 fn a05_drops_without_cookies_are_critical() {
     in_namespace(|| {
         set_sysctl("net.ipv4.tcp_syncookies", "0");
@@ -244,6 +256,41 @@ fn b01_a_worker_with_most_connections_is_named() {
         let found = only(&findings("B01"), Severity::Notice, "has 50 of 60 connections at port 4100");
         assert!(found.verdict.contains("the 4 workers have 2, 50, 1, 7 "), "{}", found.verdict);
         assert!(findings("B02").is_empty());
+    });
+}
+
+#[test]
+fn b01_a_skewed_member_of_a_group_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b01_a_skewed_member_of_a_group_is_named") {
+            return;
+        }
+        let mut pythons: Vec<Python> = (0..4).map(|_| Python::start()).collect();
+        pythons.iter_mut().for_each(|python| drop(python.run(GROUP)));
+        let accept = "try:\n  while True: held.append(s.accept()[0])\nexcept BlockingIOError: pass";
+        let address = "127.0.0.1:4200".parse().unwrap();
+        let _even = connect(address, 60);
+        pythons.iter_mut().for_each(|python| drop(python.run(accept)));
+        assert!(findings("B01").is_empty(), "the kernel's hash chooses");
+        // SO_ATTACH_REUSEPORT_CBPF with `return 1`: a selector sends all connections to the second member.
+        let select = "import ctypes\ncode = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 1))\n\
+                      s.setsockopt(socket.SOL_SOCKET, 51, struct.pack('HxxxxxxQ', 1, ctypes.addressof(code)))";
+        pythons[0].run(&format!("import struct\n{select}"));
+        let mut skewed = Vec::new();
+        for _ in 0..3 {
+            skewed.extend(connect(address, 90));
+            pythons.iter_mut().for_each(|python| drop(python.run(accept)));
+        }
+        let name = format!("[{}] has ", pythons[1].pid());
+        let found = only(&findings("B01"), Severity::Notice, &name);
+        assert!(found.verdict.contains("of 330 connections at port 4200"), "{}", found.verdict);
+        assert!(
+            found
+                .now
+                .iter()
+                .any(|advice| advice.action.starts_with("fourtuple fix accept --listen 127.0.0.1:4200"))
+        );
+        assert!(findings("B03").is_empty(), "no member is stuck");
     });
 }
 

@@ -502,15 +502,20 @@ fn p12_processes_that_share_a_budget_are_listed() {
         let Some(mut child) = other_process(address.port(), 4) else {
             return skip("p12_processes_that_share_a_budget_are_listed", "python3", "it does not start");
         };
-        let snapshot = now();
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        let finding = the_finding(&snapshot, "P12");
+        let finding = the_finding(&now(), "P12");
         let verdict = &finding.verdict;
         assert!(verdict.contains("2 processes share the 20 ports of 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
         assert!(verdict.contains(&format!("{} 8", this_process())), "{verdict}");
         assert!(verdict.contains(&format!("[{}] 4; 60% are in use", child.id())), "{verdict}");
         assert!(advice(&finding, "fourtuple fix ports").recomputed);
+        // The rule stays beside an exhausted tuple.
+        let all = connect(address, 8);
+        let full = now();
+        the_finding(&full, "P01");
+        the_finding(&full, "P12");
+        drop(all);
+        drop(child.stdin.take());
+        child.wait().unwrap();
         until("the other process is gone", || findings("P12").is_empty().then_some(()));
     });
 }

@@ -4,16 +4,18 @@ mod namespace;
 mod scene;
 
 use std::fs;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
+use fourtuple_record::{Finding, Severity};
+use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use namespace::{
-    NEAR, add_addresses, advice, connect, connect_and_close, server, the_finding, this_process, time_wait,
-    until_found,
+    FAR, NEAR, add_addresses, advice, connect, connect_and_close, ip, server, the_finding, this_process,
+    time_wait, until_found,
 };
 use scene::{apply, findings, findings_in, now, read, until};
 
@@ -199,6 +201,47 @@ fn t06_a_client_that_closes_first_is_named() {
             "{verdict}"
         );
         assert!(finding.severity == Severity::Notice && !finding.proper.is_empty());
+    });
+}
+
+/// A full tuple whose sockets have no process: the page says so, and names the processes that have to do with its destination.
+#[test]
+fn an_exhausted_tuple_has_its_causes_beside_it() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (server, address) = server(NEAR, 4000);
+        connect_and_close(&server, 20);
+        let text = "all of the sockets are in TIME_WAIT, which belong to no process; ";
+        let own = this_process();
+        let finding = until_found("P01");
+        let known = |finding: &Finding| {
+            let found = finding.evidence.iter().find_map(|line| line.strip_prefix(text)).map(str::to_owned);
+            found.unwrap_or_else(|| panic!("{finding:#?}"))
+        };
+        assert!(
+            known(&finding).ends_with(&format!("{own} listens at {address}, on this host")),
+            "{finding:#?}"
+        );
+        assert!(finding.now.iter().any(|advice| advice.action.starts_with("fourtuple trace connect")));
+        // Rules about the cause are on the same page.
+        for id in ["T03", "T06"] {
+            let found = until_found(id);
+            assert_eq!(found.subject, finding.subject, "{id}");
+        }
+        assert!(known(&until_found("T06")).contains(&own));
+        // A connection from another source to the same destination.
+        let _other = {
+            let client = socket::open(Transport::Tcp, address, false).unwrap();
+            socket::bind(client.as_fd(), SocketAddr::new(ip(FAR), 0)).unwrap();
+            socket::connect(client.as_fd(), address).unwrap();
+            client
+        };
+        let finding = until_found("P01");
+        let words = format!("{own} has 1 connection from {FAR} to {address}; ");
+        assert!(known(&finding).contains(&words), "{finding:#?}");
+        drop(server);
+        assert!(!known(&until_found("P01")).contains("listens"));
     });
 }
 

@@ -41,7 +41,7 @@ pub enum TargetError {
         process: u32,
         /// The directory of the root cgroup.
         root: PathBuf,
-        /// What failed.
+        /// The call that failed, and its error.
         reason: String,
     },
     /// The value of a flag names no cgroup.

@@ -19,6 +19,8 @@
 #define LOCAL_PORT_RANGE 51
 #define NO_PORT 24
 #define MPTCP 262
+#define SOL_MPTCP 284
+#define MPTCP_INFO 1
 
 static struct sockaddr_in destination;
 
@@ -170,6 +172,38 @@ static void kinds(void) {
   printf("unix %s\n", result(socketpair(AF_UNIX, SOCK_STREAM, 0, pair)));
 }
 
+// Returns whether a connected socket speaks MPTCP; a socket that fell back to TCP has no MPTCP_INFO.
+static int is_multipath(int fd) {
+  char info[256];
+  socklen_t length = sizeof info;
+  return getsockopt(fd, SOL_MPTCP, MPTCP_INFO, info, &length) == 0;
+}
+
+// Connects MPTCP sockets to an MPTCP listener and exchanges bytes. Prints how many connections were MPTCP on both sides.
+static void multipath(int number) {
+  int listener = socket(AF_INET, SOCK_STREAM, MPTCP), on = 1;
+  if (listener < 0) {
+    printf("absent\n");
+    return;
+  }
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind_to(listener, loopback(4001)) != 0 || listen(listener, 64) != 0) perror("listen");
+  destination = loopback(4001);
+  int clients = 0, servers = 0, answered = 0;
+  for (int i = 0; i < number; i++) {
+    int client = socket(AF_INET, SOCK_STREAM, MPTCP);
+    if (dial(client) != 0) perror("connect");
+    // The way cgroup learns the source address of a destination from its first connect, in the background.
+    usleep(3000);
+    int server = accept(listener, NULL, NULL);
+    char byte = 0;
+    if (write(client, "x", 1) == 1 && read(server, &byte, 1) == 1 && write(server, &byte, 1) == 1)
+      answered += read(client, &byte, 1) == 1 && byte == 'x';
+    clients += is_multipath(client);
+    servers += is_multipath(server);
+  }
+  printf("clients %d, servers %d, answered %d\n", clients, servers, answered);
+}
 
 static atomic_int failures;
 
@@ -283,6 +317,7 @@ int main(int count, char **arguments) {
   else if (!strcmp(what, "errors")) errors();
   else if (!strcmp(what, "options")) options();
   else if (!strcmp(what, "kinds")) kinds();
+  else if (!strcmp(what, "multipath")) multipath(number);
   else if (!strcmp(what, "threads")) threads();
   else if (!strcmp(what, "races")) races();
   else if (!strcmp(what, "signals")) signals();

@@ -1,8 +1,9 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
+use crate::attribute::left_behind;
 use crate::budget::{Budget, state};
-use crate::draft::Draft;
+use crate::draft::{Draft, Remedy};
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, process, rate, tuple};
@@ -61,6 +62,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     });
     let mut draft = Draft::new(severity, tuple(subject), verdict)
         .because(format!("sockets: {}", states(subject)))
+        .because_if(left_behind(snapshot, subject))
         .because_if(held)
         .because_if(
             (subject.growth_per_s >= 1.0)
@@ -70,7 +72,14 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         draft =
             draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
     }
-    more_ports(draft, snapshot, subject).proper(lasting_sysctls())
+    let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
+    if subject.owners.is_empty() {
+        return draft.now(Remedy::unproven(
+            "fourtuple trace connect --for 10s",
+            format!("names the processes that connect to {}", subject.destination),
+        ));
+    }
+    draft
 }
 
 /// Returns `28,000 time-wait, 231 established`.

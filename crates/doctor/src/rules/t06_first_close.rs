@@ -1,6 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Service, Snapshot, Tuple};
 
+use crate::attribute::left_behind;
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, print_name, printed};
@@ -64,7 +65,9 @@ fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         count(budget.total.into()),
         tuple(subject)
     );
-    let mut draft = Draft::new(Severity::Notice, tuple(subject), verdict).proper(keep_connections(subject));
+    let mut draft = Draft::new(Severity::Notice, tuple(subject), verdict)
+        .because_if(left_behind(snapshot, subject))
+        .proper(keep_connections(subject));
     draft.proper.extend(printed(snapshot, subject));
     draft.proper(Remedy::advice(
         "let the server close first, with a shorter keepalive time than the client's",

@@ -46,8 +46,8 @@ const MOST_FETCHED: usize = 512;
 /// Maximum number of summaries of one fetch, which have up to 1 MiB each.
 const MOST_SUMMARIES: usize = 64;
 
-/// Maximum number of workers whose intervals are read by a consumer each. Those of more workers are read with the intervals of
-/// all.
+/// Maximum number of workers whose intervals are read by a consumer each. For more workers one consumer reads the intervals of
+/// all workers.
 const FEW: usize = 8;
 
 /// Reads the messages of a run until its end.

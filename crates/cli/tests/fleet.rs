@@ -414,9 +414,11 @@ fn another_binary_is_refused() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("fleet::another_binary_is_refused") else { return };
         let (_a, _b) = (local.agent("a", ""), local.agent_of_another_binary("b"));
-        let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- load {TARGET} --for 1s")));
-        assert_eq!(ended.code, 3, "{ended:?}");
-        assert!(ended.line().contains("b runs another program"), "{ended:?}");
+        for _ in 0..times() {
+            let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- load {TARGET} --for 1s")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            assert!(ended.line().contains("b runs another program"), "{ended:?}");
+        }
     });
 }
 

@@ -46,8 +46,11 @@ const MOST_FETCHED: usize = 512;
 /// Maximum number of summaries of one fetch, which have up to 1 MiB each.
 const MOST_SUMMARIES: usize = 64;
 
-/// Maximum number of workers whose intervals are read by a consumer each. Those of more workers are read with the intervals of
-/// all.
+/// Time that NATS has for a summary. The stream of a long run has millions of other messages.
+const SUMMARY: Duration = Duration::from_secs(10);
+
+/// Maximum number of workers whose intervals are read by a consumer each. For more workers one consumer reads the intervals of
+/// all workers.
 const FEW: usize = 8;
 
 /// Reads the messages of a run until its end.
@@ -167,7 +170,9 @@ impl Follow<'_> {
         filter: String,
         mut add: impl FnMut(u32, Bytes),
     ) -> Result<(), async_nats::Error> {
-        let stream: Stream = self.context.get_stream(STREAM).await?;
+        let mut context = self.context.clone();
+        context.set_timeout(SUMMARY);
+        let stream: Stream = context.get_stream(STREAM).await?;
         let config = pull::Config {
             deliver_policy: DeliverPolicy::LastPerSubject,
             ack_policy: AckPolicy::None,
@@ -180,12 +185,18 @@ impl Follow<'_> {
         let mut left = consumer.cached_info().num_pending;
         while left > 0 {
             let mut batch = consumer.fetch().max_messages(MOST_SUMMARIES).messages().await?;
-            while let Some(message) = batch.next().await {
+            let mut is_empty = true;
+            while let Some(message) = tokio::time::timeout(SUMMARY, batch.next()).await? {
                 let message = message?;
                 left = message.info()?.pending;
+                is_empty = false;
                 if let Some((slot, _)) = slot_of(&self.plan.run, message.subject.as_str()) {
                     add(slot, message.payload.clone());
                 }
+            }
+            if is_empty {
+                // They expired meanwhile.
+                break;
             }
         }
         Ok(())

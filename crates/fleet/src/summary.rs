@@ -60,7 +60,7 @@ pub(crate) struct SummarySecond {
     pub(crate) second: Second,
     /// Sum of the total times.
     pub(crate) sum_ns: u64,
-    /// Number of buckets, which follow those of the second before.
+    /// Number of buckets, which follow the buckets of the second before.
     pub(crate) buckets: usize,
 }
 

@@ -289,7 +289,10 @@ async fn publish_run(record: LoadRecord) -> [(u64, u64); 2] {
         }
         totals
     };
+    let cpu = thread_cpu_time();
     let totals: Vec<Totals> = (0..KINDS).map(totals).collect();
+    let each = (thread_cpu_time() - cpu) / (KINDS as u32 * SECONDS as u32);
+    say(&format!("{each:?} of CPU to add an interval to a summary"));
     for slot in 0..WORKERS {
         let totals = totals[kind_of(slot, 0)].clone();
         let parts = totals.encode(RUN, slot, end(Some(record.clone()), SECONDS)).expect("small messages");

@@ -159,8 +159,8 @@ pub struct LoadHost {
     pub offered_per_s: Option<f64>,
     /// CPU time of the load-generating threads per operation; `null` for a worker that was lost.
     pub client_cpu_ns_per_operation: Option<u64>,
-    /// Total times of the operations. Of a worker without a record of its own (lost, failed or unfinished) they are those of its
-    /// complete seconds, and percentiles are at most 0.8% off; `null` without such a second.
+    /// Total times of the operations. A worker without a record of its own (lost, failed or unfinished) has the times of its
+    /// complete seconds, with percentiles that are at most 0.8% off; `null` without such a second.
     pub total_ns: Option<Quantiles>,
     /// Counts and latency for each second of this host.
     pub seconds: Vec<Second>,

@@ -164,7 +164,11 @@ mod tests {
         let cases: [(Facility, i32, Call); 8] = [
             // SAFETY: unshare() takes flags only; without a flag it succeeds.
             (Facility::Namespaces, libc::EPERM, || errno(check(unsafe { libc::unshare(0) }))),
-            (Facility::IoUring, libc::EPERM, || errno(io_uring::IoUring::new(2))),
+            (Facility::IoUring, libc::EPERM, || {
+                // SAFETY: without parameters the kernel creates no ring: EFAULT.
+                let result = unsafe { libc::syscall(libc::SYS_io_uring_setup, 2, ptr::null::<u8>()) };
+                errno(check(result as libc::c_int))
+            }),
             (Facility::Bpf, libc::EPERM, || {
                 // SAFETY: no command has this number, and the attributes have length 0.
                 let result = unsafe { libc::syscall(libc::SYS_bpf, 0xffff, ptr::null::<u8>(), 0) };

@@ -289,9 +289,10 @@ static void children(const char *self, char **arguments) {
   printf("failed %d\n", failed);
 }
 
-// Connects until the input ends, and prints the number of failures then.
+// Connects until the input ends, and prints the number of failures then, with the errno of the last one.
 static void until_end(void) {
   long failed = 0, done = 0;
+  const char *last = "";
   struct pollfd input = {0, POLLIN, 0};
   printf("ready\n");
   fflush(stdout);
@@ -299,11 +300,14 @@ static void until_end(void) {
     int fd = tcp();
     struct linger reset = {1, 0};
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    failed += dial(fd) != 0;
+    if (dial(fd) != 0) {
+      failed++;
+      last = strerrorname_np(errno);
+    }
     done++;
     close(fd);
   }
-  printf("failed %ld of %d\n", failed, done > 0);
+  printf("failed %ld of %d%s%s\n", failed, done > 0, failed ? ", last " : "", last);
 }
 
 int main(int count, char **arguments) {

@@ -104,7 +104,7 @@ pub enum BpfError {
 impl BpfError {
     /// The permissions that BPF needs, for errors that do not ask what the process lacks.
     pub const NEEDS: &str = "BPF needs CAP_BPF and CAP_NET_ADMIN (to trace and to fix ports: CAP_PERFMON) in the initial user \
-                             namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 is not enough";
+                             namespace, and a seccomp filter that lets bpf(2) pass; kernel.unprivileged_bpf_disabled=0 permits socket filters only";
 
     /// Maps the error of a call to a missing permission, a missing bpf(2), or any other failure.
     pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {

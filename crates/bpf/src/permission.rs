@@ -26,12 +26,12 @@ pub(crate) fn missing() -> String {
 }
 
 fn words(lacking: &[&str], is_initial: bool, has_filter: bool) -> String {
-    const ENOUGH: &str = "kernel.unprivileged_bpf_disabled=0 is not enough";
+    const UNPRIVILEGED: &str = "kernel.unprivileged_bpf_disabled=0 permits socket filters only";
     const ALL: &str = "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN";
     let filter = if has_filter { "; its seccomp filter may refuse bpf(2) as well" } else { "" };
     if !is_initial {
         return format!(
-            "this process is in a user namespace, and BPF needs {ALL} in the initial one; {ENOUGH}{filter}"
+            "this process is in a user namespace, and BPF needs {ALL} in the initial one; {UNPRIVILEGED}{filter}"
         );
     }
     match (lacking, has_filter) {
@@ -39,9 +39,9 @@ fn words(lacking: &[&str], is_initial: bool, has_filter: bool) -> String {
         ([], false) => format!(
             "this process has {ALL}, so lockdown (/sys/kernel/security/lockdown) or another security module refuses bpf(2)"
         ),
-        ([one], _) => format!("this process lacks {one}; {ENOUGH}{filter}"),
+        ([one], _) => format!("this process lacks {one}; {UNPRIVILEGED}{filter}"),
         ([others @ .., last], _) => {
-            format!("this process lacks {} and {last}; {ENOUGH}{filter}", others.join(", "))
+            format!("this process lacks {} and {last}; {UNPRIVILEGED}{filter}", others.join(", "))
         }
     }
 }

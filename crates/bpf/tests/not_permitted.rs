@@ -27,7 +27,8 @@ fn without_capabilities() {
         let error = LeastBusy::load(2).unwrap_err();
         assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
         let text = error.to_string();
-        let mut lacking = vec!["CAP_BPF", "CAP_PERFMON", "kernel.unprivileged_bpf_disabled=0 is not enough"];
+        let mut lacking =
+            vec!["CAP_BPF", "CAP_PERFMON", "kernel.unprivileged_bpf_disabled=0 permits socket filters only"];
         // A user without rights cannot keep one.
         if !privileges::has(privileges::CAP_NET_ADMIN) {
             lacking.push("CAP_NET_ADMIN");

@@ -32,7 +32,7 @@ pub(crate) type ParseLoad = fn(&[String]) -> Result<Box<LoadFlags>, String>;
 
 /// Run one load on several hosts: the rate, operations, connections and seed are split, the results merged
 ///
-/// After -- stands a command line of `load`. Every host makes its preflight first; one refusal refuses the run. A worker that is
+/// What follows -- is a command line of `load`. Every host makes its preflight first; one refusal refuses the run. A worker that is
 /// lost is reported and not replaced (exit code 3). Ctrl-C stops all workers and keeps what was measured.
 #[derive(Debug, Args)]
 pub(crate) struct FleetLoadFlags {

@@ -95,7 +95,7 @@ pub(crate) struct PlanFlags {
 
 /// Run a server on each host until its deadline, then print the counts of each
 ///
-/// After -- stands a command line of `serve` with --for. A line on stderr reports the address of each server when it is ready.
+/// What follows -- is a command line of `serve` with --for. A line on stderr reports the address of each server when it is ready.
 /// Ctrl-C stops all servers; they also stop 10 s after this command has been killed.
 #[derive(Debug, Args)]
 pub(crate) struct FleetServeFlags {

@@ -353,7 +353,9 @@ fn a_killed_process_of_run_breaks_no_connect() {
                 assert!(!is_gone(endless.program), "{way}: the program runs");
                 assert_eq!(endless.end(), "failed 0 of 1\n", "{way}, supervisor {kills_supervisor}");
                 let code = endless.main.wait().unwrap().code();
-                assert_eq!(code, kills_supervisor.then_some(0), "{way}");
+                let mut said = String::new();
+                endless.main.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                assert_eq!(code, kills_supervisor.then_some(0), "{way}: {said}");
                 let main = endless.main.id();
                 until("without processes and files", || {
                     let is_cgroup = fourtuple_testing::cgroup_root()

@@ -371,6 +371,26 @@ fn a_killed_process_of_run_breaks_no_connect() {
     });
 }
 
+/// The supervisor may be killed before it has told the main process that the program runs.
+#[test]
+fn a_supervisor_killed_at_the_start_breaks_no_connect() {
+    in_namespace(|| {
+        let test = "run::a_supervisor_killed_at_the_start_breaks_no_connect";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(PORTS);
+        for way in WAYS {
+            for _ in 0..20 {
+                let arguments = format!("orphan {}", destination.port());
+                let ended = run(&mut run_of(&format!("--via {way}"), client, &arguments));
+                if is_refused(test, way, &ended) {
+                    return;
+                }
+                assert_eq!(ended.code, 0, "{way}: {ended:?}");
+            }
+        }
+    });
+}
+
 #[test]
 fn signals_reach_the_program_and_stops_are_passed_on() {
     in_namespace(|| {

@@ -1,7 +1,9 @@
 //! The Python package: its version, and its wheel and sdist where maturin is installed.
 
+use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -39,14 +41,34 @@ impl Release {
         let prefixes = self.prefixes(&target)?;
         let rustflags: Vec<OsString> =
             prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)).collect();
-        for subcommand in [&["sdist"][..], &["build", "--release", "--locked"]] {
-            let mut build = Command::new("maturin");
-            build.current_dir(self.workspace.root.join(PACKAGE)).args(subcommand);
-            build.arg("--out").arg(&self.artifacts).env("SOURCE_DATE_EPOCH", &self.epoch);
-            build.env("CARGO_TARGET_DIR", &target);
-            build.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
-            call(&mut build)?;
+        let maturin = |directory: &Path, arguments: &[&str]| {
+            let mut maturin = Command::new("maturin");
+            maturin.current_dir(directory).args(arguments);
+            maturin.arg("--out").arg(&self.artifacts).env("SOURCE_DATE_EPOCH", &self.epoch);
+            maturin.env("CARGO_TARGET_DIR", &target);
+            maturin.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
+            call(&mut maturin)
+        };
+        maturin(&self.workspace.root.join(PACKAGE), &["sdist"])?;
+        // The crates of the library are outside of the package's workspace, so the names of their symbols depend on their directory:
+        // the wheel is built in the same directory everywhere.
+        let sources = env::temp_dir().join(format!("fourtuple-{}-wheel", self.version));
+        if sources.exists() {
+            fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
         }
+        fs::create_dir(&sources).with_context(|| format!("make {}", sources.display()))?;
+        let sdist = self.artifacts.join(format!("fourtuple-{}.tar.gz", self.version));
+        let mut tar = Command::new("tar");
+        call(
+            tar.arg("--extract")
+                .arg("--strip-components=1")
+                .arg("--file")
+                .arg(&sdist)
+                .arg("--directory")
+                .arg(&sources),
+        )?;
+        maturin(&sources, &["build", "--release", "--locked"])?;
+        fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
         Ok(())
     }
 }

@@ -289,6 +289,12 @@ static void children(const char *self, char **arguments) {
   printf("failed %d\n", failed);
 }
 
+// Kills the supervisor as soon as the program runs, and connects.
+static int orphan(void) {
+  kill(getppid(), SIGKILL);
+  return dial(tcp()) != 0;
+}
+
 // Connects until the input ends, and prints the number of failures then, with the errno of the last one.
 static void until_end(void) {
   long failed = 0, done = 0;
@@ -327,6 +333,7 @@ int main(int count, char **arguments) {
   else if (!strcmp(what, "signals")) signals();
   else if (!strcmp(what, "children")) children("/proc/self/exe", arguments);
   else if (!strcmp(what, "until-end")) until_end();
+  else if (!strcmp(what, "orphan")) return orphan();
   else if (!strcmp(what, "once")) return dial(tcp()) != 0;
   else return 2;
   return 0;

@@ -250,10 +250,12 @@ impl Session<'_> {
         fork::release_inherited_descriptors(false).map_err(at("dup2()"))?;
         let start = Instant::now();
         self.stream.write_all(&[1]).map_err(at("write() to the supervisor"))?;
-        match self.next()? {
-            Message::Running => {}
-            Message::Failed(step, errno) => return Err(self.failure(step, errno)),
-            _ => return Err(at("execve()")(io::ErrorKind::InvalidData.into())),
+        match self.next() {
+            Ok(Message::Running) => {}
+            Ok(Message::Failed(step, errno)) => return Err(self.failure(step, errno)),
+            Ok(_) => return Err(at("execve()")(io::ErrorKind::InvalidData.into())),
+            // The supervisor was killed. The program may run already, and wait() lets its calls proceed; otherwise it ends.
+            Err(_) => {}
         }
         let mut waiting = Waiting { program, number, listener, avoided: 0, bound: 0, is_alone: false };
         let end = self.wait(&mut waiting)?;

@@ -234,7 +234,7 @@ fn too_few_ports_are_refused_without_anyway() {
         let done = number(results, "operations");
         assert!((60..=64).contains(&done), "{record:#}");
         assert!(number(&results["errors"], "EADDRNOTAVAIL") >= 1);
-        assert!(number(&results["ports"], "stalled_ns") < 400_000_000);
+        assert!(number(&results["ports"], "stalled_ns") < number(results, "elapsed_ns"), "{record:#}");
         assert_eq!((requests(running), record["settings"]["anyway"].as_bool()), (done, Some(true)));
     });
 }

@@ -117,8 +117,8 @@ impl Fix {
     /// Starts `fourtuple fix ...` of a finding and waits until it is attached; `None` after a skip.
     pub(crate) fn paste(test: &str, command: &str) -> Option<Fix> {
         assert!(command.starts_with("fourtuple fix "), "{command}");
-        let mut shell = shell(&format!("exec {command}"));
-        let mut child = shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sh starts");
+        let mut shell = shell(&format!("exec {command} --json"));
+        let mut child = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sh starts");
         let mut line = String::new();
         BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
         if line.starts_with("fixing ") {
@@ -127,6 +127,14 @@ impl Fix {
         assert_eq!(child.wait().expect("our child").code(), Some(4), "{command}: {line}");
         skip(test, "bpf", line.trim_end());
         None
+    }
+
+    /// Ends the fix and returns the results of its record.
+    pub(crate) fn end(mut self) -> Value {
+        child::terminate(self.0.id()).expect("our child");
+        let record: Value =
+            serde_json::from_reader(self.0.stdout.take().expect("a pipe")).expect("a record on stdout");
+        record["results"].clone()
     }
 }
 

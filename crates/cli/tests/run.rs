@@ -379,7 +379,7 @@ fn a_supervisor_killed_at_the_start_breaks_no_connect() {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         for way in WAYS {
-            for _ in 0..20 {
+            for _ in 0..4 {
                 let arguments = format!("orphan {}", destination.port());
                 let ended = run(&mut run_of(&format!("--via {way}"), client, &arguments));
                 if is_refused(test, way, &ended) {

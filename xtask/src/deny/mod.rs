@@ -62,13 +62,13 @@ struct Requirement {
     path: Option<String>,
 }
 
-/// Checks the workspace and the fuzzers. Returns true if no fault was found.
+/// Checks the workspace, the fuzzers and the Python package. Returns true if no fault was found.
 pub(crate) fn run() -> Result<bool> {
     let root = Workspace::read()?.root;
     let text = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
     let policy: Policy = toml::from_str(&text).context("read deny.toml")?;
     let mut packages = BTreeMap::new();
-    for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
+    for manifest in ["Cargo.toml", "fuzz/Cargo.toml", "bindings/python/Cargo.toml"] {
         for package in graph(&root.join(manifest), &policy.graph.targets)? {
             packages.insert(package.id.clone(), package);
         }

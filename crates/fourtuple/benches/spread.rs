@@ -1,7 +1,7 @@
 //! Shows how each selector distributes packets of one 4-tuple over a group of sockets: the table of docs/spread.md.
 //!
-//! `cargo run -p fourtuple --features bpf --example spread -- [SOCKETS] [PACKETS]`, as root for the selectors that need
-//! BPF. The example makes two network namespaces with a wire (veth) between them on which packets have checksums, and has a
+//! `cargo bench -p fourtuple --features bpf --bench spread -- [SOCKETS] [PACKETS]`, as root for the selectors that need
+//! BPF. It makes two network namespaces with a wire (veth) between them on which packets have checksums, and has a
 //! thread per socket. It measures no times.
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,8 @@ struct Arrival {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
+    // Cargo adds `--bench`.
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let sockets: usize = arguments.next().as_deref().unwrap_or("4").parse()?;
     let packets: u32 = arguments.next().as_deref().unwrap_or("100000").parse()?;
     if netns::try_new().is_err() {
@@ -58,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let inside = thread::spawn(move || -> Result<(), String> {
         netns::enter_new().map_err(|error| error.to_string())?;
-        let wire = Wire::open("the example").ok_or("there is no veth")?;
+        let wire = Wire::open("the benchmark").ok_or("there is no veth")?;
         println!(
             "| selector | split over {sockets} sockets, % | overtaken within a flow, % | peers seen | lost | XDP |"
         );

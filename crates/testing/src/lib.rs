@@ -1,9 +1,12 @@
 //! Network namespaces for tests, and counted skips. A dev-dependency only.
 #![forbid(unsafe_code)]
 
+pub mod accept_queue;
+pub mod loopback;
 pub mod python;
 pub mod segment;
 pub mod stream;
+pub mod threads;
 pub mod wire;
 
 use std::any::type_name_of_val;

@@ -209,8 +209,8 @@ fn a_packet_wakes_a_waiting_epoll() {
         ask.send(number).unwrap();
         let begun = Instant::now();
         // The wait may end early, because the kernel interrupts it to receive.
-        while epoll.wait(&mut room, Some(Duration::from_secs(20))).unwrap().is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "no packet {number}");
+        while epoll.wait(&mut room, Some(Duration::from_secs(60))).unwrap().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no packet {number}");
         }
         ring.receive().unwrap();
         assert!(numbers(&ring).eq([number]));

@@ -5,7 +5,9 @@ mod group;
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fourtuple_bpf::fix_accept::{GroupSelector, Heartbeat, SELECTOR, Selection};
@@ -14,11 +16,40 @@ use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket;
 use fourtuple_testing::in_namespace;
 
-use self::group::{listen, loaded, until};
+use self::group::{DEADLINE, listen, loaded, until};
+
+/// A thread that sends heartbeats beside the test, which may wait for a CPU between its own heartbeat and a connect.
+struct Beats {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beats {
+    fn start(fix: &FixAccept) -> Beats {
+        let (heartbeat, over) = (fix.heartbeat(), Arc::new(AtomicBool::new(false)));
+        heartbeat.beat();
+        let is_over = Arc::clone(&over);
+        let thread = thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                heartbeat.beat();
+                thread::sleep(Duration::from_millis(Heartbeat::TIMEOUT_MS / 20));
+            }
+        });
+        Beats { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
 
 /// Listeners of one group whose selector is attached, with the entries from `first` on.
 struct Server {
     fix: FixAccept,
+    beats: Option<Beats>,
     selector: GroupSelector,
     listeners: Vec<Option<OwnedFd>>,
     address: SocketAddr,
@@ -38,12 +69,11 @@ impl Server {
         }
         selector.set_members(&(0..count).collect::<Vec<_>>());
         selector.attach(listeners[0].as_ref().unwrap().as_fd()).unwrap();
-        fix.heartbeat().beat();
-        Some(Server { fix, selector, listeners, address })
+        let beats = Some(Beats::start(&fix));
+        Some(Server { fix, beats, selector, listeners, address })
     }
 
     fn connect(&self) -> TcpStream {
-        self.fix.heartbeat().beat();
         TcpStream::connect(self.address).unwrap()
     }
 
@@ -57,10 +87,7 @@ impl Server {
 
     fn accept(&self, listener: usize) -> OwnedFd {
         let listener = self.listeners[listener].as_ref().unwrap();
-        assert!(
-            socket::wait_readable(listener.as_fd(), Some(Duration::from_secs(20))).unwrap(),
-            "none is queued"
-        );
+        assert!(socket::wait_readable(listener.as_fd(), Some(DEADLINE)).unwrap(), "none is queued");
         socket::accept(listener.as_fd()).unwrap()
     }
 }
@@ -153,12 +180,14 @@ fn counts_end_with_the_connection_in_every_way() {
 fn without_a_heartbeat_the_hash_chooses() {
     in_namespace(|| {
         let test = "without_a_heartbeat_the_hash_chooses";
-        let Some(server) = Server::open(test, 2, Selection::LeastBusy) else { return };
+        let Some(mut server) = Server::open(test, 2, Selection::LeastBusy) else { return };
         let _one = server.connect();
         assert_eq!(server.chosen().iter().sum::<u64>(), 1);
+        server.beats = None;
         thread::sleep(Duration::from_millis(Heartbeat::TIMEOUT_MS + 50));
         let _two = TcpStream::connect(server.address).unwrap();
         assert_eq!((server.chosen().iter().sum::<u64>(), server.selector.left().0), (1, 1));
+        server.beats = Some(Beats::start(&server.fix));
         let _three = server.connect();
         assert_eq!(server.chosen().iter().sum::<u64>(), 2);
     });
@@ -237,22 +266,20 @@ fn datagrams_go_by_key_queue_and_control_filter() {
         let chosen = |fix: &FixAccept| [0, 1, 2, 3].map(|entry| fix.counts(entry).unwrap().chosen);
         by_key.set_members(&[0, 1, 2, 3]);
         by_key.attach(sockets[0].as_fd()).unwrap();
-        let send = |fix: &FixAccept, client: &UdpSocket, byte: u8| {
-            fix.heartbeat().beat();
-            client.send_to(&[byte], address).unwrap();
-        };
+        let _beats = Beats::start(&fix);
+        let send = |client: &UdpSocket, byte: u8| assert_eq!(client.send_to(&[byte], address).unwrap(), 1);
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-        (0..30).for_each(|byte| send(&fix, &client, byte));
+        (0..30).for_each(|byte| send(&client, byte));
         // The first socket is for control packets.
         assert_eq!(chosen(&fix), [0, 10, 10, 10]);
         let control = UdpSocket::bind("127.0.0.1:9999").unwrap();
-        (0..7).for_each(|byte| send(&fix, &control, byte));
+        (0..7).for_each(|byte| send(&control, byte));
         assert_eq!(chosen(&fix), [7, 10, 10, 10]);
         by_queue.set_members(&[0, 1, 2, 3]);
         by_queue.attach(sockets[0].as_fd()).unwrap();
-        (0..3).for_each(|byte| send(&fix, &client, byte));
+        (0..3).for_each(|byte| send(&client, byte));
         assert_eq!(chosen(&fix), [10, 10, 10, 10], "the first socket has the shortest queue");
-        (0..4).for_each(|byte| send(&fix, &client, byte));
+        (0..4).for_each(|byte| send(&client, byte));
         assert_eq!(chosen(&fix), [11, 11, 11, 11]);
     });
 }

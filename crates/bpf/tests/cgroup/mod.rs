@@ -25,7 +25,8 @@ impl Cgroup {
         let path = path(&root);
         let mut users = users();
         if *users == 0 {
-            fs::create_dir(&path)?;
+            // A killed process with the same ID may have left it.
+            fs::create_dir_all(&path)?;
             fs::write(path.join("cgroup.procs"), "0").inspect_err(|_| drop(fs::remove_dir(&path)))?;
         }
         *users += 1;

@@ -12,7 +12,7 @@ use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 
 /// The deadline for each step, generous enough for a slow machine.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Group {
     pub(crate) busy: LeastBusy,

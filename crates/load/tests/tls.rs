@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use fourtuple_load::{EngineChoice, Load, LoadError, Trust};
 use fourtuple_serve::Protocol;
@@ -74,7 +73,7 @@ fn server_until(version: &'static SupportedProtocolVersion, year: i32) -> Server
 fn https(engine: EngineChoice, host: &str, port: u16, trust: Trust) -> Load {
     let target = format!("https://{host}:{port}/");
     let mut load = load(engine, &target, get(&target));
-    (load.connections, load.operations, load.timeout) = (3, Some(30), Duration::from_secs(5));
+    (load.connections, load.operations) = (3, Some(30));
     load.trust = trust;
     load
 }

@@ -176,7 +176,8 @@ fn idle_connections_are_closed_and_counted() {
         let policies = [None, Some(AcceptPolicy::Exclusive), Some(AcceptPolicy::Dispatcher)];
         for policy in policies {
             let mut server = serve(SMALL);
-            (server.idle, server.policy) = (Duration::from_millis(300), policy);
+            // Long enough for a client that waits for a CPU before its request.
+            (server.idle, server.policy) = (Duration::from_millis(1500), policy);
             let running = server.start().unwrap();
             let mut silent = connect(&running);
             exchange(&mut silent, b"a", 1);

@@ -172,12 +172,12 @@ fn serve_counts_what_the_clients_logged() {
                 let mut read = 0;
                 for _ in 0..TIMES {
                     let mut stream = TcpStream::connect(address).unwrap();
-                    stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+                    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                     read += client(&mut stream);
                     // The server still serves an honest client.
                     drop(stream);
                     let mut honest = TcpStream::connect(address).unwrap();
-                    honest.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+                    honest.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                     say(&mut honest, GET);
                     read += response(&mut honest);
                 }

@@ -48,7 +48,7 @@ const PEERS: &[(&str, &[Act], Outcome)] = &[
     ("endless head", &[Read, Send("HTTP/1.1 200 OK\r\nX-A: "), Flood("x")], Fail("malformed")),
     ("endless headers", &[Read, Send("HTTP/1.1 200 OK\r\n"), Flood("X: y\r\n")], Fail("malformed")),
     ("endless size of a chunk", &[Read, Send(CHUNKS), Flood("0")], Fail("malformed")),
-    ("nothing at all", &[Read, Wait(600)], Fail("timeout")),
+    ("nothing at all", &[Read, Wait(10_000)], Fail("timeout")),
     // Cases with a FIN at each point.
     ("close before the request", &[], Fail("closed-early or ECONNRESET or EPIPE")),
     ("close after the request", &[Read], Fail("closed-early")),
@@ -91,7 +91,7 @@ fn against(engine: EngineChoice, name: &str, address: std::net::SocketAddr) -> L
     (load.connections, load.operations) = (3, Some(OPERATIONS));
     let ends_by_timeout = PEERS.iter().any(|(peer, _, outcome)| *peer == name && *outcome == Fail("timeout"));
     if ends_by_timeout {
-        load.timeout = 200 * MILLISECOND;
+        load.timeout = 600 * MILLISECOND;
     }
     load
 }
@@ -194,20 +194,20 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
         ),
     ];
     in_namespace(|| {
-        for &(name, script) in IDLE {
-            for engine in ENGINES {
-                let (address, log) = peer(script);
-                let mut load = against(engine, "", address);
-                (load.pause, load.operations) = (600 * MILLISECOND, Some(6));
-                // A request sent too early would have to be sent again, which is not permitted for this request.
-                let Workload::Http(request) = &mut load.workload else { unreachable!() };
-                request.method = "POST".into();
-                let Some(ran) = run("hostile::idle", &load) else { continue };
-                assert_eq!((ran.results.operations, ran.errors()), (6, vec![]), "{name}: {ran:#?}");
-                assert_eq!((ran.results.retried, ran.results.connections), (0, 6), "{name}: {ran:#?}");
-                assert_eq!((log.requests(), log.connections()), (6, 6), "{name}: {ran:#?}");
-            }
-        }
+        let cases = IDLE.iter().flat_map(|peer| ENGINES.into_iter().map(move |engine| (peer, engine)));
+        each_in_namespace(cases, |(&(name, script), engine)| {
+            let (address, log) = peer(script);
+            let mut load = against(engine, "", address);
+            // Long enough for a peer that waits for a CPU before it closes.
+            (load.pause, load.operations) = (2500 * MILLISECOND, Some(6));
+            // A request sent too early would have to be sent again, which is not permitted for this request.
+            let Workload::Http(request) = &mut load.workload else { unreachable!() };
+            request.method = "POST".into();
+            let Some(ran) = run("hostile::idle", &load) else { return };
+            assert_eq!((ran.results.operations, ran.errors()), (6, vec![]), "{name}: {ran:#?}");
+            assert_eq!((ran.results.retried, ran.results.connections), (0, 6), "{name}: {ran:#?}");
+            assert_eq!((log.requests(), log.connections()), (6, 6), "{name}: {ran:#?}");
+        });
     });
 }
 

@@ -17,6 +17,7 @@ use fourtuple::listen::{
 use fourtuple_measure::balance;
 use fourtuple_syscalls::seccomp;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::threads::until_others_sleep;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -251,8 +252,7 @@ fn rotate_wakes_one_worker_per_connection_in_turn() {
             client(async {
                 let mut kept = Vec::new();
                 for number in 0..48 {
-                    // All workers wait.
-                    tokio::time::sleep(Duration::from_millis(3)).await;
+                    until_others_sleep();
                     let mut stream = connect(&group).await;
                     stream.write_u8(number).await.unwrap();
                     assert_eq!(stream.read_u8().await.unwrap(), number + 1);

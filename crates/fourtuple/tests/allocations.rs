@@ -40,7 +40,7 @@ fn a_dial_allocates_nothing() {
         let pools = ["", "127.0.0.2", "127.0.0.3,127.0.0.4,127.0.0.5"];
         for strategy in strategies {
             for (host, pool) in pools.iter().enumerate() {
-                for timeout in [None, Some(Duration::from_secs(5))] {
+                for timeout in [None, Some(Duration::from_secs(60))] {
                     let (_listener, destination) = listener(&format!("127.0.1.{}", host + 1), 4096);
                     dials_allocate_nothing(destination, strategy, pool, timeout);
                 }

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 use tokio::task;
 
 /// A timeout that only a failing test reaches.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
 use fourtuple::dial::Dialer;
+use fourtuple_testing::in_namespace;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
@@ -46,23 +47,26 @@ impl Visit for Fields<'_> {
 
 #[test]
 fn a_dial_is_an_event_and_its_report_is_json() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
-    let collector = Collector::default();
-    let (stream, report) = with_default(collector.clone(), || dialer.dial()).unwrap();
-    let seen = collector.0.lock().unwrap().clone();
-    assert!(seen.contains("connected") && seen.contains(&format!("source={}", report.source)), "{seen}");
-    let json = serde_json::to_value(report).unwrap();
-    assert_eq!(json["source"], stream.local_addr().unwrap().to_string());
-    assert_eq!(json["attempts"], report.attempts);
+    in_namespace(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+        let collector = Collector::default();
+        let (stream, report) = with_default(collector.clone(), || dialer.dial()).unwrap();
+        let seen = collector.0.lock().unwrap().clone();
+        assert!(seen.contains("connected") && seen.contains(&format!("source={}", report.source)), "{seen}");
+        let json = serde_json::to_value(report).unwrap();
+        assert_eq!(json["source"], stream.local_addr().unwrap().to_string());
+        assert_eq!(json["attempts"], report.attempts);
+    });
 }
 
 #[test]
 fn a_refused_dial_is_an_event() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let dialer = Dialer::to(closed).build().unwrap();
-    let collector = Collector::default();
-    with_default(collector.clone(), || dialer.dial()).unwrap_err();
-    let seen = collector.0.lock().unwrap().clone();
-    assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");
+    in_namespace(|| {
+        let dialer = Dialer::to("127.0.0.1:4999".parse().unwrap()).build().unwrap();
+        let collector = Collector::default();
+        with_default(collector.clone(), || dialer.dial()).unwrap_err();
+        let seen = collector.0.lock().unwrap().clone();
+        assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");
+    });
 }

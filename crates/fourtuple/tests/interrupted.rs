@@ -3,38 +3,36 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple::capabilities;
 use fourtuple::dial::{DialError, Dialer, Sharing, Strategy, UdpDialer};
 use fourtuple_syscalls::interval_timer::IntervalTimer;
 use fourtuple_syscalls::{option, socket};
+use fourtuple_testing::accept_queue::{full_listener, listen_overflows};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
 fn storm() -> IntervalTimer {
     IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap()
 }
 
-/// Returns a listener whose accept queue is full: the next connection waits for the retransmit of its SYN, after a second.
-fn full_listener() -> (std::os::fd::OwnedFd, std::net::SocketAddr, Vec<std::net::TcpStream>) {
-    let (socket, destination) = listener("127.0.0.1", 0);
-    let dialer = Dialer::to(destination).timeout(Duration::from_millis(200)).build().unwrap();
-    let held = std::iter::from_fn(|| dialer.dial().ok().map(|(stream, _)| stream)).collect();
-    (socket, destination, held)
-}
-
 #[test]
 fn a_dial_keeps_its_timeout_under_signals() {
     in_namespace(|| {
-        let (_listener, destination, _held) = full_listener();
+        let (_listener, destination, _queued) = full_listener("127.0.0.1");
         let timeout = Duration::from_millis(300);
         let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
         let (before, _storm) = (IntervalTimer::signals(), storm());
-        match dialer.dial().unwrap_err() {
-            DialError::TimedOut { after, .. } => assert!(after >= timeout, "{after:?}"),
-            other => panic!("{other:?}"),
+        loop {
+            match dialer.dial().unwrap_err() {
+                DialError::TimedOut { after, .. } => assert!(after >= timeout, "{after:?}"),
+                other => panic!("{other:?}"),
+            }
+            // A thread that waits for a CPU gets several signals as one.
+            if IntervalTimer::signals() > before + 10 {
+                break;
+            }
         }
-        assert!(IntervalTimer::signals() > before + 10);
     });
 }
 
@@ -42,21 +40,23 @@ fn a_dial_keeps_its_timeout_under_signals() {
 fn a_dial_that_waits_for_its_handshake_succeeds_under_signals() {
     in_namespace(|| {
         for timeout in [None, Some(Duration::from_secs(60))] {
-            let (socket, destination, held) = full_listener();
+            let (socket, destination, _queued) = full_listener("127.0.0.1");
+            let before = listen_overflows();
             let mut builder = Dialer::to(destination);
             if let Some(timeout) = timeout {
                 builder = builder.timeout(timeout);
             }
             let dialer = builder.build().unwrap();
-            // Accepts a connection while the dial waits, so that the queue has room.
+            // Accepts a connection after the kernel has dropped the SYN of the dial, which then waits for the retransmit of its SYN, after a
+            // second.
             let accepts = thread::spawn(move || {
-                thread::sleep(Duration::from_millis(100));
-                (0..=held.len()).map(|_| socket::accept(socket.as_fd()).unwrap()).collect::<Vec<_>>()
+                while listen_overflows() == before {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                [(); 2].map(|()| socket::accept(socket.as_fd()).unwrap())
             });
             let _storm = storm();
-            let begun = Instant::now();
             dialer.dial().unwrap();
-            assert!(begun.elapsed() >= Duration::from_millis(100), "it had to wait");
             accepts.join().unwrap();
         }
     });

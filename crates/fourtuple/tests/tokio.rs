@@ -31,7 +31,7 @@ fn a_dial_returns_a_connected_stream_and_a_report() {
         run(async {
             let listener = TcpListener::bind("127.0.0.1:4000").await.unwrap();
             let destination = listener.local_addr().unwrap();
-            for timeout in [None, Some(Duration::from_secs(5))] {
+            for timeout in [None, Some(Duration::from_secs(60))] {
                 let mut builder = Dialer::to(destination).sources("127.0.0.2".parse().unwrap());
                 if let Some(timeout) = timeout {
                     builder = builder.timeout(timeout);
@@ -197,7 +197,7 @@ fn parallel_dials_share_few_ports_without_conflict() {
         // There are exactly as many ports as dials.
         range("20000 20199");
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let dialer = Arc::new(Dialer::to(destination).timeout(Duration::from_secs(30)).build().unwrap());
+        let dialer = Arc::new(Dialer::to(destination).timeout(Duration::from_secs(60)).build().unwrap());
         let held = run(async {
             let mut dials = JoinSet::new();
             for _ in 0..DIALS {

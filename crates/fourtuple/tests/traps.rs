@@ -1,11 +1,11 @@
-//! The traps of port selection, one test each, on tiny ranges in namespaces of their own.
+//! The traps of port selection, one test each, on tiny ranges in namespaces of their own. No test here starts a process: until exec() a
+//! child has copies of the sockets of all tests, which then stay open.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{BuildError, DialError, Dialer, SourcePool, Strategy};
@@ -131,7 +131,9 @@ fn trap_3_a_socket_without_reuse_makes_a_bind_busy() {
             Err(DialError::TupleBusy { local, .. }) => assert_eq!(local.port(), 20003),
             other => panic!("{other:?}"),
         }
-        let repeat = Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap();
+        // 400 draws miss the last of 8 ports once in 1e23.
+        let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(400).unwrap() };
+        let repeat = Dialer::to(destination).strategy(strategy).build().unwrap();
         let streams: Vec<TcpStream> = (0..7).map(|_| repeat.dial().unwrap().0).collect();
         assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() != 20003));
         assert!(matches!(repeat.dial(), Err(DialError::PortsExhausted { .. })));
@@ -174,7 +176,7 @@ fn trap_5_a_refused_connection_burns_no_port_and_no_retry() {
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
             let builder = Dialer::to(refusing).strategy(strategy);
             let blocking = builder.clone().build().unwrap();
-            let polling = builder.timeout(Duration::from_secs(5)).build().unwrap();
+            let polling = builder.timeout(Duration::from_secs(60)).build().unwrap();
             for dialer in [blocking, polling] {
                 for _ in 0..32 {
                     assert!(
@@ -227,16 +229,9 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
         let sources = SourcePool::one("127.0.0.1".parse::<IpAddr>().unwrap());
         for strategy in [Strategy::KernelDefault, Strategy::Auto] {
             let dialer = Dialer::to(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
-            let end = Instant::now() + Duration::from_secs(20);
-            let mut seen = 0;
-            while seen < 3 {
+            for _ in 0..3 {
                 match dialer.dial() {
-                    Err(DialError::SelfConnect { destination: address }) => {
-                        assert_eq!(address, itself);
-                        seen += 1;
-                    }
-                    // A child of another test has a copy of the closed socket until exec().
-                    Err(DialError::PortsExhausted { .. }) if seen > 0 && Instant::now() < end => {}
+                    Err(DialError::SelfConnect { destination: address }) => assert_eq!(address, itself),
                     other => panic!("{strategy}: {other:?}"),
                 }
             }
@@ -265,7 +260,7 @@ fn trap_9_each_namespace_has_a_range_of_its_own() {
 fn trap_9_a_timeout_separates_search_and_handshake() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 16);
-        let dialer = Dialer::to(destination).timeout(Duration::from_secs(5)).build().unwrap();
+        let dialer = Dialer::to(destination).timeout(Duration::from_secs(60)).build().unwrap();
         let (stream, report) = dialer.dial().unwrap();
         assert!(report.connect > Duration::ZERO && report.handshake > Duration::ZERO, "{report:?}");
         // The stream must block again: a read of nothing would otherwise fail at once.
@@ -351,36 +346,6 @@ fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
         }
         let report = attempt.finish(fd.as_fd()).unwrap();
         assert!((20000..=20007).contains(&report.source.port()));
-    });
-}
-
-#[test]
-fn trap_11_a_child_process_draws_other_ports() {
-    // The child process runs this test again and only prints the ports that it draws.
-    const CHILD: &str = "FOURTUPLE_TEST_DRAWS";
-    if std::env::var_os(CHILD).is_some() {
-        let dialer = |port: u16| {
-            let destination = SocketAddr::from(([127, 0, 0, 1], port));
-            Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap()
-        };
-        let (_listener, destination) = listener("127.0.0.1", 64);
-        let drawn: Vec<u16> =
-            (0..8).map(|_| dialer(destination.port()).dial().unwrap().1.source.port()).collect();
-        println!("drawn {drawn:?}");
-        return;
-    }
-    in_namespace(|| {
-        let draw = || {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "trap_11_a_child_process_draws_other_ports", "--nocapture"])
-                .env(CHILD, "1")
-                .output()
-                .unwrap();
-            let text = String::from_utf8(output.stdout).unwrap();
-            text.lines().find(|line| line.starts_with("drawn")).expect(&text).to_owned()
-        };
-        let draws: HashSet<String> = (0..4).map(|_| draw()).collect();
-        assert_eq!(draws.len(), 4, "children that draw alike collide on every port: {draws:?}");
     });
 }
 

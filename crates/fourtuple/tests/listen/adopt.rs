@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder};
 use fourtuple_syscalls::{child, option};
@@ -16,7 +16,7 @@ use fourtuple_testing::in_namespace;
 
 use crate::examples::beside;
 use crate::policies::is_available;
-use crate::pool::{Opened, Worker, ask, connect, endpoint, open, try_ask};
+use crate::pool::{Opened, Stopping, Worker, ask, connect, endpoint, open, try_ask};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -107,23 +107,32 @@ fn a_takeover_loses_no_request() {
             let old = open(policy, Family::Tcp4);
             let workers = Worker::start_many(&old, 3);
             let stop = AtomicBool::new(false);
+            let answered: [AtomicU32; 4] = Default::default();
             thread::scope(|scope| {
-                let clients: Vec<_> = (0..4)
-                    .map(|_| {
-                        scope.spawn(|| {
-                            let mut answered = 0;
-                            while !stop.load(Ordering::Acquire) {
-                                let mut stream = connect(&old);
-                                ask(&mut *stream, 50);
-                                answered += 1;
-                                // The old group closes the connection after the response when it retires.
-                                answered += u32::from(try_ask(&mut *stream, 50).is_ok());
-                            }
-                            answered
-                        })
-                    })
-                    .collect();
-                thread::sleep(Duration::from_millis(100));
+                let stopping = Stopping(&stop);
+                for answered in &answered {
+                    scope.spawn(|| {
+                        while !stop.load(Ordering::Acquire) {
+                            let mut stream = connect(&old);
+                            ask(&mut *stream, 50);
+                            // The old group closes the connection after the response when it retires.
+                            let _closed = try_ask(&mut *stream, 50);
+                            answered.fetch_add(1, Ordering::AcqRel);
+                        }
+                    });
+                }
+                // Waits until each client has used another connection.
+                let next_connections = || {
+                    let begun = Instant::now();
+                    for answered in &answered {
+                        let before = answered.load(Ordering::Acquire);
+                        while answered.load(Ordering::Acquire) < before + 2 {
+                            assert!(begun.elapsed() < DEADLINE, "{policy}: a client gets no answer");
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                };
+                next_connections();
                 let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
                 let new = Opened::from(new.policy(policy).open().unwrap());
                 let successors = Worker::start_many(&new, 3);
@@ -134,10 +143,8 @@ fn a_takeover_loses_no_request() {
                 };
                 let before = accepts(&old);
                 workers.into_iter().for_each(Worker::stop);
-                thread::sleep(Duration::from_millis(100));
-                stop.store(true, Ordering::Release);
-                let answered: Vec<u32> = clients.into_iter().map(|client| client.join().unwrap()).collect();
-                assert!(answered.iter().all(|count| *count > 0), "{policy}: {answered:?}");
+                next_connections();
+                drop(stopping);
                 assert_eq!(accepts(&old), before, "{policy}: a retired group accepts nothing");
                 assert!(accepts(&new) > 0, "{policy}");
                 successors.into_iter().for_each(Worker::stop);
@@ -192,6 +199,7 @@ fn a_takeover_between_processes_loses_no_request() {
             let old = activate(&path, &listener, policy);
             let stop = AtomicBool::new(false);
             let mut new = thread::scope(|scope| {
+                let _stopping = Stopping(&stop);
                 for _ in 0..4 {
                     scope.spawn(|| {
                         while !stop.load(Ordering::Acquire) {
@@ -208,7 +216,6 @@ fn a_takeover_between_processes_loses_no_request() {
                 let output = old.wait_with_output().unwrap();
                 let said = String::from_utf8_lossy(&output.stdout).into_owned();
                 assert!(output.status.success() && said.contains("open: 0"), "{policy}: {output:?}");
-                stop.store(true, Ordering::Release);
                 new
             });
             ask_activated(&mut connect_to(address)).expect("the new process serves");

@@ -8,6 +8,7 @@ use fourtuple::listen::{
     AcceptPolicy, Acceptor, Connection, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
 };
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::threads::until_others_sleep;
 
 use crate::pool::{Worker, ask, connect, endpoint, open, serve};
 
@@ -91,8 +92,8 @@ fn requests_are_not_in_step_with_workers() {
         let workers = Worker::start_many(&group, 2);
         for _ in 0..400 {
             ask(&mut *connect(&group), 0);
-            // Both ends of the connection are served, and both workers wait.
-            thread::sleep(Duration::from_millis(2));
+            // The request and the end of the connection are served, and both workers wait.
+            until_others_sleep();
         }
         let requests: Vec<_> = group.stats().iter().take(2).map(|seat| seat.requests).collect();
         assert!(requests.iter().all(|&requests| requests >= 40), "{requests:?}");

@@ -1,11 +1,11 @@
 use std::thread;
-use std::time::Duration;
 
 use fourtuple::listen::{
     AcceptPolicy, Family, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle, Workers,
 };
 use fourtuple_measure::balance;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::threads::until_others_sleep;
 
 use crate::pool::{Worker, ask, closed_gate, connect, endpoint, open};
 
@@ -74,13 +74,12 @@ fn every_policy_answers_every_request() {
 fn one_after_the_other(policy: AcceptPolicy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
-    thread::sleep(Duration::from_millis(100));
     let mut streams = Vec::new();
     for _ in 0..48 {
+        until_others_sleep();
         let mut stream = connect(&group);
         ask(&mut *stream, 0);
         streams.push(stream);
-        thread::sleep(Duration::from_millis(2));
     }
     let shares = group.stats().iter().take(4).map(|seat| seat.accepts).collect();
     drop(streams);
@@ -128,7 +127,11 @@ fn closed_one_by_one(policy: AcceptPolicy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
     let workers = Worker::start_many(&group, 4);
     for _ in 0..48 {
-        thread::sleep(Duration::from_millis(4));
+        // A worker that has not yet read the end of its connection sleeps too.
+        while sums(&group).2 > 0 {
+            thread::yield_now();
+        }
+        until_others_sleep();
         ask(&mut *connect(&group), 0);
     }
     stop(workers);

@@ -16,7 +16,8 @@ fn open(policy: AcceptPolicy) -> ListenerGroup {
     listen.recycle(Recycle::Measured).open().unwrap()
 }
 
-/// Runs clients that reconnect when they are closed, until `enough`. One request in `long_every` takes 20 ms.
+/// Runs clients that reconnect when they are closed, until `enough`, and returns the measurement that was enough. One request in
+/// `long_every` takes 20 ms.
 fn load(
     group: &ListenerGroup,
     clients: u32,
@@ -26,7 +27,7 @@ fn load(
 ) -> BreakEven {
     let workers = Worker::start_many(group, 4);
     let over = AtomicBool::new(false);
-    thread::scope(|scope| {
+    let found = thread::scope(|scope| {
         for client in 0..clients {
             let over = &over;
             scope.spawn(move || {
@@ -44,12 +45,16 @@ fn load(
         }
         let begun = Instant::now();
         // If the condition never holds, the caller's assertion fails.
-        while !enough(&group.break_even().unwrap()) && begun.elapsed() < Duration::from_secs(60) {
+        let found = loop {
+            let found = group.break_even().unwrap();
+            if enough(&found) || begun.elapsed() >= Duration::from_secs(60) {
+                break found;
+            }
             thread::sleep(Duration::from_millis(1));
-        }
+        };
         over.store(true, Ordering::Relaxed);
+        found
     });
-    let found = group.break_even().unwrap();
     workers.into_iter().for_each(Worker::stop);
     found
 }

@@ -4,12 +4,12 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::loopback::Loopback;
 
 use crate::group::{members, open, open_with_control, take};
 
@@ -23,23 +23,14 @@ const ALL: [&str; 2] = ["127.0.0.1", "::1"];
 
 /// Sends data and control packets while no socket is read; control packets are sent from `control`.
 fn overload(group: &UdpGroup, data: &UdpSocket, control: &UdpSocket) {
-    let to_itself = at("127.0.0.1");
-    to_itself.connect(to_itself.local_addr().unwrap()).unwrap();
-    to_itself.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let loopback = Loopback::open();
     for packet in 0..DATA {
         data.send_to(&packet.to_be_bytes(), group.address()).unwrap();
         if packet % BETWEEN == 0 {
             control.send_to(&(MARK | packet).to_be_bytes(), group.address()).unwrap();
-            wait_for_loopback(&to_itself);
+            loopback.flush();
         }
     }
-}
-
-/// Waits until all packets sent before have been delivered. On a slow machine the queue of the loopback device
-/// (netdev_max_backlog, 1,000 packets) would otherwise fill before the socket queues, and lose data and control packets alike.
-fn wait_for_loopback(to_itself: &UdpSocket) {
-    let arrives = || to_itself.send(&[0]).and_then(|_| to_itself.recv(&mut [0])).is_ok();
-    assert!((0..100).any(|_| arrives()), "nothing passes the loopback device");
 }
 
 /// Returns the numbers of control packets and of data packets in the queues of these sockets.
@@ -120,18 +111,22 @@ fn a_control_socket_with_a_table_loses_no_packet() {
 fn while_it_opens(test: &str, spreads: &[&str]) {
     const OPENED: usize = 200;
     for address in ALL {
-        let to = at(address).local_addr().unwrap();
+        // Below the range from which the kernel gives ports to other sockets.
+        let to = SocketAddr::new(address.parse().unwrap(), 4000);
         let ends = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                let sender = at(address);
+                let (sender, loopback) = (at(address), Loopback::open());
                 option::set_hops(sender.as_fd(), 255).unwrap();
-                let mut number = 0;
+                let mut number = 0_u32;
                 while !ends.load(Ordering::Relaxed) {
                     number += 1;
                     // The send fails with ECONNREFUSED while no group is open.
                     let _ = sender.send_to(&(MARK | number & 0xffff).to_be_bytes(), to);
                     let _ = sender.send_to(&(number & 0xffff).to_be_bytes(), to);
+                    if number.is_multiple_of(100) {
+                        loopback.flush();
+                    }
                 }
             });
             let (mut at_members, mut at_control) = ((0, 0), (0, 0));

@@ -9,14 +9,22 @@ use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 
 /// A time limit for the slowest machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The number of packets that fit into one receive queue even if each occupies a page.
 const VOLLEY: u32 = 32;
 
 /// Opens a group, or counts a skipped test if the host has no BPF.
 pub(crate) fn open(test: &str, address: SocketAddr, members: usize, spread: &str) -> Option<UdpGroup> {
-    opened(test, UdpGroup::open(address, members, &spread.parse::<Selector>().unwrap()))
+    let spread = spread.parse::<Selector>().unwrap();
+    let end = Instant::now() + DEADLINE;
+    loop {
+        match UdpGroup::open(address, members, &spread) {
+            // A child of another test has a copy of the program of a closed group until exec().
+            Err(error) if is_busy(&error) && Instant::now() < end => thread::yield_now(),
+            result => return opened(test, result),
+        }
+    }
 }
 
 /// Opens a group with a control socket, or counts a skipped test if the host has no BPF.
@@ -29,6 +37,18 @@ pub(crate) fn open_with_control(
 ) -> Option<UdpGroup> {
     let (spread, filter) = (spread.parse::<Selector>().unwrap(), filter.parse::<ControlFilter>().unwrap());
     opened(test, UdpGroup::open_with_control(address, members, &spread, &filter))
+}
+
+/// Returns whether the device has a program already.
+#[cfg(feature = "bpf")]
+fn is_busy(error: &UdpGroupError) -> bool {
+    let reason = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    matches!(reason, Some(fourtuple_bpf::BpfError::Busy { .. }))
+}
+
+#[cfg(not(feature = "bpf"))]
+fn is_busy(_: &UdpGroupError) -> bool {
+    false
 }
 
 fn opened(test: &str, result: Result<UdpGroup, UdpGroupError>) -> Option<UdpGroup> {

@@ -110,7 +110,7 @@ fn a_takeover_loses_no_request() {
             let answered: [AtomicU32; 4] = Default::default();
             thread::scope(|scope| {
                 let stopping = Stopping(&stop);
-                for answered in &answered {
+                let clients = answered.each_ref().map(|answered| {
                     scope.spawn(|| {
                         while !stop.load(Ordering::Acquire) {
                             let mut stream = connect(&old);
@@ -119,8 +119,8 @@ fn a_takeover_loses_no_request() {
                             let _closed = try_ask(&mut *stream, 50);
                             answered.fetch_add(1, Ordering::AcqRel);
                         }
-                    });
-                }
+                    })
+                });
                 // Waits until each client has used another connection.
                 let next_connections = || {
                     let begun = Instant::now();
@@ -145,6 +145,8 @@ fn a_takeover_loses_no_request() {
                 workers.into_iter().for_each(Worker::stop);
                 next_connections();
                 drop(stopping);
+                // The last requests need the workers too.
+                clients.into_iter().for_each(|client| client.join().unwrap());
                 assert_eq!(accepts(&old), before, "{policy}: a retired group accepts nothing");
                 assert!(accepts(&new) > 0, "{policy}");
                 successors.into_iter().for_each(Worker::stop);

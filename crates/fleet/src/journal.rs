@@ -77,7 +77,10 @@ mod tests {
 
     impl Directory {
         fn new(name: &str) -> Directory {
-            Directory(std::env::temp_dir().join(format!("fourtuple-journal-{name}-{}", std::process::id())))
+            let path = std::env::temp_dir().join(format!("fourtuple-journal-{name}-{}", std::process::id()));
+            // A killed process with the same ID may have left it.
+            let _ = fs::remove_dir_all(&path);
+            Directory(path)
         }
     }
 

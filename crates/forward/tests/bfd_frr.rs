@@ -354,6 +354,14 @@ fn a_session_with_bfdd_stays_up_under_overload() {
         let before = (report(), frr.downs());
         let flood = Flood::start(data.into(), listen);
         thread::sleep(Duration::from_secs(seconds));
+        wait_until(
+            "control beside it",
+            || format!("{:?}", report()),
+            || {
+                let report = report();
+                report.received > before.0.received && report.transmitted > before.0.transmitted
+            },
+        );
         let (after, downs) = (report(), frr.downs());
         let offered = flood.end();
         // Planes read the kernel's drop counter once a second, and forward the packets in their queues.
@@ -370,7 +378,6 @@ fn a_session_with_bfdd_stays_up_under_overload() {
             counts.iter().map(|plane| plane.sent).sum::<u64>(),
             counts.iter().map(PlaneCounts::dropped_in_all).sum::<u64>(),
         );
-        assert!(after.received > before.0.received && after.transmitted > before.0.transmitted);
         assert_eq!((after.downs, downs), (before.0.downs, before.1));
     });
 }

@@ -18,6 +18,7 @@ use fourtuple_forward::{
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::{neighbour, option, socket};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::loopback::Loopback;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 use kinds::kinds;
 
@@ -185,8 +186,9 @@ fn a_silent_end_is_down_within_the_detection_time() {
             required_min_rx_us: 50_000,
             ..packet
         };
-        neighbour::send(peer.as_fd(), &answer.encode(), near, 0).unwrap();
+        // Before the send: the session may get the packet before this thread runs again.
         let sent = Instant::now();
+        neighbour::send(peer.as_fd(), &answer.encode(), near, 0).unwrap();
         wait_until("up and down", || session(&running).report.transitions == 2);
         let took = sent.elapsed();
         let report = session(&running).report;
@@ -235,11 +237,13 @@ fn control_packets_have_queue_space_when_data_has_none() {
             let group = UdpGroup::open_with_control(to, 2, &Selector::Random, &filter).unwrap();
             let sender = socket_at(address);
             let packet = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
+            let loopback = Loopback::open();
             for _ in 0..CONTROLS {
                 for _ in 0..200 {
                     sender.send_to(&[0x20; 64], group.address()).unwrap();
                 }
                 neighbour::send(sender.as_fd(), &packet, group.address(), 0).unwrap();
+                loopback.flush();
             }
             let control = group.control().unwrap();
             assert_eq!(option::dropped(control.as_fd()).unwrap(), 0, "{address}");

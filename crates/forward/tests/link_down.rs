@@ -84,9 +84,9 @@ fn inside<T: Send>(namespace: &OwnedFd, what: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Timers with a detection time of 2 s: long enough for a busy machine, short enough for a test.
+/// Timers with a detection time of 4 s: long enough for a busy machine, short enough for a test.
 fn timers() -> Timers {
-    Timers::new(Duration::from_millis(100), Duration::from_millis(100), 20).unwrap()
+    Timers::new(Duration::from_millis(100), Duration::from_millis(100), 40).unwrap()
 }
 
 #[track_caller]

@@ -14,7 +14,7 @@ use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::in_namespace;
 
 /// A time limit that no working machine reaches.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 /// A lock between the tests: file descriptor numbers are per process.
 static ALONE: Mutex<()> = Mutex::new(());
 

@@ -30,6 +30,8 @@ struct Room(PathBuf);
 impl Room {
     fn new(name: &str) -> Room {
         let path = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
+        // A killed process with the same ID may have left it.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Room(path)
     }

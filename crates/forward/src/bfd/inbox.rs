@@ -175,7 +175,7 @@ mod tests {
         let mut got = 0;
         while got < 4 * EACH {
             let wakeup_pending =
-                socket::wait_readable(inbox_receiver.waker().as_fd(), Some(Duration::from_secs(20))).unwrap();
+                socket::wait_readable(inbox_receiver.waker().as_fd(), Some(Duration::from_secs(60))).unwrap();
             assert!(wakeup_pending, "{got} came, and nothing rings");
             got += inbox_receiver.take().count() as u64;
         }

@@ -164,6 +164,8 @@ mod tests {
     #[test]
     fn an_unused_socket_is_replaced_and_a_file_is_not() {
         let room = std::env::temp_dir().join(format!("fourtuple-door-{}", std::process::id()));
+        // A killed process with the same ID may have left it.
+        let _ = fs::remove_dir_all(&room);
         fs::create_dir_all(&room).unwrap();
         let path = room.join("door");
         assert!(Predecessor::at(&path).unwrap().is_none());

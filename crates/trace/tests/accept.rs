@@ -16,6 +16,7 @@ use fourtuple::listen::{
 };
 use fourtuple_measure::balance;
 use fourtuple_record::{TraceAcceptResults, TraceListener};
+use fourtuple_testing::accept_queue::listen_overflows;
 use fourtuple_testing::{in_namespace, listener, skip};
 use fourtuple_trace::Accept;
 use traced::{StopOnDrop, count, has_missed, traced, until_none_missed};
@@ -272,15 +273,6 @@ fn shares_of_plain_epoll_waiters_agree() {
     in_namespace(|| {
         agrees_on_the_shares("shares_of_plain_epoll_waiters_agree", AcceptPolicy::Plain, "127.0.1.8");
     });
-}
-
-/// Reads the kernel's counter ListenOverflows of this namespace.
-fn listen_overflows() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
-    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    let place = names.split(' ').position(|name| name == "ListenOverflows").unwrap();
-    values.split(' ').nth(place).unwrap().parse().unwrap()
 }
 
 /// Waits until the accept queue of the only listener of this namespace has `depth` connections: connect() may return before

@@ -11,10 +11,12 @@ use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use fourtuple_record::TraceConnectResults;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
+use fourtuple_testing::accept_queue::listen_overflows;
 use fourtuple_testing::{cgroup_root, in_namespace, listener, set_sysctl, skip};
-use fourtuple_trace::Connect;
+use fourtuple_trace::{Connect, Outcome};
 use traced::{to, traced, tuple, until_none_missed};
 
 /// Time after which a test fails.
@@ -39,7 +41,8 @@ impl Cgroup {
         let path = groups.lines().find_map(|line| line.strip_prefix("0::/")).ok_or("no cgroup2")?;
         let before = root.join(path);
         let own = before.join(format!("fourtuple-test-{}", process::id()));
-        fs::create_dir(&own).map_err(|error| format!("{}: {error}", own.display()))?;
+        // A killed process with the same ID may have left it.
+        fs::create_dir_all(&own).map_err(|error| format!("{}: {error}", own.display()))?;
         Ok(Cgroup { before, own })
     }
 
@@ -76,22 +79,13 @@ fn only_connects_in_the_cgroup_are_counted() {
             sockets.extend((0..4).map(|_| dial(destination)));
             Ok(())
         };
-        let Some((moved, outcome)) = traced(test, &connect, program) else { return };
+        let Some((moved, outcome)) = until_none_missed(|| traced(test, &connect, program)) else { return };
         if let Err(reason) = moved {
             return skip(test, "cgroup", &reason);
         }
         let tuple = tuple(&outcome.results, destination);
         assert_eq!((outcome.results.searches, tuple.searches, tuple.established), (3, 3, 3), "{tuple:?}");
     });
-}
-
-/// Reads the kernel's counter ListenOverflows of this namespace.
-fn overflows() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
-    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    let place = names.split(' ').position(|name| name == "ListenOverflows").unwrap();
-    values.split(' ').nth(place).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -102,22 +96,24 @@ fn a_retransmitted_syn_is_counted() {
         let program = || {
             let first = dial(destination);
             assert!(socket::wait_readable(listener.as_fd(), Some(DEADLINE)).unwrap());
+            let before = listen_overflows();
             let second = socket::open(Transport::Tcp, destination, true).unwrap();
             socket::connect(second.as_fd(), destination).unwrap();
             // Accept only after the kernel has dropped the SYN, so that the client retransmits it.
             let begun = Instant::now();
-            while overflows() == 0 {
+            while listen_overflows() == before {
                 assert!(begun.elapsed() < DEADLINE, "the listener dropped no SYN");
                 thread::sleep(Duration::from_millis(1));
             }
             let accepted = socket::accept(listener.as_fd()).unwrap();
             let progress = socket::wait_connected(second.as_fd(), Some(DEADLINE)).unwrap();
             assert_eq!(progress, Progress::Connected);
-            drop((first, second, accepted));
+            // The queue is empty for another run.
+            let queued = socket::accept(listener.as_fd()).unwrap();
+            drop((first, second, accepted, queued));
         };
-        let Some(((), outcome)) = traced("a_retransmitted_syn_is_counted", &to(destination), program) else {
-            return;
-        };
+        let run = || traced("a_retransmitted_syn_is_counted", &to(destination), program);
+        let Some(((), outcome)) = until_none_missed(run) else { return };
         let tuple = tuple(&outcome.results, destination);
         assert_eq!((tuple.searches, tuple.established, tuple.failed), (2, 2, 0), "{tuple:?}");
         assert!(tuple.syn_retries >= 1, "{tuple:?}");
@@ -145,12 +141,23 @@ fn ports_in_use_are_counted_in_the_traced_namespace() {
         return dial_on_request();
     }
     let test = "ports_in_use_are_counted_in_the_traced_namespace";
+    let Some(((), outcome)) = until_none_missed(|| traced_child(test)) else { return };
+    let [tuple] = &outcome.results.tuples[..] else { panic!("{:?}", outcome.results) };
+    assert_eq!((tuple.searches, tuple.in_use, tuple.range), (10, Some(10), Some(100)), "{tuple:?}");
+    assert_eq!(tuple.fill, Some(0.1));
+}
+
+/// Traces a child process that dials in a new network namespace.
+fn traced_child(test: &str) -> Option<((), Outcome<TraceConnectResults>)> {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(DIALS, "1");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     netns::start_in_new(&mut command);
     let mut child = match command.spawn() {
-        Err(error) => return skip(test, "netns", &error.to_string()),
+        Err(error) => {
+            skip(test, "netns", &error.to_string());
+            return None;
+        }
         Ok(child) => child,
     };
     // When this test fails, stdin closes and the child exits.
@@ -166,10 +173,7 @@ fn ports_in_use_are_counted_in_the_traced_namespace() {
     });
     drop(stdin);
     assert!(child.wait().unwrap().success());
-    let Some(((), outcome)) = found else { return };
-    let [tuple] = &outcome.results.tuples[..] else { panic!("{:?}", outcome.results) };
-    assert_eq!((tuple.searches, tuple.in_use, tuple.range), (10, Some(10), Some(100)), "{tuple:?}");
-    assert_eq!(tuple.fill, Some(0.1));
+    found
 }
 
 #[test]

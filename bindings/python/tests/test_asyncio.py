@@ -39,10 +39,10 @@ def connecting_threads() -> Iterator[list[threading.Thread]]:
 
 def test_every_port_is_used_then_the_error_has_a_census(listener: socket.socket) -> None:
     async def run() -> None:
-        held = [await aio.create_connection(DESTINATION, 5) for _ in range(PORTS)]
+        held = [await aio.create_connection(DESTINATION, 60) for _ in range(PORTS)]
         assert {opened.getsockname()[1] for opened in held} == set(range(LOW, HIGH + 1))
         with pytest.raises(fourtuple.PortsExhausted) as raised:
-            await aio.create_connection(DESTINATION, 5)
+            await aio.create_connection(DESTINATION, 60)
         assert raised.value.census == fourtuple.Census(PORTS, PORTS, 0, 0)
         for opened in held:
             opened.close()
@@ -59,7 +59,7 @@ def test_long_searches_run_on_another_thread(
         dialers = fourtuple.Dialers(strategy=strategy)
         dialers.get(DESTINATION)
         connecting_threads.clear()
-        opened, report = await aio.dial(DESTINATION, 5, dialers=dialers)
+        opened, report = await aio.dial(DESTINATION, 60, dialers=dialers)
         assert strategy in ("auto", report.strategy)
         opened.close()
 
@@ -70,7 +70,7 @@ def test_long_searches_run_on_another_thread(
     connecting_threads.clear()
 
     async def default() -> None:
-        opened, report = await aio.dial(DESTINATION, 5)
+        opened, report = await aio.dial(DESTINATION, 60)
         assert report.strategy == "random-window:1000"
         opened.close()
 
@@ -81,7 +81,7 @@ def test_long_searches_run_on_another_thread(
 def test_a_refused_handshake_is_refused() -> None:
     async def run() -> None:
         with pytest.raises(fourtuple.Refused):
-            await aio.create_connection(("127.0.0.1", 9), 5)
+            await aio.create_connection(("127.0.0.1", 9), 60)
 
     asyncio.run(run())
 
@@ -92,7 +92,7 @@ def test_a_silent_destination_times_out_and_closes_the_socket(recwarn: pytest.Wa
         full.listen(0)
 
         async def run() -> None:
-            first = await aio.create_connection(DESTINATION, 5)
+            first = await aio.create_connection(DESTINATION, 60)
             with pytest.raises(fourtuple.TimedOut) as raised:
                 await aio.create_connection(DESTINATION, 0.2)
             assert raised.value.destination == "127.0.0.1:9000" and raised.value.retryable
@@ -108,7 +108,7 @@ def test_a_silent_source_is_backed_off() -> None:
         full.listen(0)
 
         async def run() -> None:
-            first = await aio.create_connection(DESTINATION, 5)
+            first = await aio.create_connection(DESTINATION, 60)
             dialers = fourtuple.Dialers(sources="127.0.0.2,127.0.0.3")
             for _ in range(6):
                 with pytest.raises(fourtuple.TimedOut) as raised:
@@ -194,7 +194,7 @@ def test_a_cancelled_dial_closes_its_socket(listener: socket.socket) -> None:
         full.listen(0)
 
         async def run() -> None:
-            first = await aio.create_connection(("127.0.0.1", 9001), 5)
+            first = await aio.create_connection(("127.0.0.1", 9001), 60)
             dial = asyncio.create_task(aio.create_connection(("127.0.0.1", 9001)))
             while not sockets_to(9001) > 1:
                 await asyncio.sleep(0.001)

@@ -68,7 +68,7 @@ def test_a_source_address_shares_ports_among_destinations(listener: socket.socke
         second.bind(("127.0.0.1", 9001))
         second.listen(4096)
         held = fill(source_address=("127.0.0.7", 0))
-        held += [fourtuple.create_connection(("127.0.0.1", 9001), 5, ("127.0.0.7", 0)) for _ in range(PORTS)]
+        held += [fourtuple.create_connection(("127.0.0.1", 9001), 60, ("127.0.0.7", 0)) for _ in range(PORTS)]
         assert {opened.getsockname()[0] for opened in held} == {"127.0.0.7"}
         close(held)
 

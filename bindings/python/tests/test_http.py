@@ -31,16 +31,16 @@ Get = Callable[[str, Dialers | None], str]
 
 def with_requests(url: str, dialers: Dialers | None) -> str:
     with fourtuple.requests.session(dialers) as session:
-        return session.get(url, timeout=5).text
+        return session.get(url, timeout=60).text
 
 
 def with_urllib3(url: str, dialers: Dialers | None) -> str:
     with fourtuple.requests.pool_manager(dialers) as pools:
-        return pools.request("GET", url, timeout=5, retries=False).data.decode()
+        return pools.request("GET", url, timeout=60, retries=False).data.decode()
 
 
 def with_httpx(url: str, dialers: Dialers | None) -> str:
-    with httpx.Client(transport=fourtuple.httpx.Transport(dialers), trust_env=False) as client:
+    with httpx.Client(transport=fourtuple.httpx.Transport(dialers), trust_env=False, timeout=60) as client:
         return client.get(url).text
 
 
@@ -53,7 +53,7 @@ def with_httpcore(url: str, dialers: Dialers | None) -> str:
 def with_async_httpx(url: str, dialers: Dialers | None) -> str:
     async def get() -> str:
         transport = fourtuple.httpx.AsyncTransport(dialers)
-        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=60) as client:
             return (await client.get(url)).text
 
     return asyncio.run(get())
@@ -152,12 +152,13 @@ def test_tls_runs_over_dialed_sockets(tls_server: Server, certificate: tuple[pat
     dialers, url = Dialers(sources="127.0.0.77"), tls_server.url()
     trusted = ssl.create_default_context(cafile=str(certificate[0]))
     with fourtuple.requests.session(dialers) as session:
-        found = [session.get(url, verify=str(certificate[0]), timeout=5).text]
-    with httpx.Client(transport=fourtuple.httpx.Transport(dialers, verify=trusted)) as client:
+        found = [session.get(url, verify=str(certificate[0]), timeout=60).text]
+    with httpx.Client(transport=fourtuple.httpx.Transport(dialers, verify=trusted), timeout=60) as client:
         found.append(client.get(url).text)
 
     async def get() -> None:
-        async with httpx.AsyncClient(transport=fourtuple.httpx.AsyncTransport(dialers, verify=trusted)) as inner:
+        transport = fourtuple.httpx.AsyncTransport(dialers, verify=trusted)
+        async with httpx.AsyncClient(transport=transport, timeout=60) as inner:
             found.append((await inner.get(url)).text)
         async with aiohttp.ClientSession(connector=fourtuple.aiohttp.connector(dialers, ssl=trusted)) as session:
             async with session.get(url) as response:
@@ -170,15 +171,15 @@ def test_tls_runs_over_dialed_sockets(tls_server: Server, certificate: tuple[pat
 def test_proxies_are_reached_over_dialed_sockets(server: Server) -> None:
     dialers = Dialers(sources="127.0.0.77")
     with fourtuple.requests.session(dialers) as session:
-        found = [session.get("http://nowhere.test/", proxies={"http": server.url()}, timeout=5).text]
-    with httpx.Client(transport=fourtuple.httpx.Transport(dialers, proxy=server.url())) as client:
+        found = [session.get("http://nowhere.test/", proxies={"http": server.url()}, timeout=60).text]
+    with httpx.Client(transport=fourtuple.httpx.Transport(dialers, proxy=server.url()), timeout=60) as client:
         found.append(client.get("http://nowhere.test/").text)
     assert [text.split()[0] for text in found] == ["127.0.0.77"] * 2
 
 
 def test_keep_alive_uses_one_port(server: Server) -> None:
     with fourtuple.requests.session() as session:
-        pages = {session.get(server.url(), timeout=5).text for _ in range(3)}
+        pages = {session.get(server.url(), timeout=60).text for _ in range(3)}
     assert len(pages) == 1
 
 

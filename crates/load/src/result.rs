@@ -102,7 +102,7 @@ impl Outcome {
             count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
         }
         // No other connection is opened while the held connections are opened.
-        let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp));
+        let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp.unwrap_or(0)));
         let mut need = *need;
         need.threads = self.threads as u64;
         let seen = RunMeasurements {
@@ -177,7 +177,7 @@ impl Outcome {
             hold: (load.hold > 0).then_some(Held {
                 opened: tally.held,
                 lost: tally.held_lost,
-                ramp_ns: tally.ramp,
+                ramp_ns: tally.ramp.unwrap_or(0),
             }),
             advice: judged.advice,
             hosts: Vec::new(),

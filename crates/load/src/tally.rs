@@ -32,7 +32,7 @@ pub(crate) struct Tally {
     pub(crate) held: u64,
     pub(crate) held_lost: u64,
     /// Time from the start of the run until all held connections were open.
-    pub(crate) ramp: u64,
+    pub(crate) ramp: Option<u64>,
     /// Total time in which an operation was due while all connections were busy.
     pub(crate) all_busy: u64,
     pub(crate) cpu_ns: u64,
@@ -70,7 +70,7 @@ impl Tally {
             stall: Stall::default(),
             held: 0,
             held_lost: 0,
-            ramp: 0,
+            ramp: None,
             all_busy: 0,
             cpu_ns: 0,
             syscalls: 0,
@@ -107,7 +107,8 @@ impl Tally {
         self.stall.length = self.stall.length.max(other.stall.length);
         self.held += other.held;
         self.held_lost += other.held_lost;
-        self.ramp = self.ramp.max(other.ramp);
+        // All threads wait for the last one, and the first to notice opens the next connections.
+        self.ramp = [self.ramp, other.ramp].into_iter().flatten().min();
         self.all_busy = self.all_busy.max(other.all_busy);
         self.cpu_ns += other.cpu_ns;
         self.syscalls += other.syscalls;

@@ -168,7 +168,7 @@ fn connections_are_held_while_others_open_and_close() {
                 require_clean(&ran);
                 let held = ran.results.hold.unwrap();
                 assert_eq!((held.opened, held.lost), (u64::from(hold), 0));
-                assert!(held.ramp_ns > 0 && held.ramp_ns <= ran.results.elapsed_ns);
+                assert!(held.ramp_ns > 0 && held.ramp_ns <= ran.results.elapsed_ns, "{ran:#?}");
                 assert_eq!(ran.results.connections, u64::from(hold) + 200);
                 assert_eq!(stop(running).requests, 200, "held connections send nothing");
             }

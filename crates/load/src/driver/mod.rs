@@ -359,7 +359,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             self.turn(Duration::from_millis(5), &mut next_tick)?;
         }
-        self.tally.ramp = self.now();
+        self.tally.ramp = Some(self.now());
         Ok(())
     }
 

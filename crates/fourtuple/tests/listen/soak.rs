@@ -172,7 +172,7 @@ fn least_busy_workers_survive_floods_resets_and_kills() {
             let leaked = settled(&mut prefork);
 
             let end = Instant::now() + DEADLINE * kills();
-            // A worker that waits for a CPU for long may find a leak later: then the requests are counted anew.
+            // A worker that waits for a CPU for long may find a leak later: then another period is counted.
             let quiet = loop {
                 let before = prefork.counts("stats");
                 let enough = seen.answers.load(Ordering::Relaxed) + QUIET * u64::from(kills());

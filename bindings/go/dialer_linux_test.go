@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -186,6 +187,11 @@ func silent(t *testing.T) netip.AddrPort {
 	t.Helper()
 	destination := listen(t, "127.0.0.1", 0)
 	fill(t, must(New(Config{}))(t), destination, 1)
+	// The dial may end before the listener has received the ACK.
+	full := fmt.Sprintf(":%04X 00000000:0000 0A 00000000:00000001 ", destination.Port())
+	for !strings.Contains(string(must(os.ReadFile("/proc/thread-self/net/tcp"))(t)), full) {
+		time.Sleep(time.Millisecond)
+	}
 	return destination
 }
 

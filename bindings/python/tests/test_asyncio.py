@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import sys
 import threading
@@ -93,6 +94,8 @@ def test_a_silent_destination_times_out_and_closes_the_socket(recwarn: pytest.Wa
 
         async def run() -> None:
             first = await aio.create_connection(DESTINATION, 60)
+            # The kernel may return before the listener has received the ACK.
+            select.select([full], [], [])
             with pytest.raises(fourtuple.TimedOut) as raised:
                 await aio.create_connection(DESTINATION, 0.2)
             assert raised.value.destination == "127.0.0.1:9000" and raised.value.retryable
@@ -109,6 +112,8 @@ def test_a_silent_source_is_backed_off() -> None:
 
         async def run() -> None:
             first = await aio.create_connection(DESTINATION, 60)
+            # The kernel may return before the listener has received the ACK.
+            select.select([full], [], [])
             dialers = fourtuple.Dialers(sources="127.0.0.2,127.0.0.3")
             for _ in range(6):
                 with pytest.raises(fourtuple.TimedOut) as raised:

@@ -5,6 +5,7 @@ mod traced;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
@@ -114,9 +115,9 @@ fn dials(name: &str, own_ports: bool) -> bool {
     !absent.load(Ordering::Relaxed)
 }
 
-/// Traces threads named `name` while `work` runs.
+/// Traces threads of this process named `name` while `work` runs.
 fn traced(test: &str, name: &str, work: impl FnOnce()) -> Option<Outcome<TraceLocksResults>> {
-    let locks = Locks { name: Some(name.to_owned()), ..Locks::default() };
+    let locks = Locks { process: Some(process::id()), name: Some(name.to_owned()), ..Locks::default() };
     traced::traced(test, &locks, work).map(|((), outcome)| outcome)
 }
 

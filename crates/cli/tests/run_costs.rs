@@ -1,5 +1,5 @@
 //! Measurements of the cost of `fourtuple run` for docs/run.md. Ignored by default; run them alone on an idle machine:
-//! `cargo test --release -p fourtuple-cli --test run_costs -- --ignored --nocapture`
+//! `cargo test --release -p fourtuple-cli --test run_costs -- --ignored --nocapture --test-threads 1`
 
 mod program;
 

@@ -37,16 +37,16 @@ fn load() -> String {
 fn costs() {
     in_namespace(|| {
         let Some(client) = client("run_costs::costs") else { return };
-        let (_listener, destination) = listener(20_000);
-        let port = destination.port();
         println!("load average {}", load());
         println!("medians of 10 runs: connect(), socket() and connect(), getsockname(), in us");
         for bound in ["", "bound"] {
-            let words = format!("cost {port} 5000 {bound}");
             let mut times = vec![vec![Vec::new(); 3]; 3];
             for turn in 0..10 {
                 let order = if turn % 2 == 0 { [0, 1, 2] } else { [2, 1, 0] };
                 for way in order {
+                    // A listener for each run, because connections stay in its queue.
+                    let (_listener, destination) = listener(20_000);
+                    let words = format!("cost {} 5000 {bound}", destination.port());
                     let ended = run(&mut command(WAYS[way], client, &words));
                     assert_eq!(ended.code, 0, "{ended:?}");
                     let numbers =

@@ -34,6 +34,8 @@ class Generator:
 
     def type_of(self, schema: dict[str, Any], name: str) -> str:
         """Returns the type of a value; `name` is the name of a class that it may need."""
+        if schema.get("$ref") == "#":
+            return "Record"
         if "$ref" in schema:
             definition = schema["$ref"].removeprefix("#/$defs/")
             return self.type_of(self.definitions[definition], camel(definition))
@@ -106,8 +108,8 @@ def generate(schema: dict[str, Any]) -> str:
     records = []
     for branch in schema["oneOf"]:
         properties = branch["properties"]
-        command = properties["command"]["const"]
-        name = camel(command) + "Record"
+        # A branch for several commands has a title.
+        name = camel(branch.get("title") or properties["command"]["const"]) + "Record"
         fields = {**schema["properties"], **properties}
         generator.define(name, {"properties": fields, "required": schema["required"]})
         records.append(name)

@@ -15,7 +15,7 @@ use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::cgroup::Cgroup;
 use program::fixing::{Client, attached, record_of};
-use program::{DEADLINE, fourtuple, run};
+use program::{DEADLINE, fourtuple, run, until};
 use serde_json::Value;
 
 const LOW: u16 = 20_000;
@@ -198,6 +198,15 @@ fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
         let ended = run(&mut fourtuple(&format!("{flags} --dry-run")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         assert!(ended.line().contains("a dry run moves no process"), "{ended:?}");
+        // The guard process moves the client back when the command is killed.
+        let Some(mut child) = attached(test, &format!("{flags} --json")) else { return };
+        let made = root.0.join(format!("fourtuple-fix-{}", child.id()));
+        assert!(made.exists() && own().contains("0::/fourtuple-fix-"), "{}", own());
+        child::kill(child.id()).unwrap();
+        child.wait().unwrap();
+        until("moved back", || !made.exists());
+        assert!(own().lines().any(|line| line == "0::/"), "{}", own());
+        assert_eq!(client.connect("::1", destination.port(), 20).0, 0);
     });
 }
 

@@ -29,8 +29,8 @@ impl ChildCgroup {
     /// stays until its processes have ended.
     pub(crate) fn remove(&self) {
         let Some(parent) = self.0.parent() else { return };
-        // A process that has just ended holds its cgroup for a moment.
-        for _ in 0..100 {
+        // A process that has just ended holds its cgroup for a moment, on a slow or busy machine for longer.
+        for _ in 0..500 {
             let left = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
             for process in left.lines() {
                 let _ = fs::write(parent.join("cgroup.procs"), process);

@@ -1,10 +1,11 @@
 //! Finds the cgroup of the programs to fix: by its path, a systemd unit, a process or a container.
 
 use std::fs;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Read};
 use std::path::{Path, PathBuf};
 
 use fourtuple_host::cgroup;
+use fourtuple_syscalls::fork::{self, Process};
 
 use crate::child_cgroup::ChildCgroup;
 use crate::processes;
@@ -67,7 +68,33 @@ impl TargetError {
 #[derive(Debug)]
 pub struct Programs {
     directory: PathBuf,
-    made: Option<ChildCgroup>,
+    made: Option<(ChildCgroup, Guard)>,
+}
+
+/// A process that moves the processes of a cgroup back when this process has ended, in any way.
+#[derive(Debug)]
+struct Guard {
+    process: Process,
+    pipe: PipeWriter,
+}
+
+impl Guard {
+    /// Starts the guard, before this process has a second thread and before it holds BPF objects.
+    fn start(cgroup: PathBuf) -> io::Result<Guard> {
+        let (process, pipe) = fork::run_beside(c"fourtuple-guard", |mut pipe: PipeReader| {
+            // It ends with the writing end, into which nothing is written.
+            let _ = pipe.read(&mut [0]);
+            ChildCgroup(cgroup).remove();
+            0
+        })?;
+        Ok(Guard { process, pipe })
+    }
+
+    /// Ends the guard.
+    fn end(self) {
+        drop(self.pipe);
+        let _ = self.process.wait();
+    }
 }
 
 impl Programs {
@@ -76,13 +103,19 @@ impl Programs {
         &self.directory
     }
 
-    /// Moves the service of a process out of the root cgroup, because all programs of the host are in and below that one.
+    /// Moves the service of a process out of the root cgroup, because all programs of the host are in and below that one. A guard
+    /// process moves the service back, so that it returns even if this process is killed.
     fn of_root(process: u32, root: &Path) -> Result<Programs, TargetError> {
         let failed = |reason| TargetError::NoChild { process, root: root.to_owned(), reason };
         let made =
             ChildCgroup::create(root, &format!("fourtuple-fix-{}", std::process::id())).map_err(failed)?;
-        let programs = Programs { directory: made.0.clone(), made: Some(made) };
-        let made = programs.made.as_ref().expect("made above");
+        let directory = made.0.clone();
+        let guard = Guard::start(directory.clone()).map_err(|error| {
+            made.remove();
+            failed(format!("the process that moves it back cannot be started: {error}"))
+        })?;
+        let programs = Programs { directory, made: Some((made, guard)) };
+        let (made, _) = programs.made.as_ref().expect("made above");
         made.enter(process).map_err(|error| failed(format!("the process cannot be moved: {error}")))?;
         // Processes that start meanwhile are descendants of a process that is moved in the next turn, or of one that is inside.
         for _ in 0..2 {
@@ -97,7 +130,9 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        if let Some(made) = &self.made {
+        if let Some((made, guard)) = self.made.take() {
+            guard.end();
+            // The guard may have been killed.
             made.remove();
         }
     }

@@ -244,24 +244,10 @@ impl State {
             }
             Request::Stop { run } => self.stop(&run),
             Request::Resend { run, slot, from } => self.resend(&run, slot, from),
-            Request::Doctor => self.command(&["doctor"]),
-            Request::LabPorts { repeats, first, last } => {
-                let (repeats, range) = (repeats.to_string(), format!("{first}-{last}"));
-                self.command(&["lab", "ports", "--repeats", &repeats, "--range", &range])
-            }
-            Request::TraceConnect { for_ns } => {
-                self.command(&["trace", "connect", "--for", &format!("{for_ns}ns")])
-            }
-            Request::Plan { rate_per_s, hold_ns, sources, destinations } => {
-                let mut arguments = vec![
-                    "plan".to_owned(),
-                    format!("--hold={hold_ns}ns"),
-                    format!("--sources={sources}"),
-                    format!("--destinations={destinations}"),
-                ];
-                arguments.extend(rate_per_s.map(|rate| format!("--rate={rate}/s")));
-                self.command(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
-            }
+            Request::Doctor
+            | Request::LabPorts { .. }
+            | Request::TraceConnect { .. }
+            | Request::Plan { .. } => self.command(&request.command().unwrap_or_default()),
             Request::Serve { settings } => {
                 let Ok(name) = random_name() else {
                     return Performed::refused("cannot draw random bytes".to_owned());
@@ -393,7 +379,7 @@ impl State {
     }
 
     /// Runs a command of this program and replies with its record. The arguments come from typed settings; there is no shell.
-    fn command(&self, arguments: &[&str]) -> Performed {
+    fn command(&self, arguments: &[String]) -> Performed {
         let mut command = Command::new(&self.agent.program);
         command.args(arguments).args(["--json", "--quiet"]).stdin(Stdio::null());
         child::end_with_this_thread(&mut command);

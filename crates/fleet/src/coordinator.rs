@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::Client;
-use fourtuple_record::{Host, LoadRecord, LoadSettings, Second, ServeSettings};
+use fourtuple_record::{Host, LoadRecord, LoadSettings, Saved, Second, ServeSettings};
 use fourtuple_syscalls::resource;
 use futures_util::future::join_all;
-use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
@@ -15,6 +14,7 @@ use crate::client::Session;
 use crate::error::FleetError;
 use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
+use crate::overview::HostReply;
 use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, mismatch, plan_subject};
 use crate::request::LoadRequest;
 use crate::split;
@@ -89,9 +89,6 @@ pub struct FleetOutcome {
     /// The log of histograms, if it was requested.
     pub log: Option<String>,
 }
-
-/// An agent and its record, or the reason why there is none.
-pub type HostReply = (AgentInfo, Result<Value, String>);
 
 /// A connection to the fleet.
 pub struct Coordinator {
@@ -315,9 +312,9 @@ fn answer(reply: Result<Reply, FleetError>) -> Reply {
     reply.unwrap_or_else(|error| Reply::Refused { reason: error.to_string() })
 }
 
-fn record_of(reply: Reply) -> Result<Value, String> {
+fn record_of(reply: Reply) -> Result<Saved, String> {
     match reply {
-        Reply::Record { record } => Ok(record),
+        Reply::Record { record } => Saved::from_value(record).map_err(|error| error.to_string()),
         Reply::Refused { reason } => Err(reason),
         _ => Err("its reply is not a record".to_owned()),
     }

@@ -71,8 +71,7 @@ impl Follow<'_> {
         mut progress: impl FnMut(&FleetProgress<'_>),
     ) -> Result<FleetOutcome, FleetError> {
         let plan = self.plan;
-        let started = Duration::from_nanos(plan.started_ns);
-        let mut merge = Merge::new(&plan.run, plan.workers.len() as u32, self.log.then_some(started));
+        let mut merge = self.merge();
         let deadline = Duration::from_nanos(plan.deadline_ns);
         let last_second = self.last_second();
         let mut readers = self.readers(&mut merge).await;
@@ -80,6 +79,7 @@ impl Follow<'_> {
         let mut shown = Instant::now();
         let mut stopped: Option<Instant> = None;
         let mut asked_again = false;
+        let mut heard = Instant::now();
         progress(&self.progress(&merge, begun.elapsed(), true));
         while !merge.is_complete() {
             let connected = self.client.connection_state() == State::Connected;
@@ -89,6 +89,9 @@ impl Follow<'_> {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             let now = Instant::now();
+            if read != Some(0) {
+                heard = now;
+            }
             let elapsed = now.saturating_duration_since(begun);
             if now >= shown + PROGRESS {
                 shown = now;
@@ -109,11 +112,16 @@ impl Follow<'_> {
                 continue;
             }
             let connected_for = now - connected_since;
-            if self.collecting && !asked_again && connected_for > Duration::from_secs(1) {
+            // An end follows the intervals in the stream, so what is missing before it can only be on the disk of the worker.
+            let ended = merge.slots().iter().all(|slot| slot.end.is_some() || slot.lost_at.is_some());
+            if (self.collecting || ended) && !asked_again && connected_for > Duration::from_secs(1) {
                 asked_again = true;
                 self.ask_again(&merge).await;
                 connected_since = Instant::now();
                 continue;
+            }
+            if ended && asked_again && now >= heard + PATIENCE {
+                break;
             }
             self.lose_the_missing(&mut merge, elapsed, connected_for, last_second).await;
         }
@@ -131,8 +139,9 @@ impl Follow<'_> {
         if !self.collecting || self.log {
             return all();
         }
-        // Workers without a summary, and after an error all remaining ones, are read from their intervals.
-        let _ = self.read_summaries(merge).await;
+        if self.read_summaries(merge).await.is_err() {
+            *merge = self.merge();
+        }
         let slots = merge.slots().iter().enumerate();
         let missing: Vec<u32> =
             slots.filter(|(_, slot)| slot.end.is_none()).map(|(slot, _)| slot as u32).collect();
@@ -142,16 +151,34 @@ impl Follow<'_> {
         }
     }
 
-    /// Adds the summaries of all workers that were not lost.
+    /// Returns a sum without a message.
+    fn merge(&self) -> Merge {
+        let Plan { run, workers, started_ns, .. } = self.plan;
+        Merge::new(run, workers.len() as u32, self.log.then_some(Duration::from_nanos(*started_ns)))
+    }
+
+    /// Adds the summaries of all workers without a loss. The end of a worker with a loss may come before or after it, which its
+    /// messages tell in their order.
     async fn read_summaries(&self, merge: &mut Merge) -> Result<(), async_nats::Error> {
-        let run = &self.plan.run;
         let mut lost = BTreeSet::new();
-        self.read_last(lost_subjects(run), |slot, _| {
-            lost.insert(slot);
-        })
-        .await?;
+        loop {
+            self.add_summaries(merge, &lost).await?;
+            // A loss that is not in the stream now comes after the ends of these workers, and has no effect.
+            self.read_last(lost_subjects(&self.plan.run), |slot, _| {
+                lost.insert(slot);
+            })
+            .await?;
+            let mut slots = merge.slots().iter().zip(0..);
+            if !slots.any(|(slot, number)| slot.end.is_some() && lost.contains(&number)) {
+                return Ok(());
+            }
+            *merge = self.merge();
+        }
+    }
+
+    async fn add_summaries(&self, merge: &mut Merge, lost: &BTreeSet<u32>) -> Result<(), async_nats::Error> {
         let mut parts: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
-        self.read_last(summary_subjects(run), |slot, payload| {
+        self.read_last(summary_subjects(&self.plan.run), |slot, payload| {
             let parts = parts.entry(slot).or_default();
             parts.push(payload);
             if !lost.contains(&slot)
@@ -223,10 +250,15 @@ impl Follow<'_> {
             }
             if is_lost(elapsed, connected, of.next_second(), last_second, GRACE) {
                 let second = of.next_second();
-                merge.lose_at(slot, second);
-                // A later coordinator must come to the same result.
+                // The loss has an effect when it is read again: the worker may have ended before it, and all coordinators must come
+                // to the same result.
                 let lost = serde_json::to_vec(&Lost { slot, second }).expect("a loss has string keys");
-                let _ = publish(&self.context, lost_subject(&self.plan.run, slot), lost).await;
+                let published = publish(&self.context, lost_subject(&self.plan.run, slot), lost).await;
+                let deadline = Duration::from_nanos(self.plan.deadline_ns);
+                if published.is_err() && elapsed > deadline + PATIENCE {
+                    // This coordinator may not publish, or the stream is full.
+                    merge.lose_at(slot, second);
+                }
                 // A worker that was only cut off must not continue alone.
                 self.stop_worker(&self.plan.workers[slot as usize].agent).await;
             }
@@ -346,7 +378,7 @@ impl Reader<'_> {
             return;
         }
         if kind == "lost" {
-            // Another coordinator may have decided on a loss; the result must be the same.
+            // This coordinator or another one has decided on it.
             if let Ok(Lost { slot, second }) = serde_json::from_slice(payload) {
                 merge.lose_at(slot, second);
             }

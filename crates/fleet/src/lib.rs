@@ -1,8 +1,9 @@
 //! One run on many machines: agents and a coordinator on NATS, and the merge of their intervals.
 //!
 //! The decisions are pure: how a run is split over slots ([`split`]), the offset of a clock ([`clock`]), intervals and their merge
-//! ([`interval`], [`summary`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), permissions ([`permission`]) and replayed
-//! requests ([`session`]). They use no clock and no socket. [`agent`] and [`coordinator`] move messages over NATS.
+//! ([`interval`], [`summary`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), the order of hosts and their
+//! differences ([`overview`]), permissions ([`permission`]) and replayed requests ([`session`]). They use no clock and no socket.
+//! [`agent`] and [`coordinator`] move messages over NATS.
 #![forbid(unsafe_code)]
 
 pub mod agent;
@@ -16,6 +17,7 @@ mod journal;
 pub mod merge;
 mod merged;
 pub mod nats;
+pub mod overview;
 pub mod permission;
 pub mod protocol;
 mod request;

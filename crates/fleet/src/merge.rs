@@ -245,10 +245,13 @@ impl Merge {
         Added::New
     }
 
-    /// Notes that a worker is lost. Its seconds before `second` count; later ones do not. Without effect if its end has arrived.
+    /// Notes that a worker is lost. Its seconds before `second`, and all seconds that have arrived, count; later seconds do not.
+    /// Without effect if its end has arrived.
+    ///
+    /// The order of the end, the intervals and the loss in the stream decides, and every coordinator reads them in this order.
     pub fn lose_at(&mut self, slot: u32, second: u64) {
         if let Some(slot) = self.slots.get_mut(slot as usize).filter(|slot| slot.end.is_none()) {
-            slot.lost_at.get_or_insert(second);
+            slot.lost_at.get_or_insert(second.max(slot.next));
         }
         self.close();
     }
@@ -477,6 +480,23 @@ mod tests {
         assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [2, 2, 1, 1, 1]);
         assert_eq!(merge.parts().total.count(), 7);
         assert!(merge.parts().total.max() < 3_000);
+    }
+
+    #[test]
+    fn the_first_of_end_and_loss_counts() {
+        let (mut ended, mut lost) = (merge(1), merge(1));
+        for merge in [&mut ended, &mut lost] {
+            (0..3).for_each(|second| require_new(merge.add(message(0, second, &[1_000]))));
+        }
+        ended.add(end(0, 3));
+        ended.lose_at(0, 2);
+        assert_eq!((ended.slots()[0].lost_at, ended.is_complete()), (None, true));
+        // The third second arrived after the decision and before the loss, so it counts.
+        lost.lose_at(0, 2);
+        lost.lose_at(0, 1);
+        lost.add(end(0, 4));
+        assert_eq!(lost.add(message(0, 3, &[1_000])), Added::Ignored);
+        assert_eq!((lost.slots()[0].lost_at, lost.slots()[0].intervals()), (Some(3), 3));
     }
 
     #[test]

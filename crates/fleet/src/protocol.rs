@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings};
+use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings, exact_duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -227,6 +227,39 @@ pub enum Request {
         /// Whether to stop it.
         stop: bool,
     },
+}
+
+impl Request {
+    /// Returns the command line behind `fourtuple` by which an agent performs the request; `None`: it runs no command, or the settings
+    /// of the agent are needed.
+    pub fn command(&self) -> Option<Vec<String>> {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        Some(match self {
+            Request::Doctor => words(&["doctor"]),
+            Request::LabPorts { repeats, first, last } => words(&[
+                "lab",
+                "ports",
+                "--repeats",
+                &repeats.to_string(),
+                "--range",
+                &format!("{first}-{last}"),
+            ]),
+            Request::TraceConnect { for_ns } => {
+                words(&["trace", "connect", "--for", &exact_duration(*for_ns)])
+            }
+            Request::Plan { rate_per_s, hold_ns, sources, destinations } => {
+                let mut words: Vec<String> = words(&[
+                    "plan",
+                    &format!("--hold={}", exact_duration(*hold_ns)),
+                    &format!("--sources={sources}"),
+                    &format!("--destinations={destinations}"),
+                ]);
+                words.extend(rate_per_s.map(|rate| format!("--rate={rate}/s")));
+                words
+            }
+            _ => return None,
+        })
+    }
 }
 
 /// The reply of an agent.

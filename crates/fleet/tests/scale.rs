@@ -4,30 +4,25 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
+mod nats;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::PublishAckFuture;
-use fourtuple_fleet::clock::ClockEstimate;
 use fourtuple_fleet::coordinator::Coordinator;
-use fourtuple_fleet::interval::{Content, Counts, Message, Parts, WorkerEnd};
+use fourtuple_fleet::interval::{Content, Counts, Message, Parts};
 use fourtuple_fleet::merge::{Added, Merge};
-use fourtuple_fleet::nats::Connection;
-use fourtuple_fleet::protocol::{
-    AgentInfo, Plan, PlannedWorker, STREAM, STREAM_SUBJECTS, plan_subject, summary_subject, worker_subject,
-};
+use fourtuple_fleet::protocol::{STREAM, STREAM_SUBJECTS, plan_subject, summary_subject, worker_subject};
 use fourtuple_fleet::summary::Totals;
 use fourtuple_measure::Histogram;
-use fourtuple_record::{LoadRecord, SCHEMA};
-use fourtuple_syscalls::{child, resource::thread_cpu_time};
+use fourtuple_record::LoadRecord;
+use fourtuple_syscalls::resource::thread_cpu_time;
 use fourtuple_testing::in_namespace;
+use nats::{NatsServer, connection, end};
 
 const WORKERS: u32 = 1_000;
 const SECONDS: u64 = 600;
@@ -151,81 +146,16 @@ fn a_thousand_workers_are_merged_as_they_send() {
     assert!(peak_mib() < 256, "{} MiB", peak_mib());
 }
 
-/// A nats-server with JetStream, which ends with the test.
-struct NatsServer {
-    child: Child,
-    store: PathBuf,
-}
-
-impl NatsServer {
-    fn start() -> Option<NatsServer> {
-        let store = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("scale-jetstream");
-        let _ = fs::remove_dir_all(&store);
-        // Debian has it in a directory that is not in the PATH of every user.
-        let command = ["nats-server", "/usr/sbin/nats-server"].into_iter().find_map(|program| {
-            let mut command = Command::new(program);
-            command.args(["-a", "127.0.0.1", "-p", "4222", "-js", "-sd"]).arg(&store);
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            child::end_with_this_thread(&mut command);
-            command.spawn().ok()
-        });
-        let server = NatsServer { child: command?, store };
-        while TcpStream::connect("127.0.0.1:4222").is_err() {
-            thread::sleep(Duration::from_millis(20));
-        }
-        Some(server)
-    }
-
-    /// Returns the CPU time so far in hundredths of a second, and the peak of the resident set in MiB.
-    fn cost(&self) -> (u64, u64) {
-        let read = |file| fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("procfs");
-        let stat = read("stat");
-        let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
-        let ticks = |at: usize| fields[at].parse::<u64>().expect("ticks");
-        let status = read("status");
-        let peak = status.lines().find(|line| line.starts_with("VmHWM")).expect("a resident set");
-        let kib = peak.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB");
-        (ticks(11) + ticks(12), kib / 1024)
-    }
-}
-
-impl Drop for NatsServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.store);
-    }
-}
-
-fn end(record: Option<LoadRecord>, intervals: u64) -> WorkerEnd {
-    WorkerEnd { record, failed: None, start_error_ns: 0, intervals, dropped: 0 }
-}
-
-fn plan(record: &LoadRecord) -> Plan {
-    let worker = |slot| PlannedWorker {
-        agent: AgentInfo {
-            name: format!("host-{slot}"),
-            instance: format!("i{slot}"),
-            labels: BTreeMap::new(),
-            binary: "b".to_owned(),
-            schema: SCHEMA.to_owned(),
-            allow: "load".to_owned(),
-            kernel: "6.1".to_owned(),
-            cpus: 2,
-        },
-        settings: record.settings.clone(),
-        clock: ClockEstimate { offset_ns: 5, rtt_ns: 200_000, bound_ns: 100_000 },
-    };
-    Plan {
-        run: RUN.to_owned(),
-        started: "2026-01-01T00:00:00Z".to_owned(),
-        started_ns: 0,
-        settings: record.settings.clone(),
-        deadline_ns: 700_000_000_000,
-        most_skew_ns: 250_000_000,
-        host: record.host.clone(),
-        workers: (0..WORKERS).map(worker).collect(),
-    }
+/// Returns the CPU time of nats-server so far in hundredths of a second, and the peak of its resident set in MiB.
+fn cost(server: &NatsServer) -> (u64, u64) {
+    let read = |file| fs::read_to_string(format!("/proc/{}/{file}", server.id())).expect("procfs");
+    let stat = read("stat");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<u64>().expect("ticks");
+    let status = read("status");
+    let peak = status.lines().find(|line| line.starts_with("VmHWM")).expect("a resident set");
+    let kib = peak.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB");
+    (ticks(11) + ticks(12), kib / 1024)
 }
 
 /// Publishes messages to JetStream with a window of acknowledgements.
@@ -265,7 +195,7 @@ async fn publish_run(record: LoadRecord) -> [(u64, u64); 2] {
     };
     context.create_stream(stream).await.expect("a stream");
     let mut publisher = Publisher { context, waiting: Default::default(), messages: 0, bytes: 0 };
-    let plan = serde_json::to_vec(&plan(&record)).expect("string keys");
+    let plan = serde_json::to_vec(&nats::plan(RUN, WORKERS, &record)).expect("string keys");
     publisher.publish(plan_subject(RUN), plan).await;
     let kinds = kinds();
     let messages = encoded(&kinds);
@@ -306,7 +236,7 @@ async fn publish_run(record: LoadRecord) -> [(u64, u64); 2] {
 #[ignore = "publishes 2 GB and computes for minutes"]
 fn a_run_of_a_thousand_workers_is_collected_from_nats() {
     in_namespace(|| {
-        let Some(server) = NatsServer::start() else {
+        let Some(server) = NatsServer::start("scale") else {
             return fourtuple_testing::skip(
                 "scale::a_run_of_a_thousand_workers_is_collected_from_nats",
                 "nats",
@@ -327,20 +257,18 @@ fn a_run_of_a_thousand_workers_is_collected_from_nats() {
             intervals.1,
             summaries.0,
             summaries.1,
-            server.cost()
+            cost(&server)
         ));
         let before = reset_peak();
-        let served = server.cost().0;
-        let connection =
-            Connection { url: "nats://127.0.0.1:4222".to_owned(), credentials: None, nkey: None, ca: None };
-        let coordinator = Coordinator::connect(&connection).expect("nats-server");
+        let served = cost(&server).0;
+        let coordinator = Coordinator::connect(&connection()).expect("nats-server");
         let (begun, cpu) = (Instant::now(), thread_cpu_time());
         let outcome = coordinator.collect(RUN, false, &AtomicBool::new(false), |_| ()).expect("a run");
         let (took, cpu) = (begun.elapsed(), thread_cpu_time() - cpu);
         let peak = peak_mib();
         say(&format!(
             "collected in {took:?} with {cpu:?} of CPU and {peak} MiB ({before} before); nats-server: {} hundredths of a second",
-            server.cost().0 - served
+            cost(&server).0 - served
         ));
         let results = &outcome.record.results;
         let operations = u64::from(WORKERS) * SECONDS * u64::from(OPERATIONS);

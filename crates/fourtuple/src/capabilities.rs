@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
 use fourtuple_syscalls::option::{self, Answer};
@@ -25,8 +25,8 @@ pub enum LocalPortRange {
     Parity,
     /// The kernel searches the window port by port, from a start of either parity (Linux 6.8 and later).
     Linear,
-    /// The kernel has the option, but its search could not be probed: the loopback device is down, or no port is free for the
-    /// probe. The next call probes again.
+    /// The kernel has the option, but its search could not be probed: the loopback device is down, or connect() finds no port for the
+    /// probe, for example because bind() has taken every port of the range. The next call probes again.
     Unproven,
 }
 
@@ -137,7 +137,7 @@ fn parities(with_option: bool) -> Result<bool, ProbeError> {
     let at = |call| move |error| ProbeError { call, error };
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = socket::open(Transport::Tcp, loopback, true).map_err(at("socket"))?;
-    socket::bind(listener.as_fd(), loopback).map_err(at("bind"))?;
+    bind_anywhere(listener.as_fd()).map_err(at("bind"))?;
     socket::listen(listener.as_fd(), 2 * PROBES as i32).map_err(at("listen"))?;
     let destination = socket::local_address(listener.as_fd()).map_err(at("getsockname"))?;
     let mut seen = [false; 2];
@@ -153,6 +153,23 @@ fn parities(with_option: bool) -> Result<bool, ProbeError> {
         seen[usize::from(local.port() & 1)] = true;
     }
     Ok(seen == [true, true])
+}
+
+/// Number of ports outside of the ephemeral range that [`bind_anywhere`] tries.
+const OUTSIDE: usize = 64;
+
+/// Binds the listener of the probe on 127.0.0.1. If connections use all ports of the ephemeral range, bind() finds none there, but
+/// connect() shares these ports with other destinations: the listener then gets a port next to the range.
+fn bind_anywhere(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let bind = |port| socket::bind(listener, SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let full = match bind(0) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+        bound => return bound,
+    };
+    let Ok((range, _)) = local_ports() else { return Err(full) };
+    let outside = (range.high().saturating_add(1)..=u16::MAX).chain((1..range.low()).rev());
+    // Other sockets may use some of them, and ports below 1024 need a permission.
+    if outside.take(OUTSIDE).any(|port| bind(port).is_ok()) { Ok(()) } else { Err(full) }
 }
 
 /// Returns the ephemeral port range and the reserved ports of the calling thread's network namespace.

@@ -417,6 +417,20 @@ fn auto_can_be_built_without_a_free_port_for_the_probe() {
 }
 
 #[test]
+fn connections_on_every_port_do_not_hinder_the_probe() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        small_range();
+        let streams: Vec<_> = (0..PORTS).map(|_| TcpStream::connect(destination).unwrap()).collect();
+        assert!(TcpStream::connect(destination).is_err() && TcpListener::bind("127.0.0.1:0").is_err());
+        let found = capabilities::probe().unwrap().local_port_range;
+        assert_ne!(found, LocalPortRange::Unproven);
+        assert_ne!(capabilities::probe_default_search().unwrap(), LocalPortRange::Unproven);
+        drop(streams);
+    });
+}
+
+#[test]
 fn each_namespace_is_probed_for_itself() {
     in_namespace(|| {
         let first = netns::identity().unwrap();

@@ -35,7 +35,9 @@ fn command(entry: &Entry) -> Command {
     command
         .args(&entry.arguments)
         .env_clear()
-        .env("FOURTUPLE_REQUIRE", "netns,root,bpf,fexit,io_uring,veth")
+        .env("FOURTUPLE_REQUIRE", "netns,root,bpf,cc,fexit,io_uring,veth")
+        .env("FOURTUPLE_BINARY", "/bin/fourtuple")
+        .env("FOURTUPLE_CLIENT_DIRECTORY", "/bin")
         .env("HOME", "/tmp")
         .env("PATH", "/bin")
         .env("RUST_BACKTRACE", "1")

@@ -42,6 +42,16 @@ pub fn format_time(duration: Duration) -> String {
     format_duration(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// Formats a duration in nanoseconds exactly, as command lines parse it: `10s`, `1500ms`, `7us`, `7001ns`.
+pub fn exact_duration(ns: u64) -> String {
+    for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
+        if ns.is_multiple_of(size) {
+            return format!("{}{unit}", ns / size);
+        }
+    }
+    format!("{ns}ns")
+}
+
 /// Formats a number below 1,000 with three significant digits: `4.23`, `49.3`, `423`.
 pub fn three_digits(value: f64) -> String {
     // Halves round up, as in JavaScript: the tables and the charts of a page both print 17.25 as 17.3.

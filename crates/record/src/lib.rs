@@ -14,6 +14,7 @@ mod doctor;
 mod ephemeral_ports;
 mod fix_accept;
 mod fix_ports;
+mod fleet;
 mod format;
 mod forward;
 mod host;
@@ -45,7 +46,8 @@ pub use doctor::{
 };
 pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
-pub use format::{format_duration, format_time, three_digits};
+pub use fleet::{FleetHost, FleetRecord, FleetResults, FleetSettings};
+pub use format::{exact_duration, format_duration, format_time, three_digits};
 pub use forward::{
     ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
 };

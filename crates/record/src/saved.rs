@@ -1,9 +1,10 @@
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::{
-    AcceptRecord, CompareRecord, DoctorRecord, FixAcceptRecord, FixPortsRecord, ForwardRecord, Host,
-    LabLocksRecord, LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark, RunRecord,
-    SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    AcceptRecord, CompareRecord, DoctorRecord, FixAcceptRecord, FixPortsRecord, FleetRecord, ForwardRecord,
+    Host, LabLocksRecord, LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark,
+    RunRecord, SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -49,16 +50,32 @@ struct Envelope {
     command: String,
 }
 
-/// Defines [`Saved`] from one line per record: the command, the variant, the type.
+impl Envelope {
+    /// Returns the command of a record of this version.
+    fn command(&self) -> Result<&str, ReadError> {
+        match self.schema.as_str() {
+            SCHEMA => Ok(&self.command),
+            _ => Err(ReadError::Schema { found: self.schema.clone() }),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Saved {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Saved::from_value(Value::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Defines [`Saved`] from one line per record: the commands, the variant, the type.
 macro_rules! records {
-    ($($command:literal => $kind:ident($record:ty),)*) => {
+    ($($($command:literal)|+ => $kind:ident($record:ty),)*) => {
         /// A record of any command, read from a file. Serializes as the record itself.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[serde(untagged)]
         #[allow(clippy::large_enum_variant, reason = "a process holds only a few records at a time")]
         pub enum Saved {
             $(
-                #[doc = concat!("`fourtuple ", $command, "`")]
+                #[doc = concat!($("`fourtuple ", $command, "` "),+)]
                 $kind($record),
             )*
         }
@@ -70,11 +87,20 @@ macro_rules! records {
             /// The text is not JSON, or of another schema version, or of a command that is not known here.
             pub fn parse(text: &str) -> Result<Saved, ReadError> {
                 let envelope: Envelope = serde_json::from_str(text)?;
-                if envelope.schema != SCHEMA {
-                    return Err(ReadError::Schema { found: envelope.schema });
+                match envelope.command()? {
+                    $($($command)|+ => Ok(Saved::$kind(serde_json::from_str(text)?)),)*
+                    _ => Err(ReadError::Command(envelope.command)),
                 }
-                match envelope.command.as_str() {
-                    $($command => Ok(Saved::$kind(serde_json::from_str(text)?)),)*
+            }
+
+            /// Reads any record that is already JSON.
+            ///
+            /// # Errors
+            /// As [`Saved::parse`].
+            pub fn from_value(value: Value) -> Result<Saved, ReadError> {
+                let envelope = Envelope::deserialize(&value)?;
+                match envelope.command()? {
+                    $($($command)|+ => Ok(Saved::$kind(serde_json::from_value(value)?)),)*
                     _ => Err(ReadError::Command(envelope.command)),
                 }
             }
@@ -105,6 +131,7 @@ records! {
     "fix ports" => FixPorts(FixPortsRecord),
     "fix accept" => FixAccept(FixAcceptRecord),
     "run" => Run(RunRecord),
+    "fleet doctor" | "fleet lab ports" | "fleet trace connect" | "fleet plan" | "fleet serve" => Fleet(FleetRecord),
     "doctor" => Doctor(DoctorRecord),
     "trace connect" => TraceConnect(TraceConnectRecord),
     "trace accept" => TraceAccept(TraceAcceptRecord),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 pub(crate) use fourtuple_measure::words::counted as plural;
+pub(crate) use fourtuple_record::exact_duration as typed;
 
 use crate::number::{NOTHING, count};
 
@@ -72,16 +73,6 @@ pub(crate) fn quoted(text: &str) -> String {
 pub(crate) fn word(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/:.-_@%+,=".contains(letter);
     if text.chars().all(plain) { text.to_owned() } else { quoted(text) }
-}
-
-/// Formats a duration exactly, as the command line parses it.
-pub(crate) fn typed(ns: u64) -> String {
-    for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
-        if ns.is_multiple_of(size) {
-            return format!("{}{unit}", ns / size);
-        }
-    }
-    format!("{ns}ns")
 }
 
 /// Joins the values of a list flag: `1,4,2`.

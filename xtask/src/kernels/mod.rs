@@ -107,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let (mut passed, mut booted_in_all) = (0, 0);
     if !kernels.is_empty() {
         println!("building for the guest");
-        let programs = &programs::build(&workspace, plan::TEST_PACKAGES, options.release)?;
+        let programs = &programs::build(&workspace, plan::is_wanted, options.release)?;
         let whole = Machine { suffix: "", modules: modules::WANTED, entries: plan::entries(&programs.tests) };
         let without_diag = Machine {
             suffix: "-without-diag",

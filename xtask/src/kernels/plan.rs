@@ -1,10 +1,18 @@
 //! The programs that run in the guest. To add a command, add a line to [`COMMANDS`]; to add a crate's tests, one to
-//! [`TEST_PACKAGES`].
+//! [`TEST_PACKAGES`]; to add a test program of another crate, one to [`TEST_PROGRAMS`].
 
 use crate::kernels::programs::{GO_TESTS, Program};
 
 /// Packages whose test programs, unit and integration, run in the guest.
-pub(crate) const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-trace"];
+const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-trace"];
+
+/// Single test programs of other packages.
+const TEST_PROGRAMS: &[(&str, &str)] = &[("fourtuple-cli", "run")];
+
+/// Returns whether a test program of a package is built for the guest.
+pub(crate) fn is_wanted(package: &str, name: &str) -> bool {
+    TEST_PACKAGES.contains(&package) || TEST_PROGRAMS.contains(&(package, name))
+}
 
 /// Tests of these packages that make no system calls (emulation would only make them slow), or that read files or run programs
 /// that are not in the guest.
@@ -22,9 +30,24 @@ const TESTS_FOR_THE_HOST: &[&str] = &[
 /// They run on the machine's own kernel.
 const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "flame", "truth", "surroundings"];
 
-/// Single tests of this kind, by program: a worker that shares an emulated processor with its client makes the client wait.
-const SINGLE_TESTS_THAT_TAKE_A_PROCESSOR: &[(&str, &str)] =
-    &[("listen", "recycle::kept_connections_that_do_not_wait_are_kept")];
+/// Single tests of this kind, by program: a worker that shares an emulated processor with its client makes the client wait, and
+/// some tests run hundreds of processes.
+const SINGLE_TESTS_THAT_TAKE_A_PROCESSOR: &[(&str, &str)] = &[
+    ("listen", "recycle::kept_connections_that_do_not_wait_are_kept"),
+    ("run", "a_killed_process_of_run_breaks_no_connect"),
+    ("run", "calls_return_the_same_with_and_without_run"),
+];
+
+/// Single tests that run a shell or other programs that are not in the guest.
+const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
+    ("run", "bad_values_and_programs_are_refused_in_one_line"),
+    ("run", "descendants_that_outlive_the_program_connect"),
+    ("run", "exit_code_and_streams_belong_to_the_program"),
+    ("run", "setuid_programs_are_refused_in_one_line"),
+    ("run", "signals_reach_the_program_and_stops_are_passed_on"),
+    ("run", "the_library_needs_libc_only"),
+    ("run", "the_way_is_named_on_stderr"),
+];
 
 /// Time limit of one test program. Emulated processors are ten times slower than real processors.
 const TEST_SECONDS: u32 = 240;
@@ -100,8 +123,10 @@ pub(crate) fn entries(tests: &[Program]) -> Vec<Entry> {
             // It makes no system call, and reads files that are not in the guest.
             return vec!["-test.skip=TestStepsEqualTheVectors".to_owned()];
         }
-        let its = SINGLE_TESTS_THAT_TAKE_A_PROCESSOR.iter().filter(move |(program, _)| *program == name);
-        its.flat_map(|(_, test)| ["--skip".to_owned(), (*test).to_owned()]).collect()
+        let all = SINGLE_TESTS_THAT_TAKE_A_PROCESSOR.iter().chain(SINGLE_TESTS_FOR_THE_HOST);
+        all.filter(|(program, _)| *program == name)
+            .flat_map(|(_, test)| ["--skip".to_owned(), (*test).to_owned()])
+            .collect()
     };
     let tests = tests.iter().filter(|test| !left_out(&test.name)).map(|test| Entry {
         name: test.name.clone(),

@@ -47,18 +47,25 @@ pub(crate) struct Programs {
     pub(crate) libraries: BTreeSet<PathBuf>,
 }
 
-/// Builds init, the command and the test programs of some packages.
-pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool) -> Result<Programs> {
+/// The clients of the tests of `run`, with the flags of the C compiler: a static program needs another way.
+const CLIENTS: [(&str, &[&str]); 2] = [("client", &[]), ("static-client", &["-static"])];
+
+/// Builds init, the command and the test programs that `is_wanted` selects by package and name.
+pub(crate) fn build(
+    workspace: &Workspace,
+    is_wanted: impl Fn(&str, &str) -> bool,
+    release: bool,
+) -> Result<Programs> {
     let init = cargo_json(workspace, &["build", "-p", "fourtuple-guest"], release)?;
-    let init = executables(&init, |package, is_test| package == "fourtuple-guest" && !is_test)?.pop();
+    let init = executables(&init, |package, _, is_test| package == "fourtuple-guest" && !is_test)?.pop();
     let init = init.context("cargo built no guest-init")?;
     let messages = cargo_json(workspace, &["test", "--workspace", "--no-run"], release)?;
-    let mut binaries = executables(&messages, |package, is_test| package == "fourtuple-cli" && !is_test)?;
+    let mut binaries = executables(&messages, |package, _, is_test| package == "fourtuple-cli" && !is_test)?;
     ensure!(!binaries.is_empty(), "cargo built no fourtuple");
-    let mut tests = executables(&messages, |package, is_test| test_packages.contains(&package) && is_test)?;
+    let mut tests = executables(&messages, |package, name, is_test| is_test && is_wanted(package, name))?;
     // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
-    ensure!(!tests.is_empty(), "cargo built no test programs of {}", test_packages.join(", "));
+    ensure!(!tests.is_empty(), "cargo built no test programs for the guest");
     let mut libraries = BTreeSet::new();
     let directory = &workspace.target.join("kernels/programs");
     fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
@@ -68,7 +75,21 @@ pub(crate) fn build(workspace: &Workspace, test_packages: &[&str], release: bool
         *program = program.stripped(directory)?;
     }
     tests.extend(go_tests(workspace, directory)?);
+    for (name, flags) in CLIENTS {
+        binaries.push(client(workspace, directory, name, flags)?);
+    }
     Ok(Programs { init: init.remove(0), binaries, tests, libraries })
+}
+
+/// Compiles the client of the tests of `run`. Rust needs a C compiler too, as its linker.
+fn client(workspace: &Workspace, directory: &Path, name: &str, flags: &[&str]) -> Result<Program> {
+    let path = directory.join(name);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-o"]).arg(&path).args(flags);
+    let status = compiler.arg(workspace.root.join("crates/cli/tests/run/client.c")).status();
+    let status = status.context("start cc, which compiles the client of the tests of run")?;
+    ensure!(status.success(), "cc {}: {status}", path.display());
+    Ok(Program { name: name.to_owned(), path })
 }
 
 /// Returns the shared libraries that a program loads, and the dynamic linker.
@@ -132,9 +153,9 @@ fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Resul
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the executables in cargo's messages that `wanted` selects by the package's name and whether it is a test program.
-/// Examples are never selected.
-fn executables(messages: &str, wanted: impl Fn(&str, bool) -> bool) -> Result<Vec<Program>> {
+/// Returns the executables in cargo's messages that `wanted` selects by the package's name, the target's name and whether it is a
+/// test program. Examples are never selected.
+fn executables(messages: &str, wanted: impl Fn(&str, &str, bool) -> bool) -> Result<Vec<Program>> {
     let mut programs: Vec<Program> = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
@@ -145,7 +166,7 @@ fn executables(messages: &str, wanted: impl Fn(&str, bool) -> bool) -> Result<Ve
         let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
         let is_test = message["profile"]["test"].as_bool().unwrap_or(false);
         let package = package_name(message["package_id"].as_str().unwrap_or_default());
-        if kind == "example" || !wanted(package, is_test) {
+        if kind == "example" || !wanted(package, target, is_test) {
             continue;
         }
         let name = match (is_test, kind) {
@@ -200,11 +221,14 @@ mod tests {
             message(CLI, "fourtuple", "bin", false, Some("/t/e")),
         ]
         .join("\n");
-        let names = |wanted: fn(&str, bool) -> bool| -> Vec<String> {
+        let names = |wanted: fn(&str, &str, bool) -> bool| -> Vec<String> {
             executables(&messages, wanted).unwrap().into_iter().map(|program| program.name).collect()
         };
-        assert_eq!(names(|package, is_test| package == "fourtuple" && is_test), ["fourtuple-unit", "dial"]);
-        assert_eq!(names(|package, is_test| package == "fourtuple-cli" && !is_test), ["fourtuple"]);
+        assert_eq!(
+            names(|package, _, is_test| package == "fourtuple" && is_test),
+            ["fourtuple-unit", "dial"]
+        );
+        assert_eq!(names(|package, _, is_test| package == "fourtuple-cli" && !is_test), ["fourtuple"]);
     }
 
     #[test]
@@ -214,7 +238,7 @@ mod tests {
             message(CLI, "dial", "test", true, Some("/b")),
         ]
         .join("\n");
-        assert!(executables(&messages, |_, _| true).err().unwrap().to_string().contains("dial"));
+        assert!(executables(&messages, |_, _, _| true).err().unwrap().to_string().contains("dial"));
     }
 
     #[test]

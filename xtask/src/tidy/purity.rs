@@ -13,6 +13,7 @@ const PURE: &[&str] = &[
     "crates/fleet/src/interval",
     "crates/fleet/src/merge",
     "crates/fleet/src/merged",
+    "crates/fleet/src/overview",
     "crates/fleet/src/permission",
     "crates/fleet/src/protocol",
     "crates/fleet/src/request",

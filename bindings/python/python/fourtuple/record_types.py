@@ -1489,6 +1489,35 @@ class LabPlanesRecord(TypedDict):
     results: PlanesResults
 
 
+class FleetSettings(TypedDict):
+    labels: list[str]
+    command: list[str]
+
+
+class FleetHost(TypedDict):
+    name: str
+    labels: dict[str, str]
+    kernel: str
+    cpus: int
+    record: None | Record
+    failed: str | None
+
+
+class FleetResults(TypedDict):
+    hosts: list[FleetHost]
+    differences: list[str]
+
+
+class FleetRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["fleet doctor", "fleet lab ports", "fleet trace connect", "fleet plan", "fleet serve"]
+    started: str
+    host: Host
+    settings: FleetSettings
+    validity: list[Remark]
+    results: FleetResults
+
+
 Record = Union[
     LabRecord,
     LabPortsRecord,
@@ -1509,5 +1538,6 @@ Record = Union[
     LabLocksRecord,
     ForwardRecord,
     LabPlanesRecord,
+    FleetRecord,
 ]
 """The record of any command."""

@@ -3,6 +3,7 @@
 
 pub(crate) mod backend;
 pub(crate) mod cgroup;
+pub(crate) mod clients;
 pub(crate) mod fixing;
 pub(crate) mod fleet;
 pub(crate) mod forwarder;
@@ -10,6 +11,7 @@ pub(crate) mod limited;
 pub(crate) mod server;
 pub(crate) mod situation;
 
+use std::env;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +31,12 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns the command with its arguments, in an environment without variables that describe a terminal.
 pub(crate) fn fourtuple(arguments: &str) -> Command {
-    fourtuple_at(Path::new(env!("CARGO_BIN_EXE_fourtuple")), arguments)
+    fourtuple_at(&binary(), arguments)
+}
+
+/// Returns the path of the command. On another kernel (`cargo xtask kernels`) it is not where it was built.
+pub(crate) fn binary() -> PathBuf {
+    env::var_os("FOURTUPLE_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_fourtuple").into(), PathBuf::from)
 }
 
 /// Returns the command for the program at `path`.

@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LOCAL_PORT_RANGE 51
@@ -289,6 +291,61 @@ static void children(const char *self, char **arguments) {
   printf("failed %d\n", failed);
 }
 
+static uint64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000ull + time.tv_nsec;
+}
+
+static int ascending(const void *one, const void *two) {
+  uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)two;
+  return (a > b) - (a < b);
+}
+
+// Prints the medians of connect(), of socket() and connect(), and of getsockname() after it, in nanoseconds.
+static void cost(int number, int bound) {
+  uint64_t *times[3];
+  for (int i = 0; i < 3; i++) times[i] = calloc(number, sizeof *times[i]);
+  if (bound) bind_to(tcp(), loopback(0));
+  for (int i = 0; i < number; i++) {
+    uint64_t begun = now();
+    int fd = tcp();
+    uint64_t opened = now();
+    int failed = dial(fd);
+    uint64_t connected = now();
+    if (failed || port_of(fd) < 0) exit(1);
+    times[0][i] = connected - opened;
+    times[1][i] = connected - begun;
+    times[2][i] = now() - connected;
+    struct linger reset = {1, 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    close(fd);
+  }
+  for (int i = 0; i < 3; i++) {
+    qsort(times[i], number, sizeof *times[i], ascending);
+    printf("%llu ", (unsigned long long)times[i][number / 2]);
+  }
+  printf("\n");
+}
+
+// Runs children with one connect each, 64 at a time. Prints the number that failed, and waits for the end of the input.
+static void crowd(int number) {
+  int failed = 0, status;
+  for (int i = 0; i < number + 64; i++) {
+    if (i >= 64) {
+      wait(&status);
+      failed += status != 0;
+    }
+    if (i < number && fork() == 0) {
+      int fd = tcp();
+      _exit(dial(fd) != 0 || port_of(fd) < 0);
+    }
+  }
+  printf("failed %d\n", failed);
+  fflush(stdout);
+  read(0, &status, 1);
+}
+
 // Kills the supervisor as soon as the program runs, and connects.
 static int orphan(void) {
   kill(getppid(), SIGKILL);
@@ -318,11 +375,17 @@ static void until_end(void) {
 
 int main(int count, char **arguments) {
   if (count < 3) return 2;
+  struct rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
   const char *what = arguments[1];
   destination = loopback(atoi(arguments[2]));
   int number = count > 3 ? atoi(arguments[3]) : 0;
   if (!strcmp(what, "fill")) fill(number, 0);
   else if (!strcmp(what, "bound")) fill(number, 1);
+  else if (!strcmp(what, "cost")) cost(number, count > 4);
+  else if (!strcmp(what, "crowd")) crowd(number);
   else if (!strcmp(what, "names")) names();
   else if (!strcmp(what, "errors")) errors();
   else if (!strcmp(what, "options")) options();

@@ -6,6 +6,7 @@ mod accept;
 mod doctor;
 mod fix_accept;
 mod fix_ports;
+mod fleet;
 mod forward;
 mod lab_locks;
 mod load;
@@ -21,6 +22,9 @@ pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, re
 pub(crate) use doctor::{blind_doctor, doctor, hostile_doctor, live_doctor};
 pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept};
 pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
+pub(crate) use fleet::{
+    fleet_doctor, fleet_lab_ports, fleet_plan, fleet_serve, fleet_trace_connect, hostile_fleet,
+};
 pub(crate) use forward::{bare_forward, forward};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, fleet, hold, hostile_load, stalled, steady};
@@ -862,6 +866,11 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare lab planes", Saved::LabPlanes(bare_planes())),
         ("lab locks", Saved::LabLocks(lab_locks())),
         ("untraced lab locks", Saved::LabLocks(untraced_lab_locks())),
+        ("fleet doctor", Saved::Fleet(fleet_doctor())),
+        ("fleet lab ports", Saved::Fleet(fleet_lab_ports())),
+        ("fleet trace connect", Saved::Fleet(fleet_trace_connect())),
+        ("fleet plan", Saved::Fleet(fleet_plan())),
+        ("fleet serve", Saved::Fleet(fleet_serve())),
     ]
 }
 
@@ -886,6 +895,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile run", Saved::Run(hostile_run())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),
         ("hostile load", Saved::Load(hostile_load())),
+        ("hostile fleet", Saved::Fleet(hostile_fleet())),
     ]);
     records
 }

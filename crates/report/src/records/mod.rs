@@ -6,6 +6,7 @@ mod compare;
 mod doctor;
 mod fix_accept;
 mod fix_ports;
+mod fleet;
 mod forward;
 mod lab;
 mod lab_locks;
@@ -49,6 +50,7 @@ pub(crate) fn document(saved: &Saved) -> Document {
         Saved::FixAccept(record) => fix_accept::document(record),
         Saved::FixPorts(record) => fix_ports::document(record),
         Saved::Run(record) => run::document(record),
+        Saved::Fleet(record) => fleet::document(record),
         Saved::TraceConnect(record) => trace_connect::document(record),
         Saved::TraceAccept(record) => trace_accept::document(record),
         Saved::TraceLocks(record) => trace_locks::document(record),

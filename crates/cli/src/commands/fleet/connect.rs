@@ -44,6 +44,11 @@ impl SelectFlags {
     pub(crate) fn selection(&self, workers: Option<u32>) -> Selection {
         Selection { labels: self.label.clone(), workers }
     }
+
+    /// Returns the labels as they were given.
+    pub(crate) fn labels(&self) -> Vec<String> {
+        self.label.iter().map(|(key, value)| format!("{key}={value}")).collect()
+    }
 }
 
 pub(crate) fn label(text: &str) -> Result<(String, String), String> {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Time limit of each wait, longer than any wait of a working test.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 /// Maximum number of packets in flight, below the capacity of each queue.
 const WINDOW: u32 = 64;
 

@@ -209,6 +209,7 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
                     stream.set_nonblocking(false).unwrap();
                     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
                     let _ = stream.write_all(b"x");
+                    stream.set_nonblocking(true).unwrap();
                 }
                 held.extend(streams);
             }

@@ -15,7 +15,7 @@ use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::{self, Python};
 use program::fixing::{self, attached};
 use program::limited::Limited;
-use program::{fourtuple, is_root, run, stat, until};
+use program::{fourtuple, is_root, queues, run, stat, until};
 use serde_json::Value;
 
 /// Time without an answer after which a worker counts as blocked.
@@ -172,8 +172,9 @@ fn a_blocked_worker_gets_no_connection() {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4100", 4, "group") else { return };
         let flags = server.flags("--select least-busy --json");
         let Some(fix) = attached(test, &flags) else { return };
-        let mut blocker = TcpStream::connect(server.address).unwrap();
+        let mut blocker = fourtuple_testing::connect(server.address);
         blocker.write_all(b"block").unwrap();
+        until("the worker has accepted", || queues(server.address.port()).iter().all(|queue| *queue == 0));
         let answers: Vec<_> = (0..200).map(|_| server.ask("hello")).take_while(Option::is_some).collect();
         let results = record_of(fix);
         // A heartbeat that came late leaves connections to the hash.

@@ -314,7 +314,7 @@ fn watch_each_other(
         let peer = named(peer);
         page(metrics).contains(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} {up}\n"))
     };
-    // One of them is up before the other.
+    // The peers reach the state Up one after another.
     until("up", || is(&metrics, "127.0.0.2", 1) && is(&metrics_of_other, "127.0.0.1", 1));
     child::terminate(other.child.id()).unwrap();
     let record = other.end().json();

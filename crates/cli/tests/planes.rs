@@ -49,7 +49,7 @@ fn one_tuple_is_spread_by_flow_and_random_not_by_hash() {
         }
         match text(cell, "spread") {
             "hash" => assert!(shares.contains(&1.0), "{cell:#}"),
-            // On a busy machine one plane may lose more packets than the others.
+            // On a busy machine the planes may lose different numbers of packets.
             _ if lost > 0 => {}
             // The bounds are 12 standard deviations from a quarter.
             "random" => assert!(shares.iter().all(|share| (0.13..0.37).contains(share)), "{cell:#}"),
@@ -84,7 +84,7 @@ fn veth_and_loopback_carry_many_tuples_and_long_packets() {
 fn ten_planes_are_all_busy() {
     let Some(record) = planes("planes::ten", "--plane batched --planes 10 --spread flow") else { return };
     let [cell] = list(&record, "/results/cells") else { panic!("one cell: {record:#}") };
-    // On a busy machine one plane may lose more packets than the others.
+    // On a busy machine the planes may lose different numbers of packets.
     let least = if number(cell, "lost") == 0 { 0.05 } else { 0.0 };
     assert!(shares(cell).iter().all(|share| *share > least), "{cell:#}");
 }

@@ -78,7 +78,7 @@ fn light_load_is_uneven_under_exclusive_alone() {
 #[test]
 fn heavy_load_accepts_once_per_request() {
     let command = "lab accept --policy rotate,shared-oneshot --family unix,tcp4 --load heavy --workers 2 --clients 4 \
-                   --for 100ms --repeats 2 --work 0ns";
+                   --for 300ms --repeats 2 --work 0ns";
     let Some(record) = record("accept::heavy_load", command) else { return };
     require_valid(&record);
     for cell in list(&record, "/results/cells") {
@@ -133,7 +133,7 @@ fn kept_connections_are_few_and_closed_ones_are_many() {
 /// Under these policies no worker owns a connection, so closing connections gains nothing.
 #[test]
 fn without_pinned_connections_there_is_no_break_even() {
-    let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 50ms \
+    let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 300ms \
                    --repeats 1";
     let Some(record) = record("accept::without_pinned_connections", command) else { return };
     require_valid(&record);
@@ -146,7 +146,7 @@ fn without_pinned_connections_there_is_no_break_even() {
 
 #[test]
 fn impossible_default_cells_are_listed_as_skipped() {
-    let one = "--workers 2 --clients 2 --for 50ms --repeats 1";
+    let one = "--workers 2 --clients 2 --for 300ms --repeats 1";
     let command = format!("lab keepalive --policy blocking --close-every 1,never {one}");
     let Some(record) = record("accept::what_cannot_be", &command) else { return };
     require_valid(&record);
@@ -188,7 +188,7 @@ fn an_external_server_is_measured_and_checked() {
         Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 2 --json")));
     assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "the server ended early");
     let ask = |more: &str| {
-        let clients = "--clients 3 --for 150ms --repeats 1 --pause 1ms --close-every 2,never";
+        let clients = "--clients 3 --for 300ms --repeats 1 --pause 1ms --close-every 2,never";
         run(&mut fourtuple(&format!("lab keepalive --server unix:{path} {clients} {more} --json")))
     };
     let honest = ask("--short 0ns --long-share 0%");
@@ -247,7 +247,7 @@ fn report_prints_the_saved_record_alike() {
     let room = Room::new();
     for command in [
         "lab accept --policy exclusive --family unix --load light --workers 2 --connections 4 --repeats 1",
-        "lab keepalive --policy exclusive --close-every never --workers 2 --clients 4 --for 100ms --repeats 1",
+        "lab keepalive --policy exclusive --close-every never --workers 2 --clients 4 --for 300ms --repeats 1",
     ] {
         let page = room.join("page.html");
         let Some(first) = measure("accept::a_report_of_it", &format!("{command} --html {page}")) else {

@@ -5,14 +5,12 @@ mod program;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use program::{
     Ended, Room, Running, children, fourtuple, list, measure_with, number, require_valid, run, tcp_sockets,
-    text,
+    text, until,
 };
 use serde_json::Value;
 
@@ -234,7 +232,7 @@ fn a_missing_server_program_is_bad_usage() {
 
 #[test]
 fn a_slower_server_lowers_the_ratio() {
-    let slow = format!("fourtuple {SERVER} --service 1ms --spin");
+    let slow = format!("fourtuple {SERVER} --service 5ms --spin");
     let flags = "--trials 2 --warmup 0 --for 5m --json";
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
     let Some(ended) = measure_with("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };
@@ -248,7 +246,7 @@ fn a_slower_server_lowers_the_ratio() {
     assert_eq!((samples(&record, "a").len(), samples(&record, "b").len()), (2, 2));
     assert!(
         results["ratio"].as_f64().unwrap() < 1.0,
-        "a service time of 1 ms must lower the rate: {results:#}"
+        "a service time of 5 ms must lower the rate: {results:#}"
     );
     let room = Room::new();
     let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
@@ -302,8 +300,8 @@ fn a_server_that_fails_is_named_with_its_output() {
         // The server listens on another port.
         (
             "serve crr --listen 127.0.0.1:8081 --workers 1".to_owned(),
-            "300ms",
-            "does not listen on 127.0.0.1:8080 after 300ms (--server-wait); it said: listening on 127.0.0.1:8081",
+            "5s",
+            "does not listen on 127.0.0.1:8080 after 5.00s (--server-wait); it said: listening on 127.0.0.1:8081",
         ),
     ];
     for (server, wait, says) in cases {
@@ -313,13 +311,17 @@ fn a_server_that_fails_is_named_with_its_output() {
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         assert!(ended.line().contains(says) && ended.line().contains("the server of A"), "{ended:?}");
     }
-    // The server ends during the load.
-    let brief = format!("{SERVER} --for 300ms");
-    let long = "load tcp://127.0.0.1:8080 --for 600ms --connections 1 --pause 10ms --close rst";
-    let mut command = compare_loads("--warmup 0", &brief, None, long, long);
+    // The server ends during the load: as soon as it has a connection.
+    let program = env!("CARGO_BIN_EXE_fourtuple");
+    let brief = format!(
+        "{program} {SERVER} --service 50ms --quiet &\n\
+         until grep -q ' 0100007F:1F90 0100007F:.* 01 ' /proc/self/net/tcp; do sleep 0.01; done\nkill $!; exit 5"
+    );
+    let long = "load tcp://127.0.0.1:8080 --for 2s --connections 1 --pause 10ms --close rst";
+    let mut command = compare_loads("--warmup 0", &script("brief", &brief), None, long, long);
     let ended = run(&mut command);
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
-    assert!(ended.line().contains("its server ended"), "{ended:?}");
+    assert!(ended.line().contains("its server ended (exit status: 5)"), "{ended:?}");
 }
 
 /// The preflight of every further trial would refuse the load too.
@@ -396,8 +398,8 @@ fn no_server_outlives_compare() {
     let ended = running.end();
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
     assert!(ended.line().contains("interrupted"), "{ended:?}");
-    let left = [processes_with(&listening), processes_with(&room.join("stubborn"))].concat();
-    assert!(left.is_empty(), "processes {left:?} still run");
+    let left = || [processes_with(&listening), processes_with(&room.join("stubborn"))].concat();
+    until("the server has ended", || left().is_empty());
 
     // SIGKILL leaves compare no time to clean up; the kernel ends the server and the load.
     let ours = format!("serve http --listen unix:{path} --workers 1");
@@ -405,11 +407,7 @@ fn no_server_outlives_compare() {
     assert!(running.until("loaded", |_| processes_with(&listening).len() >= 2));
     running.kill();
     drop(running);
-    let begun = Instant::now();
-    while !processes_with(&listening).is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", processes_with(&listening));
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the server has ended", || processes_with(&listening).is_empty());
 }
 
 /// An error that only the trial detects has the same line and exit code as without compare.

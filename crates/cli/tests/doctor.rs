@@ -100,7 +100,7 @@ fn a_process_stands_for_its_namespace() {
         }
         let _held = exhaust();
         let mut sleep = std::process::Command::new("sleep");
-        sleep.arg("60");
+        sleep.arg("600");
         child::end_with_this_thread(&mut sleep);
         let mut process = sleep.spawn().unwrap();
         let pid = process.id();

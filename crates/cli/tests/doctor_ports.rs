@@ -7,7 +7,6 @@ mod program;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::Duration;
 
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -18,7 +17,7 @@ use program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
     has, nginx, paste, set_range, verdicts, wait_for,
 };
-use program::{Room, children, until};
+use program::{Room, children, queues, until};
 
 /// Returns a cgroup, or reports a skipped test.
 fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
@@ -133,23 +132,17 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         let config = room.file(
             "haproxy.cfg",
             &format!(
-                "global\n    nbthread 1\n    maxconn 4000\ndefaults\n    mode tcp\n    timeout client 60s\n    timeout connect 5s\n    \
-                 timeout server 60s\nlisten front\n    bind *:{PROXY} backlog 4000\n    server one {address}\n"
+                "global\n    nbthread 1\n    maxconn 4000\ndefaults\n    mode tcp\n    timeout client 10m\n    timeout connect 60s\n    \
+                 timeout server 10m\nlisten front\n    bind *:{PROXY} backlog 4000\n    server one {address}\n"
             ),
         );
         let haproxy = Daemon::start(Some(cgroup), &["haproxy", "-db", "-f", &config]);
         wait_for("127.0.0.1", PROXY);
         let opened = |more: usize| {
-            let began = cpu_ns(haproxy.pid());
+            let (began, all) = (cpu_ns(haproxy.pid()), queues(SERVER)[0] + more as u64);
             let held = clients(more);
-            // haproxy connects after accept(): the CPU time settles when all are served.
-            let mut last = 0;
-            until("haproxy is idle", || {
-                thread::sleep(Duration::from_millis(40));
-                let now = cpu_ns(haproxy.pid());
-                std::mem::replace(&mut last, now) == now
-            });
-            (held, (last - began) as f64 / more as f64 / 1e3)
+            until("haproxy has connected", || queues(SERVER)[0] >= all);
+            (held, (cpu_ns(haproxy.pid()) - began) as f64 / more as f64 / 1e3)
         };
         let (_held, free) = opened(1_900);
         let (_more, before) = opened(300);

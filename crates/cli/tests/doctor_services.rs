@@ -28,7 +28,7 @@ fn start_workers(server: &mut Python, own: bool) {
     ));
 }
 
-/// Connects whenever all processes of a server sleep. The kernel has woken one of them before connect() returns.
+/// Connects whenever all processes of a server sleep. The kernel wakes one of them when the connection is in the queue.
 fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
     let workers = [vec![server.pid()], children(server.pid())].concat();
     let is_idle = |worker: &u32| stat(*worker).is_some_and(|(state, _)| state == 'S');
@@ -36,7 +36,7 @@ fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
         while !workers.iter().all(is_idle) {
             thread::sleep(Duration::from_millis(1));
         }
-        TcpStream::connect(("127.0.0.1", PROXY)).unwrap()
+        fourtuple_testing::connect(([127, 0, 0, 1], PROXY).into())
     };
     (0..number).map(connect).collect()
 }
@@ -101,14 +101,16 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
         ),
     );
     let server = Daemon::start(None, &["unbound", "-c", &config]);
-    // A query for a.example, class IN, type A. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
+    // A query for a.example, class IN, type A. A burst begins when Unbound has read the burst before. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
     // would fill the queue of the client.
     client.run(
         "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('127.0.0.1', 5300)); u.settimeout(0.2)\n\
          query = bytes.fromhex('123401000001000000000000') + b'\\x01a\\x07example\\x00\\x00\\x01\\x00\\x01'\n\
          def ask():\n  try: u.send(query); return len(u.recv(512)) > 12\n  except OSError: return False\n\
          mute = query[:2] + b'\\x81' + query[3:]\n\
-         def burst():\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
+         def waits():\n  rows = [line.split() for line in open('/proc/self/net/udp')]\n  \
+         return any(int(row[4].split(':')[1], 16) for row in rows if row[1].endswith(':14B4'))\n\
+         def burst():\n  while waits(): time.sleep(0.01)\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
     );
     until("Unbound answers", || client.run("print(ask())") == "True");
     let record = thread::scope(|scope| {

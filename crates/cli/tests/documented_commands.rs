@@ -135,7 +135,7 @@ fn check(place: &str, step: &Step, room: &Room) -> Result<(), String> {
     let program = Path::new(env!("CARGO_BIN_EXE_fourtuple")).parent().expect("a directory");
     let path = format!("{}:{}", program.display(), env::var("PATH").unwrap_or_default());
     let mut shell = Command::new("timeout");
-    shell.args(["--signal=INT", "--kill-after=30", PATIENCE, "bash", "-c"]).arg(&step.command);
+    shell.args(["--signal=INT", "--kill-after=120", PATIENCE, "bash", "-c"]).arg(&step.command);
     shell.env("PATH", path).env_remove("NO_COLOR").current_dir(room.path()).stdin(Stdio::null());
     let ended = run(&mut shell);
     let failed = |what: &str| Err(format!("{place}: {}: {what}: {ended:?}", step.command));

@@ -7,8 +7,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::{Room, Running, fourtuple, run, until};
@@ -69,14 +70,14 @@ fn labels_are_bounded_and_the_rest_is_other() {
         until("all connections are counted", || {
             text = get(address, "/metrics");
             let first = "fourtuple_ports_available{destination=\"127.0.1.1:80\",source=\"127.0.0.1\"} 988\n";
-            text.contains(first) && text.contains(other)
+            let queue = "fourtuple_accept_queue_length{listener=\"0.0.0.0:80\"} 78\n";
+            [first, other, queue].iter().all(|line| text.contains(line))
         });
         let used: Vec<&str> = text
             .lines()
             .filter(|line| line.starts_with("fourtuple_ports_used{") && line.contains("established"))
             .collect();
         assert_eq!(used.len(), 4, "{text}");
-        assert!(text.contains("fourtuple_accept_queue_length{listener=\"0.0.0.0:80\"} 78\n"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
         interrupt(exporter.id());
         let ended = exporter.end();
@@ -151,7 +152,7 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
         let room = Room::new();
         let rules = contrib().join("prometheus/fourtuple.rules.yml");
         let config = format!(
-            "global: {{scrape_interval: 200ms}}\nrule_files: [{}]\n\
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nrule_files: [{}]\n\
              scrape_configs: [{{job_name: fourtuple, static_configs: [{{targets: ['127.0.0.1:4902']}}]}}]\n",
             fs::canonicalize(rules).unwrap().display()
         );
@@ -173,8 +174,11 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
         assert_eq!(answer["data"]["result"][0]["metric"]["listener"], "0.0.0.0:80");
         let rules: Value = serde_json::from_str(&get("127.0.0.1:4903", "/api/v1/rules")).unwrap();
         assert_eq!(rules["data"]["groups"][0]["rules"].as_array().map(Vec::len), Some(6), "{rules}");
-        let targets: Value = serde_json::from_str(&get("127.0.0.1:4903", "/api/v1/targets")).unwrap();
-        assert_eq!(targets["data"]["activeTargets"][0]["lastError"], "", "{targets}");
+        // A busy machine may delay the latest answer beyond the time of a scrape.
+        until("a scrape has no error", || {
+            let targets = get("127.0.0.1:4903", "/api/v1/targets");
+            serde_json::from_str::<Value>(&targets).unwrap()["data"]["activeTargets"][0]["lastError"] == ""
+        });
     });
 }
 
@@ -193,23 +197,28 @@ fn the_dashboard_uses_metrics_that_exist() {
     }
 }
 
-/// Answers the browser of the next test: `/outer` is a page with the live page in a frame of the width of a phone, `/wait` delays the
-/// end of its load, and every other request goes to the exporter. The browser sees one origin, so that the outer page may read the
-/// frame.
+/// Answers the browser of the next test: `/outer` is a page with the live page in a frame of the width of a phone, `/wait` is answered
+/// after a request for `/done`, and every other request goes to the exporter. The browser sees one origin, so that the outer page may
+/// read the frame.
 fn front(address: SocketAddr, exporter: &'static str) {
     let listener = TcpListener::bind(address).unwrap();
+    let is_done = Arc::new(AtomicBool::new(false));
     thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || answer(stream, exporter));
+            let is_done = Arc::clone(&is_done);
+            thread::spawn(move || answer(stream, exporter, &is_done));
         }
     });
 }
 
-const OUTER: &str = "<!DOCTYPE html><html><body onload=\"for (const a of document.querySelector('iframe').contentDocument\
-    .documentElement.attributes) document.documentElement.setAttribute('in-' + a.name, a.value)\">\
-    <iframe src=\"/\" width=\"360\" height=\"800\"></iframe><img src=\"/wait\"></body></html>";
+/// The image delays the end of the load, and so the output of the browser, until the page in the frame has had two updates.
+const OUTER: &str = "<!DOCTYPE html><html><body><iframe src=\"/\" width=\"360\" height=\"800\"></iframe><img src=\"/wait\"><script>\
+    const look = () => { const inner = document.querySelector('iframe').contentDocument?.documentElement;\
+    if (!(inner?.dataset.updates >= 2)) return setTimeout(look, 20);\
+    for (const a of inner.attributes) document.documentElement.setAttribute('in-' + a.name, a.value);\
+    fetch('/done'); }; look();</script></body></html>";
 
-fn answer(mut stream: TcpStream, exporter: &str) {
+fn answer(mut stream: TcpStream, exporter: &str, is_done: &AtomicBool) {
     let mut head = String::new();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     while !head.ends_with("\r\n\r\n") {
@@ -218,10 +227,12 @@ fn answer(mut stream: TcpStream, exporter: &str) {
         }
     }
     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-    if path == "/wait" {
-        thread::sleep(Duration::from_secs(3));
+    match path.as_str() {
+        "/wait" => until("the page has had its updates", || is_done.load(Ordering::Relaxed)),
+        "/done" => is_done.store(true, Ordering::Relaxed),
+        _ => {}
     }
-    if path == "/wait" || path == "/outer" {
+    if ["/wait", "/done", "/outer"].contains(&path.as_str()) {
         let length = OUTER.len();
         let _ = write!(
             stream,
@@ -254,9 +265,7 @@ fn the_live_page_updates_itself_in_a_browser() {
         let dom = String::from_utf8_lossy(&output.stdout);
         let attributes = &dom[dom.find("<html").expect("a document")..];
         let attributes = &attributes[..attributes.find('>').unwrap()];
-        let updates = attributes.split("in-data-updates=\"").nth(1).and_then(|rest| rest.split('"').next());
-        let updates: u32 = updates.and_then(|number| number.parse().ok()).unwrap_or(0);
-        assert!(updates >= 2, "the page had {updates} updates: {attributes}");
+        assert!(attributes.contains("in-data-updates=\""), "the page had no updates: {attributes}");
         for wrong in ["in-data-errors", "in-data-overflow", "in-data-stale"] {
             assert!(!attributes.contains(wrong), "{attributes}");
         }

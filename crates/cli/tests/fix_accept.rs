@@ -15,11 +15,11 @@ use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::{self, Python};
 use program::fixing::{self, attached};
 use program::limited::Limited;
-use program::{fourtuple, is_root, run, until};
+use program::{fourtuple, is_root, queues, run, stat, until};
 use serde_json::Value;
 
 /// Time without an answer after which a worker counts as blocked.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// A server that knows nothing of fourtuple: processes that block in accept() or recvfrom(), each with a socket of its own. A worker
 /// answers with its number, on `block` never again, and on `fork` by a child to which it leaves its socket. The parent reads lines: `start`, `close N`. It prints the process id of each
@@ -172,8 +172,9 @@ fn a_blocked_worker_gets_no_connection() {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4100", 4, "group") else { return };
         let flags = server.flags("--select least-busy --json");
         let Some(fix) = attached(test, &flags) else { return };
-        let mut blocker = TcpStream::connect(server.address).unwrap();
+        let mut blocker = fourtuple_testing::connect(server.address);
         blocker.write_all(b"block").unwrap();
+        until("the worker has accepted", || queues(server.address.port()).iter().all(|queue| *queue == 0));
         let answers: Vec<_> = (0..200).map(|_| server.ask("hello")).take_while(Option::is_some).collect();
         let results = record_of(fix);
         // A heartbeat that came late leaves connections to the hash.
@@ -215,7 +216,7 @@ fn after_sigkill_the_guard_detaches_the_selector() {
         let guard = guard_of(&fix);
         child::kill(fix.id()).unwrap();
         fix.wait().unwrap();
-        until("the guard has ended", || !fs::exists(format!("/proc/{guard}")).unwrap());
+        until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
         assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
         // The group has no selector left, and no socket is in a map any more.
         let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
@@ -265,7 +266,6 @@ fn a_closed_listener_is_closed_and_a_new_one_joins() {
         server.tell("close 0");
         server.tell("close 2");
         assert_eq!(server.workers("tcp", 40), [3]);
-        thread::sleep(Duration::from_millis(500));
         let results = record_of(fix);
         assert_eq!((&results["joined"], &results["closed"]), (&1.into(), &3.into()), "{results}");
         assert_eq!(results["listeners"].as_array().unwrap().len(), 4);

@@ -14,7 +14,7 @@ use program::{Room, children, fourtuple, run, until};
 
 const WORKERS: usize = 4;
 /// Time without an answer after which a worker counts as blocked.
-const SILENCE: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Workers of the module cluster that answer with their number, and on `block` never again.
 const NODE: &str = r#"

@@ -4,14 +4,12 @@ mod program;
 
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
-use program::fleet::{
-    LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, remarks_but_of_haste,
-};
-use program::{Ended, Running, fourtuple, list, number, run, text};
+use program::fleet::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts};
+use program::{Ended, Running, fourtuple, list, number, remarks_but_of_haste, run, text};
 use serde_json::{Value, json};
 
 /// Number of times that each test of a fault runs: FOURTUPLE_FAULTS, by default once.
@@ -94,7 +92,7 @@ fn skewed_clocks_start_together_and_merge_exactly() {
             .collect();
         // Every operation is over a threshold of 1 ns, so that the record lists the time of each of up to 1,000.
         let line = format!(
-            "load --workers 4 --max-skew 2s -- load {TARGET} --rate 200/s --for 4s --threshold 1ns --seed 7"
+            "load --workers 4 --max-skew 2s -- load {TARGET} --rate 200/s --operations 800 --threshold 1ns --seed 7"
         );
         let (_, record) = fleet(&line);
         assert_eq!(remarks_but_of_haste(&record), [""; 0], "{record:#}");
@@ -113,7 +111,7 @@ fn skewed_clocks_start_together_and_merge_exactly() {
             list(&record, "/results/slow").iter().map(|slow| number(slow, "total_ns")).collect();
         let results = &record["results"];
         assert_eq!(raw.len() as u64, number(results, "operations"));
-        assert!(raw.len() > 500, "{}", raw.len());
+        assert_eq!(raw.len(), 800);
         raw.sort_unstable();
         let total = &results["latency_ns"]["total"];
         for (share, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p999"), (1.0, "max")] {
@@ -157,9 +155,8 @@ fn a_killed_agent_is_reported_and_not_replaced() {
         let _a = local.agent("a", "");
         for _ in 0..times() {
             let mut b = local.agent("b", "");
-            let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 7s"));
-            b.until_said("accepted start");
-            thread::sleep(Duration::from_secs(4));
+            let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --arrival even --for 10s");
+            let run = local.under_way(2, || Coordinator::start(&line));
             b.kill();
             let (code, record, _) = run.end();
             assert_eq!(code, 3);
@@ -171,10 +168,10 @@ fn a_killed_agent_is_reported_and_not_replaced() {
             assert_eq!(number(total, "samples"), number(&hosts["b"], "operations"));
             assert!(number(total, "p50") > 0 && number(total, "p50") <= number(total, "max"), "{total}");
             assert!(number(&hosts["b"], "intervals") >= 1, "its complete seconds count");
-            assert!(number(&hosts["b"], "intervals") < 7);
+            assert!(number(&hosts["b"], "intervals") < 10);
             // The load of the lost worker was not given to the other one.
             assert_eq!(hosts["a"]["offered_per_s"], 50.0);
-            assert!(number(&hosts["a"], "operations") < 480, "{record:#}");
+            assert!(number(&hosts["a"], "operations") < 600, "{record:#}");
         }
     });
 }
@@ -184,10 +181,9 @@ fn a_pause_of_two_seconds_loses_no_worker() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("fleet::a_pause_of_two_seconds_loses_no_worker") else { return };
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
-        for round in 1..=times() {
-            let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 7s"));
-            b.until_said_times("accepted start", round);
-            thread::sleep(Duration::from_secs(3));
+        for _ in 0..times() {
+            let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 10s");
+            let run = local.under_way(1, || Coordinator::start(&line));
             b.signal("STOP");
             thread::sleep(Duration::from_secs(2));
             b.signal("CONT");
@@ -208,11 +204,9 @@ fn a_pause_of_ten_seconds_loses_the_worker() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("fleet::a_pause_of_ten_seconds_loses_the_worker") else { return };
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
-        for round in 1..=times() {
-            let run =
-                Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 14s"));
-            b.until_said_times("accepted start", round);
-            thread::sleep(Duration::from_secs(4));
+        for _ in 0..times() {
+            let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 14s");
+            let run = local.under_way(1, || Coordinator::start(&line));
             b.signal("STOP");
             thread::sleep(Duration::from_secs(10));
             b.signal("CONT");
@@ -234,11 +228,10 @@ fn a_restart_of_nats_loses_nothing() {
     in_namespace(|| {
         let test = "fleet::a_restart_of_nats_loses_nothing";
         let Some(mut local) = LocalFleet::start(test) else { return };
-        let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
-        for round in 1..=times() {
-            let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 9s"));
-            b.until_said_times("accepted start", round);
-            thread::sleep(Duration::from_secs(3));
+        let _agents = ["a", "b"].map(|name| local.agent(name, ""));
+        for _ in 0..times() {
+            let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 9s");
+            let run = local.under_way(1, || Coordinator::start(&line));
             local.nats.kill();
             thread::sleep(Duration::from_secs(4));
             local.restart_nats(test);
@@ -257,14 +250,12 @@ fn a_restart_of_nats_loses_nothing() {
 fn a_run_outlives_its_coordinator() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("fleet::a_run_outlives_its_coordinator") else { return };
-        let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
-        for round in 1..=times() {
+        let _agents = ["a", "b"].map(|name| local.agent(name, ""));
+        for _ in 0..times() {
             let mut command = fourtuple("fleet load --workers 2 --");
             command.args(format!("load {TARGET} --rate 100/s --for 5s").split(' '));
-            let mut coordinator = Process::start(command);
+            let mut coordinator = local.under_way(1, || Process::start(command));
             coordinator.until_said("run ");
-            b.until_said_times("accepted start", round);
-            thread::sleep(Duration::from_secs(3));
             coordinator.kill();
             let name = run_name(&coordinator.said());
             // In the middle of the run, and again after its end: the same result.
@@ -312,9 +303,8 @@ fn results_on_disk_are_collected_after_the_stream_is_gone() {
         let test = "fleet::results_on_disk_are_collected_after_the_stream_is_gone";
         let Some(mut local) = LocalFleet::start(test) else { return };
         let (_a, mut b) = (local.agent("a", ""), local.agent("b", ""));
-        let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 5s"));
-        b.until_said("accepted start");
-        thread::sleep(Duration::from_secs(3));
+        let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 5s");
+        let run = local.under_way(1, || Coordinator::start(&line));
         // The agent cannot send its last seconds: NATS is gone until its end, and then the agent is gone.
         local.nats.kill();
         b.until_said("has ended");
@@ -332,26 +322,21 @@ fn results_on_disk_are_collected_after_the_stream_is_gone() {
 }
 
 #[test]
-fn ctrl_c_stops_all_workers_within_a_second() {
+fn ctrl_c_stops_all_workers() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::ctrl_c_stops_all_workers_within_a_second") else {
+        let Some(local) = LocalFleet::start("fleet::ctrl_c_stops_all_workers") else {
             return;
         };
         let (a, b) = (local.agent("a", ""), local.agent("b", ""));
-        let mut run =
-            Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 100/s --for 50s"));
-        b.until_said("accepted start");
-        thread::sleep(Duration::from_secs(3));
+        // The run is longer than all deadlines of the test.
+        let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 10m");
+        let mut run = local.under_way(1, || Coordinator::start(&line));
         child::interrupt(run.0.id()).unwrap();
-        let begun = Instant::now();
         a.until_said("has ended");
         b.until_said("has ended");
-        let took = begun.elapsed();
         let (code, record, _) = run.end();
         assert_eq!((code, remarks_but_of_haste(&record)), (3, vec!["interrupted".to_owned()]));
         require_sums(&record);
-        // A second on an idle machine; the limit only excludes that the workers ran to their end.
-        assert!(took < Duration::from_secs(10), "{took:?}");
     });
 }
 
@@ -552,24 +537,22 @@ fn servers_of_a_fleet_end_with_their_coordinator() {
             Running::start(&mut command)
         };
         // The deadline.
-        let running = serve("2s");
-        program::until("the server listens", listens);
-        let load = "load tcp://127.0.0.1:4001 --workload crr --operations 20 --connections 2 --quiet --json";
-        assert_eq!(run(&mut fourtuple(load)).code, 0);
-        let ended = running.end();
+        let ended = serve("1s").end();
         assert_eq!(ended.code, 0, "{ended:?}");
         assert!(ended.stderr.contains("a: listening on 127.0.0.1:4001, 1 worker"), "{ended:?}");
-        let all = ended.json();
-        program::require_valid(&all);
-        let record = &all["results"]["hosts"][0]["record"];
-        assert_eq!((number(&record["results"]["workers"][0], "requests"), listens()), (20, false));
+        assert!(!listens());
         // Ctrl-C.
         let mut running = serve("500s");
         program::until("the server listens", listens);
+        let load = "load tcp://127.0.0.1:4001 --workload crr --operations 20 --connections 2 --quiet --json";
+        program::loaded(&mut fourtuple(load));
         child::interrupt(running.id()).unwrap();
         let ended = running.end();
-        assert_eq!(ended.json()["results"]["hosts"][0]["record"]["command"], "serve", "{ended:?}");
-        assert!(!listens());
+        let all = ended.json();
+        program::require_valid(&all);
+        let record = &all["results"]["hosts"][0]["record"];
+        assert_eq!(record["command"], "serve", "{ended:?}");
+        assert_eq!((number(&record["results"]["workers"][0], "requests"), listens()), (20, false));
         // A coordinator that is killed.
         let mut running = serve("500s");
         program::until("the server listens", listens);

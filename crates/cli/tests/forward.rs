@@ -269,14 +269,13 @@ fn prometheus_gets_its_counters() {
     });
 }
 
+/// Intervals with which no delay of a busy machine takes a session down.
+const PATIENT: &str = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20";
+
 #[test]
 fn bfd_reports_up_and_a_terminated_peer_reports_down() {
     in_namespace(|| {
-        let flags = |here: &str, there: &str| {
-            format!(
-                "--bfd {there}%lo@{here} --bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20"
-            )
-        };
+        let flags = |here: &str, there: &str| format!("--bfd {there}%lo@{here} {PATIENT}");
         watch_each_other(0, flags, |peer| format!("{peer}%lo"), "port");
     });
 }
@@ -284,7 +283,7 @@ fn bfd_reports_up_and_a_terminated_peer_reports_down() {
 #[test]
 fn in_band_bfd_reports_up_and_a_peer_down() {
     in_namespace(|| {
-        let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000");
+        let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000 {PATIENT}");
         watch_each_other(4000, flag, |peer| format!("{peer}:4000"), "filter");
     });
 }
@@ -310,10 +309,13 @@ fn watch_each_other(
         (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
     };
     let (one, metrics) = start("127.0.0.1", "127.0.0.2");
-    let (other, _) = start("127.0.0.2", "127.0.0.1");
-    let peer = named("127.0.0.2");
-    let get = |what: &str| page(&metrics).contains(what);
-    until("up", || get(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} 1\n")));
+    let (other, metrics_of_other) = start("127.0.0.2", "127.0.0.1");
+    let is = |metrics: &str, peer: &str, up: u8| {
+        let peer = named(peer);
+        page(metrics).contains(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} {up}\n"))
+    };
+    // The peers reach the state Up one after another.
+    until("up", || is(&metrics, "127.0.0.2", 1) && is(&metrics_of_other, "127.0.0.1", 1));
     child::terminate(other.child.id()).unwrap();
     let record = other.end().json();
     require_valid(&record);
@@ -326,7 +328,7 @@ fn watch_each_other(
     // The end of the process itself is no failure of the session.
     assert_eq!(session["diagnostic"] == "none", number(session, "downs") == 0, "{session}");
     assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
-    until("down", || get(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} 0\n")));
+    until("down", || is(&metrics, "127.0.0.2", 0));
     child::terminate(one.child.id()).unwrap();
     let record = one.end().json();
     require_valid(&record);

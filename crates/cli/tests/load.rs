@@ -15,8 +15,8 @@ use fourtuple_serve::{Protocol, Serve, ServeError};
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::{
-    DEADLINE, Room, Running, fourtuple, fourtuple_at, is_root, list, number, require_valid, run, tcp_sockets,
-    text,
+    DEADLINE, Room, Running, fourtuple, fourtuple_at, is_root, list, loaded, number, require_valid, run,
+    tcp_sockets, text,
 };
 use serde_json::Value;
 
@@ -56,12 +56,8 @@ fn the_json_has_the_documented_fields() {
     in_namespace(|| {
         let running = serve(CRR);
         let line = "load tcp://127.0.0.1:4000 --operations 500 --threads 3 --threshold 1ns --json";
-        let ended = run(&mut fourtuple(line));
-        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-        let record = ended.json();
-        require_valid(&record);
+        let record = loaded(&mut fourtuple(line));
         assert_eq!(requests(running), 500);
-        assert!(list(&record, "/validity").is_empty());
         let results = &record["results"];
         require_keys(
             results,
@@ -103,7 +99,7 @@ fn http_and_udp_and_hold_are_valid_records_too() {
             ),
             (
                 Protocol::Http { body: 10 },
-                "http://127.0.0.1:4000 --rate 500/s --arrival even --for 200ms",
+                "http://127.0.0.1:4000 --rate 500/s --arrival even --operations 100",
                 "http",
             ),
             (Protocol::Udp { request: 1 }, "udp://127.0.0.1:4000 --operations 100 --request 20", "udp"),
@@ -117,10 +113,7 @@ fn http_and_udp_and_hold_are_valid_records_too() {
         ] {
             for engine in ["auto", "epoll"] {
                 let running = serve(protocol);
-                let ended = run(&mut fourtuple(&format!("load {line} --engine {engine} --json")));
-                assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{line}: {ended:?}");
-                let record = ended.json();
-                require_valid(&record);
+                let record = loaded(&mut fourtuple(&format!("load {line} --engine {engine} --json")));
                 assert_eq!(text(&record["settings"], "workload"), workload);
                 assert!(number(&record["results"], "operations") == 100, "{line}: {record:#}");
                 running.stop();
@@ -213,7 +206,7 @@ fn too_few_ports_are_refused_without_anyway() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         let running = serve(CRR);
-        let line = "load tcp://127.0.0.1:4000 --operations 200 --for 400ms --json";
+        let line = "load tcp://127.0.0.1:4000 --operations 200 --for 2s --json";
         let ended = run(&mut fourtuple(line));
         assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
         for part in ["64", "200", "--source", "--close server", "--anyway"] {
@@ -246,9 +239,8 @@ fn more_sources_are_ports_enough() {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         let running = serve(CRR);
         let line = "load tcp://127.0.0.1:4000 --operations 300 --source 127.0.0.0/28 --json";
-        let ended = run(&mut fourtuple(line));
-        assert_eq!(ended.code, 0, "{ended:?}");
-        assert_eq!((number(&ended.json()["results"], "operations"), requests(running)), (300, 300));
+        let record = loaded(&mut fourtuple(line));
+        assert_eq!((number(&record["results"], "operations"), requests(running)), (300, 300));
     });
 }
 
@@ -338,7 +330,7 @@ fn headers_method_and_body_arrive() {
         let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
         let seen = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
             let mut request = Vec::new();
             let mut room = [0; 1000];
             while !request.ends_with(b"\r\n\r\nhello") {
@@ -401,9 +393,7 @@ fn an_unprivileged_user_can_generate() {
         if is_root() {
             command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
         }
-        let ended = run(command.current_dir("/"));
-        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-        require_valid(&ended.json());
-        assert_eq!((number(&ended.json()["results"], "operations"), requests(running)), (300, 300));
+        let record = loaded(command.current_dir("/"));
+        assert_eq!((number(&record["results"], "operations"), requests(running)), (300, 300));
     });
 }

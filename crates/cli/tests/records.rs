@@ -116,29 +116,31 @@ fn a_rescued_record_has_mode_0600() {
 /// The name of a thread may contain any characters. Needs BPF.
 #[test]
 fn control_characters_of_a_thread_name_are_replaced() {
-    let test = "records::control_characters_of_a_thread_name_are_replaced";
-    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let over = done.clone();
-    let dials = std::thread::Builder::new().name("\u{1b}[2Jevil\u{7}\u{202e}".to_owned());
-    let dials = dials.spawn(move || {
-        while !over.load(std::sync::atomic::Ordering::Relaxed) {
-            // Port 1 has no listener; connect() searches for a source port all the same.
-            let _ = std::net::TcpStream::connect("127.0.0.1:1");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+    fourtuple_testing::in_namespace(|| {
+        let test = "records::control_characters_of_a_thread_name_are_replaced";
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let over = done.clone();
+        let dials = std::thread::Builder::new().name("\u{1b}[2Jevil\u{7}\u{202e}".to_owned());
+        let dials = dials.spawn(move || {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                // Port 1 has no listener; connect() searches for a source port all the same.
+                let _ = std::net::TcpStream::connect("127.0.0.1:1");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        let own = std::process::id();
+        let room = Room::new();
+        let flame = room.join("flame.svg");
+        let trace = format!("trace connect --pid {own} --for 1s --quiet --flame {flame}");
+        let ended = run(&mut fourtuple(&trace));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        dials.unwrap().join().unwrap();
+        if ended.code == 4 {
+            return fourtuple_testing::skip(test, "bpf", ended.line());
         }
+        assert!(ended.stdout.contains("evil"), "{ended:?}");
+        assert!(!acts(&ended.stdout) && !acts(&ended.stderr), "{ended:?}");
+        let picture = std::fs::read_to_string(flame).unwrap();
+        assert!(!picture.contains(['\u{1b}', '\u{7}']), "XML has no control characters");
     });
-    let own = std::process::id();
-    let room = Room::new();
-    let flame = room.join("flame.svg");
-    let trace = format!("trace connect --pid {own} --for 1s --quiet --flame {flame}");
-    let ended = run(&mut fourtuple(&trace));
-    done.store(true, std::sync::atomic::Ordering::Relaxed);
-    dials.unwrap().join().unwrap();
-    if ended.code == 4 {
-        return fourtuple_testing::skip(test, "bpf", ended.line());
-    }
-    assert!(ended.stdout.contains("evil"), "{ended:?}");
-    assert!(!acts(&ended.stdout) && !acts(&ended.stderr), "{ended:?}");
-    let picture = std::fs::read_to_string(flame).unwrap();
-    assert!(!picture.contains(['\u{1b}', '\u{7}']), "XML has no control characters");
 }

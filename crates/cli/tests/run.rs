@@ -174,8 +174,12 @@ fn mptcp_connections_stay_mptcp() {
             let Some((ended, results)) = recorded(test, way, client, words) else { return };
             assert_eq!((ended.code, ended.stdout.as_str()), (0, expected), "{way}: {ended:?}");
             if way == "cgroup" {
-                // The kernel runs the programs for the first subflow, which is a TCP socket.
-                assert!(results["connects"] == 0 || results["changed"].as_u64() > Some(0), "{results}");
+                // The kernel runs the programs for the first subflow, which is a TCP socket. On a busy machine the source address is
+                // unknown for longer.
+                let number = |value: &Value| value.as_u64().unwrap_or(0);
+                let (connects, left) = (number(&results["connects"]), &results["left"]);
+                let unknown = number(&left["source-unknown"]) + number(&left["namespace-unknown"]);
+                assert!(number(&results["changed"]) > 0 || unknown * 2 >= connects, "{results}");
             } else {
                 assert_eq!(results["left"]["protocol"], 150, "{way}: {results}");
             }

@@ -15,7 +15,7 @@ use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
 use program::server::Server;
-use program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, text};
+use program::{DEADLINE, Room, fourtuple, list, loaded, number, queues, require_valid, run, text};
 use serde_json::Value;
 
 /// Waits until every thread sleeps although the accept queue is not empty: accept() has failed.
@@ -23,22 +23,10 @@ fn wait_until_it_accepts_no_more(server: &Server) {
     let port: u16 = server.address.rsplit_once(':').unwrap().1.parse().unwrap();
     let tasks = format!("/proc/{}/task", server.child.id());
     let begun = Instant::now();
-    while queued(port) == 0 || fs::read_dir(&tasks).unwrap().any(|task| is_running(&task.unwrap().path())) {
-        assert!(begun.elapsed() < DEADLINE, "{} of clients are queued", queued(port));
+    while queues(port) == [0] || fs::read_dir(&tasks).unwrap().any(|task| is_running(&task.unwrap().path())) {
+        assert!(begun.elapsed() < DEADLINE, "{:?} clients are queued", queues(port));
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Returns the length of the accept queue of the listener at `port` in the namespace of the calling thread.
-fn queued(port: u16) -> u64 {
-    let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    // Local address, remote address, state (0A is LISTEN), send queue and receive queue, in hexadecimal.
-    let listener = table
-        .lines()
-        .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>())
-        .find(|words| words[0].ends_with(&format!(":{port:04X}")) && words[2] == "0A");
-    let listener = listener.expect("the server listens");
-    u64::from_str_radix(listener[3].split_once(':').unwrap().1, 16).unwrap()
 }
 
 /// Returns whether a thread is running or waiting for a processor.
@@ -129,9 +117,7 @@ fn both_sides_count_the_same_under_every_policy() {
                     "load http://{}/ --connections 4 --threads 1 --operations 200 {close} --json --anyway",
                     server.address
                 );
-                let ended = run(&mut fourtuple(&load));
-                assert_eq!(ended.code, 0, "{policy}, {close}: {ended:?}");
-                let results = ended.json()["results"].clone();
+                let results = loaded(&mut fourtuple(&load))["results"].clone();
                 assert_eq!(number(&results, "operations"), 200, "{policy}, {close}");
                 requests += number(&results, "operations");
                 connections += number(&results, "connections");
@@ -157,17 +143,13 @@ fn crr_for_a_time_and_a_page() {
         let room = Room::new();
         let page = room.join("serve.html");
         let line =
-            "serve crr --listen [::1]:0 --workers 1 --request 2 --response 3 --close server --for 1s --html";
+            "serve crr --listen [::1]:0 --workers 1 --request 2 --response 3 --close server --for 3s --html";
         let server = Server::start(&mut fourtuple(&format!("{line} {page}")));
         assert_eq!(server.workers, "1 worker (SO_REUSEPORT)");
         assert_eq!(exchange(&mut server.connect(), b"ab"), "xxx");
         let ended = server.end();
         assert_eq!(ended.code, 0, "{ended:?}");
-        assert!(
-            ended.stdout.contains("[::1]:") && ended.stdout.contains("served for 1.0"),
-            "{}",
-            ended.stdout
-        );
+        assert!(ended.stdout.contains("[::1]:") && ended.stdout.contains("served for "), "{}", ended.stdout);
         assert!(fs::read_to_string(&page).unwrap().contains("Each worker"));
     });
 }

@@ -229,7 +229,9 @@ fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
         // The port was free, and no other process in this namespace can have bound it since.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |here: &str, there: &str, more: &str| {
-            format!("forward {} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
+            // A second without a packet on a busy machine does not take the session down.
+            let intervals = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20";
+            format!("forward {} {intervals} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
         };
         let peer = Forwarder::start(&mut fourtuple(&start("127.0.0.2", "127.0.0.1", "")));
         let arguments = start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));
@@ -248,8 +250,7 @@ fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
             let record = forwarder.end().json();
             list(&record, "/results/bfd")[0].clone()
         };
-        // The peer ends first, because its session is up until then. A machine that delays one of the processes for 900 ms
-        // takes the session down; a restarted session would go down at every takeover.
+        // The peer ends first, because its session is up until then. A restarted session would go down at every takeover.
         let peer = sessions(peer);
         assert!(number(&peer, "downs") < restarts() as u64, "{peer}");
         let own = sessions(forwarder);

@@ -9,6 +9,7 @@ use std::{env, fs};
 
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_testing::in_namespace;
 use program::{Ended, fourtuple, require_valid, run};
 
 /// Starts a trace and waits for its ready line. Returns `None` and reports a skipped test where BPF is not available.
@@ -177,14 +178,21 @@ impl Drop for Room {
 
 #[test]
 fn an_interrupted_trace_of_accepts_keeps_its_counters() {
+    in_namespace(|| {
+        // The kernel does not always run a program (recursion_misses), so that the counters may be too low.
+        while !keeps_its_counters() {}
+    });
+}
+
+/// Returns whether a trace lost nothing, or was skipped.
+fn keeps_its_counters() -> bool {
     let test = "trace::an_interrupted_trace_of_accepts_keeps_its_counters";
-    // No other test listens on this address.
-    let listener = std::net::TcpListener::bind("127.0.3.1:0").unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let own = std::process::id();
     let line = format!("trace accept --pid {own} --listen {} --port {} --json", address.ip(), address.port());
     let Some((mut child, _stderr)) = attached(test, &mut fourtuple(&format!("{line} --for 1h"))) else {
-        return;
+        return true;
     };
     let client = std::net::TcpStream::connect(address).unwrap();
     let server = listener.accept().unwrap();
@@ -199,8 +207,7 @@ fn an_interrupted_trace_of_accepts_keeps_its_counters() {
     assert_eq!(record["validity"][0]["id"], "interrupted");
     let results = &record["results"];
     if results["lost"] != 0 {
-        // The kernel did not run a program (recursion_misses), so the counters may be too low.
-        return an_interrupted_trace_of_accepts_keeps_its_counters();
+        return false;
     }
     assert_eq!((&results["tier"], &results["lost"]), (&"tp_btf".into(), &0.into()));
     assert_eq!((&results["accepts"], &results["wait_ns"]["count"]), (&1.into(), &1.into()), "{results}");
@@ -208,6 +215,7 @@ fn an_interrupted_trace_of_accepts_keeps_its_counters() {
     assert_eq!(traced["address"], address.to_string());
     assert_eq!((&traced["workers"][0]["process"], &traced["workers"][0]["open"]), (&own.into(), &1.into()));
     drop((client, server));
+    true
 }
 
 #[test]

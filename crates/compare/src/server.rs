@@ -13,7 +13,7 @@ use crate::error::CompareError;
 /// The time between two checks whether a server listens, or whether a process has ended.
 pub(crate) const POLL: Duration = Duration::from_millis(2);
 
-/// The time from SIGINT to SIGKILL for a server.
+/// The time from SIGINT to SIGKILL for a server, and the longest time for the output of a server that has ended.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Bytes of a server's last output on stderr that an error quotes.
@@ -76,10 +76,11 @@ impl RunningServer {
     }
 
     /// Returns the last output on stderr as the end of a sentence: `; it said: ...`.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn last_words(&mut self) -> String {
         // Output may still be in the pipe after the server has ended.
-        let begun = Instant::now();
-        while !self.stderr.reader.is_finished() && begun.elapsed() < Duration::from_millis(100) {
+        let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
+        let (begun, longest) = (Instant::now(), if has_ended { GRACE } else { Duration::from_millis(100) });
+        while !self.stderr.reader.is_finished() && begun.elapsed() < longest {
             thread::sleep(POLL);
         }
         let last = self.stderr.last.lock().unwrap_or_else(PoisonError::into_inner);

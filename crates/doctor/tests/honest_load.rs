@@ -46,13 +46,8 @@ fn start(name: &str, test: &str, port: u16, configuration: &str, arguments: &[&s
         return None;
     };
     let program = Program { child, directory };
-    for _ in 0..1_000 {
-        if TcpStream::connect((NEAR, port)).is_ok() {
-            return Some(program);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{name} does not listen on {port}");
+    scene::until(name, || TcpStream::connect((NEAR, port)).ok());
+    Some(program)
 }
 
 fn nginx(test: &str, port: u16, servers: &str) -> Option<Program> {

@@ -15,7 +15,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 use namespace::{
-    FAR, NEAR, add_addresses, advice, bound, connect, connect_and_close, ip, server, the_finding,
+    FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
     this_process, until_found,
 };
 use scene::{apply, findings, findings_in, now, read, until};
@@ -420,9 +420,8 @@ fn p10_many_closes_at_once_are_no_rate() {
             (0..40).map(|_| (TcpStream::connect(address).unwrap(), server.accept().unwrap())).collect();
         let mut reader = Reader::new(Path::new("/"));
         read(&mut reader);
-        for (client, accepted) in pool {
-            drop(client);
-            drop(accepted);
+        for (client, (accepted, _)) in pool {
+            close(client, accepted);
         }
         let snapshot = until("TIME_WAIT", || {
             let snapshot = read(&mut reader);

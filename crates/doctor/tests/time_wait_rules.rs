@@ -14,8 +14,8 @@ use fourtuple_record::{Finding, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use namespace::{
-    FAR, NEAR, add_addresses, advice, connect, connect_and_close, ip, server, the_finding, this_process,
-    time_wait, until_found,
+    FAR, NEAR, add_addresses, advice, close, connect, connect_and_close, ip, server, the_finding,
+    this_process, time_wait, until_found,
 };
 use scene::{apply, findings, findings_in, now, read, until};
 
@@ -253,8 +253,7 @@ fn t06_a_server_that_closes_first_is_named() {
         let close_first = |number: usize| {
             for _ in 0..number {
                 let client = TcpStream::connect(address).unwrap();
-                drop(server.accept().unwrap());
-                drop(client);
+                close(server.accept().unwrap().0, client);
             }
         };
         close_first(10);

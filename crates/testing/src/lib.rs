@@ -13,13 +13,14 @@ use std::any::type_name_of_val;
 use std::env;
 use std::fs;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -131,6 +132,28 @@ pub fn listener(address: &str, backlog: i32) -> (OwnedFd, SocketAddr) {
         .expect("a free port for the listener");
     socket::listen(socket.as_fd(), backlog).expect("a listening socket");
     (socket, SocketAddr::new(address, port))
+}
+
+/// Connects over IPv4, and waits until the connection is in the accept queue: on a busy machine the kernel handles the last ACK of a
+/// handshake after connect(), in a thread of its own.
+pub fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).expect("a listener");
+    let port = |address: SocketAddr| format!(":{:04X}", address.port());
+    let (server, client) = (port(to), port(stream.local_addr().expect("a connected socket")));
+    let begun = Instant::now();
+    loop {
+        let table = fs::read_to_string("/proc/thread-self/net/tcp").expect("procfs");
+        // Local address, remote address and state, in hexadecimal. 03 is SYN_RECV.
+        let is_queued = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words[1].ends_with(&server) && words[2].ends_with(&client) && words[3] != "03"
+        };
+        if table.lines().any(is_queued) {
+            return stream;
+        }
+        assert!(begun.elapsed() < stream::LONG, "no connection at {to}: {table}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Returns the number of open descriptors of this process.

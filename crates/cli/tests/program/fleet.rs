@@ -44,19 +44,11 @@ impl Process {
         self.lines.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
+    /// Waits until a line contains the text.
     pub(crate) fn until_said(&self, text: &str) {
-        self.until_said_times(text, 1);
-    }
-
-    /// Waits until that many lines contain the text.
-    pub(crate) fn until_said_times(&self, text: &str, times: usize) {
         let begun = Instant::now();
-        loop {
-            let lines = self.lines.lock().unwrap().clone();
-            if lines.iter().filter(|line| line.contains(text)).count() >= times {
-                return;
-            }
-            assert!(begun.elapsed() < super::DEADLINE, "never said {text:?} {times} times: {lines:#?}");
+        while !self.has_said(text) {
+            assert!(begun.elapsed() < super::DEADLINE, "never said {text:?}: {}", self.said());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -139,6 +131,24 @@ impl LocalFleet {
         self.nats = start_nats(&program, &self.room);
     }
 
+    /// Returns the number of intervals and ends of a worker in the stream, of all runs. Workers are in the order of their names.
+    fn messages(&self, worker: u32) -> u64 {
+        let filter = json!({ "subjects_filter": format!("fourtuple.run.*.slot.{worker}.second") });
+        let filter = filter.to_string();
+        let (_, reply) = RawClient::connect().request("$JS.API.STREAM.INFO.FOURTUPLE", filter.as_bytes());
+        let reply: Value = serde_json::from_slice(&reply).expect("JSON");
+        let subjects = reply.pointer("/state/subjects").and_then(Value::as_object);
+        subjects.map_or(0, |subjects| subjects.values().filter_map(Value::as_u64).sum())
+    }
+
+    /// Starts a run by `start`, and waits until the second worker has reported that many seconds of it.
+    pub(crate) fn under_way<T>(&self, seconds: u64, start: impl FnOnce() -> T) -> T {
+        let before = self.messages(1);
+        let started = start();
+        until("the run is under way", || self.messages(1) >= before + seconds);
+        started
+    }
+
     /// Starts an agent and waits until it is ready.
     pub(crate) fn agent(&self, name: &str, flags: &str) -> Process {
         let agent = Process::start(self.agent_command(name, flags));
@@ -180,13 +190,6 @@ fn start_nats(program: &Path, room: &Room) -> Process {
 pub(crate) fn hosts(record: &Value) -> BTreeMap<String, Value> {
     let hosts = super::list(record, "/results/hosts");
     hosts.iter().map(|host| (super::text(host, "name").to_owned(), host.clone())).collect()
-}
-
-/// Returns the identifiers of the remarks, without remarks that other load on the machine can cause.
-pub(crate) fn remarks_but_of_haste(record: &Value) -> Vec<String> {
-    let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled", "start-skew"];
-    let ids = super::list(record, "/validity").iter().map(|remark| super::text(remark, "id").to_owned());
-    ids.filter(|id| !of_haste.contains(&id.as_str())).collect()
 }
 
 /// Runs `fleet ...` to its end and returns its exit code and record.

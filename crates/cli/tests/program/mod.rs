@@ -144,6 +144,23 @@ pub(crate) fn require_valid(record: &Value) {
     }
 }
 
+/// Returns the identifiers of the remarks, without remarks that other load on the machine can cause.
+pub(crate) fn remarks_but_of_haste(record: &Value) -> Vec<String> {
+    let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled", "start-skew"];
+    let ids = list(record, "/validity").iter().map(|remark| text(remark, "id").to_owned());
+    ids.filter(|id| !of_haste.contains(&id.as_str())).collect()
+}
+
+/// Runs a load to its end and returns its record, which has at most remarks that other load on the machine can cause.
+pub(crate) fn loaded(command: &mut Command) -> Value {
+    let ended = run(command);
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(remarks_but_of_haste(&record), [""; 0], "{ended:?}");
+    assert_eq!(ended.code, if list(&record, "/validity").is_empty() { 0 } else { 3 }, "{ended:?}");
+    record
+}
+
 /// Returns the list at `pointer`.
 pub(crate) fn list<'a>(record: &'a Value, pointer: &str) -> &'a [Value] {
     let found = record.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {record:#}"));
@@ -237,6 +254,18 @@ pub(crate) fn tcp_sockets(process: u32, word: &str) -> Vec<(u32, u64)> {
     let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     // The first thread stays in the namespace of the host, where other processes have sockets.
     threads.filter(|thread| *thread != process).filter_map(|thread| Some((thread, count(thread)?))).collect()
+}
+
+/// Returns the lengths of the accept queues of the listeners at a port, in the network namespace of the calling thread.
+pub(crate) fn queues(port: u16) -> Vec<u64> {
+    let table = fs::read_to_string("/proc/thread-self/net/tcp").expect("procfs");
+    let queue = |line: &str| {
+        // Local address, remote address, state (0A is LISTEN), send queue and receive queue, in hexadecimal.
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let is_listener = words[0].ends_with(&format!(":{port:04X}")) && words[2] == "0A";
+        is_listener.then(|| u64::from_str_radix(words[3].split_once(':')?.1, 16).ok()).flatten()
+    };
+    table.lines().filter_map(queue).collect()
 }
 
 /// Returns the processes whose parent is `parent`.

@@ -225,7 +225,7 @@ pub(crate) fn wait_for(address: &str, port: u16) {
 
 /// Sends requests with curl, each on a connection of its own to the server; returns the number of responses other than 200.
 pub(crate) fn failed_requests(url: &str, requests: u32) -> usize {
-    let flags = ["-s", "-o", "/dev/null", "--max-time", "10", "-w", "%{http_code}\n"];
+    let flags = ["-s", "-o", "/dev/null", "--max-time", "60", "-w", "%{http_code}\n"];
     let output = Command::new("curl").args(flags).arg(format!("{url}[1-{requests}]")).output().expect("curl");
     let codes = String::from_utf8(output.stdout).expect("UTF-8");
     assert_eq!(codes.lines().count(), requests as usize, "{codes}");

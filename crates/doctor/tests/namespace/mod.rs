@@ -1,6 +1,7 @@
 //! Addresses, connections and findings in the network namespace of a test.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -65,10 +66,14 @@ pub(crate) fn connect(to: SocketAddr, number: usize) -> Vec<TcpStream> {
 pub(crate) fn connect_and_close(server: &TcpListener, number: usize) {
     for _ in 0..number {
         let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
-        let accepted = server.accept().unwrap();
-        drop(client);
-        drop(accepted);
+        close(client, server.accept().unwrap().0);
     }
+}
+
+/// Closes a connection on one side, and on the second side when the FIN has arrived: both sides would be in TIME_WAIT otherwise.
+pub(crate) fn close(first: TcpStream, mut second: TcpStream) {
+    drop(first);
+    assert_eq!(second.read(&mut [0]).unwrap(), 0);
 }
 
 /// A TCP socket that is bound.

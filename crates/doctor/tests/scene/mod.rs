@@ -44,15 +44,15 @@ pub(crate) fn of(diagnosis: Diagnosis, id: &str) -> Vec<Finding> {
     diagnosis.findings.into_iter().filter(|finding| finding.id == id).collect()
 }
 
-/// Repeats an observation until it holds; fails after 20 s.
+/// Repeats an observation until it holds; fails after a minute.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut observe: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(seen) = observe() {
             return seen;
         }
-        assert!(Instant::now() < end, "{what}: not reached in 20 s; {:#?}", diagnosis());
+        assert!(Instant::now() < end, "{what}: not reached in a minute; {:#?}", diagnosis());
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,7 +1,7 @@
 //! The light load: sequential connections, each opened while all workers wait.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::resource::monotonic_ns;
@@ -14,8 +14,10 @@ use crate::pool::run::Measured;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
 
-/// Pause between an answer and the next connection, long enough for the worker to wait again.
+/// Pause between an answer and the next connection, long enough for the worker to wait again on an idle machine.
 const REST: Duration = Duration::from_millis(1);
+/// Longest pause on a busy machine.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Opens the connections, each with one request, and keeps them open until all are open and counted, for the table of open
 /// sockets. Only a blocking worker's connection is closed at once, since that worker would serve it until the end.
@@ -38,7 +40,11 @@ pub(crate) fn run(
         }
         client.request(accept.work, monotonic_ns());
         held.extend(client.take_connection());
+        let answered = Instant::now();
         thread::sleep(REST);
+        while !pool.is_waiting() && answered.elapsed() < LONGEST_REST {
+            thread::sleep(REST);
+        }
         if connection % 16 == 0 {
             let share = u64::from(connection) * accept.length.as_millis() as u64;
             watch.progress.at(share / u64::from(accept.connections));

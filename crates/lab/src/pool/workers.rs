@@ -1,5 +1,6 @@
 //! The workers of a pool, as threads behind one [`ListenerGroup`].
 
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -20,7 +21,10 @@ use crate::pool::worker;
 pub(crate) const BACKLOG: u32 = 4096;
 
 /// Longest wait until the workers' counters agree with the clients' counts; workers normally count at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Start of the names of the workers' threads.
+const WORKER: &str = "worker ";
 
 /// A worker's serving loop, which runs until told to stop and returns the CPU time of its thread.
 pub(crate) trait Serve:
@@ -108,7 +112,7 @@ impl Pool {
             serve(&mut acceptor, &stop)
         };
         let thread = thread::Builder::new()
-            .name(format!("worker {}", self.threads.len()))
+            .name(format!("{WORKER}{}", self.threads.len()))
             .spawn(work)
             .map_err(LabError::call("start a worker"))?;
         let (waker, result) = match joined.recv() {
@@ -136,6 +140,16 @@ impl Pool {
         let mut stats = self.group.stats();
         stats.truncate(self.count);
         stats
+    }
+
+    /// Returns whether all workers sleep, as far as procfs tells.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let Ok(threads) = fs::read_dir("/proc/self/task") else { return true };
+        // Process ID, name in parentheses, state: `7 (worker 0) S`.
+        let is_busy = |stat: String| stat.contains(WORKER) && !stat.contains(") S ");
+        threads
+            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok())
+            .all(|stat| !is_busy(stat))
     }
 
     /// Returns the counters of each worker once they cover the clients' counts: at least `requests` answers, and at most

@@ -71,9 +71,9 @@ fn read(py: Python<'_>, mut reader: Reader, time: Duration) -> PyResult<Snapshot
         py.check_signals()?;
         py.detach(|| thread::sleep(SIGNALS.min(time.saturating_sub(began.elapsed()))));
     }
-    let traced =
-        Part::Hidden("the Python module traces nothing; `fourtuple doctor` does, as root".to_owned());
-    Ok(Snapshot { search, traced, ..read() })
+    let untraced = || "the Python module traces nothing; `fourtuple doctor` does, as root".to_owned();
+    let (traced, accepts) = (Part::Hidden(untraced()), Part::Hidden(untraced()));
+    Ok(Snapshot { search, traced, accepts, locks: Part::Hidden(untraced()), ..read() })
 }
 
 /// Probes the port search in this namespace: a program without rights can make no other.

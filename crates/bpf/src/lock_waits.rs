@@ -246,6 +246,16 @@ impl LockWaits {
         waits.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
     }
 
+    /// Removes the counts of a lock and a path, which the next wait adds again. A wait in progress is then not counted.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn forget(&mut self, key: &WaitKey) -> Result<(), BpfError> {
+        let removed = self.waits.remove(key);
+        removed.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_DELETE_ELEM)", &error))
+    }
+
     /// Returns the path with this hash ([`WaitKey::path`]), or `None` if the map has none.
     ///
     /// # Errors

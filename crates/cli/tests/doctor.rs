@@ -160,9 +160,12 @@ fn rules_without_a_trace_are_listed() {
         let of = |id: &str| {
             unchecked.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("{id}: {record:#}"))
         };
-        for id in ["P07", "P09", "L03"] {
+        for (id, what) in
+            [("P07", "connect"), ("P09", "connect"), ("L03", "connect"), ("A07", "accept"), ("L01", "locks")]
+        {
             let reason = text(of(id), "reason");
-            assert!(reason.starts_with("--no-trace; `fourtuple trace connect"), "{id}: {reason}");
+            let advice = format!("; `fourtuple trace {what} --for 10s`, as root, ");
+            assert!(reason.starts_with("--no-trace; ") && reason.contains(&advice), "{id}: {reason}");
         }
         let shown = run(&mut fourtuple(&format!("{QUICK} --no-trace"))).stdout;
         assert!(
@@ -199,7 +202,17 @@ fn without_root_a_full_tuple_is_still_found() {
         let record = ended.json();
         let finding = first(&record, "P01", &[TUPLE]);
         assert!(!text(finding, "verdict").contains('['), "no process is visible: {finding:#}");
-        assert!(list(&record, "/results/unchecked").iter().any(|rule| rule["id"] == "P07"), "{record:#}");
+        let unchecked = list(&record, "/results/unchecked");
+        for (id, start) in [
+            ("P07", "cannot trace connect(): "),
+            ("P09", "cannot trace connect(): "),
+            ("L03", "cannot trace connect(): "),
+            ("A07", "cannot trace accept(): "),
+            ("L01", "cannot trace locks: "),
+        ] {
+            let rule = unchecked.iter().find(|rule| rule["id"] == id).expect("not checked");
+            assert!(text(rule, "reason").starts_with(start), "{rule:#}");
+        }
         let shown = unprivileged(QUICK).stdout;
         assert!(shown.contains("Not checked") && shown.contains("CAP_"), "{shown}");
     });

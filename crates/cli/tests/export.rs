@@ -78,6 +78,8 @@ fn labels_are_bounded_and_the_rest_is_other() {
             .filter(|line| line.starts_with("fourtuple_ports_used{") && line.contains("established"))
             .collect();
         assert_eq!(used.len(), 4, "{text}");
+        assert!(text.contains("fourtuple_unchecked_rules{id=\"P07\"} 1
+"), "nothing is traced: {text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
         interrupt(exporter.id());
         let ended = exporter.end();
@@ -91,8 +93,8 @@ fn labels_are_bounded_and_the_rest_is_other() {
 fn connects_that_find_no_port_are_a_finding() {
     in_namespace(|| {
         let test = "connects_that_find_no_port_are_a_finding";
-        if let Err(error) = fourtuple_trace::Survey::without_locks() {
-            return skip(test, "bpf", &error.to_string());
+        if let Err(reason) = fourtuple_trace::Survey::attach().times().search {
+            return skip(test, "bpf", &reason);
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, to) = fourtuple_testing::listener("127.0.0.1", 64);
@@ -100,6 +102,14 @@ fn connects_that_find_no_port_are_a_finding() {
         let mut exporter = export(address, "");
         let found = || get(address, "/metrics").contains("fourtuple_findings{id=\"P07\"");
         assert!(!found());
+        // The same rules as those of `doctor`.
+        let unchecked =
+            |id| get(address, "/metrics").contains(&format!("fourtuple_unchecked_rules{{id=\"{id}\"}}"));
+        for id in ["A07", "L03", "P07", "P09"] {
+            assert!(!unchecked(id), "{id}");
+        }
+        let locks = fourtuple_trace::Survey::attach().window(0).locks;
+        assert_eq!(unchecked("L01"), locks.is_err(), "{locks:?}");
         let mut open = Vec::new();
         until("P07 is found", || {
             open.extend((0..8).map_while(|_| TcpStream::connect(to).ok()));

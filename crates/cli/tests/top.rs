@@ -49,7 +49,7 @@ fn top_ends_with_q_and_restores_the_terminal() {
         assert_eq!(code, "0", "{output}");
         // Enters the alternate screen, and leaves it at the end.
         assert!(output.contains("\u{1b}[?1049h") && output.contains("\u{1b}[?1049l"), "{output:?}");
-        assert!(output.contains("finding"), "{output:?}");
+        assert!(output.contains("finding") && output.contains("rules"), "{output:?}");
     });
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use events::{apply_first, between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Part, Snapshot, Traced};
+use fourtuple_record::snapshot::{Listener, Part, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::{self, Python};
@@ -214,8 +214,7 @@ fn a07_a_traced_wait_is_compared_with_the_threshold() {
     in_namespace(|| {
         let mut snapshot = snapshot(|| ());
         let mut of_wait = |wait| {
-            snapshot.traced =
-                Part::Seen(Traced { accept_wait_p99_ns: wait, accepts: 12_000, ..Traced::default() });
+            snapshot.accepts = Part::Seen(TracedAccepts { accepts: 12_000, wait_p99_ns: wait });
             of(diagnose(&snapshot, &Limits::default()), "A07")
         };
         assert!(of_wait(None).is_empty());

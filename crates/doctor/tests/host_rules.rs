@@ -17,7 +17,7 @@ use events::{apply_first, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced};
+use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use scene::{diagnosis, findings, of, until};
@@ -85,9 +85,9 @@ fn l01_and_l03_compare_with_the_processors() {
         (snapshot.interval_ns, snapshot.processors) = (1_000_000_000, 4);
         let waits = |waited_ns| BTreeMap::from([("bhash".to_owned(), LockWaits { waits: 1000, waited_ns })]);
         let mut of_times = |waited_ns, search_ns| {
-            let lock_waits = Some(waits(waited_ns));
-            snapshot.traced =
-                Part::Seen(Traced { searches: 100, search_ns, lock_waits, ..Traced::default() });
+            snapshot.locks =
+                Part::Seen(TracedLocks { interval_ns: 1_000_000_000, classes: waits(waited_ns) });
+            snapshot.traced = Part::Seen(Traced { searches: 100, search_ns, ..Traced::default() });
             let diagnosis = judged(&snapshot);
             (of(diagnosis.clone(), "L01"), of(diagnosis, "L03"))
         };

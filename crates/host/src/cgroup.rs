@@ -56,11 +56,13 @@ pub fn is_container(directory: &str, id: &str) -> bool {
 }
 
 /// Returns the ID of the container after which a cgroup is named: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`,
-/// `libpod-ID.scope`.
+/// `libpod-ID.scope`. The cgroup of the monitor of a container, `libpod-conmon-ID.scope`, is not the container: the monitor has the
+/// network namespace of the host.
 pub fn container(directory: &str) -> Option<&str> {
     let name = directory.strip_suffix(".scope").unwrap_or(directory);
-    let own = name.rsplit(['-', ':']).next().unwrap_or(name);
-    (own.len() >= 12 && own.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(own)
+    let (runtime, own) = name.rsplit_once(['-', ':']).unwrap_or(("", name));
+    (!runtime.ends_with("conmon") && own.len() >= 12 && own.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .then_some(own)
 }
 
 #[cfg(test)]
@@ -99,6 +101,9 @@ mod tests {
         ] {
             assert!(is_container(&name, "8a2f64c0b1d9"), "{name}");
             assert!(is_container(&name, id), "{name}");
+        }
+        for name in [format!("libpod-conmon-{id}.scope"), format!("crio-conmon-{id}.scope")] {
+            assert!(!is_container(&name, id), "{name} is a monitor");
         }
         assert!(!is_container(&format!("docker-{id}.scope"), "2f64c0"));
         assert!(!is_container(&format!("docker-{id}.scope"), "8a2f6"), "too short to be unique");

@@ -78,8 +78,12 @@ pub struct Snapshot {
     /// Sources of connections in `connections.tuples` to which this host delivers no packets: on no device, and without a local route.
     /// Sources of sockets with IP_TRANSPARENT or IP_FREEBIND are not among them.
     pub lost_sources: Part<Vec<IpAddr>>,
-    /// Events that tracers saw during the interval.
+    /// connect() calls that a trace saw during the interval.
     pub traced: Part<Traced>,
+    /// accept() calls that a trace saw during the interval.
+    pub accepts: Part<TracedAccepts>,
+    /// Waits for locks that a trace saw.
+    pub locks: Part<TracedLocks>,
 }
 
 impl Snapshot {
@@ -378,7 +382,7 @@ pub struct LocalAddress {
     pub prefix: u8,
 }
 
-/// Events that tracers saw during the interval.
+/// connect() calls that a trace saw during the interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
     /// connect() calls by process and destination, most calls first; bounded.
@@ -391,12 +395,24 @@ pub struct Traced {
     pub searches: u64,
     /// Time in port searches.
     pub search_ns: u64,
-    /// 99th percentile of the time from the end of the handshake to accept(); `null`: none was seen.
-    pub accept_wait_p99_ns: Option<u64>,
+}
+
+/// accept() calls that a trace saw during the interval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedAccepts {
     /// Connections accepted.
     pub accepts: u64,
-    /// Time that tasks waited for locks of the network stack, by class of the lock; `null`: not traced.
-    pub lock_waits: Option<BTreeMap<String, LockWaits>>,
+    /// 99th percentile of the time from the end of the handshake to accept(); `null`: none was seen.
+    pub wait_p99_ns: Option<u64>,
+}
+
+/// Waits for locks of the network stack that a trace saw, on the whole host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedLocks {
+    /// Duration of the trace. A live view that limits its own CPU time reads the waits less often than the rest of the snapshot.
+    pub interval_ns: u64,
+    /// Waits by class of the lock.
+    pub classes: BTreeMap<String, LockWaits>,
 }
 
 /// The connect() calls of a process to a destination.

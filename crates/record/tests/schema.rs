@@ -83,7 +83,7 @@ fn is_map(place: &str) -> bool {
         "/states",
         "/seen/counters",
         "/counters/seen",
-        "/lock_waits",
+        "/locks/seen/classes",
         "/thresholds",
         "/capabilities",
         "/errors",

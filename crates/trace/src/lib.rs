@@ -32,5 +32,5 @@ pub use error::TraceError;
 pub use fourtuple_bpf::Tier;
 pub use instrument::{Folded, Instrument, Outcome, Progress, Results, Session};
 pub use locks::{Locks, LocksProgress, LocksSession};
-pub use survey::{Survey, SurveyTimes};
+pub use survey::{Survey, SurveyTimes, Window};
 pub use symbols::Symbols;

@@ -75,7 +75,13 @@ impl Sums {
         Ok(sums)
     }
 
-    fn add(&mut self, tables: &Tables, key: &WaitKey, wait: &Wait, path: Rc<[String]>) -> Option<Class> {
+    pub(crate) fn add(
+        &mut self,
+        tables: &Tables,
+        key: &WaitKey,
+        wait: &Wait,
+        path: Rc<[String]>,
+    ) -> Option<Class> {
         let asleep = key.lock == 0;
         self.spun |= !asleep;
         let bucket = find(tables, key.lock);

@@ -1,8 +1,12 @@
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::mem;
+use std::time::{Duration, Instant};
 
 use fourtuple_bpf::BpfError;
-use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, Totals};
-use fourtuple_record::TraceLocksResults;
+use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, Totals, WaitKey};
+use fourtuple_record::snapshot::{self, TracedLocks};
+use fourtuple_record::{LockClass, TraceLocksResults};
+use fourtuple_syscalls::resource::thread_cpu_time;
 
 use crate::blind_spots::Coverage;
 use crate::error::TraceError;
@@ -51,6 +55,32 @@ pub struct LocksSession {
     filtered: bool,
     /// The address range of `__lock_sock` is known, so that sleeps in it are counted.
     counts_sleeps: bool,
+    window: Window,
+}
+
+/// The shortest time of a window: in a shorter one, a single wait is a large share.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// The latest reading of all waits, for a live view.
+#[derive(Debug)]
+struct Window {
+    read: Instant,
+    /// CPU time of the reading.
+    used: Duration,
+    /// Number and time of the waits by lock and path, since the start.
+    earlier: HashMap<WaitKey, (u64, u64)>,
+    seen: TracedLocks,
+}
+
+impl Window {
+    fn begin() -> Window {
+        Window {
+            read: Instant::now(),
+            used: Duration::ZERO,
+            earlier: HashMap::new(),
+            seen: TracedLocks::default(),
+        }
+    }
 }
 
 impl Instrument for Locks {
@@ -58,7 +88,16 @@ impl Instrument for Locks {
 
     fn attach(&self) -> Result<LocksSession, TraceError> {
         // Without /proc/kallsyms the record has no paths; a blind spot names that.
-        let stacks = Stacks::new(Symbols::read().unwrap_or_default());
+        self.attach_with(Stacks::new(Symbols::read().unwrap_or_default()))
+    }
+
+    fn duration(&self) -> Option<Duration> {
+        self.time
+    }
+}
+
+impl Locks {
+    fn attach_with(&self, stacks: Stacks) -> Result<LocksSession, TraceError> {
         let lock_sock = stacks.symbols().range("__lock_sock");
         let filter =
             LockFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup, lock_sock };
@@ -67,11 +106,8 @@ impl Instrument for Locks {
             stacks,
             filtered: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
             counts_sleeps: lock_sock.is_some(),
+            window: Window::begin(),
         })
-    }
-
-    fn duration(&self) -> Option<Duration> {
-        self.time
     }
 }
 
@@ -117,12 +153,66 @@ impl Session for LocksSession {
 }
 
 impl LocksSession {
+    /// Returns the waits of a trace without a filter since the previous window, by class. Returns the previous window again if it is
+    /// younger than [`SHORTEST`], or if another reading of all waits now would use more than `share` of a processor.
+    pub(crate) fn window(&mut self, share: f64) -> Result<TracedLocks, TraceError> {
+        let interval = self.window.read.elapsed();
+        if interval < SHORTEST || interval.mul_f64(share) < self.window.used {
+            return Ok(self.window.seen.clone());
+        }
+        let (read, begun) = (Instant::now(), thread_cpu_time());
+        let (sums, earlier) = self.since_window().map_err(TraceError::Locks)?;
+        let seen = TracedLocks { interval_ns: interval.as_nanos() as u64, classes: by_class(sums.classes()) };
+        if self.is_full().map_err(TraceError::Locks)? {
+            *self = Locks::default().attach_with(mem::take(&mut self.stacks))?;
+        } else {
+            self.window.earlier = earlier;
+        }
+        let used = thread_cpu_time().saturating_sub(begun);
+        self.window = Window { read, used, seen: seen.clone(), earlier: mem::take(&mut self.window.earlier) };
+        Ok(seen)
+    }
+
+    /// Returns the waits since the previous window, and the counts for the next one. Removes locks without a wait since the previous
+    /// window from the table, whose size would otherwise grow with every socket.
+    fn since_window(&mut self) -> Result<(Sums, HashMap<WaitKey, (u64, u64)>), BpfError> {
+        let tables = self.waits.totals()?.tables;
+        let (mut sums, mut counts) = (Sums::default(), HashMap::new());
+        for (key, mut wait) in self.waits.waits()? {
+            let all = (wait.waits, wait.wait_ns);
+            let before = self.window.earlier.get(&key).copied().unwrap_or_default();
+            wait.waits = wait.waits.saturating_sub(before.0);
+            wait.wait_ns = wait.wait_ns.saturating_sub(before.1);
+            if wait.waits > 0 {
+                let path = self.stacks.path(&self.waits, key.path, key.lock == 0)?;
+                sums.add(&tables, &key, &wait, path);
+            } else if key.lock != 0 && all.0 > 0 {
+                self.waits.forget(&key)?;
+                continue;
+            }
+            counts.insert(key, all);
+        }
+        Ok((sums, counts))
+    }
+
+    /// Returns whether waits were not counted, or not with their path, because a table is full.
+    fn is_full(&self) -> Result<bool, BpfError> {
+        let totals = self.waits.totals()?;
+        Ok(totals.lost_waits > 0 || totals.lost_paths > 0)
+    }
+
     fn counted(&mut self) -> Result<(Totals, Sums, Losses), BpfError> {
         let totals = self.waits.totals()?;
         let losses = losses(&totals, self.waits.missed()?);
         let sums = Sums::read(&self.waits, &mut self.stacks, &totals.tables)?;
         Ok((totals, sums, losses))
     }
+}
+
+/// Returns the waits of each class for a snapshot.
+pub(crate) fn by_class(classes: Vec<LockClass>) -> BTreeMap<String, snapshot::LockWaits> {
+    let waits = |class: &LockClass| snapshot::LockWaits { waits: class.waits, waited_ns: class.wait_ns };
+    classes.into_iter().map(|class| (class.class.clone(), waits(&class))).collect()
 }
 
 /// Lists the losses; `missed` is the number of events that no program saw (`recursion_misses`).

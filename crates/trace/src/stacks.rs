@@ -11,7 +11,7 @@ use crate::symbols::Symbols;
 const PARAVIRTUAL: &str = "__pv_queued_spin_lock_slowpath";
 
 /// A cache of the function names of stacks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Stacks {
     symbols: Symbols,
     known: HashMap<u64, Rc<[String]>>,

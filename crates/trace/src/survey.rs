@@ -1,143 +1,170 @@
 //! All three traces at once, for the snapshot that `doctor` examines.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fourtuple_measure::LogLinear;
-use fourtuple_record::snapshot::{LockWaits, Owner, Traced, TracedConnects, Unavailable};
-use fourtuple_record::{LockClass, TraceTuple};
+use fourtuple_record::TraceTuple;
+use fourtuple_record::snapshot::{Owner, Traced, TracedAccepts, TracedConnects, TracedLocks, Unavailable};
 
 use crate::accept::{Accept, Accepts};
 use crate::connect::Connect;
 use crate::error::TraceError;
 use crate::instrument::{Instrument, Session};
-use crate::locks::Locks;
+use crate::locks::{Locks, by_class};
 
 /// The greatest number of pairs of process and destination in a snapshot.
 const LISTED: usize = 100;
+/// The share of a processor for reading lock waits in windows.
+const SHARE: f64 = 0.001;
 
-/// Running traces of connect(), accept() and, unless left out, lock waits.
+/// A value of a trace, or the reason why there is none: the error of the trace, as text for the snapshot.
+type Seen<T> = Result<T, String>;
+
+/// Running traces of connect(), accept() and lock waits. Each trace may be absent: a kernel or a host may permit the others.
 #[derive(Debug)]
 pub struct Survey {
     began: Instant,
-    connect: <Connect as Instrument>::Session,
-    accept: <Accept as Instrument>::Session,
-    locks: Option<<Locks as Instrument>::Session>,
-    /// The durations of traces that were replaced because a table was full.
-    ended: SurveyTimes,
+    connect: Seen<<Connect as Instrument>::Session>,
+    accept: Seen<<Accept as Instrument>::Session>,
+    locks: Seen<<Locks as Instrument>::Session>,
+    /// The port searches and accept waits of traces that were replaced because a table was full.
+    ended: (LogLinear, LogLinear),
 }
 
 /// Durations of all events since the traces were attached, in all network namespaces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SurveyTimes {
     /// Port searches that found a port.
-    pub search: LogLinear,
+    pub search: Seen<LogLinear>,
     /// Waits from the end of the handshake to accept().
-    pub wait: LogLinear,
+    pub wait: Seen<LogLinear>,
+}
+
+/// What the traces saw in a network namespace.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Calls of connect().
+    pub connects: Seen<Traced>,
+    /// Calls of accept().
+    pub accepts: Seen<TracedAccepts>,
+    /// Lock waits, of the whole host.
+    pub locks: Seen<TracedLocks>,
 }
 
 impl Survey {
     /// The longest time between two calls of [`Survey::poll`].
     pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Attaches all traces.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError`]: a missing capability, or a facility that the kernel lacks. Nothing stays attached.
-    pub fn attach() -> Result<Survey, TraceError> {
-        let locks = Some(Locks::default().attach()?);
-        Ok(Survey { locks, ..Survey::without_locks()? })
+    /// Attaches all traces that this process may attach.
+    pub fn attach() -> Survey {
+        Survey {
+            connect: seen(Connect::default().attach()),
+            accept: seen(Accept::default().attach()),
+            locks: seen(Locks::default().attach()),
+            ..Survey::absent("")
+        }
     }
 
-    /// Attaches the traces of connect() and accept().
-    ///
-    /// # Errors
-    ///
-    /// As [`Survey::attach`].
-    pub fn without_locks() -> Result<Survey, TraceError> {
-        Ok(Survey {
-            connect: Connect::default().attach()?,
-            accept: Accept::default().attach()?,
-            locks: None,
+    /// Returns a survey without a trace; `reason` says why.
+    pub fn absent(reason: &str) -> Survey {
+        Survey {
             began: Instant::now(),
-            ended: SurveyTimes::default(),
-        })
+            connect: Err(reason.to_owned()),
+            accept: Err(reason.to_owned()),
+            locks: Err(reason.to_owned()),
+            ended: (LogLinear::default(), LogLinear::default()),
+        }
+    }
+
+    /// Returns whether a trace is attached, which needs [`Survey::poll`].
+    pub fn is_attached(&self) -> bool {
+        self.connect.is_ok() || self.accept.is_ok() || self.locks.is_ok()
     }
 
     /// Returns the durations of all events so far.
-    ///
-    /// # Errors
-    ///
-    /// Errors from reading BPF maps.
-    pub fn times(&self) -> Result<SurveyTimes, TraceError> {
-        let (mut search, mut wait) = (self.connect.times()?, self.accept.times()?);
-        search.merge(&self.ended.search);
-        wait.merge(&self.ended.wait);
-        Ok(SurveyTimes { search, wait })
-    }
-
-    /// Drains what the kernel keeps for a short time only.
-    ///
-    /// # Errors
-    ///
-    /// Errors from reading BPF maps.
-    pub fn poll(&mut self) -> Result<(), TraceError> {
-        let elapsed = self.began.elapsed();
-        self.connect.poll(elapsed)?;
-        self.accept.poll(elapsed)?;
-        self.locks.as_mut().map_or(Ok(()), |locks| locks.poll(elapsed))
-    }
-
-    /// Returns what the traces of connect() and accept() saw in a network namespace, by its inode, since the previous call. If a
-    /// table of a trace is full, the trace is attached again.
-    ///
-    /// # Errors
-    ///
-    /// Errors from reading BPF maps, and the errors of [`Survey::attach`].
-    pub fn window(&mut self, namespace: u32) -> Result<Traced, TraceError> {
-        let window = traced(namespace, self.connect.window()?, &self.accept.window()?, None);
-        if self.connect.is_full()? || self.accept.is_full()? {
-            self.ended = self.times()?;
-            (self.connect, self.accept) = (Connect::default().attach()?, Accept::default().attach()?);
+    pub fn times(&mut self) -> SurveyTimes {
+        let mut search = read(&mut self.connect, |connect| connect.times());
+        let mut wait = read(&mut self.accept, |accept| accept.times());
+        for (times, ended) in [(&mut search, &self.ended.0), (&mut wait, &self.ended.1)] {
+            if let Ok(times) = times {
+                times.merge(ended);
+            }
         }
-        Ok(window)
+        SurveyTimes { search, wait }
     }
 
-    /// Detaches the traces and returns what they saw in a network namespace, by its inode. The lock waits are of the whole host.
-    ///
-    /// # Errors
-    ///
-    /// Errors from reading BPF maps.
-    pub fn finish(self, namespace: u32) -> Result<Traced, TraceError> {
+    /// Drains what the kernel keeps for a short time only. A trace that fails is detached, and its next value is the error.
+    pub fn poll(&mut self) {
         let elapsed = self.began.elapsed();
-        let connect = self.connect.finish(elapsed)?.results;
-        let accept = self.accept.finish(elapsed)?.results;
-        let accepts = accept.listeners.iter().map(|listener| Accepts {
-            namespace: listener.namespace,
-            accepts: listener.accepts,
-            wait_p99_ns: listener.wait_ns.as_ref().map(|wait| wait.p99),
+        let _ = read(&mut self.connect, |connect| connect.poll(elapsed));
+        let _ = read(&mut self.accept, |accept| accept.poll(elapsed));
+        let _ = read(&mut self.locks, |locks| locks.poll(elapsed));
+    }
+
+    /// Returns what the traces saw in a network namespace, by its inode, since the previous call. A trace whose table is full is
+    /// attached again. Lock waits are of an earlier time if reading them took long.
+    pub fn window(&mut self, namespace: u32) -> Window {
+        let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
+        let connects = read(&mut self.connect, |connect| {
+            let window = connect.window()?;
+            if connect.is_full()? {
+                search.merge(&connect.times()?);
+                *connect = Connect::default().attach()?;
+            }
+            Ok(traced(namespace, window))
         });
-        let locks = self.locks.map(|locks| locks.finish(elapsed)).transpose()?;
-        let lock_waits = locks.map(|locks| locks.results.classes.into_iter().map(lock_waits).collect());
-        Ok(traced(namespace, connect.tuples, &accepts.collect::<Vec<_>>(), lock_waits))
+        let accepts = read(&mut self.accept, |accept| {
+            let window = accept.window()?;
+            if accept.is_full()? {
+                wait.merge(&accept.times()?);
+                *accept = Accept::default().attach()?;
+            }
+            Ok(accepted(namespace, &window))
+        });
+        Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)) }
+    }
+
+    /// Detaches the traces and returns what they saw in a network namespace, by its inode.
+    pub fn finish(self, namespace: u32) -> Window {
+        let elapsed = self.began.elapsed();
+        let connects = self.connect.and_then(|connect| seen(connect.finish(elapsed)));
+        let accepts = self.accept.and_then(|accept| seen(accept.finish(elapsed)));
+        let locks = self.locks.and_then(|locks| seen(locks.finish(elapsed)));
+        Window {
+            connects: connects.map(|connects| traced(namespace, connects.results.tuples)),
+            accepts: accepts.map(|accepts| {
+                let listeners = accepts.results.listeners.iter().map(|listener| Accepts {
+                    namespace: listener.namespace,
+                    accepts: listener.accepts,
+                    wait_p99_ns: listener.wait_ns.as_ref().map(|wait| wait.p99),
+                });
+                accepted(namespace, &listeners.collect::<Vec<_>>())
+            }),
+            locks: locks.map(|locks| TracedLocks {
+                interval_ns: locks.results.elapsed_ns,
+                classes: by_class(locks.results.classes),
+            }),
+        }
     }
 }
 
-fn lock_waits(class: LockClass) -> (String, LockWaits) {
-    (class.class, LockWaits { waits: class.waits, waited_ns: class.wait_ns })
+fn seen<T>(result: Result<T, TraceError>) -> Seen<T> {
+    result.map_err(|error| error.to_string())
 }
 
-fn traced(
-    namespace: u32,
-    mut tuples: Vec<TraceTuple>,
-    accepts: &[Accepts],
-    lock_waits: Option<BTreeMap<String, LockWaits>>,
-) -> Traced {
+/// Reads from a trace, and gives it up if that fails.
+fn read<S, T>(trace: &mut Seen<S>, read: impl FnOnce(&mut S) -> Result<T, TraceError>) -> Seen<T> {
+    let result = trace.as_mut().map_err(|reason| reason.clone()).and_then(|session| seen(read(session)));
+    if let (Err(reason), Ok(_)) = (&result, &trace) {
+        *trace = Err(reason.clone());
+    }
+    result
+}
+
+fn traced(namespace: u32, mut tuples: Vec<TraceTuple>) -> Traced {
     tuples.retain(|tuple| tuple.namespace == namespace && calls(tuple) > 0);
     tuples.sort_by_key(|tuple| Reverse(calls(tuple)));
-    let listeners = || accepts.iter().filter(|listener| listener.namespace == namespace);
     Traced {
         connects: tuples.iter().take(LISTED).filter_map(connects).collect(),
         unavailable: tuples.iter().filter_map(unavailable).take(LISTED).collect(),
@@ -145,9 +172,14 @@ fn traced(
         search_p99_ns: tuples.iter().filter(|tuple| tuple.searches > 0).map(|tuple| tuple.p99_ns).max(),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
-        accept_wait_p99_ns: listeners().filter_map(|listener| listener.wait_p99_ns).max(),
+    }
+}
+
+fn accepted(namespace: u32, listeners: &[Accepts]) -> TracedAccepts {
+    let listeners = || listeners.iter().filter(|listener| listener.namespace == namespace);
+    TracedAccepts {
         accepts: listeners().map(|listener| listener.accepts).sum(),
-        lock_waits,
+        wait_p99_ns: listeners().filter_map(|listener| listener.wait_p99_ns).max(),
     }
 }
 

@@ -1133,24 +1133,39 @@ class DoctorUnavailable(TypedDict):
     failed: int
 
 
-class DoctorLockWaits(TypedDict):
-    waits: int
-    waited_ns: int
-
-
 class DoctorTraced(TypedDict):
     connects: list[DoctorTracedConnects]
     unavailable: list[DoctorUnavailable]
     search_p99_ns: int | None
     searches: int
     search_ns: int
-    accept_wait_p99_ns: int | None
-    accepts: int
-    lock_waits: dict[str, DoctorLockWaits] | None
 
 
 class DoctorSnapshotTraced1(TypedDict):
     seen: DoctorTraced
+
+
+class DoctorTracedAccepts(TypedDict):
+    accepts: int
+    wait_p99_ns: int | None
+
+
+class DoctorSnapshotAccepts1(TypedDict):
+    seen: DoctorTracedAccepts
+
+
+class DoctorLockWaits(TypedDict):
+    waits: int
+    waited_ns: int
+
+
+class DoctorTracedLocks(TypedDict):
+    interval_ns: int
+    classes: dict[str, DoctorLockWaits]
+
+
+class DoctorSnapshotLocks1(TypedDict):
+    seen: DoctorTracedLocks
 
 
 class DoctorSnapshot(TypedDict):
@@ -1170,6 +1185,8 @@ class DoctorSnapshot(TypedDict):
     addresses: DoctorSnapshotAddresses1 | DoctorHidden
     lost_sources: DoctorSnapshotLostSources1 | DoctorHidden
     traced: DoctorSnapshotTraced1 | DoctorHidden
+    accepts: DoctorSnapshotAccepts1 | DoctorHidden
+    locks: DoctorSnapshotLocks1 | DoctorHidden
 
 
 class DoctorMoment(TypedDict):

@@ -1,6 +1,6 @@
 use clap::Args;
 use fourtuple_doctor::{ALL, explain, named};
-use fourtuple_report::terminal::paragraphs;
+use fourtuple_report::terminal::{items, paragraphs};
 
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -16,18 +16,25 @@ pub(crate) struct Explain {
 
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
-        let lines = match &self.rule {
-            None => ALL.iter().map(|rule| format!("{}  {}", rule.id, rule.title)).collect(),
-            Some(id) => explain(named(id).ok_or_else(|| {
-                let last = ALL.last().map_or("P01", |rule| rule.id);
-                UsageError(format!(
-                    "invalid value '{id}' for '[RULE]': no rule has this name; expected one such as {} or {last}, which \
-                     `fourtuple explain` lists",
-                    ALL[0].id
-                ))
-            })?),
+        let width = output::width();
+        let text = match &self.rule {
+            None => {
+                let marks: Vec<String> = ALL.iter().map(|rule| format!("{}  ", rule.id)).collect();
+                items(marks.iter().map(String::as_str).zip(ALL.iter().map(|rule| rule.title)), width)
+            }
+            Some(id) => {
+                let rule = named(id).ok_or_else(|| {
+                    let last = ALL.last().map_or("P01", |rule| rule.id);
+                    UsageError(format!(
+                        "invalid value '{id}' for '[RULE]': no rule has this name; expected one such as {} or {last}, which \
+                         `fourtuple explain` lists",
+                        ALL[0].id
+                    ))
+                })?;
+                paragraphs(&explain(rule), width)
+            }
         };
-        output::print(&paragraphs(&lines, output::width()))?;
+        output::print(&text)?;
         Ok(Exit::Fine)
     }
 }

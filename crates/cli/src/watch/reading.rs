@@ -9,7 +9,7 @@ use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
-use fourtuple_trace::{Survey, SurveyTimes, TraceError};
+use fourtuple_trace::{Survey, SurveyTimes, Window};
 
 use crate::watch::target::{Destination, Namespace};
 
@@ -22,8 +22,7 @@ pub(crate) struct Watch {
     reader: Reader,
     search: Part<PortSearch>,
     namespace: u32,
-    /// The traces of connect() and accept(), or why there are none.
-    survey: Result<Survey, String>,
+    survey: Survey,
 }
 
 impl Watch {
@@ -32,50 +31,40 @@ impl Watch {
         let mut reader = Reader::new(Path::new("/")).limited_to(SHARE);
         let search = search();
         // After the probe of the search, whose connects would count.
-        let survey = attach(trace, Survey::without_locks);
+        let survey = attach(trace);
         reader.read();
         Watch { reader, search, namespace: namespace.inode, survey }
     }
 
     /// Returns the longest time until the next [`Watch::poll`]: often enough for a signal, and for the traces if there are any.
     pub(crate) fn poll_interval(&self) -> Duration {
-        if self.survey.is_ok() { Survey::POLL_INTERVAL } else { Duration::from_millis(200) }
+        if self.survey.is_attached() { Survey::POLL_INTERVAL } else { Duration::from_millis(200) }
     }
 
     /// Drains what the kernel keeps for a short time only.
     pub(crate) fn poll(&mut self) {
-        // The next reading has the reason of an error.
-        let _ = self.trace(Survey::poll);
+        self.survey.poll();
     }
 
-    /// Returns the durations of all traced events since the start, or why nothing is traced.
-    pub(crate) fn times(&mut self) -> Result<SurveyTimes, String> {
-        self.trace(|survey| survey.times())
+    /// Returns the durations of all traced events since the start.
+    pub(crate) fn times(&mut self) -> SurveyTimes {
+        self.survey.times()
     }
 
     /// Returns a snapshot with the events since the previous reading.
     pub(crate) fn read(&mut self) -> Snapshot {
-        let namespace = self.namespace;
-        let traced = self.trace(|survey| survey.window(namespace));
-        Snapshot { search: self.search.clone(), traced: traced.into(), ..self.reader.read() }
-    }
-
-    /// Calls `read` with the traces, and gives them up if it fails.
-    fn trace<T>(&mut self, read: impl FnOnce(&mut Survey) -> Result<T, TraceError>) -> Result<T, String> {
-        let result = self
-            .survey
-            .as_mut()
-            .map_err(|reason| reason.clone())
-            .and_then(|survey| read(survey).map_err(|error| error.to_string()));
-        if let (Err(reason), Ok(_)) = (&result, &self.survey) {
-            self.survey = Err(reason.clone());
-        }
-        result
+        let window = self.survey.window(self.namespace);
+        Snapshot { search: self.search.clone(), ..with_traces(self.reader.read(), window) }
     }
 }
 
-fn attach(trace: bool, attach: impl FnOnce() -> Result<Survey, TraceError>) -> Result<Survey, String> {
-    if trace { attach().map_err(|error| error.to_string()) } else { Err("--no-trace".to_owned()) }
+fn attach(trace: bool) -> Survey {
+    if trace { Survey::attach() } else { Survey::absent("--no-trace") }
+}
+
+fn with_traces(snapshot: Snapshot, window: Window) -> Snapshot {
+    let Window { connects, accepts, locks } = window;
+    Snapshot { traced: connects.into(), accepts: accepts.into(), locks: locks.into(), ..snapshot }
 }
 
 /// Reads the namespace twice and traces in between. Returns the snapshot and the time between the readings, which is shorter than
@@ -90,7 +79,7 @@ pub(crate) fn once(
     namespace.within(|| {
         let search = search();
         // After the probe of the search, whose connects would count.
-        let mut survey = attach(trace, Survey::attach);
+        let mut survey = attach(trace);
         let reader = Reader::new(Path::new("/"));
         let mut reader = match to {
             Some(to) => reader.only(to.address(), to.port()),
@@ -99,17 +88,12 @@ pub(crate) fn once(
         reader.read();
         let began = Instant::now();
         while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
-            if let Ok(running) = &mut survey
-                && let Err(error) = running.poll()
-            {
-                survey = Err(error.to_string());
-            }
+            survey.poll();
             thread::sleep(Survey::POLL_INTERVAL.min(time.saturating_sub(began.elapsed())));
         }
         let elapsed = began.elapsed();
-        let traced =
-            survey.and_then(|survey| survey.finish(namespace.inode).map_err(|error| error.to_string()));
-        Ok((Snapshot { search, traced: traced.into(), ..reader.read() }, elapsed))
+        let window = survey.finish(namespace.inode);
+        Ok((Snapshot { search, ..with_traces(reader.read(), window) }, elapsed))
     })
 }
 

@@ -12,7 +12,7 @@ use super::{Ended, fourtuple, require_valid};
 
 /// A client that knows nothing of fourtuple. It reads lines `address port number` and answers each with the number of failed
 /// connects and the source ports; it keeps its connections. It answers the line `source` with the source address of the last one.
-const CLIENT: &str = r#"
+pub(crate) const CLIENT: &str = r#"
 import socket, sys
 held = []
 print("ready", flush=True)
@@ -43,9 +43,15 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn start(cgroup: &Cgroup) -> Option<Client> {
         let mut command = Command::new("python3");
-        command.args(["-c", CLIENT]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().ok()?;
-        fs::write(cgroup.0.join("cgroup.procs"), child.id().to_string()).unwrap();
+        command.args(["-c", CLIENT]);
+        let client = Client::of(command)?;
+        fs::write(cgroup.0.join("cgroup.procs"), client.child.id().to_string()).unwrap();
+        Some(client)
+    }
+
+    /// Runs a command that becomes or starts the client.
+    pub(crate) fn of(mut command: Command) -> Option<Client> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
         let input = child.stdin.take().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();

@@ -13,7 +13,8 @@ pub(super) const RULE: Rule = Rule {
     threshold: Some(Threshold { default: 50.0, unit: "% of the backlog" }),
     explanation: &[
         "listen(fd, backlog) stores the lower of backlog and net.core.somaxconn (__sys_listen) and reports no error. A listener whose \
-         limit equals net.core.somaxconn was probably meant to have a longer queue. The default is 4096 since Linux 5.4 and 128 before.",
+         limit equals net.core.somaxconn was probably meant to have a longer queue: the kernel does not keep the value that the program asked \
+         for, and a program may have chosen the same one, as Go does. The default is 4096 since Linux 5.4 and 128 before.",
         "The rule has a finding only if the cut matters: the queue held this share of the limit at both readings, or the listener dropped \
          connections during the interval while the namespace had overflows.",
         "What helps: a greater net.core.somaxconn, then a restart of the server, because the value is read by listen() only. In a \

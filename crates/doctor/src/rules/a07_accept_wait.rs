@@ -28,10 +28,13 @@ pub(super) const RULE: Rule = Rule {
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let limit_ns = limit * 1e6;
-    if let Ok(traced) = snapshot.traced.seen() {
-        let wait = traced.accept_wait_p99_ns.filter(|wait| *wait as f64 >= limit_ns);
-        return Ok(wait.map(|wait| measured(snapshot, wait, traced.accepts)).into_iter().collect());
-    }
+    let untraced = match snapshot.accepts.seen() {
+        Ok(traced) => {
+            let wait = traced.wait_p99_ns.filter(|wait| *wait as f64 >= limit_ns);
+            return Ok(wait.map(|wait| measured(snapshot, wait, traced.accepts)).into_iter().collect());
+        }
+        Err(reason) => reason,
+    };
     let opens = snapshot.counter("Tcp.PassiveOpens")?.during;
     // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
     let old =
@@ -40,8 +43,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let listeners = snapshot.listeners.seen()?.iter().filter(|listener| is_long && old(listener) > 0);
     let long: Vec<Draft> = listeners.map(|listener| estimated(snapshot, listener, old(listener))).collect();
     if long.is_empty() {
-        return Err("nothing was traced; `fourtuple trace accept --for 10s` shows how long connections wait"
-            .to_owned());
+        return Err(format!(
+            "{untraced}; `fourtuple trace accept --for 10s`, as root, shows how long connections wait"
+        ));
     }
     Ok(long)
 }

@@ -1,5 +1,5 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{LockWaits, Snapshot};
+use fourtuple_record::snapshot::{LockWaits, Snapshot, TracedLocks};
 
 use crate::accepting::time;
 use crate::draft::{Draft, Remedy};
@@ -26,12 +26,11 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let see = |reason: &str| format!("{reason}; `fourtuple trace locks --for 10s` shows the waits");
-    let traced = snapshot.traced.seen().map_err(|reason| see(&reason))?;
-    let lock_waits = traced.lock_waits.as_ref().ok_or_else(|| see("lock waits were not traced"))?;
-    let available = snapshot.interval_ns as f64 * f64::from(snapshot.processors.max(1));
+    let see = |reason| format!("{reason}; `fourtuple trace locks --for 10s`, as root, shows the waits");
+    let TracedLocks { interval_ns, classes } = snapshot.locks.seen().map_err(see)?;
+    let available = *interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = |waits: &LockWaits| waits.waited_ns as f64 * 100.0 / available.max(1.0);
-    let long = lock_waits.iter().filter(|(_, waits)| share(waits) >= limit);
+    let long = classes.iter().filter(|(_, waits)| share(waits) >= limit);
     Ok(long.map(|(class, waits)| draft(class, waits, share(waits))).collect())
 }
 

@@ -24,10 +24,9 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let traced = snapshot
-        .traced
-        .seen()
-        .map_err(|reason| format!("{reason}; `fourtuple trace connect --for 10s` shows the searches"))?;
+    let traced = snapshot.traced.seen().map_err(|reason| {
+        format!("{reason}; `fourtuple trace connect --for 10s`, as root, shows the searches")
+    })?;
     let available = snapshot.interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = traced.search_ns as f64 * 100.0 / available.max(1.0);
     if share < limit {

@@ -15,6 +15,9 @@ pub(super) const RULE: Rule = Rule {
         "connect() looks for a source port before it sends the SYN (__inet_hash_connect). With free ports this takes 5 to 20 us. If many ports are in \
          use, it takes milliseconds of CPU time: up to half of the range is looked at in vain (P02), or ports that bind() holds (P06), or ports in \
          TIME_WAIT, each of which takes a lock and costs about three times as much as an established connection.",
+        "Connections of doctor to itself cannot replace the trace: a port that connections to another destination use is free for them, so \
+         that they are fast while connect() to a destination without free ports is slow. Without a trace P02 computes the length of the search \
+         from the ports in use.",
         "The rule needs a trace, with at least 100 searches. It also wants a mean of a tenth of the threshold, because a thread that loses its processor \
          during a search gives a high percentile on a busy host.",
         "What helps: `fourtuple fix ports` for running programs, `fourtuple run`, IP_LOCAL_PORT_RANGE in the program (Linux 6.8), fewer ports in use. \
@@ -29,7 +32,9 @@ const FEWEST: u64 = 100;
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let traced = snapshot.traced.seen().map_err(|reason| {
-        format!("{reason}; `fourtuple trace connect --for 10s`, as root, measures the search")
+        format!(
+            "{reason}; `fourtuple trace connect --for 10s`, as root, measures the search; P02 and P06 compute its length from the ports in use"
+        )
     })?;
     let Some(p99_ns) = traced.search_p99_ns else { return Ok(Vec::new()) };
     let Some(mean_ns) = traced.search_ns.checked_div(traced.searches) else { return Ok(Vec::new()) };

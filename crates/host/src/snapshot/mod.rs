@@ -38,6 +38,9 @@ use crate::sysctl;
 
 pub use crate::snapshot::reading::LISTED;
 
+/// The reason why a reading has no traces: the caller adds them.
+const UNTRACED: &str = "nothing was traced";
+
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
     "net.core.rmem_default",
@@ -166,7 +169,9 @@ impl Reader {
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
             addresses: addresses.into(),
-            traced: Part::Hidden("nothing was traced".to_owned()),
+            traced: Part::Hidden(UNTRACED.to_owned()),
+            accepts: Part::Hidden(UNTRACED.to_owned()),
+            locks: Part::Hidden(UNTRACED.to_owned()),
             ports: ports.into(),
         };
         self.previous = Some((now, counted));

@@ -141,7 +141,6 @@ fn process() -> Process {
 }
 
 fn traced() -> Traced {
-    let wait = LockWaits { waits: 40, waited_ns: 90_000 };
     Traced {
         connects: vec![TracedConnects {
             owner: owner(812, "envoy", 1_000),
@@ -159,10 +158,12 @@ fn traced() -> Traced {
         search_p99_ns: Some(4_600_000),
         searches: 930,
         search_ns: 1_116_000_000,
-        accept_wait_p99_ns: Some(31_000_000),
-        accepts: 840,
-        lock_waits: Some(BTreeMap::from([("bhash".into(), wait)])),
     }
+}
+
+fn locks() -> TracedLocks {
+    let wait = LockWaits { waits: 40, waited_ns: 90_000 };
+    TracedLocks { interval_ns: 2_000_000_000, classes: BTreeMap::from([("bhash".into(), wait)]) }
 }
 
 fn snapshot() -> Snapshot {
@@ -198,6 +199,8 @@ fn snapshot() -> Snapshot {
         addresses: Part::Seen(vec![LocalAddress { address: address("10.0.0.9:0").ip(), prefix: 24 }]),
         lost_sources: Part::Seen(vec![address("10.0.0.77:0").ip()]),
         traced: Part::Seen(traced()),
+        accepts: Part::Seen(TracedAccepts { accepts: 840, wait_p99_ns: Some(31_000_000) }),
+        locks: Part::Seen(locks()),
     }
 }
 

@@ -63,8 +63,13 @@ fn show_origin(sheet: &mut Sheet, common: &Common<'_>) {
 
 /// Returns lines of at most `width` columns (at least 20); each given line is a paragraph.
 pub fn paragraphs(lines: &[String], width: usize) -> String {
+    items(lines.iter().map(|line| ("", line.as_str())), width)
+}
+
+/// Returns lines of at most `width` columns (at least 20): the paragraphs of a list, each indented by its mark.
+pub fn items<'a>(items: impl Iterator<Item = (&'a str, &'a str)>, width: usize) -> String {
     let mut sheet = Sheet::new(width, false);
-    lines.iter().for_each(|line| sheet.item("", line, Tone::Plain));
+    items.for_each(|(mark, text)| sheet.item(mark, text, Tone::Plain));
     sheet.finish()
 }
 

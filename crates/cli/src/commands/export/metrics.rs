@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use fourtuple_doctor::Diagnosis;
 use fourtuple_exposition::{
     Collector, DescriptorEncoder, Durations, Kind, Sample, write_durations, write_family,
 };
 use fourtuple_measure::LogLinear;
-use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 use fourtuple_trace::SurveyTimes;
 
@@ -32,7 +32,9 @@ struct Latest {
     listeners: Vec<(String, u64, u64)>,
     /// Number of findings by rule and severity.
     findings: BTreeMap<(String, String), u64>,
-    times: Option<SurveyTimes>,
+    /// Rules that could not be checked.
+    unchecked: Vec<String>,
+    times: SurveyTimes,
 }
 
 /// The metrics of a tuple, or of all tuples without labels of their own.
@@ -50,11 +52,11 @@ impl Metrics {
         Metrics { tuples, latest: Mutex::new(None) }
     }
 
-    pub(super) fn update(&self, snapshot: &Snapshot, findings: &[Finding], times: Option<SurveyTimes>) {
+    pub(super) fn update(&self, snapshot: &Snapshot, diagnosis: &Diagnosis, times: SurveyTimes) {
         let connections = snapshot.connections.seen().ok();
         let usable = snapshot.ports.seen().ok().map(|ports| ports.usable());
         let mut by_rule = BTreeMap::new();
-        for finding in findings {
+        for finding in &diagnosis.findings {
             let severity = format!("{:?}", finding.severity).to_lowercase();
             *by_rule.entry((finding.id.clone(), severity)).or_default() += 1;
         }
@@ -77,6 +79,7 @@ impl Metrics {
                 .map(|(address, (waiting, limit))| (address, waiting, limit))
                 .collect(),
             findings: by_rule,
+            unchecked: diagnosis.unchecked.iter().map(|rule| rule.id.clone()).collect(),
             times,
         };
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
@@ -127,9 +130,12 @@ impl Collector for Metrics {
         let Some(latest) = latest else { return Ok(()) };
         latest.write_tuples(&mut encoder)?;
         latest.write_host(&mut encoder)?;
-        if let Some(SurveyTimes { search, wait }) = &latest.times {
+        let SurveyTimes { search, wait } = &latest.times;
+        if let Ok(search) = search {
             let help = "Time in which connect() found a source port, in all network namespaces";
             write_durations(&mut encoder, "connect_search_seconds", help, &durations(search))?;
+        }
+        if let Ok(wait) = wait {
             let help = "Time from the end of the handshake to accept(), in all network namespaces";
             write_durations(&mut encoder, "accept_wait_seconds", help, &durations(wait))?;
         }
@@ -178,6 +184,9 @@ impl Latest {
         let findings = self.findings.iter().map(|((id, severity), number)| {
             Sample::new([("id", id.clone()), ("severity", severity.clone())], *number)
         });
-        write_family(encoder, Kind::Gauge, "findings", "Findings of `fourtuple doctor`, by rule", findings)
+        write_family(encoder, Kind::Gauge, "findings", "Findings of `fourtuple doctor`, by rule", findings)?;
+        let unchecked = self.unchecked.iter().map(|id| Sample::new([("id", id.clone())], 1_u64));
+        let help = "Rules that could not be checked, so that they have no findings";
+        write_family(encoder, Kind::Gauge, "unchecked_rules", help, unchecked)
     }
 }

@@ -15,6 +15,7 @@ use fourtuple_exposition::{Endpoint, Limits, Page, Publisher, Registry};
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
 use fourtuple_report::html;
+use fourtuple_trace::SurveyTimes;
 use time::OffsetDateTime;
 
 use crate::exit::Exit;
@@ -66,8 +67,9 @@ impl ExportFlags {
             .with_context(|| format!("--listen {}", self.listen))?;
         namespace.within(|| {
             let mut watch = Watch::begin(&namespace, !self.no_trace);
-            if let (Err(reason), false) = (watch.times(), self.no_trace) {
-                let _ = writeln!(io::stderr(), "without histograms: {reason}");
+            let SurveyTimes { search, wait } = watch.times();
+            for reason in [search.err(), wait.err()].into_iter().flatten().filter(|_| !self.no_trace) {
+                let _ = writeln!(io::stderr(), "without a histogram: {reason}");
             }
             let mut live = Live {
                 flags: &self,
@@ -126,7 +128,7 @@ impl Live<'_> {
         let snapshot = watch.read();
         self.past.add(&snapshot);
         let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits);
-        self.metrics.update(&snapshot, &diagnosis.findings, watch.times().ok());
+        self.metrics.update(&snapshot, &diagnosis, watch.times());
         let record = self.record(snapshot, diagnosis);
         if self.publisher.has_readers() {
             // A JSON string has no line ends, which would end an event.

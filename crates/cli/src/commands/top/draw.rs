@@ -1,11 +1,12 @@
 //! Draws the view with ratatui.
 
+use fourtuple_measure::words::counted;
 use fourtuple_record::Severity;
 use fourtuple_report::terminal::printable;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
 use crate::commands::top::panel::{Column, Panel};
@@ -60,17 +61,17 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, look: Look) {
     };
     let verdict = match reading.findings.split_first() {
         None => Line::styled("no finding", look.tone(Color::Green)),
-        Some((first, others)) => {
-            let more = if others.is_empty() { String::new() } else { format!("  (+{})", others.len()) };
-            Line::from(vec![
-                Span::styled(printable(&first.verdict), look.severity(first.severity)),
-                Span::raw(more),
-            ])
-        }
+        Some((first, _)) => Line::styled(printable(&first.verdict), look.severity(first.severity)),
     };
-    let mut facts = vec![sockets(view), reading.search.clone()];
+    let mut facts = vec![sockets(view)];
+    let findings = reading.findings.len() as u64;
+    facts.extend((findings > 1).then(|| counted(findings, "finding")));
     facts.extend(view.is_frozen.then(|| "FROZEN".to_owned()));
     facts.extend((!view.filter.is_empty()).then(|| format!("filter: {}", view.filter)));
+    // The reason why nothing is traced may be longer than the line.
+    let unchecked = reading.unchecked as u64;
+    facts.extend((unchecked > 0).then(|| format!("{} not checked", counted(unchecked, "rule"))));
+    facts.push(reading.search.clone());
     frame.render_widget(Paragraph::new(vec![verdict, Line::raw(printable(&facts.join(" · ")))]), area);
 }
 
@@ -213,7 +214,12 @@ mod tests {
             proper: Vec::new(),
         };
         let mut view = View::new();
-        view.update(Reading { snapshot, findings: vec![finding], search: "no port search yet".to_owned() });
+        view.update(Reading {
+            snapshot,
+            findings: vec![finding.clone(), finding],
+            unchecked: 3,
+            search: "no port search yet".to_owned(),
+        });
         view
     }
 
@@ -235,6 +241,7 @@ mod tests {
         let mut view = view();
         let shown = lines(&view, 80, 24);
         assert!(shown[0].starts_with("10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports"), "{shown:#?}");
+        assert!(shown[1].contains("2 findings · 3 rules not checked · no port search yet"), "{shown:#?}");
         // Sorted by ports in use; the second tuple has 100 free ports and grows by 10 per second.
         assert!(shown[4].contains("10.1.2.5:443") && shown[4].contains("950"), "{shown:#?}");
         assert!(shown[5].contains("10.1.2.3:443") && shown[5].contains("10.0s"), "{shown:#?}");
@@ -265,7 +272,12 @@ mod tests {
         press(&mut view, "r");
         assert!(lines(&view, 80, 24)[4].contains("10.1.2.4:443"), "the fewest ports first");
         press(&mut view, " ");
-        let empty = Reading { snapshot: Snapshot::default(), findings: Vec::new(), search: String::new() };
+        let empty = Reading {
+            snapshot: Snapshot::default(),
+            findings: Vec::new(),
+            unchecked: 0,
+            search: String::new(),
+        };
         view.update(empty);
         let shown = lines(&view, 80, 24);
         assert!(shown[1].contains("FROZEN") && shown[4].contains("10.1.2.4:443"), "{shown:#?}");

@@ -80,8 +80,9 @@ impl TopFlags {
             if is_due {
                 next = now + self.every;
                 let snapshot = watch.read();
-                let findings = diagnose_in(namespace, &snapshot, &thresholds.limits).findings;
-                view.update(Reading { snapshot, findings, search: search(watch) });
+                let diagnosis = diagnose_in(namespace, &snapshot, &thresholds.limits);
+                let (findings, unchecked) = (diagnosis.findings, diagnosis.unchecked.len());
+                view.update(Reading { snapshot, findings, unchecked, search: search(watch) });
             }
             let timeout = next.saturating_duration_since(Instant::now()).min(watch.poll_interval());
             let is_input = event::poll(timeout).context("cannot read the terminal")?;
@@ -101,12 +102,12 @@ impl TopFlags {
 
 /// Returns the time of the port searches so far.
 fn search(watch: &mut Watch) -> String {
-    match watch.times() {
-        Ok(times) if times.search.count() > 0 => {
-            let quantile = |share| duration(times.search.quantile(share));
+    match watch.times().search {
+        Ok(search) if search.count() > 0 => {
+            let quantile = |share| duration(search.quantile(share));
             format!("port search p50 {}, p99 {}", quantile(0.5), quantile(0.99))
         }
         Ok(_) => "no port search yet".to_owned(),
-        Err(reason) => format!("not traced: {reason}"),
+        Err(reason) => format!("port search not traced: {reason}"),
     }
 }

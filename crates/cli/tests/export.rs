@@ -78,8 +78,7 @@ fn labels_are_bounded_and_the_rest_is_other() {
             .filter(|line| line.starts_with("fourtuple_ports_used{") && line.contains("established"))
             .collect();
         assert_eq!(used.len(), 4, "{text}");
-        assert!(text.contains("fourtuple_unchecked_rules{id=\"P07\"} 1
-"), "nothing is traced: {text}");
+        assert!(text.contains("fourtuple_unchecked_rules{id=\"P07\"} 1\n"), "nothing is traced: {text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
         interrupt(exporter.id());
         let ended = exporter.end();

@@ -61,14 +61,17 @@ pub struct LocksSession {
 /// The shortest time of a window: in a shorter one, a single wait is a large share.
 const SHORTEST: Duration = Duration::from_millis(100);
 
+/// Number and time in nanoseconds of the waits, by lock and path.
+type Counts = HashMap<WaitKey, (u64, u64)>;
+
 /// The latest reading of all waits, for a live view.
 #[derive(Debug)]
 struct Window {
     read: Instant,
     /// CPU time of the reading.
     used: Duration,
-    /// Number and time of the waits by lock and path, since the start.
-    earlier: HashMap<WaitKey, (u64, u64)>,
+    /// Since the start.
+    earlier: Counts,
     seen: TracedLocks,
 }
 
@@ -175,9 +178,9 @@ impl LocksSession {
 
     /// Returns the waits since the previous window, and the counts for the next one. Removes locks without a wait since the previous
     /// window from the table, whose size would otherwise grow with every socket.
-    fn since_window(&mut self) -> Result<(Sums, HashMap<WaitKey, (u64, u64)>), BpfError> {
+    fn since_window(&mut self) -> Result<(Sums, Counts), BpfError> {
         let tables = self.waits.totals()?.tables;
-        let (mut sums, mut counts) = (Sums::default(), HashMap::new());
+        let (mut sums, mut counts) = (Sums::default(), Counts::new());
         for (key, mut wait) in self.waits.waits()? {
             let all = (wait.waits, wait.wait_ns);
             let before = self.window.earlier.get(&key).copied().unwrap_or_default();

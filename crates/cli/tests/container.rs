@@ -22,7 +22,7 @@ const PORTS: u16 = 300;
 const SERVER: &str =
     "import socket\nserver = socket.socket()\nserver.bind(('127.0.0.1', 4000))\nserver.listen(4096)\n";
 
-/// A running container with a client and a server. Its programs are those of the host.
+/// A running container with a client and a server. It runs the programs of the host.
 struct Container {
     runtime: &'static str,
     id: String,

@@ -101,7 +101,7 @@ fn connects_that_find_no_port_are_a_finding() {
         let mut exporter = export(address, "");
         let found = || get(address, "/metrics").contains("fourtuple_findings{id=\"P07\"");
         assert!(!found());
-        // The same rules as those of `doctor`.
+        // `export` checks the same rules as `doctor`.
         let unchecked =
             |id| get(address, "/metrics").contains(&format!("fourtuple_unchecked_rules{{id=\"{id}\"}}"));
         for id in ["A07", "L03", "P07", "P09"] {

@@ -21,7 +21,7 @@ const SHARE: f64 = 0.001;
 /// A value of a trace, or the reason why there is none: the error of the trace, as text for the snapshot.
 type Seen<T> = Result<T, String>;
 
-/// Running traces of connect(), accept() and lock waits. Each trace may be absent: a kernel or a host may permit the others.
+/// Running traces of connect(), accept() and lock waits. Each trace may be absent: a kernel or a host may permit one and refuse another.
 #[derive(Debug)]
 pub struct Survey {
     began: Instant,
@@ -41,7 +41,7 @@ pub struct SurveyTimes {
     pub wait: Seen<LogLinear>,
 }
 
-/// What the traces saw in a network namespace.
+/// The calls and lock waits of a time window in a network namespace.
 #[derive(Clone, Debug)]
 pub struct Window {
     /// Calls of connect().

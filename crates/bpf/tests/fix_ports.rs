@@ -7,7 +7,6 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cgroup::Cgroup;
@@ -15,7 +14,7 @@ use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::{Destination, FixPortsSettings, LeftAlone, NamespacePorts};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{StopOnDrop, in_namespace, listener, set_sysctl};
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 400;
@@ -336,6 +335,7 @@ fn attaching_and_detaching_fails_no_connect() {
         let connects = AtomicU32::new(0);
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _done = StopOnDrop(&is_done);
             scope.spawn(|| {
                 let mut held: VecDeque<OwnedFd> = VecDeque::new();
                 while !is_done.load(Ordering::Relaxed) {
@@ -350,19 +350,14 @@ fn attaching_and_detaching_fails_no_connect() {
                     }
                 }
             });
-            // The thread ends also if an assertion here fails.
-            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                for _ in 0..cycles {
-                    fix.attach(cgroup.directory()).unwrap();
-                    let before = connects.load(Ordering::Relaxed);
-                    while connects.load(Ordering::Relaxed) < before + 20 {
-                        std::thread::yield_now();
-                    }
-                    fix.detach();
+            for _ in 0..cycles {
+                fix.attach(cgroup.directory()).unwrap();
+                let before = connects.load(Ordering::Relaxed);
+                while connects.load(Ordering::Relaxed) < before + 20 {
+                    std::thread::yield_now();
                 }
-            }));
-            is_done.store(true, Ordering::Relaxed);
-            ended.unwrap();
+                fix.detach();
+            }
         });
         let (connects, drawn) = (connects.into_inner(), fix.counters().unwrap().drawn);
         assert!(drawn > u64::from(cycles), "{drawn} of {connects} in {cycles} cycles");

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
-use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::{StopOnDrop, in_namespace};
 use program::fixing::{self, attached};
 use program::limited::Limited;
 use program::{fourtuple, is_root, queues, run, stat, until};
@@ -359,6 +359,7 @@ fn attaching_and_detaching_under_load_fails_no_request() {
         let flags = server.flags("--select least-busy --json");
         let stop = std::sync::atomic::AtomicBool::new(false);
         thread::scope(|scope| {
+            let stopping = StopOnDrop(&stop);
             let load = scope.spawn(|| {
                 let mut asked = 0;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -371,7 +372,7 @@ fn attaching_and_detaching_under_load_fails_no_request() {
                 let Some(fix) = attached(test, &flags) else { break };
                 record_of(fix);
             }
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(stopping);
             assert!(load.join().unwrap() > 0);
         });
     });

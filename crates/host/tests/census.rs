@@ -18,7 +18,7 @@ use fourtuple_record::snapshot::{Connections, Owner, Part, Snapshot};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use fourtuple_testing::{in_namespace, set_sysctl, skip};
+use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -191,6 +191,7 @@ fn sockets_may_vanish_during_the_dump() {
         let namespace = netns::current().unwrap();
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _stop = StopOnDrop(&stop);
             scope.spawn(|| {
                 netns::enter(namespace.as_fd()).unwrap();
                 while !stop.load(Ordering::Relaxed) {
@@ -210,7 +211,6 @@ fn sockets_may_vanish_during_the_dump() {
                 assert!(tuple.in_use >= 5 && tuple.in_use <= 60, "{tuple:?}");
                 assert_eq!((found.tuples.len(), tuple.destination), (1, address));
             }
-            stop.store(true, Ordering::Relaxed);
         });
     });
 }

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,6 +68,16 @@ pub fn each_in_namespace<T: Send>(items: impl IntoIterator<Item = T>, case: impl
             });
         }
     });
+}
+
+/// Sets a flag when it is dropped, also by a panic, so that threads of a scope end and the test fails instead of waiting for them.
+#[derive(Debug)]
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 fn again_in_user_namespace(name: &str) {

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::StopOnDrop;
+
 /// Time limit of each wait, longer than any wait of a working test.
 pub const LONG: Duration = Duration::from_secs(60);
 /// Maximum number of packets in flight, below the capacity of each queue.
@@ -42,21 +44,15 @@ impl Stream {
         let (client, target) = (&self.client, &self.target);
         thread::scope(|scope| {
             let (stop, over) = (&stop, &over);
-            let echo = self.replies.then(|| scope.spawn(move || echo(target, over)));
+            if self.replies {
+                scope.spawn(move || echo(target, over));
+            }
             let out = if self.replies { client } else { target };
             let stream = scope.spawn(move || stream(to, client, out, stop));
-            // The threads must also end if `body` panics.
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            stop.store(true, Ordering::Relaxed);
-            let sent = stream.join();
-            over.store(true, Ordering::Relaxed);
-            if let Some(echo) = echo {
-                echo.join().unwrap();
-            }
-            if let Err(payload) = done {
-                std::panic::resume_unwind(payload);
-            }
-            u64::from(sent.unwrap())
+            let (_over, stopping) = (StopOnDrop(over), StopOnDrop(stop));
+            body();
+            drop(stopping);
+            u64::from(stream.join().unwrap())
         })
     }
 }

@@ -17,9 +17,9 @@ use fourtuple::listen::{
 use fourtuple_measure::balance;
 use fourtuple_record::{TraceAcceptResults, TraceListener};
 use fourtuple_testing::accept_queue::listen_overflows;
-use fourtuple_testing::{in_namespace, listener, skip};
+use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip};
 use fourtuple_trace::Accept;
-use traced::{StopOnDrop, count, has_missed, traced, until_none_missed};
+use traced::{count, has_missed, traced, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);

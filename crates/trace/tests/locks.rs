@@ -16,7 +16,7 @@ use fourtuple_record::snapshot::TracedLocks;
 use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{option, socket};
-use fourtuple_testing::{in_namespace, set_sysctl, skip};
+use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
 use fourtuple_trace::{Locks, Outcome, Survey};
 
 const THREADS: u16 = 4;
@@ -77,6 +77,7 @@ fn connections(name: &str, own_listeners: bool) {
         (0..if own_listeners { THREADS } else { 1 }).map(|_| listen(own_listeners)).collect();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _over = StopOnDrop(&over);
         for at in 0..usize::from(THREADS) {
             let (listener, over) = (&listeners[at % listeners.len()], &over);
             spawn(scope, name, move || {
@@ -95,7 +96,6 @@ fn connections(name: &str, own_listeners: bool) {
             let _ = socket::connect(client.as_fd(), to);
             let _ = socket::wait_connected(client.as_fd(), Some(Duration::from_millis(50)));
         });
-        over.store(true, Ordering::Relaxed);
     });
 }
 

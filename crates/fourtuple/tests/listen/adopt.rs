@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder};
 use fourtuple_syscalls::{child, option};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::examples::beside;
 use crate::policies::is_available;
-use crate::pool::{Opened, Stopping, Worker, ask, connect, endpoint, open, try_ask};
+use crate::pool::{Opened, Worker, ask, connect, endpoint, open, try_ask};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -109,7 +109,7 @@ fn a_takeover_loses_no_request() {
             let stop = AtomicBool::new(false);
             let answered: [AtomicU32; 4] = Default::default();
             thread::scope(|scope| {
-                let stopping = Stopping(&stop);
+                let stopping = StopOnDrop(&stop);
                 let clients = answered.each_ref().map(|answered| {
                     scope.spawn(|| {
                         while !stop.load(Ordering::Acquire) {
@@ -201,7 +201,7 @@ fn a_takeover_between_processes_loses_no_request() {
             let old = activate(&path, &listener, policy);
             let stop = AtomicBool::new(false);
             let mut new = thread::scope(|scope| {
-                let _stopping = Stopping(&stop);
+                let _stopping = StopOnDrop(&stop);
                 for _ in 0..4 {
                     scope.spawn(|| {
                         while !stop.load(Ordering::Acquire) {

@@ -14,7 +14,7 @@ use fourtuple::listen::{
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, sock_diag};
-use fourtuple_testing::{each_in_namespace, in_namespace};
+use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
 use crate::pool::{Stream, connect, endpoint};
@@ -96,6 +96,7 @@ fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
     let (group, answers, stop) = (&group, &answers, &stop);
     let never = AtomicBool::new(false);
     thread::scope(|scope| {
+        let stopping = StopOnDrop(stop);
         if policy == AcceptPolicy::Dispatcher {
             let mut dispatcher = group.dispatcher().unwrap();
             let never = &never;
@@ -113,7 +114,7 @@ fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
             thread::sleep(Duration::from_millis(1));
         }
         let report = group.drain(DEADLINE).unwrap();
-        stop.store(true, Ordering::Release);
+        drop(stopping);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         // Joined after the drain, because a client that waits for a SYN-ACK gives up by itself.
         let failures: Vec<_> =

@@ -13,10 +13,10 @@ use fourtuple::listen::{
 use fourtuple_syscalls::interval_timer::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, seccomp};
-use fourtuple_testing::{each_in_namespace, in_namespace, set_sysctl};
+use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::everywhere;
-use crate::pool::{Stopping, Stream, ask, connect, endpoint, serve, try_ask};
+use crate::pool::{Stream, ask, connect, endpoint, serve, try_ask};
 
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -39,7 +39,7 @@ fn beside(group: &ListenerGroup, workers: usize, test: impl FnOnce()) {
                 }
             });
         }
-        let _stopping = Stopping(stop);
+        let _stopping = StopOnDrop(stop);
         test();
     });
 }
@@ -104,6 +104,7 @@ fn a_slow_reader_has_a_write_limit() {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let over = &over;
+            let _over = StopOnDrop(over);
             scope.spawn(move || {
                 let mut room = vec![0; 64 * 1024];
                 while !over.load(Ordering::Acquire) {
@@ -118,7 +119,6 @@ fn a_slow_reader_has_a_write_limit() {
             // The response is larger than all buffers, and than the client reads within the limit.
             let error = connection.write_all(&vec![0; 256 << 20]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut);
-            over.store(true, Ordering::Release);
         });
     });
 }
@@ -132,6 +132,7 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
         let group = listen.write_limit(Duration::from_millis(limit)).open().unwrap();
         let (group, stop) = (&group, &AtomicBool::new(false));
         thread::scope(|scope| {
+            let _stop = StopOnDrop(stop);
             for _ in 0..2 {
                 let mut acceptor = group.join().unwrap();
                 scope.spawn(move || {
@@ -160,7 +161,6 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
             honest.write_all(b"s").unwrap();
             honest.read_exact(&mut [0]).unwrap();
             eprintln!("write limit {limit} ms: the honest client waited {:?}", begun.elapsed());
-            stop.store(true, Ordering::Release);
         });
     });
 }
@@ -319,7 +319,7 @@ fn signals_interrupt_no_wait() {
             let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
             let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
             thread::scope(|scope| {
-                let _stopping = Stopping(stop);
+                let _stopping = StopOnDrop(stop);
                 if policy == AcceptPolicy::Dispatcher {
                     let mut dispatcher = group.dispatcher().unwrap();
                     scope.spawn(move || {

@@ -52,15 +52,6 @@ pub(crate) fn try_ask(stream: &mut dyn Stream, work: u32) -> std::io::Result<(u3
     Ok((u32::from_ne_bytes(seat.try_into().unwrap()), u32::from_ne_bytes(served.try_into().unwrap())))
 }
 
-/// Stops other threads when the test ends or fails.
-pub(crate) struct Stopping<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for Stopping<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 /// A request that lasts until the test ends it. A client requests it with the gate's number as work.
 #[derive(Default)]
 pub(crate) struct Gate(Mutex<(bool, bool)>, Condvar);

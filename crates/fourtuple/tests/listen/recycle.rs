@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::listen::{AcceptPolicy, BreakEven, Family, ListenerGroup, ListenerGroupBuilder, Recycle};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::policies::is_available;
 use crate::pool::{Worker, connect, endpoint, try_ask};
@@ -28,6 +28,7 @@ fn load(
     let workers = Worker::start_many(group, 4);
     let over = AtomicBool::new(false);
     let found = thread::scope(|scope| {
+        let _over = StopOnDrop(&over);
         for client in 0..clients {
             let over = &over;
             scope.spawn(move || {
@@ -45,15 +46,13 @@ fn load(
         }
         let begun = Instant::now();
         // If the condition never holds, the caller's assertion fails.
-        let found = loop {
+        loop {
             let found = group.break_even().unwrap();
             if enough(&found) || begun.elapsed() >= Duration::from_secs(60) {
                 break found;
             }
             thread::sleep(Duration::from_millis(1));
-        };
-        over.store(true, Ordering::Relaxed);
-        found
+        }
     });
     workers.into_iter().for_each(Worker::stop);
     found

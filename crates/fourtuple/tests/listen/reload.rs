@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple::listen::{AcceptPolicy, Family, ListenerGroup, ListenerGroupBuilder, Workers};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::policies::everywhere;
 use crate::pool::{Worker, connect, endpoint, open, try_ask};
@@ -28,6 +28,7 @@ fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> ClientOutcome {
     let stop = AtomicBool::new(false);
     let answers = AtomicU64::new(0);
     thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
         let client = |requests: u32| {
             let (stop, answers) = (&stop, &answers);
             scope.spawn(move || {
@@ -50,7 +51,7 @@ fn under_load(group: &ListenerGroup, reload: impl FnOnce()) -> ClientOutcome {
         };
         let clients = [client(1), client(1), client(50), client(50)];
         reload();
-        stop.store(true, Ordering::Release);
+        drop(stopping);
         let failures = clients.into_iter().filter_map(|client| client.join().unwrap()).collect();
         ClientOutcome { answers: answers.load(Ordering::Relaxed), failures }
     })

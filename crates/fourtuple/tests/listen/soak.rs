@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::option;
 use fourtuple_testing::segment::{Raw, SYN};
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl};
 
 use crate::policies::is_available;
-use crate::pool::Stopping;
 use crate::processes::{Prefork, example};
 
 const TEST: &str = "least_busy_workers_survive_floods_resets_and_kills";
@@ -129,7 +128,7 @@ fn storm(prefork: &mut Prefork, flood: &mut Flood, connection_lock: &RwLock<()>)
     let address = prefork.address.clone();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let stopping = Stopping(&stop);
+        let stopping = StopOnDrop(&stop);
         let rude = scope.spawn(|| rude(&address, &stop));
         for kill in 0..kills() {
             (0..VOLLEYS).for_each(|_| flood.volley());
@@ -165,7 +164,7 @@ fn least_busy_workers_survive_floods_resets_and_kills() {
         let mut flood = Flood::open(address.parse().unwrap());
         let seen = HonestClients::default();
         let (resets, last, leaked, quiet) = thread::scope(|scope| {
-            let stopping = Stopping(&seen.stop);
+            let stopping = StopOnDrop(&seen.stop);
             let (address, seen) = (&address, &seen);
             let clients = [1, 1, 1, 20].map(|requests| scope.spawn(move || honest(address, requests, seen)));
             let (resets, last) = storm(&mut prefork, &mut flood, &seen.connection_lock);

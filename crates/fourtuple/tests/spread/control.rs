@@ -8,8 +8,8 @@ use std::thread;
 use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
-use fourtuple_testing::in_namespace;
 use fourtuple_testing::loopback::Loopback;
+use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::group::{members, open, open_with_control, take};
 
@@ -115,6 +115,7 @@ fn while_it_opens(test: &str, spreads: &[&str]) {
         let to = SocketAddr::new(address.parse().unwrap(), 4000);
         let ends = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _ends = StopOnDrop(&ends);
             scope.spawn(|| {
                 let (sender, loopback) = (at(address), Loopback::open());
                 option::set_hops(sender.as_fd(), 255).unwrap();
@@ -138,7 +139,6 @@ fn while_it_opens(test: &str, spreads: &[&str]) {
                 let (control, data) = waiting_now(&[group.control().unwrap()]);
                 at_control = (at_control.0 + control, at_control.1 + data);
             }
-            ends.store(true, Ordering::Relaxed);
             assert_eq!(
                 (at_members.0, at_control.1),
                 (0, 0),

@@ -17,12 +17,17 @@ const VOLLEY: u32 = 32;
 /// Opens a group, or counts a skipped test if the host has no BPF.
 pub(crate) fn open(test: &str, address: SocketAddr, members: usize, spread: &str) -> Option<UdpGroup> {
     let spread = spread.parse::<Selector>().unwrap();
+    opened(test, when_released(|| UdpGroup::open(address, members, &spread)))
+}
+
+/// Opens a group again until the sockets and the program of a closed one are gone: a child of another test has a copy of them until
+/// exec().
+fn when_released(open: impl Fn() -> Result<UdpGroup, UdpGroupError>) -> Result<UdpGroup, UdpGroupError> {
     let end = Instant::now() + DEADLINE;
     loop {
-        match UdpGroup::open(address, members, &spread) {
-            // A child of another test has a copy of the program of a closed group until exec().
+        match open() {
             Err(error) if is_busy(&error) && Instant::now() < end => thread::yield_now(),
-            result => return opened(test, result),
+            result => return result,
         }
     }
 }
@@ -36,19 +41,18 @@ pub(crate) fn open_with_control(
     filter: &str,
 ) -> Option<UdpGroup> {
     let (spread, filter) = (spread.parse::<Selector>().unwrap(), filter.parse::<ControlFilter>().unwrap());
-    opened(test, UdpGroup::open_with_control(address, members, &spread, &filter))
+    opened(test, when_released(|| UdpGroup::open_with_control(address, members, &spread, &filter)))
 }
 
-/// Returns whether the device has a program already.
-#[cfg(feature = "bpf")]
+/// Returns whether the address is in use, or the device has a program already.
 fn is_busy(error: &UdpGroupError) -> bool {
-    let reason = std::error::Error::source(error).and_then(|source| source.downcast_ref());
-    matches!(reason, Some(fourtuple_bpf::BpfError::Busy { .. }))
-}
-
-#[cfg(not(feature = "bpf"))]
-fn is_busy(_: &UdpGroupError) -> bool {
-    false
+    let reason = std::error::Error::source(error);
+    let of_socket = reason.and_then(|source| source.downcast_ref::<std::io::Error>());
+    #[cfg(feature = "bpf")]
+    if let Some(fourtuple_bpf::BpfError::Busy { .. }) = reason.and_then(|source| source.downcast_ref()) {
+        return true;
+    }
+    of_socket.is_some_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
 }
 
 fn opened(test: &str, result: Result<UdpGroup, UdpGroupError>) -> Option<UdpGroup> {

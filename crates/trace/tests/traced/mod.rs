@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use fourtuple_bpf::BpfError;
 use fourtuple_record::{
     Distribution, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
 };
-use fourtuple_testing::skip;
+use fourtuple_testing::{StopOnDrop, skip};
 use fourtuple_trace::{Connect, Instrument, Outcome, Results, TraceError};
 
 /// Returns a trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
@@ -22,15 +22,6 @@ pub(crate) fn to(destination: SocketAddr) -> Connect {
         address: Some(destination.ip()),
         port: Some(destination.port()),
         ..Connect::default()
-    }
-}
-
-/// Sets a flag when it is dropped, also when its thread panics, so that other threads end.
-pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Package {
     pub(crate) directory: PathBuf,
     /// The root files of its libraries and binaries, relative to the root of the workspace.
     pub(crate) roots: Vec<PathBuf>,
+    /// `cargo test` runs the examples of its library.
+    pub(crate) has_doctests: bool,
     pub(crate) dependencies: Vec<Dependency>,
 }
 
@@ -80,17 +82,18 @@ impl Package {
     fn from_json(package: &Value, root: &Path) -> Result<Package> {
         let inside = |path: &str| Path::new(path).strip_prefix(root).unwrap_or(Path::new(path)).to_owned();
         let manifest = inside(text(package, "manifest_path")?);
-        let mut roots = Vec::new();
+        let (mut roots, mut has_doctests) = (Vec::new(), false);
         for target in list(package, "targets") {
             let built = |kind: &Value| matches!(kind.as_str(), Some("lib" | "bin" | "proc-macro" | "cdylib"));
             if list(target, "kind").iter().any(built) {
                 roots.push(inside(text(target, "src_path")?));
             }
+            has_doctests |= target["doctest"] == true;
         }
         let dependencies =
             list(package, "dependencies").iter().map(Dependency::from_json).collect::<Result<_>>()?;
         let directory = manifest.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Package { name: text(package, "name")?.to_owned(), directory, roots, dependencies })
+        Ok(Package { name: text(package, "name")?.to_owned(), directory, roots, has_doctests, dependencies })
     }
 }
 

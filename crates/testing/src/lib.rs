@@ -53,13 +53,13 @@ pub fn in_namespace<F: FnOnce() + Send + 'static>(body: F) {
     }
 }
 
-/// Runs `case` for each item in a network namespace of its own, four at the same time. Called within [`in_namespace`], by tests whose
+/// Runs `case` for each item in a network namespace of its own, eight at the same time. Called within [`in_namespace`], by tests whose
 /// cases wait more than they compute.
 pub fn each_in_namespace<T: Send>(items: impl IntoIterator<Item = T>, case: impl Fn(T) + Sync) {
     let items = Mutex::new(items.into_iter().collect::<Vec<_>>().into_iter());
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..8 {
             scope.spawn(|| {
                 while let Some(item) = next() {
                     netns::enter_new().expect("a network namespace in a network namespace");

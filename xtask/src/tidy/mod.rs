@@ -6,6 +6,7 @@ mod api;
 mod architecture;
 mod arrows;
 mod circles;
+mod examples;
 mod language;
 mod layout;
 mod length;
@@ -45,6 +46,7 @@ const CHECKS: &[Check] = &[
     ("layout", Severity::Fault, layout::check),
     ("language", Severity::Fault, language::check),
     ("links", Severity::Fault, links::check),
+    ("examples", Severity::Fault, examples::check),
     ("api", Severity::Fault, api::check),
 ];
 
@@ -82,6 +84,7 @@ mod fixture {
             name: name.to_owned(),
             roots: vec![directory.join("src/lib.rs")],
             directory,
+            has_doctests: true,
             dependencies: dependencies
                 .iter()
                 .map(|&(name, kind)| Dependency { name: name.to_owned(), kind, optional: false })

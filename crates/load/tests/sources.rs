@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_load::{EngineChoice, Load};
-use fourtuple_serve::Running;
+use fourtuple_load::{EngineChoice, Load, Workload};
+use fourtuple_serve::{Protocol, Running};
 use fourtuple_syscalls::{device, route};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, NEAR, Wire};
@@ -23,11 +23,11 @@ fn address(text: &str) -> IpAddr {
 }
 
 /// Adds the four sources to the near end of the wire and starts a server at the far end.
-fn four_sources(wire: &Wire) -> Running {
+fn four_sources(wire: &Wire, protocol: Protocol) -> Running {
     for source in POOL.split(',') {
         device::add_address(NEAR, address(source), 32).unwrap();
     }
-    wire.far_away(|| serve_at(SMALL_SERVED, SocketAddr::new(FAR_V4, 4000).into()).start().unwrap())
+    wire.far_away(|| serve_at(protocol, SocketAddr::new(FAR_V4, 4000).into()).start().unwrap())
 }
 
 fn from_the_pool(engine: EngineChoice) -> Load {
@@ -40,7 +40,7 @@ fn from_the_pool(engine: EngineChoice) -> Load {
 fn a_prohibited_source_fails_no_operation() {
     in_namespace(|| {
         let Some(wire) = Wire::open("a_prohibited_source_fails_no_operation") else { return };
-        let _server = four_sources(&wire);
+        let _server = four_sources(&wire, SMALL_SERVED);
         route::prohibit_from(address(FAILING)).unwrap();
         for engine in ENGINES {
             let Some(ran) = run("sources::prohibited", &from_the_pool(engine)) else { continue };
@@ -55,11 +55,29 @@ fn a_prohibited_source_fails_no_operation() {
 }
 
 #[test]
+fn a_prohibited_source_fails_no_flow() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_prohibited_source_fails_no_flow") else { return };
+        let _server = four_sources(&wire, Protocol::Udp { request: 1 });
+        route::prohibit_from(address(FAILING)).unwrap();
+        for engine in ENGINES {
+            let mut load = load(engine, "udp://10.9.0.2:4000", Workload::Udp { request: 1 });
+            (load.operations, load.sources) = (Some(OPERATIONS), POOL.parse().unwrap());
+            let Some(ran) = run("sources::prohibited_flow", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+            (load.operations, load.sources) = (Some(20), FAILING.parse().unwrap());
+            let ran = run("sources::prohibited_flow", &load).unwrap();
+            assert_eq!((ran.results.operations, ran.error("EACCES")), (0, 20), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
 fn a_source_removed_in_a_run_fails_no_later_operation() {
     in_namespace(|| {
         let Some(wire) = Wire::open("a_source_removed_in_a_run_fails_no_later_operation") else { return };
         for engine in ENGINES {
-            let server = four_sources(&wire);
+            let server = four_sources(&wire, SMALL_SERVED);
             let mut load = from_the_pool(engine);
             // Operations in progress when the address is removed end by their timeout.
             load.timeout = Duration::from_secs(5);

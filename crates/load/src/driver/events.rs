@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use fourtuple::dial::Attempt;
 use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::socket::Transport;
 
 use crate::driver::{Driver, FAILED_RETRY, Phase};
 use crate::engine::{Engine, Event, Stage};
+use crate::origin::Attempt;
 use crate::settings::Close;
 use crate::workload::ParseOutcome;
 
@@ -32,7 +32,7 @@ impl<E: Engine> Driver<'_, E> {
         self.tally.connections += 1;
         self.part.connections += 1;
         let slot = &mut self.slots[number as usize];
-        slot.local = slot.attempt.take().map(Attempt::keep);
+        slot.local = slot.attempt.take().and_then(Attempt::keep);
         slot.requested_at = now;
         slot.search_ns = search_ns;
         slot.phase = Phase::AwaitingResponse;
@@ -186,7 +186,7 @@ impl<E: Engine> Driver<'_, E> {
         if is_port_taken(stage, error, is_udp) {
             self.engine.close(number)?;
             let slot = &mut self.slots[number as usize];
-            let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken().ok());
+            let again = slot.attempt.as_mut().and_then(Attempt::taken);
             return match again {
                 Some(request) => self.open_as(number, request),
                 None => {
@@ -203,7 +203,7 @@ impl<E: Engine> Driver<'_, E> {
             failed_call_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened))
         {
             let attempt = self.slots[number as usize].attempt.as_mut();
-            let other = attempt.and_then(|attempt| attempt.source_failed(call, copy_of(error)).ok());
+            let other = attempt.and_then(|attempt| attempt.source_failed(call, copy_of(error)));
             if let Some(request) = other {
                 self.engine.close(number)?;
                 return self.open_as(number, request);

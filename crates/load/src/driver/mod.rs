@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::dial::Attempt;
 use fourtuple_syscalls::resource;
 
 use crate::arrival::Schedule;
 use crate::engine::Engine;
-use crate::origin::Origin;
+use crate::origin::{Attempt, Origin};
 use crate::second_sums::{SecondSums, ThreadSecond};
 use crate::settings::Load;
 use crate::tally::Tally;

@@ -73,7 +73,7 @@ impl<E: Engine> Driver<'_, E> {
     pub(super) fn open(&mut self, number: u32) -> io::Result<()> {
         match self.shared.origin.begin() {
             Ok((attempt, request)) => {
-                self.slots[number as usize].attempt = attempt;
+                self.slots[number as usize].attempt = Some(attempt);
                 self.open_as(number, request)
             }
             Err(_) => {

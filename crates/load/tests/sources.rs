@@ -76,28 +76,38 @@ fn a_prohibited_source_fails_no_flow() {
 fn a_source_removed_in_a_run_fails_no_later_operation() {
     in_namespace(|| {
         let Some(wire) = Wire::open("a_source_removed_in_a_run_fails_no_later_operation") else { return };
-        for engine in ENGINES {
-            let server = four_sources(&wire, SMALL_SERVED);
-            let mut load = from_the_pool(engine);
-            // Operations in progress when the address is removed end by their timeout.
-            load.timeout = Duration::from_secs(5);
-            let accepted =
-                || server.counts().iter().map(|worker| worker.accepted).sum::<u64>() > OPERATIONS / 10;
-            let ran = thread::scope(|scope| {
-                scope.spawn(|| {
-                    until(accepted);
-                    device::remove_address(NEAR, address(FAILING), 32).unwrap();
-                });
-                run("sources::removed", &load)
-            });
-            server.stop();
-            for source in POOL.split(',').filter(|source| *source != FAILING) {
-                device::remove_address(NEAR, address(source), 32).unwrap();
+        let udp = ("udp://10.9.0.2:4000", Workload::Udp { request: 1 }, Protocol::Udp { request: 1 });
+        for (target, workload, protocol) in [("tcp://10.9.0.2:4000", SMALL, SMALL_SERVED), udp] {
+            for engine in ENGINES {
+                removed_in_a_run(
+                    &wire,
+                    protocol,
+                    Load { operations: Some(OPERATIONS), ..load(engine, target, workload.clone()) },
+                );
             }
-            let Some(ran) = ran else { continue };
-            let failed = ran.results.errors.values().sum::<u64>();
-            assert_eq!(ran.results.operations + failed, OPERATIONS, "{ran:#?}");
-            assert!(failed <= u64::from(load.connections), "{ran:#?}");
         }
     });
+}
+
+fn removed_in_a_run(wire: &Wire, protocol: Protocol, mut load: Load) {
+    let server = four_sources(wire, protocol);
+    load.sources = POOL.parse().unwrap();
+    // Operations in progress when the address is removed end by their timeout.
+    load.timeout = Duration::from_secs(5);
+    let answered = || server.counts().iter().map(|worker| worker.requests).sum::<u64>() > OPERATIONS / 10;
+    let ran = thread::scope(|scope| {
+        scope.spawn(|| {
+            until(answered);
+            device::remove_address(NEAR, address(FAILING), 32).unwrap();
+        });
+        run("sources::removed", &load)
+    });
+    server.stop();
+    for source in POOL.split(',').filter(|source| *source != FAILING) {
+        device::remove_address(NEAR, address(source), 32).unwrap();
+    }
+    let Some(ran) = ran else { return };
+    let failed = ran.results.errors.values().sum::<u64>();
+    assert_eq!(ran.results.operations + failed, OPERATIONS, "{ran:#?}");
+    assert!(failed <= u64::from(load.connections), "{ran:#?}");
 }

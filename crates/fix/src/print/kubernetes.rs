@@ -21,7 +21,8 @@ spec:
     # Ports on which the pod's containers listen, so that no connection takes one. Safe since Kubernetes 1.27; remove this before.
     - name: net.ipv4.ip_local_reserved_ports
       value: "8080"
-    # Not a safe sysctl, so the kubelet needs --allowed-unsafe-sysctls=net.ipv4.tcp_tw_reuse; without it the pod does not start.
+    # Not a safe sysctl: namespaces with the Pod Security level baseline or restricted refuse the pod, and it starts only if the kubelet has
+    # --allowed-unsafe-sysctls=net.ipv4.tcp_tw_reuse.
     # TIME_WAIT ports to all destinations are used again after 1 s, if both sides have TCP timestamps; the default, 2, is for loopback.
     # - name: net.ipv4.tcp_tw_reuse
     #   value: "1"

@@ -272,8 +272,8 @@ impl AsyncAcceptor {
         &self.group
     }
 
-    /// Stops accepting and hands over every connection that no task has taken, as [`Acceptor::leave`]. Connections of tasks stay
-    /// with the tasks.
+    /// Stops accepting and hands over every connection that no task has taken, as [`Acceptor::leave`]. A connection
+    /// that a task has taken stays with this task.
     ///
     /// # Errors
     ///

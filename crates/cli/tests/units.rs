@@ -97,7 +97,7 @@ fn the_capabilities_of_export_are_enough() {
         assert_eq!(setting(&text, "AmbientCapabilities"), setting(&text, "CapabilityBoundingSet"));
         let names = capabilities(setting(&text, "AmbientCapabilities"));
         let limited = Limited::new();
-        let seen = |capabilities: &[String]| sees(&limited.run(capabilities, flags).json());
+        let seen = |capabilities: &[String]| sees(&run(&mut limited.command(capabilities, flags)).json());
         assert_eq!(seen(&names), (true, true));
         for (index, without) in names.iter().enumerate() {
             let mut fewer = names.clone();

@@ -87,7 +87,12 @@ impl Drop for Client {
 
 /// Starts a fix and waits for its ready line; `None` after a skip.
 pub(crate) fn attached(test: &str, arguments: &str) -> Option<Child> {
-    let mut child = fourtuple(arguments)
+    attached_by(test, &mut fourtuple(arguments))
+}
+
+/// Starts the command of a fix and waits for its ready line; `None` after a skip.
+pub(crate) fn attached_by(test: &str, command: &mut Command) -> Option<Child> {
+    let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -45,8 +45,10 @@ BindsTo=@service@
 
 [Service]
 ExecStart=@program@ fix ports --unit @service@@flags@
-# A new cgroup of the service ends the command with exit code 3 (remark cgroup-removed).
+# The end of the service's cgroup ends the command with exit code 3 (remark cgroup-removed); that is no failure of this unit.
 Restart=on-failure
+SuccessExitStatus=3
+RestartForceExitStatus=3
 RestartSec=2s
 # Exit code 4: this kernel or this container cannot attach the programs.
 RestartPreventExitStatus=4

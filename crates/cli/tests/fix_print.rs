@@ -486,7 +486,9 @@ fn the_capabilities_of_the_unit_are_enough() {
         assert_eq!(all.code, 0, "{all:?}");
         // The addresses and ports of the own network namespace are known without CAP_SYS_ADMIN.
         let (_listener, destination) = fourtuple_testing::listener("127.0.0.1", 64);
-        let Some(mut client) = Client::start(&cgroup) else { return skip(test, "python3", "it does not start") };
+        let Some(mut client) = Client::start(&cgroup) else {
+            return skip(test, "python3", "it does not start");
+        };
         // A destination with a connection is known at the start.
         client.connect("127.0.0.1", destination.port(), 1);
         let fixing = &mut limited.command(&names, &cgroup.flags("--json"));

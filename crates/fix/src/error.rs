@@ -36,7 +36,9 @@ pub enum FixError {
     #[error("cannot fix ports: the directory of the cgroup: {0}")]
     Cgroup(io::Error),
     /// The cgroup was removed before the programs were attached, as systemd does when it stops a unit.
-    #[error("cannot fix ports: the cgroup was removed before the programs were attached: was the service restarted?")]
+    #[error(
+        "cannot fix ports: the cgroup was removed before the programs were attached: was the service restarted?"
+    )]
     Removed,
     /// A thread could not be started.
     #[error("cannot fix ports: cannot start a thread: {0}")]

@@ -367,6 +367,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cgroup_that_is_gone_can_come_back() {
+        let ports = Ports {
+            cgroup: PathBuf::from("/nonexistent"),
+            past: 0.25,
+            source: None,
+            destination: None,
+            time: None,
+            dry_run: false,
+            estimate: false,
+        };
+        let error = ports.run(&AtomicBool::new(true), || (), |_| ()).unwrap_err();
+        assert!(error.is_not_valid(), "{error}");
+    }
+
+    #[test]
     fn saved_time_is_the_search_without_the_draws() {
         let calibration = Some(Calibration { floor_ns: 10_000, probe_ns: 50.0 });
         let counters = FixCounters { avoided: 10_000, hook_ns: 100_000, ..FixCounters::default() };

@@ -40,7 +40,8 @@ const TEMPLATE: &str = r#"# systemd: /etc/systemd/system/@file@
 Description=Source ports of @service@ (fourtuple fix ports)
 # Its cgroup exists after the service has started.
 After=@service@
-# Ends with the service, also if the service fails; restarts with the service.
+# Ends with the service, also if the service fails; restarts with the service. If the service fails and restarts by Restart=, this unit
+# returns only if it is enabled.
 BindsTo=@service@
 
 [Service]

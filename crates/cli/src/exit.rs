@@ -83,6 +83,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>()
             || is_invalid_fleet(cause)
+            || cause.downcast_ref::<FixError>().is_some_and(FixError::is_not_valid)
             || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
     });
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<RunError>()) {

@@ -68,6 +68,9 @@ pub fn main() -> ExitCode {
     if let Some(directory) = manual::requested() {
         return manual::run(<Arguments as clap::CommandFactory>::command(), &directory);
     }
+    if watch::probe_if_requested() {
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),

@@ -504,7 +504,9 @@ fn a_missing_capability_is_named_in_one_line() {
         ("+net_admin", "lacks CAP_BPF and CAP_PERFMON (to trace, and to fix); "),
         ("+bpf,+perfmon", "lacks CAP_NET_ADMIN (for everything but traces); "),
     ] {
-        let ended = limited.run(&[given.to_owned()], "fix accept --listen 127.0.0.1:80 --select random");
+        let ended = run(
+            &mut limited.command(&[given.to_owned()], "fix accept --listen 127.0.0.1:80 --select random")
+        );
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         // With all capabilities for its programs the command finds no listener.
         let words = if given == "+net_admin" { lacking } else { "nothing listens" };

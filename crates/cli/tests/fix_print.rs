@@ -15,6 +15,7 @@ use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use program::backend::Backend;
 use program::cgroup::Cgroup;
+use program::fixing::{Client, attached_by, record_of};
 use program::limited::{Limited, capabilities};
 use program::{DEADLINE, Room, fourtuple, run, until};
 use serde_json::Value;
@@ -480,9 +481,22 @@ fn the_capabilities_of_the_unit_are_enough() {
         let names = capabilities(line);
         let limited = Limited::new();
         let flags = cgroup.flags("--for 1ms --json --quiet");
-        let ended = |capabilities: &[String]| limited.run(capabilities, &flags);
+        let ended = |capabilities: &[String]| run(&mut limited.command(capabilities, &flags));
         let all = ended(&names);
         assert_eq!(all.code, 0, "{all:?}");
+        // The addresses and ports of the own network namespace are known without CAP_SYS_ADMIN.
+        let (_listener, destination) = fourtuple_testing::listener("127.0.0.1", 64);
+        let Some(mut client) = Client::start(&cgroup) else {
+            return skip(test, "python3", "it does not start");
+        };
+        // A destination with a connection is known at the start.
+        client.connect("127.0.0.1", destination.port(), 1);
+        let fixing = &mut limited.command(&names, &cgroup.flags("--json"));
+        let Some(child) = attached_by(test, fixing) else { return };
+        assert_eq!(client.connect("127.0.0.1", destination.port(), 20).0, 0);
+        let record = record_of(child);
+        assert_eq!(record["results"]["left"], serde_json::json!({ "below": 20 }), "{record:#}");
+        drop(client);
         for (index, without) in names.iter().enumerate() {
             let mut fewer = names.clone();
             fewer.remove(index);

@@ -10,6 +10,7 @@ use fourtuple_testing::{in_namespace, skip};
 use program::limited::{Limited, capabilities};
 use program::{Room, fourtuple, is_root, list, run};
 
+const AGENT: &str = "fourtuple-agent.service";
 const EXPORT: &str = "fourtuple-export.service";
 const FIX_PORTS: &str = "fourtuple-fix-ports@.service";
 
@@ -42,7 +43,8 @@ fn systemd_accepts_the_units() {
     }
     let room = Room::new();
     room.file("fourtuple-test.service", "[Service]\nExecStart=/bin/true\n");
-    for (unit_name, name) in [(EXPORT, EXPORT), (FIX_PORTS, "fourtuple-fix-ports@fourtuple-test.service")] {
+    let fix_ports = (FIX_PORTS, "fourtuple-fix-ports@fourtuple-test.service");
+    for (unit_name, name) in [(AGENT, AGENT), (EXPORT, EXPORT), fix_ports] {
         // The package is not installed here.
         let text = unit(unit_name).replace("/usr/bin/fourtuple", env!("CARGO_BIN_EXE_fourtuple"));
         let path = room.file(name, &text);
@@ -59,7 +61,7 @@ fn systemd_accepts_the_units() {
 
 #[test]
 fn the_flags_of_the_units_are_accepted() {
-    for (name, instance) in [(EXPORT, ""), (FIX_PORTS, "nginx")] {
+    for (name, instance) in [(AGENT, ""), (EXPORT, ""), (FIX_PORTS, "nginx")] {
         let text = unit(name).replace("%i", instance);
         let command = setting(&text, "ExecStart").replace("$FLAGS", "--help");
         let ended = run(&mut fourtuple(command.strip_prefix("/usr/bin/fourtuple ").unwrap()));
@@ -97,7 +99,7 @@ fn the_capabilities_of_export_are_enough() {
         assert_eq!(setting(&text, "AmbientCapabilities"), setting(&text, "CapabilityBoundingSet"));
         let names = capabilities(setting(&text, "AmbientCapabilities"));
         let limited = Limited::new();
-        let seen = |capabilities: &[String]| sees(&limited.run(capabilities, flags).json());
+        let seen = |capabilities: &[String]| sees(&run(&mut limited.command(capabilities, flags)).json());
         assert_eq!(seen(&names), (true, true));
         for (index, without) in names.iter().enumerate() {
             let mut fewer = names.clone();

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 use program::{Ended, Room, fourtuple_at, is_root, list, number, require_valid, run};
 
@@ -50,6 +51,23 @@ fn a_policy_without_bpf_rights_is_refused_not_replaced() {
             assert!(ended.line().contains(part), "{start}: {part:?} in {ended:?}");
         }
     }
+}
+
+#[test]
+fn doctor_probes_the_port_search_without_root() {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--net", "true"]);
+    if is_root() {
+        unshare.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+    }
+    if !unshare.status().is_ok_and(|status| status.success()) {
+        let test = "unprivileged::doctor_probes_the_port_search_without_root";
+        return fourtuple_testing::skip(test, "userns", "unshare --user --net true fails");
+    }
+    let room = Room::new();
+    let record = run_unprivileged(&program(&room), "doctor --for 1ms --json --quiet").json();
+    let search = record.pointer("/results/snapshot/search").unwrap();
+    assert!(search.pointer("/seen/default").is_some(), "{search:#}");
 }
 
 #[test]

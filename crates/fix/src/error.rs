@@ -35,6 +35,11 @@ pub enum FixError {
     /// The directory of the cgroup could not be opened.
     #[error("cannot fix ports: the directory of the cgroup: {0}")]
     Cgroup(io::Error),
+    /// The cgroup was removed before the programs were attached, as systemd does when it stops a unit.
+    #[error(
+        "cannot fix ports: the cgroup was removed before the programs were attached: was the service restarted?"
+    )]
+    Removed,
     /// A thread could not be started.
     #[error("cannot fix ports: cannot start a thread: {0}")]
     Thread(io::Error),
@@ -48,5 +53,10 @@ impl FixError {
             FixError::NoSource(_) | FixError::Version { .. } => true,
             _ => false,
         }
+    }
+
+    /// Returns whether the same command can succeed on the same host later.
+    pub fn is_not_valid(&self) -> bool {
+        matches!(self, FixError::Removed)
     }
 }

@@ -154,7 +154,10 @@ impl<'a> Session<'a> {
             let inode = directory.metadata()?.ino();
             Ok((directory, inode))
         };
-        let (directory, inode) = open(&settings.cgroup).map_err(FixError::Cgroup)?;
+        let (directory, inode) = open(&settings.cgroup).map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => FixError::Removed,
+            _ => FixError::Cgroup(error),
+        })?;
         let mut namespaces = Namespaces::default();
         namespaces.discover(&settings.cgroup);
         let sources = match settings.source {
@@ -187,8 +190,10 @@ impl<'a> Session<'a> {
             let known = connected.into_iter().map(|address| Destination::new(cookie, address));
             session.answer(known.collect())?;
         }
-        session.fix.attach(directory.as_fd())?;
-        Ok(session)
+        match session.fix.attach(directory.as_fd()) {
+            Err(_) if session.is_removed() => Err(FixError::Removed),
+            attached => Ok(attached.map(|()| session)?),
+        }
     }
 
     /// Answers requests for source addresses, and repeats all answers of a namespace whose routes have changed.
@@ -360,6 +365,21 @@ fn row(key: &FixTupleKey, tuple: &FixTuple) -> FixPortsTuple {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cgroup_that_is_gone_can_come_back() {
+        let ports = Ports {
+            cgroup: PathBuf::from("/nonexistent"),
+            past: 0.25,
+            source: None,
+            destination: None,
+            time: None,
+            dry_run: false,
+            estimate: false,
+        };
+        let error = ports.run(&AtomicBool::new(true), || (), |_| ()).unwrap_err();
+        assert!(error.is_not_valid(), "{error}");
+    }
 
     #[test]
     fn saved_time_is_the_search_without_the_draws() {

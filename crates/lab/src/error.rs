@@ -29,7 +29,7 @@ pub enum LabError {
     )]
     Namespace(#[source] io::Error),
     /// A sysctl of the experiment's own namespace could not be set.
-    #[error("cannot set {name} = {value} in the experiment's namespace: {error}")]
+    #[error("cannot set {name} = {value} in the experiment's namespace: {error}{}", way_out(error))]
     Sysctl {
         /// Dotted name.
         name: String,
@@ -92,5 +92,14 @@ impl LabError {
     /// Returns whether different settings would avoid the error, as opposed to a different environment.
     pub fn is_usage(&self) -> bool {
         matches!(self, LabError::Setting { .. } | LabError::Listen(ListenError::Impossible { .. }))
+    }
+}
+
+/// Returns what to do about a sysctl that is missing.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        // Linux 6.1 hides net.core.somaxconn there.
+        io::ErrorKind::NotFound => "; some kernels hide it in user namespaces: run as root",
+        _ => "",
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::mem;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -32,15 +33,25 @@ pub fn try_new() -> io::Result<()> {
 }
 
 /// Moves the calling thread into an existing network namespace: a descriptor from [`current`], or an open
-/// `/proc/PID/ns/net`.
+/// `/proc/PID/ns/net`. Needs no privilege if the thread is in this namespace.
 ///
 /// # Errors
 ///
 /// EPERM without CAP_SYS_ADMIN, both here and in the user namespace that owns the network namespace; EINVAL for any
 /// other file.
 pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // The kernel requires CAP_SYS_ADMIN for the current namespace too.
+    if is_current(namespace).unwrap_or(false) {
+        return Ok(());
+    }
     // SAFETY: setns() takes no pointers; it concerns this thread only.
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// Returns whether a file is the calling thread's network namespace.
+fn is_current(namespace: BorrowedFd<'_>) -> io::Result<bool> {
+    let identity = |file: File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+    Ok(identity(namespace.try_clone_to_owned()?.into())? == identity(current()?.into())?)
 }
 
 /// Opens the calling thread's network namespace, for [`enter`] and for new devices. The descriptor keeps the namespace

@@ -11,7 +11,7 @@ use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_record::snapshot::Snapshot;
 
 pub(crate) use history::{Past, time_to_exhaustion};
-pub(crate) use reading::{Watch, once};
+pub(crate) use reading::{Watch, once, probe_if_requested};
 pub(crate) use target::{Destination, Namespace, TargetFlags, destination};
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 

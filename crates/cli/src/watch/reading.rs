@@ -1,6 +1,9 @@
 //! Reads snapshots of a network namespace.
 
+use std::env;
+use std::io;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -100,25 +103,53 @@ pub(crate) fn once(
 /// Probes the search in a network namespace of its own, so that the probe leaves no trace in the namespace under examination and does
 /// not depend on its free ports.
 fn search() -> Part<PortSearch> {
-    let thread = thread::Builder::new().name("probe".to_owned()).spawn(|| {
-        netns::enter_new().map_err(|error| {
-            format!(
-                "the probe needs a network namespace of its own: {}",
-                fourtuple_syscalls::errno_name(&error)
-            )
-        })?;
-        let failed = |error: ProbeError| error.to_string();
-        let name = |found: LocalPortRange| match found {
-            LocalPortRange::Unproven => Err("the probe could not connect on loopback".to_owned()),
-            found => Ok(found.name().to_owned()),
-        };
-        Ok(PortSearch {
-            default: name(capabilities::probe_default_search().map_err(failed)?)?,
-            option: name(capabilities::probe().map_err(failed)?.local_port_range)?,
-        })
+    let thread = thread::Builder::new().name("probe".to_owned()).spawn(|| match netns::enter_new() {
+        Ok(()) => probe(),
+        // A thread cannot enter a user namespace, which gives the right to make the other one.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => probe_in_child(),
+        Err(error) => Err(no_namespace(&error)),
     });
     let probed = thread
         .map_err(|error| format!("cannot start a thread: {error}"))
         .and_then(|thread| thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)));
     probed.into()
+}
+
+fn no_namespace(error: &io::Error) -> String {
+    format!("the probe needs a network namespace of its own: {}", fourtuple_syscalls::errno_name(error))
+}
+
+/// Probes the search in the network namespace of this thread.
+fn probe() -> Result<PortSearch, String> {
+    let failed = |error: ProbeError| error.to_string();
+    let name = |found: LocalPortRange| match found {
+        LocalPortRange::Unproven => Err("the probe could not connect on loopback".to_owned()),
+        found => Ok(found.name().to_owned()),
+    };
+    Ok(PortSearch {
+        default: name(capabilities::probe_default_search().map_err(failed)?)?,
+        option: name(capabilities::probe().map_err(failed)?.local_port_range)?,
+    })
+}
+
+/// The argument with which this program probes the search for itself. It is no subcommand, because pages and completions would list it.
+const PROBE: &str = "probe-port-search";
+
+/// Probes the search in a child process, as root of a user namespace.
+fn probe_in_child() -> Result<PortSearch, String> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(PROBE).stderr(Stdio::null());
+    netns::start_in_new(&mut command);
+    let output = command.output().map_err(|error| no_namespace(&error))?;
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("the probe has failed: {error}"))?
+}
+
+/// Probes the search if the first argument says so, and writes the result for [`probe_in_child`].
+pub(crate) fn probe_if_requested() -> bool {
+    let is_requested = env::args_os().nth(1).is_some_and(|argument| argument == PROBE);
+    if is_requested {
+        // The parent reports a result that it cannot read.
+        let _ = serde_json::to_writer(io::stdout(), &probe());
+    }
+    is_requested
 }

@@ -87,11 +87,13 @@ impl Drop for Client {
 
 /// Starts a fix and waits for its ready line; `None` after a skip.
 pub(crate) fn attached(test: &str, arguments: &str) -> Option<Child> {
-    let mut child = fourtuple(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
+    attached_by(test, &mut fourtuple(arguments))
+}
+
+/// Starts the command of a fix and waits for its ready line; `None` after a skip.
+pub(crate) fn attached_by(test: &str, command: &mut Command) -> Option<Child> {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let mut line = String::new();
     BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
     if line.starts_with("fixing ") || line.starts_with("observing ") {

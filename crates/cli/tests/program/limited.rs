@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::{Ended, Room, run};
+use super::Room;
 
 /// A copy of the program: other users may not enter the directory of the build.
 pub(crate) struct Limited(Room);
@@ -15,15 +15,16 @@ impl Limited {
         Limited(room)
     }
 
-    /// Runs the copy with the user ID 65534 and these capabilities of setpriv(1) only: `+bpf`.
-    pub(crate) fn run(&self, capabilities: &[String], flags: &str) -> Ended {
+    /// Returns the command that runs the copy with the user ID 65534 and these capabilities of setpriv(1) only: `+bpf`.
+    pub(crate) fn command(&self, capabilities: &[String], flags: &str) -> Command {
         let set = format!("-all,{}", capabilities.join(","));
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
         for kind in ["inh-caps", "ambient-caps", "bounding-set"] {
             command.args([format!("--{kind}"), set.clone()]);
         }
-        run(command.arg(self.0.join("fourtuple")).args(flags.split(' ')))
+        command.arg(self.0.join("fourtuple")).args(flags.split(' '));
+        command
     }
 }
 

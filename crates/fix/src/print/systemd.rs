@@ -40,13 +40,16 @@ const TEMPLATE: &str = r#"# systemd: /etc/systemd/system/@file@
 Description=Source ports of @service@ (fourtuple fix ports)
 # Its cgroup exists after the service has started.
 After=@service@
-# Ends with the service, also if the service fails; restarts with the service.
+# Ends with the service, also if the service fails; restarts with the service. If the service fails and restarts by Restart=, this unit
+# returns only if it is enabled.
 BindsTo=@service@
 
 [Service]
 ExecStart=@program@ fix ports --unit @service@@flags@
-# A new cgroup of the service ends the command with exit code 3 (remark cgroup-removed).
+# The end of the service's cgroup ends the command with exit code 3 (remark cgroup-removed); that is no failure of this unit.
 Restart=on-failure
+SuccessExitStatus=3
+RestartForceExitStatus=3
 RestartSec=2s
 # Exit code 4: this kernel or this container cannot attach the programs.
 RestartPreventExitStatus=4

@@ -36,7 +36,7 @@ impl Origin {
             }
             Origin::Plain { sources, next } => {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                Ok((Attempt::Plain { sources, number, failed: 0 }, from(sources, number)))
+                Ok((Attempt::Plain { sources, number, failed: 0 }, request_from(sources, number)))
             }
         }
     }
@@ -65,7 +65,7 @@ impl Attempt<'_> {
             Attempt::Plain { sources, number, failed } => {
                 *number += 1;
                 *failed += 1;
-                (*failed < sources.len()).then(|| from(sources, *number))
+                (*failed < sources.len()).then(|| request_from(sources, *number))
             }
         }
     }
@@ -79,6 +79,6 @@ impl Attempt<'_> {
     }
 }
 
-fn from(sources: &[IpAddr], number: usize) -> ConnectRequest {
+fn request_from(sources: &[IpAddr], number: usize) -> ConnectRequest {
     ConnectRequest::from_source(sources.get(number % sources.len().max(1)).copied())
 }

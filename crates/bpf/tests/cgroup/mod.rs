@@ -1,49 +1,58 @@
-//! A cgroup (version 2) that this process is in while a test needs it.
+//! A cgroup (version 2) of the thread of a test, so that the connects of other tests in the same process are not counted.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_testing::cgroup_root;
 
-/// The number of tests that need the cgroup. A socket belongs to the cgroup of its process at the time of socket().
-static USERS: Mutex<u32> = Mutex::new(0);
+/// The cgroups entered so far, and how many of them are in use.
+static CGROUPS: Mutex<(u32, u32)> = Mutex::new((0, 0));
 
-/// A cgroup that is removed when the last value is dropped.
+/// A threaded cgroup that is removed when the value is dropped. A socket belongs to the cgroup of the thread that called socket(); a new
+/// thread starts in the cgroup of the thread that created it.
 pub(crate) struct Cgroup {
     root: PathBuf,
+    path: PathBuf,
     directory: File,
 }
 
 impl Cgroup {
-    /// Moves this process into a cgroup of its own.
+    /// Moves the process into a cgroup of its own, and the calling thread into one below it.
     pub(crate) fn enter() -> io::Result<Cgroup> {
         let root = cgroup_root()?;
-        let path = path(&root);
-        let mut users = users();
-        if *users == 0 {
+        let of_process = of_process(&root);
+        let mut cgroups = cgroups();
+        if cgroups.1 == 0 {
             // A killed process with the same ID may have left it.
-            fs::create_dir_all(&path)?;
-            fs::write(path.join("cgroup.procs"), "0").inspect_err(|_| drop(fs::remove_dir(&path)))?;
+            fs::create_dir_all(&of_process)?;
+            fs::write(of_process.join("cgroup.procs"), "0")
+                .inspect_err(|_| drop(fs::remove_dir(&of_process)))?;
         }
-        *users += 1;
+        let path = of_process.join(cgroups.0.to_string());
+        fs::create_dir_all(&path)?;
+        fs::write(path.join("cgroup.type"), "threaded")?;
         let directory = File::open(&path)?;
-        Ok(Cgroup { root, directory })
+        cgroups.0 += 1;
+        cgroups.1 += 1;
+        let cgroup = Cgroup { root, path, directory };
+        cgroup.enter_again()?;
+        Ok(cgroup)
     }
 
-    /// Moves this process out of the cgroup. Only for a test that is alone in its process.
-    #[allow(dead_code, reason = "every theme uses its part of it")]
+    /// Moves the calling thread out of the cgroup.
     pub(crate) fn leave(&self) -> io::Result<()> {
-        fs::write(self.root.join("cgroup.procs"), "0")
+        fs::write(of_process(&self.root).join("cgroup.threads"), "0")
     }
 
-    /// Moves this process back into the cgroup.
-    #[allow(dead_code, reason = "every theme uses its part of it")]
+    /// Moves the calling thread back into the cgroup.
     pub(crate) fn enter_again(&self) -> io::Result<()> {
-        fs::write(path(&self.root).join("cgroup.procs"), "0")
+        fs::write(self.path.join("cgroup.threads"), "0")
     }
 
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
@@ -53,19 +62,31 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let mut users = users();
-        *users -= 1;
-        if *users == 0 {
+        let _ = self.leave();
+        remove(&self.path);
+        let mut cgroups = cgroups();
+        cgroups.1 -= 1;
+        if cgroups.1 == 0 {
             let _ = fs::write(self.root.join("cgroup.procs"), "0");
-            let _ = fs::remove_dir(path(&self.root));
+            remove(&of_process(&self.root));
         }
     }
 }
 
-fn users() -> MutexGuard<'static, u32> {
-    USERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+fn cgroups() -> MutexGuard<'static, (u32, u32)> {
+    CGROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn path(root: &Path) -> PathBuf {
+/// Removes a cgroup. A thread that was joined may still be in it for a moment, because its exit goes on after the join.
+fn remove(path: &Path) {
+    for _ in 0..1_000 {
+        if fs::remove_dir(path).is_ok() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn of_process(root: &Path) -> PathBuf {
     root.join(format!("fourtuple-test-{}", process::id()))
 }

@@ -63,7 +63,7 @@ fn namespaces_under_a_cgroup_have_their_own_ranges() {
         // The destination of an open connection is known from the start.
         let first = here.connect("127.0.0.1", destination.port(), 1).1;
         let second = there.connect("127.0.0.1", elsewhere.port(), 1).1;
-        let Some(fix) = attached(test, &cgroup.flags("--json --past 10%")) else { return };
+        let Some(fix) = attached(test, &cgroup.flags("--json --past 1%")) else { return };
         let (mut later, _third, new) = start(50_000, PORTS / 2);
         // The new namespace is known after its first connect. The search of the kernel takes ports of the first parity as long as
         // there are any, and a drawn port has any parity.

@@ -5,7 +5,7 @@
 //! of the near end as fast as it can; the example reports the CPU time that they cost the receiving thread of the near end.
 #![forbid(unsafe_code)]
 
-#[path = "../tests/flood/mod.rs"]
+#[path = "../tests/forwarder/flood/mod.rs"]
 mod flood;
 
 use std::error::Error;

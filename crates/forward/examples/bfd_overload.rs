@@ -7,7 +7,7 @@
 //! that without a filter control packets reach all planes.
 #![forbid(unsafe_code)]
 
-#[path = "../tests/flood/mod.rs"]
+#[path = "../tests/forwarder/flood/mod.rs"]
 mod flood;
 
 use std::error::Error;

@@ -7,7 +7,7 @@
 //! within 2 s counts as lost; no request is retransmitted.
 #![forbid(unsafe_code)]
 
-#[path = "../tests/sources/mod.rs"]
+#[path = "../tests/forwarder/sources/mod.rs"]
 mod sources;
 
 use std::error::Error;

@@ -1,5 +1,5 @@
 //! The program under test: starts it and collects its exit code and output.
-#![allow(dead_code, reason = "every theme uses its part of it")]
+#![allow(dead_code, reason = "`commands` and `run` each use a part of it")]
 
 pub(crate) mod backend;
 pub(crate) mod cgroup;

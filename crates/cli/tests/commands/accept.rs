@@ -1,0 +1,261 @@
+//! `fourtuple lab accept` and `fourtuple lab keepalive`: consistent counts, the ladder, skipped combinations, refused arguments.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+
+use crate::program::{
+    Room, Running, fourtuple, list, measure, measure_with, number, record, require_valid, run, text,
+};
+use fourtuple_syscalls::child;
+use serde_json::Value;
+
+fn sum(cell: &Value, key: &str) -> u64 {
+    cell[key].as_array().unwrap_or_else(|| panic!("no list {key}")).iter().map(|n| n.as_u64().unwrap()).sum()
+}
+
+/// Returns the only cell with these parameters.
+fn cell<'a>(record: &'a Value, policy: &str, family: &str, close_every: u64, load: &str) -> &'a Value {
+    let is_it = |cell: &&Value| {
+        (text(cell, "policy"), text(cell, "family"), text(cell, "load")) == (policy, family, load)
+            && number(cell, "close_every") == close_every
+    };
+    let found: Vec<&Value> = list(record, "/results/cells").iter().filter(is_it).collect();
+    assert_eq!(found.len(), 1, "{policy} {family} {close_every} {load}: {record:#}");
+    found[0]
+}
+
+/// Checks the sums that hold in every cell.
+fn require_sums(cell: &Value, workers: usize) {
+    let operations = number(cell, "operations");
+    assert!(operations > 0, "{cell:#}");
+    assert_eq!(sum(cell, "requests"), operations, "workers and clients count the same responses: {cell:#}");
+    assert!(cell["errors"].as_object().unwrap().is_empty(), "{cell:#}");
+    for key in ["accepts", "requests", "sockets", "busy_ns"] {
+        assert_eq!(cell[key].as_array().unwrap().len(), workers, "{key}: {cell:#}");
+    }
+    assert!(sum(cell, "busy_ns") > 0 && number(cell, "cpu_ns_per_request") > 0, "{cell:#}");
+    let (jain, most) = (cell["jain"].as_f64().unwrap(), cell["max_over_mean"].as_f64().unwrap());
+    let count = workers as f64;
+    assert!((1.0 / count - 1e-9..=1.0 + 1e-9).contains(&jain), "{jain}");
+    assert!((1.0 - 1e-9..=count + 1e-9).contains(&most), "{most}");
+    let wait = &cell["wait_ns"];
+    let steps = ["p50", "p99", "p999", "max"].map(|key| number(wait, key));
+    assert!(steps.is_sorted(), "{cell:#}");
+    // The misplaced part of a wait is at most the longest wait.
+    assert!(number(cell, "misplaced_wait_ns") <= steps[3], "{cell:#}");
+}
+
+#[test]
+fn light_load_is_uneven_under_exclusive_alone() {
+    let command = "lab accept --policy exclusive,rotate,blocking --family unix,tcp4,tcp6 --load light --workers 4 \
+                   --connections 40 --repeats 1";
+    let Some(record) = record("accept::light_load", command) else { return };
+    require_valid(&record);
+    assert_eq!(text(&record, "command"), "lab accept");
+    assert_eq!(list(&record, "/results/cells").len(), 9);
+    for family in ["unix", "tcp4", "tcp6"] {
+        for policy in ["exclusive", "rotate", "blocking"] {
+            let cell = cell(&record, policy, family, 1, "light");
+            require_sums(cell, 4);
+            assert_eq!((number(cell, "operations"), sum(cell, "accepts")), (40, 40), "{cell:#}");
+            // Only a worker that blocks closes at once.
+            assert_eq!(sum(cell, "sockets"), if policy == "blocking" { 0 } else { 40 }, "{cell:#}");
+            let jain = cell["jain"].as_f64().unwrap();
+            if policy == "exclusive" {
+                assert!(jain < 0.75, "exclusive must be uneven: {cell:#}");
+            } else {
+                assert!(jain >= 0.9, "the distribution must be even: {cell:#}");
+            }
+        }
+    }
+    assert!(list(&record, "/results/skipped").is_empty());
+    let advice = list(&record, "/results/advice")[0].as_str().unwrap();
+    assert!(advice.starts_with("This kernel has the ladder"), "{advice}");
+}
+
+#[test]
+fn heavy_load_accepts_once_per_request() {
+    let command = "lab accept --policy rotate,shared-oneshot --family unix,tcp4 --load heavy --workers 2 --clients 4 \
+                   --for 300ms --repeats 2 --work 0ns";
+    let Some(record) = record("accept::heavy_load", command) else { return };
+    require_valid(&record);
+    for cell in list(&record, "/results/cells") {
+        require_sums(cell, 2);
+        assert_eq!(
+            sum(cell, "accepts"),
+            number(cell, "operations"),
+            "every request has its connection: {cell:#}"
+        );
+        assert_eq!((number(cell, "repeats"), number(cell, "clients")), (2, 4));
+        assert!(cell["wakeups_per_accept"].as_f64().unwrap() > 0.0, "{cell:#}");
+        assert!(cell["probe"].is_null());
+    }
+}
+
+#[test]
+fn kept_connections_are_few_and_closed_ones_are_many() {
+    let command = "lab keepalive --policy exclusive,shared-oneshot --close-every 1,never --family unix --workers 3 \
+                   --clients 6 --for 250ms --long 2ms --pause 1ms --repeats 3 --seed 7";
+    let Some(record) = record("accept::kept_connections", command) else { return };
+    require_valid(&record);
+    assert_eq!(text(&record, "command"), "lab keepalive");
+    let settings = &record["settings"];
+    assert_eq!((number(settings, "short_ns"), number(settings, "long_ns")), (100_000, 2_000_000));
+    assert_eq!(settings["close_every"], serde_json::json!([1, 0]));
+    assert_eq!(list(&record, "/results/cells").len(), 4);
+    for policy in ["exclusive", "shared-oneshot"] {
+        let closed = cell(&record, policy, "unix", 1, "sleep");
+        let kept = cell(&record, policy, "unix", 0, "sleep");
+        for cell in [closed, kept] {
+            require_sums(cell, 3);
+            assert_eq!(number(cell, "repeats"), 3);
+            let wait = &cell["wait_ns"];
+            assert!(number(wait, "p999_low") <= number(wait, "p999_high"), "{cell:#}");
+            let probe = number(&cell["probe"], "requests");
+            assert!(probe > 0 && probe < number(cell, "operations"), "{cell:#}");
+        }
+        assert_eq!(sum(closed, "accepts"), number(closed, "operations"));
+        // Six clients and the probe in three runs; a client without a request has no connection.
+        assert!((1..=21).contains(&sum(kept, "accepts")), "{kept:#}");
+        assert!((1..=7).contains(&sum(kept, "sockets")), "{kept:#}");
+        assert_eq!(sum(closed, "sockets"), 0, "{closed:#}");
+    }
+    let found = &record["results"]["break_even"];
+    assert!(number(found, "fresh_connection_ns") > 0, "{found:#}");
+    assert!(number(found, "requests") > 0, "workers that keep connections count their requests: {found:#}");
+    assert!(found["closes"].is_boolean() && found["misplaced_wait_ns"].is_u64(), "{found:#}");
+    let said = list(&record, "/results/advice").last().unwrap().as_str().unwrap();
+    assert!(said.starts_with("Break-even of exclusive over unix: a fresh connection costs "), "{said}");
+}
+
+/// Under these policies no worker owns a connection, so closing connections gains nothing.
+#[test]
+fn without_pinned_connections_there_is_no_break_even() {
+    let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 300ms \
+                   --repeats 1";
+    let Some(record) = record("accept::without_pinned_connections", command) else { return };
+    require_valid(&record);
+    assert_eq!(list(&record, "/results/cells").len(), 2);
+    assert!(record["results"]["break_even"].is_null(), "{record:#}");
+    assert!(
+        !list(&record, "/results/advice").iter().any(|line| line.as_str().unwrap().contains("Break-even"))
+    );
+}
+
+#[test]
+fn impossible_default_cells_are_listed_as_skipped() {
+    let one = "--workers 2 --clients 2 --for 300ms --repeats 1";
+    let command = format!("lab keepalive --policy blocking --close-every 1,never {one}");
+    let Some(record) = record("accept::what_cannot_be", &command) else { return };
+    require_valid(&record);
+    let [skipped] = list(&record, "/results/skipped") else { panic!("one is skipped: {record:#}") };
+    assert_eq!((text(skipped, "policy"), number(skipped, "close_every")), ("blocking", 0));
+    assert!(text(skipped, "why").contains("one connection's"), "{skipped:#}");
+    assert_eq!(list(&record, "/results/cells").len(), 1);
+    let command = format!("lab accept --policy reuseport --load light --connections 4 {one} --json");
+    let Some(ended) = measure("accept::what_cannot_be", &command) else { return };
+    let record = ended.json();
+    let skipped: Vec<&str> =
+        list(&record, "/results/skipped").iter().map(|cell| text(cell, "family")).collect();
+    assert_eq!(skipped, ["unix"], "the families were not named: {record:#}");
+    assert_eq!(list(&record, "/results/cells").len(), 2);
+}
+
+#[test]
+fn impossible_named_policies_are_bad_usage() {
+    for (command, line) in [
+        (
+            "lab accept --policy reuseport --family unix,tcp4",
+            "'reuseport' for '--policy': reuseport is not possible",
+        ),
+        ("lab keepalive --policy reuseport", "AF_UNIX has no SO_REUSEPORT"),
+        ("lab keepalive --policy blocking --close-every never", "'blocking' for '--policy'"),
+    ] {
+        let Some(ended) = measure_with("accept::what_was_named", &mut fourtuple(command)) else { return };
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains(line), "{ended:?}");
+    }
+}
+
+/// The server ignores ?work= and does not name its workers in responses.
+#[test]
+fn an_external_server_is_measured_and_checked() {
+    let room = Room::new();
+    let path = room.join("socket");
+    let mut server =
+        Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 2 --json")));
+    assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "the server ended early");
+    let ask = |more: &str| {
+        let clients = "--clients 3 --for 300ms --repeats 1 --pause 1ms --close-every 2,never";
+        run(&mut fourtuple(&format!("lab keepalive --server unix:{path} {clients} {more} --json")))
+    };
+    let honest = ask("--short 0ns --long-share 0%");
+    let ignored = ask("--short 50ms --long-share 0%");
+    child::interrupt(server.id()).unwrap();
+    assert_eq!(server.end().code, 0);
+    assert_eq!((honest.code, honest.stderr.as_str()), (0, ""), "{honest:?}");
+    let record = honest.json();
+    require_valid(&record);
+    for cell in list(&record, "/results/cells") {
+        assert_eq!((text(cell, "policy"), text(cell, "family")), ("external", "unix"));
+        assert!(number(cell, "operations") > 0 && cell["wakeups_per_accept"].is_null(), "{cell:#}");
+        assert!(text(cell, "server").ends_with(&path), "{cell:#}");
+    }
+    assert_eq!(ignored.code, 3, "responses come before the work can be done: {ignored:?}");
+    let record = ignored.json();
+    assert_eq!(text(&list(&record, "/validity")[0], "id"), "work-not-done");
+    let ended_server = ask("--short 0ns --long-share 0%");
+    assert_eq!(ended_server.code, 3, "{ended_server:?}");
+    assert_eq!(text(&list(&ended_server.json(), "/validity")[0], "id"), "no-answers");
+}
+
+#[test]
+fn ctrl_c_keeps_the_interrupted_cell() {
+    for command in [
+        "lab keepalive --policy rotate,exclusive --close-every never --for 300s --workers 2 --json",
+        "lab accept --policy rotate,exclusive --family unix --load heavy --clients 64 --for 300s --workers 2 --json",
+    ] {
+        let mut running = Running::start(&mut fourtuple(command));
+        // Most clients are connected: the process holds both ends of their connections.
+        let connected = running.until("connected", |id| {
+            fs::read_dir(format!("/proc/{id}/fd")).is_ok_and(|entries| entries.count() > 50)
+        });
+        if !connected {
+            let ended = running.end();
+            assert!(ended.is_without_namespaces(), "{ended:?}");
+            return fourtuple_testing::skip(
+                "accept::ctrl_c_keeps_the_interrupted_cell",
+                "netns",
+                ended.line(),
+            );
+        }
+        child::interrupt(running.id()).unwrap();
+        let ended = running.end();
+        assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(text(&list(&record, "/validity")[0], "id"), "interrupted");
+        let [cell] = list(&record, "/results/cells") else { panic!("one cell had begun: {record:#}") };
+        require_sums(cell, 2);
+    }
+}
+
+#[test]
+fn report_prints_the_saved_record_alike() {
+    let room = Room::new();
+    for command in [
+        "lab accept --policy exclusive --family unix --load light --workers 2 --connections 4 --repeats 1",
+        "lab keepalive --policy exclusive --close-every never --workers 2 --clients 4 --for 300ms --repeats 1",
+    ] {
+        let page = room.join("page.html");
+        let Some(first) = measure("accept::a_report_of_it", &format!("{command} --html {page}")) else {
+            return;
+        };
+        assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
+        let html = fs::read_to_string(&page).unwrap();
+        let (_, rest) = html.split_once("<script type=\"application/json\" id=\"data-0\">").unwrap();
+        let path = room.file("record.json", rest.split_once("</script>").unwrap().0);
+        let again = run(&mut fourtuple(&format!("report {path}")));
+        assert_eq!((again.code, again.stdout), (0, first.stdout));
+    }
+}

@@ -1,0 +1,278 @@
+//! `fourtuple doctor` and `fourtuple explain`: exit codes, targets, output, and hosts on which little is visible.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::thread;
+
+use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
+use crate::program::{Ended, Room, Running, fourtuple, fourtuple_at, is_root, list, run, text};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{child, netns};
+use fourtuple_testing::{in_namespace, skip};
+
+const QUICK: &str = "doctor --for 100ms";
+const TUPLE: &str = "10.0.0.1 → 10.0.0.2:4000 uses 50 of 50 ports";
+
+/// Uses all ports of a small range for one destination.
+fn exhaust() -> Vec<OwnedFd> {
+    set_range(20_000, 20_049);
+    let address = SocketAddr::from(([10, 0, 0, 2], SERVER));
+    let server = socket::open(Transport::Tcp, address, false).unwrap();
+    socket::bind(server.as_fd(), address).unwrap();
+    socket::listen(server.as_fd(), 100).unwrap();
+    let connect = |_| {
+        let client = socket::open(Transport::Tcp, address, false).unwrap();
+        socket::connect(client.as_fd(), address).unwrap();
+        client
+    };
+    let mut held: Vec<OwnedFd> = (0..50).map(connect).collect();
+    // The connections must not look like a queue that nothing empties.
+    held.extend((0..50).map(|_| socket::accept_nonblocking(server.as_fd()).unwrap()));
+    held.push(server);
+    held
+}
+
+#[test]
+fn an_idle_namespace_has_no_finding() {
+    in_namespace(|| {
+        let ended = run(&mut fourtuple(QUICK));
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        assert!(
+            ended.stdout.contains("No finding. ") && ended.stdout.contains(" rules checked"),
+            "{ended:?}"
+        );
+        let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
+        assert!(list(&record, "/results/findings").is_empty());
+        assert_eq!(record["command"], "doctor");
+    });
+}
+
+#[test]
+fn a_full_tuple_comes_first_and_exits_1() {
+    in_namespace(|| {
+        let _held = exhaust();
+        let ended = run(&mut fourtuple(QUICK));
+        assert_eq!((ended.code, ended.stderr.as_str()), (1, ""), "{ended:?}");
+        let line = ended.stdout.lines().find(|line| line.contains("P01")).expect("a verdict");
+        assert!(line.contains(TUPLE) && line.contains(&format!("[{}]", std::process::id())), "{line}");
+        let first = ended.stdout.find("P01").unwrap();
+        assert!(ended.stdout[..first].lines().count() < 6, "the verdict is at the top: {}", ended.stdout);
+        for part in ["do now", "do properly", "`fourtuple explain P01`"] {
+            assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
+        }
+    });
+}
+
+#[test]
+fn wrong_flags_are_one_line() {
+    let room = Room::new();
+    let unknown = room.file("unknown.toml", "X99 = 1\n");
+    let number = room.file("number.toml", "P01 = \"high\"\n");
+    for (flags, part) in [
+        ("doctor --pid 999999999".to_owned(), "--pid 999999999: there is no process"),
+        ("doctor --pid 0".to_owned(), "--pid"),
+        ("doctor --netns /no/such/file".to_owned(), "--netns /no/such/file: open(/no/such/file)"),
+        ("doctor --to nonsense".to_owned(), "192.0.2.1:443"),
+        ("doctor --for soon".to_owned(), "--for"),
+        ("doctor --thresholds /no/such/file".to_owned(), "/no/such/file"),
+        (format!("doctor --thresholds {unknown}"), "X99: there is no such rule"),
+        (format!("doctor --thresholds {number}"), "such as P01 = 80"),
+        ("doctor --pid 1 --netns /proc/1/ns/net".to_owned(), "--netns"),
+        ("explain X99".to_owned(), "no rule has this name"),
+    ] {
+        let ended = run(&mut fourtuple(&flags));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{flags}: {ended:?}");
+        assert!(ended.line().contains(part), "{flags}: {part:?} in {}", ended.line());
+    }
+}
+
+#[test]
+fn a_process_stands_for_its_namespace() {
+    in_namespace(|| {
+        if !has("doctor::a_process_stands_for_its_namespace", &["nsenter", "sysctl"]) {
+            return;
+        }
+        let _held = exhaust();
+        let mut sleep = std::process::Command::new("sleep");
+        sleep.arg("600");
+        child::end_with_this_thread(&mut sleep);
+        let mut process = sleep.spawn().unwrap();
+        let pid = process.id();
+        let elsewhere = thread::spawn(move || {
+            netns::enter_new().unwrap();
+            [
+                format!("{QUICK} --json"),
+                format!("{QUICK} --json --pid {pid}"),
+                format!("{QUICK} --json --netns /proc/{pid}/ns/net"),
+            ]
+            .map(|flags| run(&mut fourtuple(&flags)))
+        });
+        let [own, by_pid, by_path] = elsewhere.join().unwrap();
+        // A command from the other namespace acts on this namespace.
+        let record = by_pid.json();
+        let now = actions(first(&record, "P01", &[TUPLE]), "now");
+        let widen =
+            now.iter().find(|action| action.contains("ip_local_port_range")).expect("a sysctl").clone();
+        assert!(widen.starts_with(&format!("nsenter --target {pid} --net sysctl -w ")), "{widen}");
+        thread::spawn(move || {
+            netns::enter_new().unwrap();
+            paste(&widen)
+        })
+        .join()
+        .unwrap();
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        assert_eq!(range.split_whitespace().collect::<Vec<_>>(), ["1024", "65535"]);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(own.code, 0, "{own:?}");
+        for ended in [by_pid, by_path] {
+            assert_eq!(ended.code, 1, "{ended:?}");
+            first(&ended.json(), "P01", &[TUPLE]);
+        }
+    });
+}
+
+#[test]
+fn a_destination_leaves_other_tuples_out() {
+    in_namespace(|| {
+        let _held = exhaust();
+        for (to, code) in
+            [("10.0.0.2", 1), ("10.0.0.2:4000", 1), ("10.0.0.2:4001", 0), ("10.0.0.3", 0), ("[::1]:4000", 0)]
+        {
+            let ended = run(&mut fourtuple(&format!("{QUICK} --no-trace --json --to {to}")));
+            assert_eq!(finds(&ended.json(), "P01"), code == 1, "{to}: {ended:?}");
+        }
+    });
+}
+
+#[test]
+fn rules_without_a_trace_are_listed() {
+    in_namespace(|| {
+        let ended = run(&mut fourtuple(&format!("{QUICK} --no-trace --json")));
+        let record = ended.json();
+        let unchecked = list(&record, "/results/unchecked");
+        let of = |id: &str| {
+            unchecked.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("{id}: {record:#}"))
+        };
+        for (id, what) in
+            [("P07", "connect"), ("P09", "connect"), ("L03", "connect"), ("A07", "accept"), ("L01", "locks")]
+        {
+            let reason = text(of(id), "reason");
+            let advice = format!("; `fourtuple trace {what} --for 10s`, as root, ");
+            assert!(reason.starts_with("--no-trace; ") && reason.contains(&advice), "{id}: {reason}");
+        }
+        let shown = run(&mut fourtuple(&format!("{QUICK} --no-trace"))).stdout;
+        assert!(
+            shown.contains("Not checked") && shown.contains("P07 connect() fails with EADDRNOTAVAIL"),
+            "{shown}"
+        );
+    });
+}
+
+/// Without root the processes of other users and the tracers are not visible, and a full tuple is.
+#[test]
+fn without_root_a_full_tuple_is_still_found() {
+    in_namespace(|| {
+        if !is_root() {
+            return skip(
+                "doctor::without_root_a_full_tuple_is_still_found",
+                "root",
+                "the test drops privileges",
+            );
+        }
+        let _held = exhaust();
+        let room = Room::new();
+        let copy = room.join("fourtuple");
+        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &copy).unwrap();
+        for path in [Path::new(&copy), room.path()] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let unprivileged = |flags: &str| {
+            let mut command = fourtuple_at(Path::new(&copy), flags);
+            run(command.uid(65_534).gid(65_534).current_dir("/"))
+        };
+        let ended: Ended = unprivileged(&format!("{QUICK} --json"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (1, ""), "{ended:?}");
+        let record = ended.json();
+        let finding = first(&record, "P01", &[TUPLE]);
+        assert!(!text(finding, "verdict").contains('['), "no process is visible: {finding:#}");
+        let unchecked = list(&record, "/results/unchecked");
+        for (id, start) in [
+            ("P07", "cannot trace connect(): "),
+            ("P09", "cannot trace connect(): "),
+            ("L03", "cannot trace connect(): "),
+            ("A07", "cannot trace accept(): "),
+            ("L01", "cannot trace locks: "),
+        ] {
+            let rule = unchecked.iter().find(|rule| rule["id"] == id).expect("not checked");
+            assert!(text(rule, "reason").starts_with(start), "{rule:#}");
+        }
+        let shown = unprivileged(QUICK).stdout;
+        assert!(shown.contains("Not checked") && shown.contains("CAP_"), "{shown}");
+    });
+}
+
+#[test]
+fn sigint_ends_the_reading_early() {
+    in_namespace(|| {
+        let _held = exhaust();
+        let mut running = Running::start(&mut fourtuple("doctor --for 60s --json"));
+        let reads = |id: u32| {
+            let Ok(tasks) = fs::read_dir(format!("/proc/{id}/task")) else { return false };
+            let name =
+                |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            tasks.flatten().any(|entry| name(entry) == "namespace\n")
+        };
+        assert!(running.until("reads", reads));
+        child::interrupt(running.id()).unwrap();
+        let ended = running.end();
+        let record = ended.json();
+        assert_eq!(record["validity"][0]["id"], "interrupted", "{ended:?}");
+        assert_eq!(ended.code, 3, "remarks on the validity come before findings: {ended:?}");
+        first(&record, "P01", &[TUPLE]);
+    });
+}
+
+#[test]
+fn commands_stay_on_one_line_in_a_narrow_terminal() {
+    in_namespace(|| {
+        let _held = exhaust();
+        let room = Room::new();
+        let record = diagnose(&room);
+        let finding = first(&record, "P01", &[TUPLE]);
+        let shown = run(fourtuple(&format!("{QUICK} --no-trace")).env("COLUMNS", "40")).stdout;
+        let commands = list(finding, "/now").iter().chain(list(finding, "/proper"));
+        let commands: Vec<&str> = commands
+            .filter(|advice| advice["is_command"] == true)
+            .map(|advice| text(advice, "action"))
+            .collect();
+        assert!(commands.len() >= 3, "{:?}", actions(finding, "now"));
+        for command in commands {
+            assert!(shown.lines().any(|line| line.contains(command)), "{command} in {shown}");
+        }
+    });
+}
+
+#[test]
+fn explain_needs_no_host() {
+    let explain = |arguments: &str| {
+        let mut command = fourtuple(arguments);
+        run(command.env_clear().current_dir("/"))
+    };
+    let page = explain("explain P02");
+    assert_eq!((page.code, page.stderr.as_str()), (0, ""), "{page:?}");
+    for part in ["P02", "__inet_hash_connect", "IP_LOCAL_PORT_RANGE", "fourtuple fix ports"] {
+        assert!(page.stdout.contains(part), "{part} in {}", page.stdout);
+    }
+    assert_eq!(explain("explain p02").stdout, page.stdout);
+    let rules = explain("explain").stdout;
+    let ids: Vec<&str> = rules.lines().filter_map(|line| line.split_once(' ')).map(|(id, _)| id).collect();
+    assert_eq!(ids.len(), fourtuple_doctor::ALL.len(), "{rules}");
+    for id in ids {
+        assert_eq!(explain(&format!("explain {id}")).code, 0, "{id}");
+    }
+}

@@ -1,0 +1,328 @@
+//! Faults of listeners, workers, descriptors and UDP sockets, rebuilt with real servers: the first line of `doctor` names the cause.
+//!
+//! `cargo test --test commands doctor_accept -- --nocapture` prints the figures of docs/doctor.md.
+
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::program;
+use crate::program::situation::{
+    Daemon, PROXY, actions, diagnose, do_now, figures, finds, first, has, nginx, paste, verdicts, wait_for,
+};
+use crate::program::{Room, children, queues, stat, until};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::python::Python;
+use fourtuple_testing::{in_namespace, set_sysctl};
+
+const WEB: &str = "listen 127.0.0.1:4020 reuseport backlog=512; keepalive_timeout 60; return 200 ok;";
+
+/// Opens connections and sends a request on each.
+fn requests(number: usize) -> Vec<TcpStream> {
+    let open = |_| {
+        let mut stream = TcpStream::connect(("127.0.0.1", PROXY)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        stream
+    };
+    (0..number).map(open).collect()
+}
+
+/// The answers that connections got.
+#[derive(Debug, Default, PartialEq)]
+struct Answers {
+    answered: usize,
+    reset: usize,
+    waiting: usize,
+}
+
+fn answers(streams: &mut [TcpStream]) -> Answers {
+    let mut answers = Answers::default();
+    for stream in streams {
+        // A response that was read before is in no buffer any more: peek() leaves the response there.
+        match stream.peek(&mut [0; 16]) {
+            Ok(1..) => answers.answered += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                answers.waiting += 1
+            }
+            _ => answers.reset += 1,
+        }
+    }
+    answers
+}
+
+/// Waits until no connection waits for an answer.
+fn settled(streams: &mut [TcpStream]) -> Answers {
+    until("all connections have an answer", || answers(streams).waiting == 0);
+    answers(streams)
+}
+
+/// Waits until the server answers, so that no earlier connection is in its queue.
+fn serves() {
+    wait_for("127.0.0.1", PROXY);
+    settled(&mut requests(1));
+}
+
+/// Sends SYNs without waiting for an answer.
+fn attempt(port: u16, number: usize) -> Vec<OwnedFd> {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let open = |_| {
+        let client = socket::open(Transport::Tcp, address, true).unwrap();
+        socket::connect(client.as_fd(), address).unwrap();
+        client
+    };
+    (0..number).map(open).collect()
+}
+
+fn stop(process: u32) {
+    assert!(Command::new("kill").args(["-STOP", &process.to_string()]).status().unwrap().success());
+    until("the process is stopped", || stat(process).is_some_and(|(state, _)| state == 'T'));
+}
+
+#[test]
+fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
+    in_namespace(|| {
+        if !has("doctor_accept::a_stuck_reuseport_worker_of_nginx_is_named_and_continues", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let server = nginx(&room, "web", 4, None, &format!("server {{ {WEB} }}"));
+        until("4 workers", || children(server.pid()).len() == 4);
+        wait_for("127.0.0.1", PROXY);
+        let stuck = children(server.pid())[1];
+        stop(stuck);
+        let mut streams = requests(100);
+        until("the other workers accept", || queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1);
+        let record = diagnose(&room);
+        let before = answers(&mut streams);
+        let finding = first(
+            &record,
+            "B03",
+            &["1 of 4 listeners at 127.0.0.1:4020 is stuck", &format!("nginx[{stuck}]")],
+        );
+        let command = do_now(finding);
+        assert_eq!(command, format!("kill -CONT {stuck}"));
+        paste(&command);
+        let after = settled(&mut streams);
+        figures(
+            "a stopped reuseport worker of nginx",
+            &format!("{} of 100 requests wait", before.waiting),
+            &command,
+            &format!("{} wait", after.waiting),
+        );
+        assert!(before.waiting > 5 && after.answered == 100, "{before:?} {after:?}");
+        assert!(!finds(&diagnose(&room), "B03"));
+    });
+}
+
+#[test]
+fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
+    in_namespace(|| {
+        if !has("doctor_accept::a_full_accept_queue_of_nginx_is_named_and_emptied", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let server =
+            nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
+        serves();
+        stop(server.pid());
+        let mut streams = requests(17);
+        let _refused = attempt(PROXY, 20);
+        let record = diagnose(&room);
+        let before = answers(&mut streams);
+        let finding = first(
+            &record,
+            "A01",
+            &[
+                "the accept queue of 127.0.0.1:4020 is full",
+                &format!("nginx[{}]", server.pid()),
+                "the backlog is 16",
+            ],
+        );
+        assert!(actions(finding, "proper").iter().any(|action| action.contains("backlog=N")));
+        let command = do_now(finding);
+        assert_eq!(command, format!("kill -CONT {}", server.pid()));
+        paste(&command);
+        let after = settled(&mut streams);
+        figures(
+            "a full accept queue of nginx (`backlog=16`), process stopped",
+            &format!("{} of 17 accepted connections wait, 20 SYNs dropped", before.waiting),
+            &command,
+            &format!("{} wait", after.waiting),
+        );
+        assert_eq!((before.waiting, after.answered), (17, 17));
+        until("the queue is empty", || !finds(&diagnose(&room), "A01"));
+    });
+}
+
+#[test]
+fn a_blocking_server_with_a_short_backlog_is_named() {
+    in_namespace(|| {
+        if !has("doctor_accept::a_blocking_server_with_a_short_backlog_is_named", &["python3"]) {
+            return;
+        }
+        set_sysctl("net.core.somaxconn", "8");
+        let room = Room::new();
+        let mut server = Python::start();
+        server.run("s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(1000)");
+        let _clients = attempt(PROXY, 30);
+        let record = diagnose(&room);
+        let name = format!("[{}]", server.pid());
+        let finding =
+            first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
+        let now = actions(finding, "now");
+        assert_eq!(now[0], "fourtuple trace accept --port 4020 --for 10s");
+        assert_eq!(now[1], "sysctl -w net.core.somaxconn=4096");
+        assert!(actions(finding, "proper").iter().any(|action| action.contains("no blocking work")));
+        // The blocked thread goes on.
+        let accepted = server.number(
+            "s.setblocking(False)\nn = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)",
+        );
+        assert!(accepted >= 9, "{accepted}");
+    });
+}
+
+#[test]
+fn resets_by_abort_on_overflow_are_named_and_end() {
+    in_namespace(|| {
+        if !has("doctor_accept::resets_by_abort_on_overflow_are_named_and_end", &["python3"]) {
+            return;
+        }
+        set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
+        let room = Room::new();
+        let mut server = Python::start();
+        server.run(
+            "s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.setblocking(False)\n\
+             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60); s.listen(20)",
+        );
+        // TCP_DEFER_ACCEPT: the handshakes end when data arrives. The second 20 began before the queue was full.
+        let mut bursts = || {
+            let mut held = Vec::new();
+            for _ in 0..2 {
+                let mut streams: Vec<TcpStream> =
+                    attempt(PROXY, 20).into_iter().map(TcpStream::from).collect();
+                for stream in &mut streams {
+                    // On a busy machine the kernel handles the SYN later, in a thread of its own.
+                    stream.set_nonblocking(false).unwrap();
+                    stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+                    let _ = stream.write_all(b"x");
+                    stream.set_nonblocking(true).unwrap();
+                }
+                held.extend(streams);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            let reset = answers(&mut held).reset;
+            server.run("try:\n  while True: s.accept()[0].close()\nexcept BlockingIOError: pass");
+            reset
+        };
+        let (record, before) = std::thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            let mut before = 0;
+            while !diagnosis.is_finished() {
+                before = bursts().max(before);
+            }
+            (diagnosis.join().unwrap(), before)
+        });
+        let finding =
+            first(&record, "A06", &["net.ipv4.tcp_abort_on_overflow is 1", "accept queues were full"]);
+        let command = do_now(finding);
+        assert_eq!(command, "sysctl -w net.ipv4.tcp_abort_on_overflow=0");
+        paste(&command);
+        let after = bursts();
+        figures(
+            "net.ipv4.tcp_abort_on_overflow",
+            &format!("{before} of 40 connections reset"),
+            &command,
+            &format!("{after} reset"),
+        );
+        assert!(before > 0 && after == 0, "{before} before, {after} after");
+    });
+}
+
+#[test]
+fn a_reload_with_a_queue_is_named_and_loses_nothing() {
+    in_namespace(|| {
+        if !has("doctor_accept::a_reload_with_a_queue_is_named_and_loses_nothing", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let start = |name: &str| nginx(&room, name, 0, None, &format!("server {{ {WEB} }}"));
+        let mut lost = Vec::new();
+        let mut command = String::new();
+        for round in ["before", "after"] {
+            let old = start(&format!("{round}-old"));
+            wait_for("127.0.0.1", PROXY);
+            // The rule tells generations apart by a second between their starts.
+            std::thread::sleep(Duration::from_millis(1_100));
+            stop(old.pid());
+            let new = start(&format!("{round}-new"));
+            until("both listen", || queues(PROXY).len() == 2);
+            let mut streams = requests(60);
+            until("the new process accepts its share", || {
+                queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1
+            });
+            let record = diagnose(&room);
+            if command.is_empty() {
+                let names = [format!("nginx[{}], which is older than nginx[{}]", old.pid(), new.pid())];
+                let finding = first(&record, "B04", &[&names[0], "connections at 127.0.0.1:4020 wait"]);
+                command = do_now(finding);
+                assert_eq!(command, "sysctl -w net.ipv4.tcp_migrate_req=1");
+            } else {
+                assert!(!finds(&record, "B04"), "{:#?}", verdicts(&record));
+            }
+            old.end();
+            let ended = settled(&mut streams);
+            lost.push(ended.reset);
+            if round == "before" {
+                paste(&command);
+            }
+        }
+        figures(
+            "a reload of nginx with connections in the queue",
+            &format!("{} of 60 connections reset", lost[0]),
+            &command,
+            &format!("{} reset", lost[1]),
+        );
+        assert!(lost[0] > 5 && lost[1] == 0, "{lost:?}");
+    });
+}
+
+#[test]
+fn a_proxy_without_descriptors_is_named_and_fixed() {
+    in_namespace(|| {
+        if !has("doctor_accept::a_proxy_without_descriptors_is_named_and_fixed", &["nginx", "prlimit"]) {
+            return;
+        }
+        let room = Room::new();
+        let config = program::situation::nginx_config(
+            &room,
+            "proxy",
+            0,
+            "server { listen 127.0.0.1:4000; return 200 ok; }\n\
+             server { listen 127.0.0.1:4020; location / { proxy_pass http://127.0.0.1:4000; } }",
+        );
+        let proxy = Daemon::start(None, &["sh", "-c", "ulimit -S -n 128; exec nginx -c \"$0\"", &config]);
+        wait_for("127.0.0.1", PROXY);
+        let mut streams = requests(200);
+        // nginx closes idle connections after a time and answers waiting requests then.
+        until("nginx answers as many as it has descriptors for", || answers(&mut streams).answered >= 50);
+        let before = answers(&mut streams);
+        let record = diagnose(&room);
+        let finding =
+            first(&record, "F01", &[&format!("nginx[{}] has ", proxy.pid()), " of 128 descriptors"]);
+        let command = do_now(finding);
+        assert!(command.starts_with(&format!("prlimit --pid {} --nofile=512", proxy.pid())), "{command}");
+        paste(&command);
+        let after = settled(&mut streams);
+        figures(
+            "nginx as a proxy with RLIMIT_NOFILE of 128",
+            &format!("{} of 200 requests wait", before.waiting),
+            &command,
+            &format!("{} wait", after.waiting),
+        );
+        assert!(before.waiting > 0 && after.answered == 200, "{before:?} {after:?}");
+        assert!(!finds(&diagnose(&room), "F01"));
+    });
+}

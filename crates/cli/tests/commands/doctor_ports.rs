@@ -1,0 +1,317 @@
+//! Faults of source ports, rebuilt from reports to projects: the first line of `doctor` names the cause, and its first command removes it.
+//!
+//! `cargo test --test commands doctor_ports -- --nocapture` prints the figures of docs/doctor.md.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::thread;
+
+use crate::program::cgroup::Cgroup;
+use crate::program::situation::{
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
+    has, nginx, paste, set_range, verdicts, wait_for,
+};
+use crate::program::{Room, children, queues, until};
+use fourtuple_syscalls::resource;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::python::Python;
+use fourtuple_testing::{in_namespace, set_sysctl, skip};
+
+/// Returns a cgroup, or reports a skipped test.
+fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
+    let made = Cgroup::new(name);
+    if made.is_none() {
+        skip(test, "cgroup", "no cgroup can be made");
+    }
+    made
+}
+
+/// Traefik and nginx without keep-alive to the server (traefik#13123): the proxy closes first, and its ports are in TIME_WAIT.
+#[test]
+fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
+    in_namespace(|| {
+        let test = "doctor_ports::the_fix_of_an_exhausted_proxy_ends_its_errors";
+        let Some(cgroup) = cgroup(test, "loop") else { return };
+        exhaust_a_proxy(test, Some(cgroup), 0);
+    });
+}
+
+/// The same in the cgroup of the test, which is the root cgroup on hosts without systemd, with a worker of a master process.
+#[test]
+fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
+    in_namespace(|| exhaust_a_proxy("doctor_ports::the_fix_of_an_exhausted_proxy_needs_no_cgroup", None, 1));
+}
+
+fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
+    if !has(test, &["nginx", "curl"]) {
+        return;
+    }
+    set_range(20_000, 20_199);
+    let room = Room::new();
+    let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
+    let _server = nginx(&room, "server", 0, None, &server);
+    wait_for("10.0.0.2", SERVER);
+    // The proxy asks the server to keep connections, but has no pool of its own: the proxy closes first.
+    let proxy = format!(
+        "server {{ listen 127.0.0.1:{PROXY}; location / {{ proxy_pass http://10.0.0.2:{SERVER}; \
+         proxy_http_version 1.1; proxy_set_header Connection keep-alive; }} }}"
+    );
+    let proxy = nginx(&room, "proxy", workers, cgroup, &proxy);
+    wait_for("127.0.0.1", PROXY);
+    // The master listens before it has workers.
+    let worker = || if workers == 0 { Some(proxy.pid()) } else { children(proxy.pid()).first().copied() };
+    until("nginx has a worker", || worker().is_some());
+    let worker = worker().expect("seen above");
+    let cgroup_of = || std::fs::read_to_string(format!("/proc/{worker}/cgroup")).expect("procfs");
+    let before_fix = cgroup_of();
+    let url = format!("http://127.0.0.1:{PROXY}/");
+    failed_requests(&url, 200);
+    let before = failed_requests(&url, 100);
+    assert!(before > 90, "{before} of 100 requests failed");
+    let record = thread::scope(|scope| {
+        let diagnosis = scope.spawn(|| diagnose(&room));
+        while !diagnosis.is_finished() {
+            failed_requests(&url, 20);
+        }
+        diagnosis.join().unwrap()
+    });
+    let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
+    let nginx = format!("nginx[{worker}]");
+    let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &nginx]);
+    let command = do_now(finding);
+    let expected = format!("fourtuple fix ports --pid {worker} --source 10.0.0.0/24 --to 10.0.0.2:{SERVER}");
+    assert_eq!(command, expected, "{:#?}", verdicts(&record));
+    let Some(fix) = Fix::paste(test, &command) else { return };
+    let after = failed_requests(&url, 100);
+    figures(
+        "nginx as a proxy without keep-alive (traefik#13123)",
+        &format!("{before} of 100 requests fail"),
+        &command,
+        &format!("{after} fail"),
+    );
+    assert_eq!(after, 0);
+    drop(fix);
+    assert_eq!(cgroup_of(), before_fix, "the proxy is where it was");
+}
+
+/// Ends a fix and requires that it drew the ports of at least so many connects, nearly all that it saw.
+#[track_caller]
+fn require_drawn(fix: Fix, least: u64) {
+    let results = fix.end();
+    let [connects, drawn] = ["connects", "drawn"].map(|name| results[name].as_u64().expect("a number"));
+    assert!(connects >= least && drawn * 10 > connects * 9, "{results:#}");
+}
+
+/// Opens connections to a proxy at several addresses, so that the ports of the clients are not exhausted first.
+fn clients(number: usize) -> Vec<TcpStream> {
+    (0..number)
+        .map(|index| TcpStream::connect((format!("127.0.1.{}", index % 20 + 1), PROXY)).unwrap())
+        .collect()
+}
+
+/// The CPU time of connect() rises at half of the range (haproxy#2050).
+#[test]
+fn haproxy_past_half_of_the_range_is_named_and_fixed() {
+    in_namespace(|| {
+        let test = "doctor_ports::haproxy_past_half_of_the_range_is_named_and_fixed";
+        if !has(test, &["haproxy"]) {
+            return;
+        }
+        let Some(cgroup) = cgroup(test, "half") else { return };
+        resource::raise_descriptor_limit().unwrap();
+        set_range(20_000, 23_999);
+        set_sysctl("net.core.somaxconn", "65535");
+        let address: SocketAddr = format!("10.0.0.2:{SERVER}").parse().unwrap();
+        // The queue holds the server side of the connections.
+        let sink = socket::open(Transport::Tcp, address, false).unwrap();
+        socket::bind(sink.as_fd(), address).unwrap();
+        socket::listen(sink.as_fd(), 65_535).unwrap();
+        let room = Room::new();
+        let config = room.file(
+            "haproxy.cfg",
+            &format!(
+                "global\n    nbthread 1\n    maxconn 4000\ndefaults\n    mode tcp\n    timeout client 10m\n    timeout connect 60s\n    \
+                 timeout server 10m\nlisten front\n    bind *:{PROXY} backlog 4000\n    server one {address}\n"
+            ),
+        );
+        let haproxy = Daemon::start(Some(cgroup), &["haproxy", "-db", "-f", &config]);
+        wait_for("127.0.0.1", PROXY);
+        let opened = |more: usize| {
+            let (began, all) = (cpu_ns(haproxy.pid()), queues(SERVER)[0] + more as u64);
+            let held = clients(more);
+            until("haproxy has connected", || queues(SERVER)[0] >= all);
+            (held, (cpu_ns(haproxy.pid()) - began) as f64 / more as f64 / 1e3)
+        };
+        let (_held, free) = opened(1_900);
+        let (_more, before) = opened(300);
+        let record = diagnose(&room);
+        let name = format!("haproxy[{}]", haproxy.pid());
+        let tuple = format!("10.0.0.1 → {address} uses ");
+        let finding = first(&record, "P02", &[&tuple, " of 2,000 even ports", &name]);
+        let command = do_now(finding);
+        assert_eq!(command, format!("fourtuple fix ports --pid {} --to {address}", haproxy.pid()));
+        let Some(fix) = Fix::paste(test, &command) else { return };
+        let (_last, after) = opened(300);
+        figures(
+            "haproxy past half of the range (haproxy#2050)",
+            &format!("{before:.0} us of CPU time per connection ({free:.0} us below half)"),
+            &command,
+            &format!("{after:.0} us"),
+        );
+        // The kernel no longer searches: the ports are drawn from the free ones.
+        require_drawn(fix, 300);
+    });
+}
+
+/// connect() takes all of the CPU time under TIME_WAIT (haproxy#1520). HAProxy resets its own server connections now: a Python client closes
+/// first here.
+#[test]
+fn a_search_among_time_wait_is_named_and_fixed() {
+    in_namespace(|| {
+        let test = "doctor_ports::a_search_among_time_wait_is_named_and_fixed";
+        if !has(test, &["nginx", "python3"]) {
+            return;
+        }
+        let Some(cgroup) = cgroup(test, "wait") else { return };
+        set_range(20_000, 23_999);
+        let room = Room::new();
+        let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
+        let _server = nginx(&room, "server", 0, None, &server);
+        wait_for("10.0.0.2", SERVER);
+        let mut client = Python::start();
+        std::fs::write(cgroup.0.join("cgroup.procs"), client.pid().to_string()).unwrap();
+        client.run(&format!(
+            "def churn(number):\n  began = time.thread_time_ns()\n  for _ in range(number):\n    \
+             s = socket.create_connection(('10.0.0.2', {SERVER})); s.close()\n  return (time.thread_time_ns() - began) // number // 1000"
+        ));
+        client.run("churn(2050)");
+        let before = client.number("print(churn(100))");
+        // Another thread of the client connects during the diagnosis.
+        client.run(
+            "import threading\ngoing = True\ndef more():\n  while going: churn(1); time.sleep(0.02)\n\
+             thread = threading.Thread(target=more); thread.start()",
+        );
+        let record = diagnose(&room);
+        client.run("going = False; thread.join()");
+        let finding = first(
+            &record,
+            "P02",
+            &[&format!("10.0.0.1 → 10.0.0.2:{SERVER} uses "), &format!("[{}]", client.pid())],
+        );
+        let command = do_now(finding);
+        let Some(fix) = Fix::paste(test, &command) else { return };
+        let after = client.number("print(churn(100))");
+        figures(
+            "connect() among TIME_WAIT sockets (haproxy#1520; Python client)",
+            &format!("{before} us of CPU time per connection"),
+            &command,
+            &format!("{after} us"),
+        );
+        require_drawn(fix, 100);
+    });
+}
+
+/// bind() to a source address without IP_BIND_ADDRESS_NO_PORT (envoy#44747; Envoy is not in Debian): a Python client makes the same calls.
+#[test]
+fn bind_before_connect_is_named_and_the_range_helps() {
+    in_namespace(|| {
+        let test = "doctor_ports::bind_before_connect_is_named_and_the_range_helps";
+        if !has(test, &["nginx", "python3"]) {
+            return;
+        }
+        set_range(20_000, 20_399);
+        let room = Room::new();
+        let servers: String = (0..4)
+            .map(|index| format!("server {{ listen 10.0.0.2:{}; return 200 ok; }}\n", SERVER + index))
+            .collect();
+        let _server = nginx(&room, "server", 0, None, &servers);
+        wait_for("10.0.0.2", SERVER + 3);
+        let mut client = Python::start();
+        client.run(&format!(
+            "def dial(number):\n  failed = 0\n  for index in range(number):\n    s = socket.socket()\n    try:\n      \
+             s.bind(('10.0.0.1', 0)); s.connect(('10.0.0.2', {SERVER} + index % 4)); held.append(s)\n    \
+             except OSError: failed += 1\n  return failed"
+        ));
+        client.run("dial(400)");
+        // Each destination has 100 of 400 ports in use.
+        assert_eq!(client.number("print(dial(100))"), 100);
+        let record = diagnose(&room);
+        let finding =
+            first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
+        assert!(actions(finding, "proper").iter().any(|action| action.contains("IP_BIND_ADDRESS_NO_PORT")));
+        let command = do_now(finding);
+        paste(&command);
+        let after = client.number("print(dial(100))");
+        figures(
+            "bind() before connect() without option 24 (envoy#44747; Python client)",
+            "100 of 100 bind() fail at a quarter of the ports per destination",
+            &command,
+            &format!("{after} fail"),
+        );
+        assert_eq!(after, 0);
+        assert!(!finds(&diagnose(&room), "P08"));
+    });
+}
+
+/// A server whose port is inside of the range, as NodePorts are (kubernetes#138272).
+#[test]
+fn a_server_inside_of_the_range_keeps_its_port() {
+    in_namespace(|| {
+        let test = "doctor_ports::a_server_inside_of_the_range_keeps_its_port";
+        if !has(test, &["nginx", "python3"]) {
+            return;
+        }
+        // connect() begins with the even ports.
+        const INSIDE: u16 = 20_101;
+        set_range(20_000, 20_199);
+        let room = Room::new();
+        let server = format!("server {{ listen 127.0.0.1:{SERVER}; return 200 ok; }}");
+        let _server = nginx(&room, "server", 0, None, &server);
+        wait_for("127.0.0.1", SERVER);
+        let exposed = format!("server {{ listen 127.0.0.1:{INSIDE}; return 200 ok; }}");
+        let start = || {
+            let started = nginx(&room, "exposed", 0, None, &exposed);
+            wait_for("127.0.0.1", INSIDE);
+            started
+        };
+        // Fills the range and binds as a restarted server does; prints how often bind() fails.
+        let restarts = |client: &mut Python| {
+            client.number(&format!(
+                "failed = 0\nimport subprocess\nfor _ in range(5):\n  while True:\n    s = socket.socket()\n    \
+                 try: s.connect(('127.0.0.1', {SERVER})); held.append(s)\n    except OSError: break\n  \
+                 test = socket.socket()\n  test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n  \
+                 try: test.bind(('127.0.0.1', {INSIDE}))\n  except OSError: failed += 1\n  test.close()\nprint(failed)"
+            ))
+        };
+        let dial =
+            format!("for _ in range(120): held.append(socket.create_connection(('127.0.0.1', {SERVER})))");
+        let mut client = Python::start();
+        let running = start();
+        client.run(&dial);
+        let pid = running.pid();
+        let record = diagnose(&room);
+        running.end();
+        let before = restarts(&mut client);
+        assert_eq!(before, 5);
+        // RST instead of TIME_WAIT, which would keep the port for 60 s.
+        client.run(
+            "import struct\nfor s in held: s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); s.close()\n\
+             held.clear()",
+        );
+        let finding = first(&record, "P05", &[&format!("nginx[{pid}] ({INSIDE})"), "EADDRINUSE"]);
+        let command = do_now(finding);
+        paste(&command);
+        let running = start();
+        client.run(&dial);
+        running.end();
+        let after = restarts(&mut client);
+        let _running = start();
+        figures(
+            "a server inside of the range (kubernetes#138272)",
+            &format!("{before} of 5 restarts fail with EADDRINUSE"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert_eq!(after, 0);
+    });
+}

@@ -1,0 +1,197 @@
+//! Faults of servers that only a change of the server removes: `doctor` names the cause first, and the change that it advises removes it.
+
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use crate::program;
+use crate::program::situation::{Daemon, PROXY, actions, diagnose, figures, finds, first, has, text_of};
+use crate::program::{Room, children, stat, until};
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::python::Python;
+use serde_json::Value;
+
+/// Starts four workers that wait with EPOLLEXCLUSIVE, in the order of their process IDs. Each has a listener of its own if `own` is true.
+fn start_workers(server: &mut Python, own: bool) {
+    let open = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); \
+                s.bind(('127.0.0.1', 4020)); s.listen(500); s.setblocking(False)";
+    if !own {
+        server.run(open);
+    }
+    let open = if own { open } else { "pass" };
+    server.run(&format!(
+        "for _ in range(4):\n  ready, done = os.pipe()\n  if os.fork() == 0:\n    os.close(0); {open}\n    \
+         ep = select.epoll(); ep.register(s.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE); os.write(done, b'x')\n    \
+         while True:\n      ep.poll()\n      try: held.append(s.accept())\n      except BlockingIOError: pass\n  \
+         os.read(ready, 1); os.close(ready); os.close(done)"
+    ));
+}
+
+/// Connects whenever all processes of a server sleep. The kernel wakes one of them when the connection is in the queue.
+fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
+    let workers = [vec![server.pid()], children(server.pid())].concat();
+    let is_idle = |worker: &u32| stat(*worker).is_some_and(|(state, _)| state == 'S');
+    let connect = |_| {
+        while !workers.iter().all(is_idle) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        fourtuple_testing::connect(([127, 0, 0, 1], PROXY).into())
+    };
+    (0..number).map(connect).collect()
+}
+
+#[test]
+fn a_ladder_of_workers_is_named_and_reuseport_helps() {
+    in_namespace(|| {
+        if !has("doctor_services::a_ladder_of_workers_is_named_and_reuseport_helps", &["python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut server = Python::start();
+        start_workers(&mut server, false);
+        let clients = trickle(&server, 80);
+        let record = diagnose(&room);
+        let finding =
+            first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
+        assert_eq!(actions(finding, "now"), ["fourtuple trace accept --port 4020 --for 10s"]);
+        let advice = actions(finding, "proper");
+        assert!(advice[0].starts_with("setsockopt(SO_REUSEPORT) before bind()"), "{advice:?}");
+        let jain = |record: &Value| {
+            let services = &record["results"]["snapshot"]["connections"]["seen"]["services"];
+            let workers =
+                services.as_array().unwrap().iter().find(|service| service["port"] == PROXY).unwrap();
+            let shares: Vec<f64> = workers["workers"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|worker| worker["sockets"].as_f64().unwrap())
+                .collect();
+            let (sum, squares) =
+                (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
+            sum * sum / (4.0 * squares)
+        };
+        let before = jain(&record);
+        drop((server, clients));
+        let mut server = Python::start();
+        start_workers(&mut server, true);
+        let _clients = trickle(&server, 80);
+        let record = diagnose(&room);
+        let after = jain(&record);
+        figures(
+            "4 workers with EPOLLEXCLUSIVE on one listener (Python)",
+            &format!("Jain's index of the connections {before:.2}"),
+            &advice[0],
+            &format!("{after:.2}"),
+        );
+        assert!(!finds(&record, "B02") && after > before, "{before} {after}");
+    });
+}
+
+/// Sends queries to Unbound while `doctor` reads, and returns the record and the drops of the socket.
+fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
+    let log = room.join("log");
+    let config = room.file(
+        "unbound.conf",
+        &format!(
+            "server:\n  interface: 127.0.0.1@5300\n  do-tcp: no\n  do-daemonize: no\n  num-threads: 1\n  so-rcvbuf: {buffer}\n  \
+             chroot: \"\"\n  username: \"\"\n  directory: \"{}\"\n  pidfile: \"\"\n  use-syslog: no\n  logfile: \"{log}\"\n  \
+             module-config: \"iterator\"\n  local-data: \"a.example. A 10.0.0.1\"\nremote-control:\n  control-enable: no\n",
+            room.path().display()
+        ),
+    );
+    let server = Daemon::start(None, &["unbound", "-c", &config]);
+    // A query for a.example, class IN, type A. A burst begins when Unbound has read the burst before. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
+    // would fill the queue of the client.
+    client.run(
+        "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('127.0.0.1', 5300)); u.settimeout(0.2)\n\
+         query = bytes.fromhex('123401000001000000000000') + b'\\x01a\\x07example\\x00\\x00\\x01\\x00\\x01'\n\
+         def ask():\n  try: u.send(query); return len(u.recv(512)) > 12\n  except OSError: return False\n\
+         mute = query[:2] + b'\\x81' + query[3:]\n\
+         def waits():\n  rows = [line.split() for line in open('/proc/self/net/udp')]\n  \
+         return any(int(row[4].split(':')[1], 16) for row in rows if row[1].endswith(':14B4'))\n\
+         def burst():\n  while waits(): time.sleep(0.01)\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
+    );
+    until("Unbound answers", || client.run("print(ask())") == "True");
+    let record = thread::scope(|scope| {
+        let diagnosis = scope.spawn(|| diagnose(room));
+        while !diagnosis.is_finished() {
+            client.run("burst(); time.sleep(0.1)");
+        }
+        diagnosis.join().unwrap()
+    });
+    let sockets = record["results"]["snapshot"]["udp"]["seen"]["sockets"].as_array().unwrap();
+    let socket = sockets.iter().find(|socket| socket["local"] == "127.0.0.1:5300");
+    // The snapshot lists sockets with drops or a queue.
+    let drops = socket.map_or(0, |socket| socket["drops"]["during"].as_u64().unwrap());
+    let pid = server.pid();
+    (record, pid, drops)
+}
+
+#[test]
+fn drops_of_unbound_are_named_and_a_buffer_helps() {
+    in_namespace(|| {
+        if !has("doctor_services::drops_of_unbound_are_named_and_a_buffer_helps", &["unbound", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut client = Python::start();
+        let (record, pid, before) = flood(&room, &mut client, "4096");
+        let name = format!("unbound[{pid}]");
+        let finding = first(&record, "U01", &["the UDP socket 127.0.0.1:5300 of", &name, "dropped"]);
+        let now = actions(finding, "now");
+        assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
+        assert_eq!(text_of(finding, "/now/0/is_command"), "false");
+        let (record, _, after) = flood(&room, &mut client, "4m");
+        figures(
+            "Unbound with a receive buffer of 4 KiB",
+            &format!("{before} datagrams dropped in 0.5 s"),
+            "so-rcvbuf: 4m",
+            &format!("{after} dropped"),
+        );
+        assert!(before > 0 && !finds(&record, "U01"), "{before} before, {after} after");
+    });
+}
+
+/// The kernel knows the age of a CLOSE_WAIT socket only by the silence of the peer, and the rule wants a minute.
+#[test]
+#[ignore = "waits a minute"]
+fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
+    in_namespace(|| {
+        if !has("doctor_services::a_leak_of_close_wait_is_named_and_a_restart_helps", &["python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let start = || {
+            let mut server = Python::start();
+            server.run("s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 4020)); s.listen(500)");
+            server
+        };
+        let mut server = start();
+        drop(trickle(&server, 100));
+        server.run("for _ in range(100): held.append(s.accept())");
+        thread::sleep(Duration::from_secs(61));
+        let record = diagnose(&room);
+        let name = format!("python3[{}] has not closed 100 connections", server.pid());
+        let finding = first(&record, "T07", &[&name, "CLOSE_WAIT"]);
+        let now = actions(finding, "now");
+        assert_eq!(
+            now,
+            [
+                format!("ss -tnp state close-wait | grep pid={},", server.pid()),
+                "restart the process".to_owned()
+            ]
+        );
+        let listed = program::situation::paste(&now[0]).lines().count();
+        drop(server);
+        let _server = start();
+        let after = diagnose(&room);
+        figures(
+            "a leak of CLOSE_WAIT (Python server)",
+            &format!("{listed} sockets in CLOSE_WAIT"),
+            &now[1],
+            "0",
+        );
+        assert_eq!(listed, 100);
+        assert!(!finds(&after, "T07"));
+    });
+}

@@ -1,0 +1,282 @@
+//! Errors of the environment: one line, exit code 4, and no measurement is lost.
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::program::{Ended, Room, fourtuple, is_root, list, measure_with, number, require_valid, run};
+use fourtuple_record::Saved;
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+
+#[test]
+fn without_permission_for_namespaces() {
+    for command in ["lab", "lab ports", "lab time-wait", "plan"] {
+        let room = Room::new();
+        let mut command = fourtuple(command);
+        child::refuse(&mut command, Facility::Namespaces);
+        let ended = run(command.current_dir(room.path()));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        let line = ended.line();
+        for part in ["cannot make a network namespace", "Operation not permitted", "user.max_user_namespaces"]
+        {
+            assert_eq!(line.matches(part).count(), 1, "{part:?} in {line:?}");
+        }
+        assert!(room.names().is_empty(), "no file is written");
+    }
+    let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json");
+    child::refuse(&mut command, Facility::Namespaces);
+    let ended = run(&mut command);
+    assert_eq!(ended.code, 0, "a plan without calibration needs no namespace: {ended:?}");
+    assert_eq!(ended.json()["results"]["capacity"], 128);
+}
+
+#[test]
+fn with_too_few_descriptors() {
+    for command in ["lab ports", "lab time-wait", "plan"] {
+        let mut command = fourtuple(command);
+        child::limit_descriptors(&mut command, 64);
+        let ended = run(&mut command);
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        let line = ended.line();
+        assert!(line.contains("RLIMIT_NOFILE") && line.contains("is 64") && line.contains("512"), "{line}");
+    }
+}
+
+/// More sockets than RLIMIT_NOFILE: io_uring instances hold them, or child processes where io_uring is refused.
+#[test]
+fn with_fewer_descriptors_than_sockets() {
+    for rings in [true, false] {
+        let mut command = fourtuple("lab ports --range 20000-21999 --strategy full-range --json");
+        child::limit_descriptors(&mut command, 512);
+        if !rings {
+            child::refuse(&mut command, Facility::IoUring);
+        }
+        let Some(ended) = measure_with("environment::with_fewer_descriptors_than_sockets", &mut command)
+        else {
+            return;
+        };
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert_eq!(number(&list(&ended.json(), "/results/strategies")[0], "connections"), 2000);
+    }
+}
+
+const SMALL: &str = "lab ports --range 20000-20127";
+
+/// Reads the record that a command saved because its page or its output could not be written.
+fn saved(ended: &Ended) -> Saved {
+    assert_eq!(ended.code, 4, "{ended:?}");
+    let (_, path) =
+        ended.line().rsplit_once("fourtuple report --html FILE ").expect("the path of the record");
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let redrawn = run(&mut fourtuple(&format!("report {path}")));
+    assert_eq!((redrawn.code, redrawn.stderr.as_str()), (0, ""), "{redrawn:?}");
+    if !ended.stdout.is_empty() {
+        assert_eq!(redrawn.stdout, ended.stdout, "the printed table equals the table of the saved record");
+    }
+    Saved::parse(&text).unwrap()
+}
+
+fn connections(saved: &Saved) -> u64 {
+    let Saved::Ports(record) = saved else { panic!("the record is not of lab ports") };
+    record.results.strategies.iter().map(|run| run.connections).sum()
+}
+
+#[test]
+fn an_unwritable_page_keeps_the_record() {
+    let room = Room::new();
+    let missing = room.join("no/such/room/report.html");
+    for page in ["/dev/full", &missing] {
+        let mut command = fourtuple(&format!("{SMALL} --html {page}"));
+        command.env("TMPDIR", room.path());
+        let test = "environment::an_unwritable_page_keeps_the_record";
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert!(ended.line().contains(&format!("cannot write {page}")), "{ended:?}");
+        assert!(ended.stdout.contains("kernel-default") && ended.stdout.contains("full-range"), "{ended:?}");
+        assert!(connections(&saved(&ended)) >= 128);
+    }
+    assert_eq!(room.names().len(), 2, "two records and no other file: {:?}", room.names());
+}
+
+#[test]
+fn an_unwritable_page_keeps_the_printed_json() {
+    let room = Room::new();
+    let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json --html /dev/full");
+    let ended = run(command.env("TMPDIR", room.path()));
+    assert_eq!(ended.code, 4);
+    assert!(ended.line().contains("/dev/full"), "{ended:?}");
+    assert_eq!(ended.json()["results"]["capacity"], 128);
+    assert!(room.names().is_empty(), "the printed JSON is the record");
+}
+
+#[test]
+fn a_report_prints_despite_a_failed_page() {
+    let room = Room::new();
+    let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
+    let path = room.file("plan.json", &plan.stdout);
+    let ended = run(&mut fourtuple(&format!("report {path} --html /dev/full")));
+    assert_eq!(ended.code, 4, "{ended:?}");
+    assert!(ended.line().contains("/dev/full") && ended.stdout.contains("fourtuple plan"), "{ended:?}");
+}
+
+#[test]
+fn unwritable_output_keeps_the_record() {
+    let room = Room::new();
+    for json in ["", "--json"] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = fourtuple(&format!("{SMALL} {json}"));
+        let child = command.env("TMPDIR", room.path()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let ended = Ended {
+            code: output.status.code().unwrap(),
+            stdout: String::new(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        if ended.is_without_namespaces() {
+            let test = "environment::unwritable_output_keeps_the_record";
+            return fourtuple_testing::skip(test, "netns", ended.line());
+        }
+        assert!(ended.line().contains("cannot write to stdout"), "{ended:?}");
+        assert!(connections(&saved(&ended)) >= 128);
+    }
+}
+
+/// A file system that fills up while the page is written.
+#[test]
+fn a_full_disk_keeps_the_record() {
+    let test = "environment::a_full_disk_keeps_the_record";
+    if !is_root() {
+        return fourtuple_testing::skip(test, "root", "mounting a small disk takes root");
+    }
+    // First only the file system of the page is full; then also the directory for temporary files, and the record goes to the
+    // working directory.
+    for temporary in ["elsewhere", "disk"] {
+        let room = Room::new();
+        for directory in ["disk", "elsewhere", "work"] {
+            fs::create_dir(room.join(directory)).unwrap();
+        }
+        let disk = room.join("disk");
+        let mut command = fourtuple(&format!("{SMALL} --html {disk}/report.html"));
+        command.env("TMPDIR", room.join(temporary)).current_dir(room.join("work"));
+        child::mount_small_disk(&mut command, Path::new(&disk), 4096).unwrap();
+        let ended = match command.output() {
+            Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            Ok(output) => Ended {
+                code: output.status.code().unwrap(),
+                stdout: String::from_utf8(output.stdout).unwrap(),
+                stderr: String::from_utf8(output.stderr).unwrap(),
+            },
+        };
+        if ended.is_without_namespaces() {
+            return fourtuple_testing::skip(test, "netns", ended.line());
+        }
+        assert!(ended.line().contains("No space left on device"), "{ended:?}");
+        let file = ended.line().rsplit('/').next().unwrap().to_owned();
+        let (kept, path) = match temporary {
+            "disk" => ("work", format!("./{file}")),
+            _ => ("elsewhere", room.join(&format!("elsewhere/{file}"))),
+        };
+        assert!(ended.line().ends_with(&path), "{ended:?}");
+        let text = fs::read_to_string(room.join(&format!("{kept}/{file}"))).unwrap();
+        assert!(connections(&Saved::parse(&text).unwrap()) >= 128);
+    }
+}
+
+/// A requested policy is never replaced by another.
+#[test]
+fn a_refused_policy_is_not_replaced() {
+    let test = "environment::a_refused_policy_is_not_replaced";
+    let room = Room::new();
+    let few = "--load light --workers 2 --connections 2 --repeats 1";
+    for (policy, facility, reason) in [
+        ("uring-oneshot", Facility::IoUring, "EPERM; it takes the sysctl kernel.io_uring_disabled"),
+        ("reuseport-least-busy", Facility::Bpf, "EPERM; BPF needs CAP_BPF"),
+    ] {
+        for start in [
+            format!("lab accept --policy {policy} {few}"),
+            format!(
+                "lab keepalive --policy {policy} --family tcp4 --workers 2 --clients 2 --for 50ms --repeats 1"
+            ),
+            format!("serve http --policy {policy} --listen 127.0.0.1:0 --workers 2 --for 1ms"),
+        ] {
+            let mut command = fourtuple(&start);
+            child::refuse(&mut command, facility);
+            let Some(ended) = measure_with(test, command.current_dir(room.path())) else { return };
+            assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
+            let line = ended.line();
+            assert!(line.starts_with(&format!("{policy} is not permitted here: ")), "{start}: {line}");
+            assert!(line.contains(reason), "{start}: {reason:?} in {line}");
+        }
+    }
+    assert!(room.names().is_empty(), "no file is written");
+}
+
+#[test]
+fn a_refused_policy_is_listed_as_skipped() {
+    let mut command =
+        fourtuple("lab accept --family unix --load light --workers 2 --connections 2 --repeats 1 --json");
+    child::refuse(&mut command, Facility::IoUring);
+    let test = "environment::a_refused_policy_is_listed_as_skipped";
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let skipped = list(&record, "/results/skipped");
+    let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("the skipped policy");
+    assert!(found["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{found:#}");
+    assert!(!list(&record, "/results/cells").iter().any(|cell| cell["policy"] == "uring-oneshot"));
+}
+
+#[test]
+fn planes_of_io_uring_need_permission() {
+    let test = "environment::planes_of_io_uring_need_permission";
+    for start in [
+        "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --planes 1 --plane uring --for 1ms",
+        "lab planes --plane uring --planes 1 --packets 1000 --repeats 1",
+    ] {
+        let mut command = fourtuple(start);
+        child::refuse(&mut command, Facility::IoUring);
+        let Some(ended) = measure_with(test, &mut command) else { return };
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
+        let line = ended.line();
+        assert!(line.contains("uring is not permitted here: io_uring_setup(): EPERM ("), "{start}: {line}");
+        assert!(line.contains("the sysctl kernel.io_uring_disabled"), "{start}: {line}");
+    }
+    let mut command = fourtuple("lab planes --planes 1 --packets 1000 --repeats 1 --json");
+    child::refuse(&mut command, Facility::IoUring);
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let [skipped] = list(&record, "/results/skipped") else { panic!("only uring is skipped: {record:#}") };
+    assert_eq!(skipped["plane"], "uring");
+    assert!(skipped["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{skipped:#}");
+    let planes: Vec<_> = list(&record, "/results/cells").iter().map(|cell| &cell["plane"]).collect();
+    assert_eq!(planes, ["one-by-one", "batched", "offload"]);
+}
+
+#[test]
+fn lab_ports_without_ip_local_port_range() {
+    let test = "lab_ports_without_ip_local_port_range";
+    let mut command = fourtuple("lab ports --range 20000-20127 --json");
+    child::refuse(&mut command, Facility::LocalPortRange);
+    let Some(ended) = measure_with(test, &mut command) else { return };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["host"]["capabilities"]["ip_local_port_range"], "absent");
+    let strategies = record["results"]["strategies"].as_array().unwrap();
+    let names: Vec<&str> = strategies.iter().map(|run| run["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["kernel-default", "select-test-repeat", "auto"]);
+    assert_eq!(
+        strategies[2]["chosen"],
+        "kernel-default up to half of the ports, then select-test-repeat steered by its port ledger"
+    );
+    assert_eq!(strategies[2]["connections"], 128);
+
+    let mut command = fourtuple("lab ports --range 20000-20127 --strategy full-range");
+    child::refuse(&mut command, Facility::LocalPortRange);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""));
+    assert!(ended.line().contains("needs IP_LOCAL_PORT_RANGE, which this kernel has not got"), "{ended:?}");
+}

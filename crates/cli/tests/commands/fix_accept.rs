@@ -1,0 +1,514 @@
+//! `fourtuple fix accept`: servers that run while it is attached, refusals, reloads, and what stays behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::program::fixing::{self, attached};
+use crate::program::limited::Limited;
+use crate::program::{fourtuple, is_root, queues, run, stat, until};
+use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
+use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::{StopOnDrop, in_namespace};
+use serde_json::Value;
+
+/// Time without an answer after which a worker counts as blocked.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A server that knows nothing of fourtuple: processes that block in accept() or recvfrom(), each with a socket of its own. A worker
+/// answers with its number, on `block` never again, and on `fork` by a child to which it leaves its socket. The parent reads lines: `start`, `close N`. It prints the process id of each
+/// worker.
+const SERVER: &str = r#"
+import os, signal, socket, sys, time
+kind, address, port, group = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "group"
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+workers = []
+os.setpgrp()
+
+def work(number):
+    os.close(0)
+    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    if group:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    s.bind((address, port))
+    if kind == "tcp":
+        s.listen(128)
+    print(os.getpid(), flush=True)
+    while True:
+        if kind == "udp":
+            data, peer = s.recvfrom(2048)
+            s.sendto(str(number).encode(), peer)
+            continue
+        try:
+            c, _ = s.accept()
+            data = c.recv(16)
+            if data == b"block":
+                time.sleep(10000)
+            if data == b"fork" and os.fork():
+                os._exit(0)
+            c.sendall(str(number).encode())
+            c.close()
+        except OSError:
+            pass
+
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == "start":
+        number = len(workers)
+        worker = os.fork()
+        if worker == 0:
+            work(number)
+        workers.append(worker)
+    else:
+        worker = workers[int(words[1])]
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        print(worker, flush=True)
+os.killpg(0, signal.SIGKILL)
+"#;
+
+/// A running server.
+struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Starts a server in the namespace of this thread; `None` after a skip.
+    fn start(test: &str, kind: &str, address: &str, workers: usize, group: &str) -> Option<Server> {
+        let address: SocketAddr = address.parse().unwrap();
+        let mut command = Command::new("python3");
+        command.args(["-c", SERVER, kind, &address.ip().to_string(), &address.port().to_string(), group]);
+        let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+            fourtuple_testing::skip(test, "python3", "python3 does not start");
+            return None;
+        };
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut server = Server { child, input, output, address };
+        for _ in 0..workers {
+            if server.tell("start") == 0 {
+                fourtuple_testing::skip(test, "python3", "python3 does not run the server");
+                return None;
+            }
+        }
+        Some(server)
+    }
+
+    /// Gives an order and returns the process id of the worker.
+    fn tell(&mut self, order: &str) -> u32 {
+        // A python3 that cannot start closes the pipe.
+        let _ = writeln!(self.input.as_mut().unwrap(), "{order}");
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap_or(0)
+    }
+
+    /// Asks over a new connection; `None` if no worker answers.
+    fn ask(&self, words: &str) -> Option<usize> {
+        let mut connection = TcpStream::connect(self.address).unwrap();
+        connection.set_read_timeout(Some(SILENCE)).unwrap();
+        connection.write_all(words.as_bytes()).unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).ok()?;
+        answer.parse().ok()
+    }
+
+    /// Returns the workers that answered this many connections, or datagrams with this first byte.
+    fn workers(&self, kind: &str, questions: usize) -> Vec<usize> {
+        let ask = |_| match kind {
+            "tcp" => self.ask("hello"),
+            _ => {
+                let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+                client.set_read_timeout(Some(SILENCE)).unwrap();
+                client.send_to(b"\x07rest", self.address).unwrap();
+                let mut answer = [0; 16];
+                let (length, _) = client.recv_from(&mut answer).ok()?;
+                std::str::from_utf8(&answer[..length]).ok()?.parse().ok()
+            }
+        };
+        let mut found: Vec<usize> = (0..questions).map(|number| ask(number).expect("an answer")).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    fn flags(&self, more: &str) -> String {
+        format!("fix accept --listen {} {more}", self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The parent kills its workers when its input ends.
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Ends a fix with SIGTERM and returns its results.
+fn record_of(fix: Child) -> Value {
+    fixing::record_of(fix)["results"].clone()
+}
+
+/// Returns the guard process of a fix: its only child.
+fn guard_of(fix: &Child) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", fix.id())).unwrap();
+    children.trim().parse().unwrap_or_else(|_| panic!("one child: {children:?}"))
+}
+
+#[test]
+fn a_blocked_worker_gets_no_connection() {
+    in_namespace(|| {
+        let test = "fix_accept::a_blocked_worker_gets_no_connection";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4100", 4, "group") else { return };
+        let flags = server.flags("--select least-busy --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        let mut blocker = fourtuple_testing::connect(server.address);
+        blocker.write_all(b"block").unwrap();
+        until("the worker has accepted", || queues(server.address.port()).iter().all(|queue| *queue == 0));
+        let answers: Vec<_> = (0..200).map(|_| server.ask("hello")).take_while(Option::is_some).collect();
+        let results = record_of(fix);
+        // A heartbeat that came late leaves connections to the hash.
+        if results["lapsed"] == 0 {
+            assert_eq!(answers.len(), 200, "{results}");
+            let rows = results["listeners"].as_array().unwrap();
+            let blocked = rows.iter().find(|row| row["open"] == 1).unwrap_or_else(|| panic!("{results}"));
+            assert_eq!((&blocked["choices"], &blocked["queue"]), (&1.into(), &0.into()));
+            let chosen: u64 = rows.iter().map(|row| row["choices"].as_u64().unwrap()).sum();
+            assert_eq!((chosen, &results["connections"]), (201, &201.into()), "{results}");
+            assert!(rows.iter().all(|row| row["command"] == "python3" || row["command"] == "python"));
+        }
+    });
+}
+
+#[test]
+fn a_flow_stays_and_the_end_restores_the_hash() {
+    in_namespace(|| {
+        let test = "fix_accept::a_flow_stays_and_the_end_restores_the_hash";
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4101", 8, "group") else { return };
+        for _ in 0..2 {
+            let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
+            let during = server.workers("udp", 40);
+            let results = record_of(fix);
+            assert!(during.len() == 1 || results["lapsed"] != 0, "{during:?} {results}");
+            assert!(results["choices"].as_u64().unwrap() + results["lapsed"].as_u64().unwrap() >= 40);
+            assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
+        }
+    });
+}
+
+#[test]
+fn after_sigkill_the_guard_detaches_the_selector() {
+    in_namespace(|| {
+        let test = "fix_accept::after_sigkill_the_guard_detaches_the_selector";
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4102", 8, "group") else { return };
+        let flags = server.flags("--select flow:0:1 --json");
+        let Some(mut fix) = attached(test, &flags) else { return };
+        let guard = guard_of(&fix);
+        child::kill(fix.id()).unwrap();
+        fix.wait().unwrap();
+        until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+        assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
+        // The group has no selector left, and no socket is in a map any more.
+        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
+        record_of(fix);
+    });
+}
+
+#[test]
+fn without_guard_and_owner_the_heartbeat_ends() {
+    in_namespace(|| {
+        let test = "fix_accept::without_guard_and_owner_the_heartbeat_ends";
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4103", 8, "group") else { return };
+        let flags = server.flags("--select flow:0:1 --json");
+        let Some(mut fix) = attached(test, &flags) else { return };
+        child::kill(guard_of(&fix)).unwrap();
+        child::kill(fix.id()).unwrap();
+        fix.wait().unwrap();
+        until("the hash chooses again", || server.workers("udp", 60).len() > 3);
+        // The inert selector is still attached.
+        let ended = run(&mut fourtuple(&flags));
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert!(ended.line().contains("already has a selector (BPF program"), "{ended:?}");
+        assert!(ended.line().contains("fix_accept"), "{ended:?}");
+    });
+}
+
+#[test]
+fn a_closed_listener_is_closed_and_a_new_one_joins() {
+    in_namespace(|| {
+        let test = "fix_accept::a_closed_listener_is_closed_and_a_new_one_joins";
+        let Some(mut server) = Server::start(test, "tcp", "127.0.0.1:4104", 3, "group") else { return };
+        let Some(fix) = attached(test, &server.flags("--select least-busy --json")) else { return };
+        let listeners = || {
+            let mut count = 0;
+            sock_diag::each_member(|member| count += usize::from(member.local == server.address)).unwrap();
+            count
+        };
+        assert_eq!(listeners(), 3);
+        server.tell("close 1");
+        // The process has ended, and no descriptor of fourtuple keeps its listener.
+        let mut count = 0;
+        sock_diag::each_member(|member| count += usize::from(member.local == server.address)).unwrap();
+        assert_eq!(count, 2);
+        assert_eq!(server.workers("tcp", 40), [0, 2]);
+        server.tell("start");
+        until("the new worker gets connections", || server.workers("tcp", 10).contains(&3));
+        server.tell("close 0");
+        server.tell("close 2");
+        assert_eq!(server.workers("tcp", 40), [3]);
+        let results = record_of(fix);
+        assert_eq!((&results["joined"], &results["closed"]), (&1.into(), &3.into()), "{results}");
+        assert_eq!(results["listeners"].as_array().unwrap().len(), 4);
+    });
+}
+
+#[test]
+fn sockets_left_to_other_processes_are_detached() {
+    in_namespace(|| {
+        let test = "fix_accept::sockets_left_to_other_processes_are_detached";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4114", 2, "group") else { return };
+        let flags = server.flags("--select random --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        let before = server.child.id();
+        for _ in 0..12 {
+            assert!(server.ask("fork").is_some());
+        }
+        let results = record_of(fix);
+        assert_eq!(results["closed"], 0, "{results}");
+        let processes =
+            results["listeners"].as_array().unwrap().iter().map(|row| row["process"].as_u64().unwrap());
+        assert!(
+            processes.into_iter().all(|process| process != 0 && process != u64::from(before)),
+            "{results}"
+        );
+        // The group has no selector left.
+        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
+        record_of(fix);
+    });
+}
+
+#[test]
+fn a_restarted_server_gets_the_selector_again() {
+    in_namespace(|| {
+        let test = "fix_accept::a_restarted_server_gets_the_selector_again";
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4105", 8, "group") else { return };
+        let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
+        drop(server);
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4105", 8, "group") else { return };
+        until("one worker gets the flow", || server.workers("udp", 30).len() == 1);
+        let results = record_of(fix);
+        assert_eq!((&results["groups"], &results["closed"]), (&1.into(), &8.into()), "{results}");
+    });
+}
+
+#[test]
+fn a_process_in_another_namespace_is_found() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let test = "fix_accept::a_process_in_another_namespace_is_found";
+    in_namespace(move || {
+        let Some(server) = Server::start(test, "tcp", "[::1]:4106", 3, "group") else { return };
+        let inside = netns::current().unwrap();
+        let pid = server.child.id();
+        // fourtuple runs in a namespace without the server.
+        let fix = thread::spawn(move || {
+            netns::enter_new().unwrap();
+            attached(test, &format!("fix accept --pid {pid} --select random --json"))
+        });
+        let Some(fix) = fix.join().unwrap() else { return };
+        drop(inside);
+        assert_eq!(server.workers("tcp", 100), [0, 1, 2]);
+        let results = record_of(fix);
+        assert_eq!(results["listeners"][0]["address"], "[::1]:4106");
+        assert_eq!(results["connections"], 100, "{results}");
+        sender.send(()).unwrap();
+    });
+    let _ = receiver.try_recv();
+}
+
+#[test]
+fn a_process_that_ends_ends_the_fix() {
+    in_namespace(|| {
+        let test = "fix_accept::a_process_that_ends_ends_the_fix";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4107", 2, "group") else { return };
+        let flags = format!("fix accept --pid {} --select least-busy --json", server.child.id());
+        let Some(mut fix) = attached(test, &flags) else { return };
+        drop(server);
+        let mut text = String::new();
+        fix.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(fix.wait().unwrap().code(), Some(3), "{text}");
+        let record: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(record["validity"][0]["id"], "target-ended");
+    });
+}
+
+#[test]
+fn attaching_and_detaching_under_load_fails_no_request() {
+    in_namespace(|| {
+        let test = "fix_accept::attaching_and_detaching_under_load_fails_no_request";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4108", 4, "group") else { return };
+        let flags = server.flags("--select least-busy --json");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stopping = StopOnDrop(&stop);
+            let load = scope.spawn(|| {
+                let mut asked = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert!(server.ask("hello").is_some(), "request {asked}");
+                    asked += 1;
+                }
+                asked
+            });
+            for _ in 0..10 {
+                let Some(fix) = attached(test, &flags) else { break };
+                record_of(fix);
+            }
+            drop(stopping);
+            assert!(load.join().unwrap() > 0);
+        });
+    });
+}
+
+#[test]
+fn a_dry_run_counts_and_changes_nothing() {
+    in_namespace(|| {
+        let test = "fix_accept::a_dry_run_counts_and_changes_nothing";
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4109", 4, "group") else { return };
+        let Some(dry) = attached(test, &server.flags("--select cpu --json --dry-run")) else { return };
+        // A fix may run at the same time.
+        let Some(fix) = attached(test, &server.flags("--select cpu --json")) else { return };
+        let cpu = schedule::allowed_cpus().unwrap()[0];
+        schedule::pin_to(cpu).unwrap();
+        let during = server.workers("tcp", 60);
+        let results = record_of(fix);
+        assert!(during.len() == 1 || results["lapsed"] != 0, "{during:?} {results}");
+        let results = record_of(dry);
+        assert_eq!((&results["choices"], &results["connections"]), (&0.into(), &60.into()), "{results}");
+        assert!(server.workers("tcp", 60).len() > 1, "the hash chooses again");
+    });
+}
+
+#[test]
+fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
+    in_namespace(|| {
+        let test = "fix_accept::servers_that_cannot_be_fixed_are_refused_in_one_line";
+        let Some(alone) = Server::start(test, "tcp", "127.0.0.1:4110", 1, "alone") else { return };
+        let Some(single) = Server::start(test, "tcp", "127.0.0.1:4111", 1, "group") else { return };
+        let Some(server) = Server::start(test, "tcp", "127.0.0.1:4112", 2, "group") else { return };
+        let Some(fix) = attached(test, &server.flags("--select random --json")) else { return };
+        for (flags, code, words) in [
+            (alone.flags("--select random"), 4, "is in no SO_REUSEPORT group; a server creates one with"),
+            (single.flags("--select random"), 4, "is the only socket of its SO_REUSEPORT group"),
+            (server.flags("--select random"), 4, "already has a selector (BPF program"),
+            (server.flags("--select flow:0:1"), 2, "a SYN has no payload"),
+            (server.flags("--select random --control ttl=255"), 2, "'--control'"),
+            (
+                "fix accept --listen 127.0.0.1:4113 --select cpu".to_owned(),
+                4,
+                "nothing listens at 127.0.0.1:4113",
+            ),
+        ] {
+            let ended = run(&mut fourtuple(&flags));
+            assert_eq!((ended.code, ended.stdout.as_str()), (code, ""), "{flags}: {ended:?}");
+            assert!(ended.line().contains(words), "{flags}: {ended:?}");
+        }
+        record_of(fix);
+    });
+}
+
+/// The greatest group that a selector compares.
+const GROUP: usize = 1_024;
+
+#[test]
+fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
+    in_namespace(|| {
+        let test = "fix_accept::a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused";
+        if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 4_096 {
+            return fourtuple_testing::skip(test, "python3", "too few descriptors");
+        }
+        let address: SocketAddr = "127.0.0.1:4115".parse().unwrap();
+        let mut server = Python::start();
+        server.run(&format!(
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n\
+             def more(number):\n  for _ in range(number):\n    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n    \
+             s.bind(('127.0.0.1', {})); s.listen(8); held.append(s)\nmore({GROUP})",
+            address.port()
+        ));
+        let flags = format!("fix accept --listen {address} --select least-busy --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        // Nothing is accepted, so that each listener gets one connection.
+        let _held: Vec<TcpStream> = (0..GROUP).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let results = record_of(fix);
+        let rows = results["listeners"].as_array().unwrap();
+        assert_eq!(rows.len() as u64 + results["listeners_left_out"].as_u64().unwrap(), GROUP as u64);
+        if results["lapsed"] == 0 {
+            assert_eq!((&results["choices"], &results["strays"]), (&GROUP.into(), &0.into()));
+            assert!(rows.iter().all(|row| row["choices"] == 1 && row["queue"] == 1), "{results}");
+        }
+        server.run("more(1)");
+        let ended = run(&mut fourtuple(&flags));
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(
+            ended.line().contains("has 1025 listeners, and a selector compares at most 1024"),
+            "{ended:?}"
+        );
+    });
+}
+
+#[test]
+fn bad_values_are_refused_in_one_line() {
+    for (flags, words) in [
+        ("--select random", "--listen"),
+        ("--listen 127.0.0.1:80", "--select"),
+        ("--listen 127.0.0.1 --select random", "--listen"),
+        ("--listen 127.0.0.1:80 --pid 1 --select random", "--pid"),
+        ("--pid 2147483647 --select random", "there is no such process"),
+        ("--pid 1 --select hash", "expected least-busy, cpu, random, flow:OFFSET:WIDTH"),
+        ("--pid 1 --select flow:0:3", "expected least-busy"),
+        ("--pid 1 --select random --control nothing", "ttl=HOPS"),
+        ("--pid 1 --select random --for soon", "--for"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("fix accept {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{flags}: {ended:?}");
+        assert!(ended.line().contains(words), "{flags}: {ended:?}");
+    }
+}
+
+#[test]
+fn without_permission_the_error_is_one_line() {
+    let mut command = fourtuple("fix accept --listen 127.0.0.1:80 --select random");
+    child::refuse(&mut command, Facility::Bpf);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot fix accept"), "{ended:?}");
+    assert!(!is_root() || ended.line().contains("so its seccomp filter refuses bpf(2)"), "{ended:?}");
+}
+
+#[test]
+fn a_missing_capability_is_named_in_one_line() {
+    let test = "fix_accept::a_missing_capability_is_named_in_one_line";
+    if !is_root() || Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return fourtuple_testing::skip(test, "root", "root drops capabilities with setpriv");
+    }
+    let limited = Limited::new();
+    for (given, lacking) in [
+        ("+net_admin", "lacks CAP_BPF and CAP_PERFMON (to trace, and to fix); "),
+        ("+bpf,+perfmon", "lacks CAP_NET_ADMIN (for everything but traces); "),
+    ] {
+        let ended = run(
+            &mut limited.command(&[given.to_owned()], "fix accept --listen 127.0.0.1:80 --select random")
+        );
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        // With all capabilities for its programs the command finds no listener.
+        let words = if given == "+net_admin" { lacking } else { "nothing listens" };
+        let line = ended.line();
+        assert!(line.contains(words) || line.contains(lacking), "{given}: {line}");
+    }
+}

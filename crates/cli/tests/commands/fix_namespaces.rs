@@ -1,0 +1,212 @@
+//! `fourtuple fix ports` with several network namespaces, changed routes and additional source addresses.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::program::cgroup::Cgroup;
+use crate::program::fixing::{Client, attached, record_of};
+use crate::program::{list, number, text};
+use fourtuple_syscalls::{device, netns, resource};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+
+const LOW: u16 = 20_000;
+const PORTS: u16 = 300;
+
+fn set_range(low: u16, ports: u16) {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("{low} {}", low + ports - 1));
+}
+
+/// Returns a cgroup; `None` after a skip.
+fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
+    let cgroup = Cgroup::new(name);
+    if cgroup.is_none() {
+        skip(test, "cgroup", "no cgroup can be made");
+    }
+    cgroup
+}
+
+/// Returns a client in a cgroup, in the network namespace of this thread; `None` after a skip.
+fn client(test: &str, cgroup: &Cgroup) -> Option<Client> {
+    let client = Client::start(cgroup);
+    if client.is_none() {
+        skip(test, "python3", "python3 does not start");
+    }
+    client
+}
+
+#[test]
+fn namespaces_under_a_cgroup_have_their_own_ranges() {
+    in_namespace(|| {
+        let test = "fix_namespaces::namespaces_under_a_cgroup_have_their_own_ranges";
+        let Some(cgroup) = cgroup(test, "namespaces") else { return };
+        set_range(LOW, PORTS);
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let Some(mut here) = client(test, &cgroup) else { return };
+        // Two more namespaces with ranges of other sizes: one from before the start, one that appears later.
+        let start = |low: u16, ports: u16| {
+            let started = thread::scope(|scope| {
+                let start = || {
+                    netns::enter_new().unwrap();
+                    set_range(low, ports);
+                    let (listener, destination) = listener("127.0.0.1", 4096);
+                    Client::start(&cgroup).map(|client| (client, listener, destination))
+                };
+                scope.spawn(start).join().unwrap()
+            });
+            started.expect("python3 has started before")
+        };
+        let (mut there, _second, elsewhere) = start(40_000, 2 * PORTS);
+        // The destination of an open connection is known from the start.
+        let first = here.connect("127.0.0.1", destination.port(), 1).1;
+        let second = there.connect("127.0.0.1", elsewhere.port(), 1).1;
+        let Some(fix) = attached(test, &cgroup.flags("--json --past 1%")) else { return };
+        let (mut later, _third, new) = start(50_000, PORTS / 2);
+        // The new namespace is known after its first connect. The search of the kernel takes ports of the first parity as long as
+        // there are any, and a drawn port has any parity.
+        let mut connected = later.connect("127.0.0.1", new.port(), PORTS / 15).1;
+        for attempt in 1.. {
+            connected.extend(later.connect("127.0.0.1", new.port(), 1).1);
+            if connected.iter().any(|port| port % 2 == 1) {
+                break;
+            }
+            assert!(connected.len() < usize::from(PORTS) / 4 - 5, "the namespace is not noticed");
+            // The attempts are few: the waits become longer, a minute in all.
+            thread::sleep(Duration::from_millis(50) * attempt);
+        }
+        for (client, destination, low, ports, before) in [
+            (&mut here, destination, LOW, PORTS, first),
+            (&mut there, elsewhere, 40_000, 2 * PORTS, second),
+            (&mut later, new, 50_000, PORTS / 2, connected),
+        ] {
+            let (failed, mut found) =
+                client.connect("127.0.0.1", destination.port(), ports - before.len() as u16);
+            found.extend(before);
+            found.sort_unstable();
+            assert_eq!((failed, found), (0, (low..low + ports).collect()), "every port once");
+        }
+        let record = record_of(fix);
+        let ranges: BTreeSet<(u64, u64)> = list(&record, "/results/namespaces")
+            .iter()
+            .map(|namespace| (number(namespace, "low"), number(namespace, "high")))
+            .collect();
+        assert_eq!(ranges, [(20_000, 20_299), (40_000, 40_599), (50_000, 50_149)].into(), "{record:#}");
+        let drawn: Vec<u64> =
+            list(&record, "/results/tuples").iter().map(|tuple| number(tuple, "drawn")).collect();
+        assert!(drawn.len() == 3 && drawn.iter().all(|drawn| *drawn > 0), "{record:#}");
+    });
+}
+
+#[test]
+fn a_changed_route_changes_the_source() {
+    in_namespace(|| {
+        let test = "fix_namespaces::a_changed_route_changes_the_source";
+        let Some(cgroup) = cgroup(test, "route") else { return };
+        set_range(LOW, PORTS);
+        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+        // All addresses of a prefix of loopback are local, and its address is their source.
+        device::add_address("lo", address(1), 24).unwrap();
+        let (_listener, destination) = listener("10.0.0.200", 4096);
+        let Some(mut client) = client(test, &cgroup) else { return };
+        // The destination of an open connection is known from the start.
+        assert_eq!(client.connect("10.0.0.200", destination.port(), 1).0, 0);
+        let Some(fix) = attached(test, &cgroup.flags("--json --past 5%")) else { return };
+        let mut connect = |number: u16| {
+            let (failed, _) = client.connect("10.0.0.200", destination.port(), number);
+            assert_eq!(failed, 0);
+            client.source()
+        };
+        assert_eq!(connect(PORTS / 3), "10.0.0.1");
+        device::remove_address("lo", address(1), 24).unwrap();
+        device::add_address("lo", address(3), 24).unwrap();
+        // The first connects may still have the previous address, which the kernel accepts as it is within the new prefix.
+        // There is a port for each attempt: the waits become longer, a minute in all.
+        let mut attempt = 0;
+        while connect(1) != "10.0.0.3" {
+            attempt += 1;
+            assert!(attempt < 50, "the route is not noticed");
+            thread::sleep(Duration::from_millis(50) * attempt);
+        }
+        connect(PORTS / 3);
+        let record = record_of(fix);
+        let drawn = |source: &str| {
+            let tuples = list(&record, "/results/tuples");
+            let tuple = tuples.iter().find(|tuple| text(tuple, "source") == source);
+            tuple.map_or(0, |tuple| number(tuple, "drawn"))
+        };
+        assert!(drawn("10.0.0.1") > 0 && drawn("10.0.0.3") > 0, "{record:#}");
+    });
+}
+
+#[test]
+fn more_sources_give_more_connections() {
+    in_namespace(|| {
+        let test = "fix_namespaces::more_sources_give_more_connections";
+        let Some(cgroup) = cgroup(test, "sources") else { return };
+        set_range(LOW, PORTS);
+        resource::raise_descriptor_limit().unwrap();
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let Some(mut client) = client(test, &cgroup) else { return };
+        // The destination of an open connection is known from the start.
+        assert_eq!(client.connect("127.0.0.1", destination.port(), 1).0, 0);
+        let Some(fix) = attached(test, &cgroup.flags("--json --source 127.0.0.8/30")) else { return };
+        let (failed, ports) = client.connect("127.0.0.1", destination.port(), 3 * PORTS - 1);
+        assert_eq!((failed, ports.len()), (0, usize::from(3 * PORTS - 1)), "every port of three sources");
+        let record = record_of(fix);
+        assert!(number(&record["results"], "spread") > 0, "{record:#}");
+        let sources: BTreeSet<&str> =
+            list(&record, "/results/tuples").iter().map(|tuple| text(tuple, "source")).collect();
+        assert!(sources.is_superset(&["127.0.0.9", "127.0.0.10"].into()), "{record:#}");
+    });
+}
+
+/// Prints how many ports a program outside of the cgroup gets for another destination, and how long its connect() takes.
+#[test]
+#[ignore = "a measurement of about a minute on an idle machine"]
+fn effect_on_programs_outside() {
+    const WIDE: u16 = 18_000;
+    for (name, is_fixed) in [("bare", false), ("fixed", true), ("fixed", true), ("bare", false)] {
+        thread::scope(|scope| scope.spawn(|| outside(name, is_fixed, WIDE)).join().unwrap());
+    }
+}
+
+fn outside(name: &str, is_fixed: bool, ports: u16) {
+    use std::os::fd::AsFd;
+
+    use fourtuple_syscalls::socket::{self, Transport};
+
+    let test = "fix_namespaces::effect_on_programs_outside";
+    netns::enter_new().unwrap();
+    set_range(LOW, ports);
+    set_sysctl("net.core.somaxconn", "65535");
+    resource::raise_descriptor_limit().unwrap();
+    let Some(cgroup) = cgroup(test, "outside") else { return };
+    let (_first, inside) = listener("127.0.0.1", 65_535);
+    let (_second, other) = listener("127.0.0.1", 65_535);
+    let Some(mut client) = client(test, &cgroup) else { return };
+    let fix = is_fixed.then(|| attached(test, &cgroup.flags("--json --past 1%")).expect("BPF"));
+    assert_eq!(client.connect("127.0.0.1", inside.port(), ports / 2).0, 0);
+    let mut held = Vec::new();
+    let mut times = Vec::new();
+    for _ in 0..ports {
+        let socket = socket::open(Transport::Tcp, other, false).unwrap();
+        let began = Instant::now();
+        let connected = socket::connect(socket.as_fd(), other);
+        times.push(began.elapsed().as_nanos() as f64 / 1e3);
+        match connected {
+            Ok(_) => held.push(socket),
+            Err(_) => break,
+        }
+    }
+    let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+    println!(
+        "{name}: outside the cgroup {} of {ports} ports for another destination; connect() {:.0} us in the first 1,000, {:.0} us in the last 1,000",
+        held.len(),
+        mean(&times[..1_000]),
+        mean(&times[times.len() - 1_000..]),
+    );
+    if let Some(fix) = fix {
+        println!("  drawn inside: {}", record_of(fix)["results"]["drawn"]);
+    }
+}

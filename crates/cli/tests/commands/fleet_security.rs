@@ -1,0 +1,270 @@
+//! Requests that an agent refuses; each refusal is in its log.
+
+use crate::program::fleet::{LocalFleet, Process, RawClient, TARGET};
+use crate::program::{Room, fourtuple, number, run};
+use fourtuple_testing::in_namespace;
+use serde_json::json;
+
+#[test]
+fn a_target_outside_allow_target_is_refused() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::a_target_outside_allow_target_is_refused")
+        else {
+            return;
+        };
+        let (a, b) = (local.agent("a", ""), local.agent("b", "--allow-target 127.0.0.2/32"));
+        let refused = |target: &str, workers: u32| {
+            let ended =
+                run(&mut fourtuple(&format!("fleet load --workers {workers} -- load {target} --for 1s")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            ended.line().to_owned()
+        };
+        let line = refused("tcp://192.0.2.1:9", 1);
+        assert!(line.contains("a: the target 192.0.2.1 is outside --allow-target"), "{line}");
+        a.until_said("refused prepare: the target 192.0.2.1");
+        // One refusal refuses the run, and names the host.
+        let line = refused(TARGET, 2);
+        assert!(line.contains("b: the target 127.0.0.1 is outside --allow-target"), "{line}");
+        b.until_said("refused prepare: the target 127.0.0.1");
+        let line = refused("unix:/run/docker.sock", 1);
+        assert!(line.contains("/run/docker.sock"), "{line}");
+        assert!(!a.has_said("accepted start") && !b.has_said("accepted start"));
+    });
+}
+
+#[test]
+fn commands_outside_allow_are_refused() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::commands_outside_allow_are_refused") else {
+            return;
+        };
+        let a = local.agent("a", "--allow load,doctor");
+        let serve = "serve -- serve crr --listen 127.0.0.1:4001 --for 30s";
+        for (line, command) in [(serve, "serve"), ("plan", "plan"), ("lab ports", "lab")] {
+            let ended = run(&mut fourtuple(&format!("fleet {line}")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            assert!(ended.stdout.contains(&format!("--allow {command}")), "{ended:?}");
+            a.until_said(&format!("start it with --allow {command}"));
+        }
+        assert!(std::net::TcpStream::connect("127.0.0.1:4001").is_err(), "nothing listens");
+    });
+}
+
+#[test]
+fn servers_listen_within_allow_target_only() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::servers_listen_within_allow_target_only") else {
+            return;
+        };
+        let a = local.agent("a", "");
+        for listen in ["0.0.0.0:4001", "192.0.2.1:4001", "[::]:4001"] {
+            let ended = run(&mut fourtuple(&format!("fleet serve -- serve crr --listen {listen} --for 30s")));
+            assert_eq!(ended.code, 3, "{ended:?}");
+            assert!(ended.stdout.contains("outside --allow-target"), "{ended:?}");
+        }
+        a.until_said("refused serve: the target 0.0.0.0 is outside --allow-target");
+        let mut client = RawClient::connect();
+        let agent = client.agent();
+        let session = client.session(&agent);
+        // What the command line cannot express is refused by the agent too.
+        let mut settings = json!({
+            "listen": "127.0.0.1:4001", "protocol": "crr", "workers": 1, "close": "client", "service": "0s", "spin": false,
+            "stall_length_ns": null, "backlog": 1, "defer_accept": false, "pin": false, "for_ns": null, "seed": 1
+        });
+        let mut sequence = 0;
+        let mut refused = |settings: &serde_json::Value, says: &str| {
+            sequence += 1;
+            let request = json!({ "kind": "serve", "settings": settings });
+            let (header, _) = client.ask(&agent, &session, sequence, request);
+            assert!(header.contains(says), "{header}");
+        };
+        refused(&settings, "needs a deadline");
+        settings["for_ns"] = 1_000_000_000.into();
+        settings["listen"] = "unix:/tmp/x".into();
+        refused(&settings, "listens on no such address");
+        settings["listen"] = "127.0.0.1:4001".into();
+        settings["protocol"] = "--html=/tmp/x".into();
+        refused(&settings, "the setting protocol is invalid");
+    });
+}
+
+#[test]
+fn replayed_requests_are_refused() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::replayed_requests_are_refused") else { return };
+        let a = local.agent("a", "");
+        let mut client = RawClient::connect();
+        let agent = client.agent();
+        let session = client.session(&agent);
+        let stop = json!({ "kind": "stop", "run": "r" });
+        let (header, _) = client.ask(&agent, &session, 1, stop.clone());
+        assert!(header.contains("the run r is not here"), "{header}");
+        let (header, _) = client.ask(&agent, &session, 1, stop.clone());
+        assert!(header.contains("replay"), "{header}");
+        a.until_said("refused request: request 1 of the session was accepted before");
+        let (header, _) = client.ask(&agent, "0123", 1, stop);
+        assert!(header.contains("no session"), "{header}");
+        a.until_said("the agent has no session \"0123\"");
+    });
+}
+
+#[test]
+fn oversized_and_malformed_messages_are_refused() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::oversized_and_malformed_messages_are_refused")
+        else {
+            return;
+        };
+        let a = local.agent("a", "");
+        let mut client = RawClient::connect();
+        let agent = client.agent();
+        let (header, _) = client.request(&format!("{agent}.request"), &vec![b'x'; 300_000]);
+        assert!(header.contains("300000 bytes is too large"), "{header}");
+        a.until_said("refused request: a request of 300000 bytes");
+        let session = client.session(&agent);
+        let shell = json!({ "kind": "shell", "command": "id" });
+        let (header, _) = client.ask(&agent, &session, 1, shell);
+        assert!(header.contains("invalid"), "{header}");
+        a.until_said("refused request: the request is invalid");
+        for run in ["../../etc/x", "a.b", ""] {
+            let session = client.session(&agent);
+            let request = json!({ "kind": "resend", "run": run, "slot": 0, "from": 0 });
+            let (header, _) = client.ask(&agent, &session, 1, request);
+            assert!(header.contains("is not the name of a run"), "{header}");
+        }
+        // The agent still answers.
+        assert_eq!(client.session(&agent).len(), 32);
+    });
+}
+
+#[test]
+fn a_name_is_taken_once() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::a_name_is_taken_once") else { return };
+        let _a = local.agent("a", "");
+        let mut second = Process::start(local.agent_command("a", ""));
+        second.until_said("the name a is taken");
+        assert_eq!(second.code(), Some(2));
+    });
+}
+
+#[test]
+fn wrong_credentials_are_refused() {
+    in_namespace(|| {
+        let users = "authorization { users = [ { user: fleet, password: right } ] }";
+        let Some(local) = LocalFleet::start_with("fleet_security::wrong_credentials_are_refused", users)
+        else {
+            return;
+        };
+        let _a = local.agent("a", "--nats nats://fleet:right@127.0.0.1:4222");
+        for url in ["nats://fleet:wrong@127.0.0.1:4222", "nats://127.0.0.1:4222"] {
+            let mut refused = Process::start(local.agent_command("b", &format!("--nats {url}")));
+            refused.until_said("cannot connect to NATS");
+            assert_eq!(refused.code(), Some(4));
+            let ended = run(&mut fourtuple(&format!("fleet agents --nats {url}")));
+            assert_eq!(ended.code, 4, "{ended:?}");
+            assert!(!ended.line().contains("wrong"), "an error shows no password: {ended:?}");
+        }
+        local.nats.until_said("authentication error");
+        let ended = run(&mut fourtuple("fleet agents --nats nats://fleet:right@127.0.0.1:4222"));
+        assert!(ended.code == 0 && ended.stdout.contains("\na "), "{ended:?}");
+    });
+}
+
+/// Asserts that `flags` connect an agent and a coordinator, and that neither connects with one of `wrong`.
+fn require_access(local: &LocalFleet, flags: &str, wrong: &[String]) {
+    for flags in wrong {
+        let mut refused = Process::start(local.agent_command("b", flags));
+        refused.until_said("cannot connect to NATS");
+        assert_eq!(refused.code(), Some(4), "{flags}");
+        let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+        assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+    }
+    let _a = local.agent("a", flags);
+    let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+    assert!(ended.code == 0 && ended.stdout.contains("\na "), "{ended:?}");
+    // Results pass through JetStream with the same rights.
+    let load = format!("fleet load {flags} --workers 1 -- load {TARGET} --operations 5 --json --quiet");
+    let ended = run(&mut fourtuple(&load));
+    assert_eq!((ended.code, number(&ended.json()["results"], "operations")), (0, 5), "{ended:?}");
+}
+
+#[test]
+fn credentials_of_a_user_are_checked() {
+    in_namespace(|| {
+        let operator = include_str!("../program/nats/operator.conf");
+        let test = "fleet_security::credentials_of_a_user_are_checked";
+        let Some(local) = LocalFleet::start_with(test, operator) else { return };
+        let user = local.room.file("user.creds", include_str!("../program/nats/user.creds"));
+        // Signed by an account that the operator did not sign.
+        let other = local.room.file("other.creds", include_str!("../program/nats/other.creds"));
+        require_access(&local, &format!("--creds {user}"), &[format!("--creds {other}"), String::new()]);
+    });
+}
+
+#[test]
+fn nkeys_are_checked() {
+    in_namespace(|| {
+        let users = format!("authorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
+        let Some(local) = LocalFleet::start_with("fleet_security::nkeys_are_checked", &users) else { return };
+        let user = local.room.file("user.nk", include_str!("../program/nats/user.nk"));
+        let other = local.room.file("other.nk", include_str!("../program/nats/other.nk"));
+        require_access(&local, &format!("--nkey {user}"), &[format!("--nkey {other}"), String::new()]);
+    });
+}
+
+/// The public key of `user.nk`.
+const NKEY: &str = "UB6GFGOXOM4YYKCD6FF5Z575O55ATC5GYZCIBMGE74ZPEC357FGDN25W";
+
+/// Writes an authority, and a certificate of it for 127.0.0.1. Returns the configuration of nats-server and the authority.
+fn certificates(room: &Room, name: &str) -> (String, String) {
+    let key = || rcgen::KeyPair::generate().expect("a key");
+    let mut authority = rcgen::CertificateParams::new([]).expect("no names");
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let own_key = key();
+    let own = authority.self_signed(&own_key).expect("a certificate");
+    let issuer = rcgen::Issuer::new(authority, own_key);
+    let server_key = key();
+    let server = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
+    let server = server.signed_by(&server_key, &issuer).expect("a certificate");
+    let certificate = room.file(&format!("{name}.pem"), &server.pem());
+    let private = room.file(&format!("{name}.key"), &server_key.serialize_pem());
+    let authority = room.file(&format!("{name}-authority.pem"), &own.pem());
+    (format!("tls {{ cert_file: \"{certificate}\", key_file: \"{private}\" }}"), authority)
+}
+
+#[test]
+fn certificates_of_nats_are_checked() {
+    in_namespace(|| {
+        let room = Room::new();
+        let (server, authority) = certificates(&room, "nats");
+        let (_, other) = certificates(&room, "other");
+        let users = format!("{server}\nauthorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
+        let test = "fleet_security::certificates_of_nats_are_checked";
+        let Some(local) = LocalFleet::start_with(test, &users) else { return };
+        let user = local.room.file("user.nk", include_str!("../program/nats/user.nk"));
+        let flags = |nats: &str| format!("--nkey {user} --nats {nats}://127.0.0.1:4222");
+        let wrong = [
+            // An unknown authority, with and without other trusted ones.
+            format!("{} --nats-ca {other}", flags("tls")),
+            flags("tls"),
+            flags("nats"),
+            // The authority is known, the user is not.
+            format!("--nats tls://127.0.0.1:4222 --nats-ca {authority}"),
+        ];
+        require_access(&local, &format!("{} --nats-ca {authority}", flags("tls")), &wrong);
+    });
+}
+
+#[test]
+fn a_server_without_tls_is_refused() {
+    in_namespace(|| {
+        let test = "fleet_security::a_server_without_tls_is_refused";
+        let Some(local) = LocalFleet::start(test) else { return };
+        let (_, authority) = certificates(&local.room, "nats");
+        for flags in ["--nats tls://127.0.0.1:4222".to_owned(), format!("--nats-ca {authority}")] {
+            let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
+            assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+        }
+    });
+}

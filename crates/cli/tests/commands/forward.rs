@@ -1,0 +1,370 @@
+//! `fourtuple forward`: messages, forwarded packets, reload on SIGHUP, shutdown, and refused arguments.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use crate::program::forwarder::Forwarder;
+use crate::program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, until};
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_testing::in_namespace;
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+fn port(socket: &UdpSocket) -> u16 {
+    socket.local_addr().unwrap().port()
+}
+
+#[test]
+fn the_record_counts_the_forwarded_packets() {
+    in_namespace(|| {
+        let (client, target) = (socket(), socket());
+        let to = port(&target);
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 3 --spread flow:0:1 --return --json"
+        );
+        let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let mut room = [0; 100];
+        for packet in 0..30_u8 {
+            client.send_to(&[packet; 64], &forwarder.address).unwrap();
+            let (length, from) = target.recv_from(&mut room).unwrap();
+            assert_eq!((length, room[0]), (64, packet));
+            target.send_to(b"back", from).unwrap();
+            assert_eq!(client.recv(&mut room).unwrap(), 4);
+        }
+        child::terminate(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        let planes = list(&record, "/results/planes");
+        assert_eq!(planes.len(), 3);
+        for plane in planes {
+            for (field, expected) in
+                [("received", 10), ("received_bytes", 640), ("sent", 10), ("returned", 10)]
+            {
+                assert_eq!(number(plane, field), expected, "{field} of {plane}");
+            }
+            assert_eq!(plane["dropped"], serde_json::json!({}));
+        }
+        assert_eq!(record["results"]["jain"], 1.0);
+    });
+}
+
+/// Every packet of one 4-tuple arrives under each BPF program that selects a plane.
+#[test]
+fn bpf_programs_select_the_plane() {
+    in_namespace(|| {
+        for spread in ["map:random", "map:flow:0:1", "xdp:64", "cpumap:1"] {
+            let (client, target) = (socket(), socket());
+            let to = port(&target);
+            let arguments = format!(
+                "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 2 --spread {spread} --for 1ms --json"
+            );
+            let tried = run(&mut fourtuple(&arguments));
+            if tried.code == 4 && tried.stderr.contains("CAP_BPF") {
+                return fourtuple_testing::skip("bpf_programs_select_the_plane", "bpf", &tried.stderr);
+            }
+            let arguments = arguments.replace(" --for 1ms", "");
+            let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+            let mut room = [0; 100];
+            for packet in 0..100_u8 {
+                client.send_to(&[packet; 64], &forwarder.address).unwrap();
+                assert_eq!((target.recv(&mut room).unwrap(), room[0]), (64, packet), "{spread}");
+            }
+            child::terminate(forwarder.child.id()).unwrap();
+            let record = forwarder.end().json();
+            let planes = list(&record, "/results/planes");
+            let received: u64 = planes.iter().map(|plane| number(plane, "received")).sum();
+            assert_eq!(received, 100, "{spread}");
+        }
+    });
+}
+
+#[test]
+fn a_reload_applies_valid_routes_and_no_invalid_ones() {
+    in_namespace(|| {
+        let (client, one, other) = (socket(), socket(), socket());
+        let room = Room::new();
+        let file = |to: u16, more: &str| {
+            format!("planes = 1\n[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{to}\"\n{more}")
+        };
+        let path = room.file("links.toml", &file(port(&one), ""));
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --json")));
+        let mut bytes = [0; 10];
+        let here = forwarder.address.rsplit_once(':').expect("a port").1.parse().expect("a number");
+        let mut reload = |content: &str| {
+            room.file("links.toml", content);
+            child::hang_up(forwarder.child.id()).unwrap();
+            forwarder.line()
+        };
+        assert!(reload(&file(port(&other), "")).contains("routes taken over"));
+        let refused = reload(&file(port(&one), "unknown = 1\n"));
+        assert!(refused.contains("line 5") && refused.contains("nothing is changed"), "{refused}");
+        let refused = reload(&file(here, ""));
+        assert!(refused.contains("forward to itself") && refused.contains("nothing is changed"), "{refused}");
+        assert!(reload(&file(port(&other), "return = true\n")).contains("only its routes"));
+        assert!(forwarder.line().contains("routes taken over"));
+        client.send_to(b"x", &forwarder.address).unwrap();
+        assert_eq!(other.recv(&mut bytes).unwrap(), 1);
+        child::interrupt(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        require_valid(&ended.json());
+    });
+}
+
+#[test]
+fn a_reload_names_every_setting_that_stays() {
+    in_namespace(|| {
+        let target = socket();
+        let room = Room::new();
+        let file = |whole: &str, link: &str| {
+            format!(
+                "{whole}[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{}\"\nreturn = true\n{link}",
+                port(&target)
+            )
+        };
+        let path = room.file("links.toml", &file("planes = 1\n", ""));
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path}")));
+        let whole = "planes = 2\nplane = \"batched\"\npin = true\nclients-total = 9\nshare = true\n";
+        let link = "spread = \"random\"\nidle = \"1s\"\nclients = 7\nbfd = \"127.0.0.2\"\n";
+        room.file("links.toml", &file(whole, link));
+        child::hang_up(forwarder.child.id()).unwrap();
+        assert_eq!(
+            forwarder.line(),
+            "SIGHUP: planes, plane, pin, clients-total, share not taken over: needs a new start\n"
+        );
+        assert_eq!(
+            forwarder.line(),
+            "SIGHUP: link 1: only its routes are taken over; spread, idle, clients, bfd needs a new start\n"
+        );
+        assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
+        room.file("links.toml", &(file("planes = 0\n", "")));
+        child::hang_up(forwarder.child.id()).unwrap();
+        let line = forwarder.line();
+        assert!(line.contains("'planes'") && line.contains("nothing is changed"), "{line}");
+        // A flag overrides the file.
+        let mut forwarder = Forwarder::start(&mut fourtuple(&format!("forward --config {path} --planes 1")));
+        room.file("links.toml", &file("planes = 5\n", ""));
+        child::hang_up(forwarder.child.id()).unwrap();
+        assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
+    });
+}
+
+#[test]
+fn a_second_forwarder_at_one_address_is_refused() {
+    in_namespace(|| {
+        let arguments = "forward --listen 127.0.0.1:4000 --to 127.0.0.1:1 --planes 2";
+        let first = Forwarder::start(&mut fourtuple(arguments));
+        let second = run(&mut fourtuple(arguments));
+        assert_eq!(second.code, 4, "{second:?}");
+        assert_eq!(second.stderr.lines().count(), 1, "{second:?}");
+        for expected in ["127.0.0.1:4000", "EADDRINUSE", "--takeover", "--share"] {
+            assert!(second.stderr.contains(expected), "{second:?}");
+        }
+        let shared = run(&mut fourtuple(&format!("{arguments} --share --for 1ms")));
+        assert_eq!(shared.code, 0, "{shared:?}");
+        drop(first);
+    });
+}
+
+#[test]
+fn clients_without_room_make_a_remark() {
+    in_namespace(|| {
+        let target = socket();
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{} --planes 1 --return --clients-total 1 --json",
+            port(&target)
+        );
+        let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        for _ in 0..2 {
+            socket().send_to(b"x", &forwarder.address).unwrap();
+            assert_eq!(target.recv(&mut [0; 10]).unwrap(), 1);
+        }
+        child::interrupt(forwarder.child.id()).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 3, "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(record["validity"][0]["id"], "clients");
+        assert_eq!(record["results"]["client_limit"], 1);
+        assert_eq!(number(&list(&record, "/results/planes")[0], "evicted"), 1);
+        let refused = run(&mut fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --clients-total 5"));
+        assert_eq!(refused.code, 2, "{refused:?}");
+        let many = arguments.replace("--clients-total 1 ", "--clients-total 70000 ");
+        let refused = run(&mut fourtuple(&many));
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.stderr.contains("net.ipv4.ip_local_port_range"), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_kernel_without_udp_gro_is_in_the_record() {
+    in_namespace(|| {
+        for (plane, is_wanted) in [("offload", true), ("batched", false)] {
+            let mut command = fourtuple(&format!(
+                "forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --planes 1 --plane {plane} --for 1ms --json"
+            ));
+            child::refuse(&mut command, Facility::UdpGro);
+            let ended = run(&mut command);
+            assert_eq!(ended.code, 0, "{ended:?}");
+            let record = ended.json();
+            let advice = list(&record, "/results/advice");
+            let is_told = advice.iter().any(|line| line.to_string().contains("no UDP_GRO"));
+            assert_eq!(is_told, is_wanted, "{plane}: {advice:?}");
+        }
+    });
+}
+
+#[test]
+fn a_refused_receive_call_ends_it_with_one_line() {
+    in_namespace(|| {
+        let mut command = fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --planes 1");
+        child::refuse(&mut command, Facility::ReceiveMany);
+        let forwarder = Forwarder::start(&mut command);
+        socket().send_to(b"x", &forwarder.address).unwrap();
+        let ended = forwarder.end();
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+        assert!(ended.stderr.contains("recvmmsg(): EPERM"), "{ended:?}");
+    });
+}
+
+#[test]
+fn prometheus_gets_its_counters() {
+    in_namespace(|| {
+        let (client, target) = (socket(), socket());
+        let arguments = format!(
+            "forward --listen 127.0.0.1:0 --to 127.0.0.1:{} --planes 1 --metrics 127.0.0.1:0",
+            port(&target)
+        );
+        let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let line = forwarder.line();
+        let address =
+            line.trim_end().strip_prefix("metrics at http://").and_then(|rest| rest.strip_suffix("/metrics"));
+        let address = address.unwrap_or_else(|| panic!("{line:?}"));
+        client.send_to(b"abc", &forwarder.address).unwrap();
+        let get = |path: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let begun = Instant::now();
+        while !get("/metrics").contains("fourtuple_forward_sent_bytes_total{plane=\"0\"} 3\n") {
+            assert!(begun.elapsed() < DEADLINE, "{}", get("/metrics"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(get("/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
+        assert!(get("/other").starts_with("HTTP/1.1 404 "));
+    });
+}
+
+/// Intervals with which no delay of a busy machine takes a session down.
+const PATIENT: &str = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20";
+
+#[test]
+fn bfd_reports_up_and_a_terminated_peer_reports_down() {
+    in_namespace(|| {
+        let flags = |here: &str, there: &str| format!("--bfd {there}%lo@{here} {PATIENT}");
+        watch_each_other(0, flags, |peer| format!("{peer}%lo"), "port");
+    });
+}
+
+#[test]
+fn in_band_bfd_reports_up_and_a_peer_down() {
+    in_namespace(|| {
+        let flag = |_: &str, there: &str| format!("--bfd-in-band {there}:4000 {PATIENT}");
+        watch_each_other(4000, flag, |peer| format!("{peer}:4000"), "filter");
+    });
+}
+
+/// Runs two forwarders with a BFD session. `flag` returns the flags for a local and a peer address, `named` the peer's name in a
+/// record.
+fn watch_each_other(
+    listen: u16,
+    flag: impl Fn(&str, &str) -> String,
+    named: impl Fn(&str) -> String,
+    reception: &str,
+) {
+    let target = socket();
+    let to = port(&target);
+    let start = |here: &str, there: &str| {
+        let arguments = format!(
+            "forward --listen {here}:{listen} --to {there}:{to} --planes 1 {} --metrics 127.0.0.1:0 --json",
+            flag(here, there),
+        );
+        let mut forwarder = Forwarder::start(&mut fourtuple(&arguments));
+        let line = forwarder.line();
+        let address = line.trim_end().strip_prefix("metrics at http://").unwrap().to_owned();
+        (forwarder, address.strip_suffix("/metrics").unwrap().to_owned())
+    };
+    let (one, metrics) = start("127.0.0.1", "127.0.0.2");
+    let (other, metrics_of_other) = start("127.0.0.2", "127.0.0.1");
+    let is = |metrics: &str, peer: &str, up: u8| {
+        let peer = named(peer);
+        page(metrics).contains(&format!("fourtuple_forward_bfd_up{{session=\"0\",peer=\"{peer}\"}} {up}\n"))
+    };
+    // The peers reach the state Up one after another.
+    until("up", || is(&metrics, "127.0.0.2", 1) && is(&metrics_of_other, "127.0.0.1", 1));
+    child::terminate(other.child.id()).unwrap();
+    let record = other.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(
+        (session["peer"].as_str(), session["state"].as_str()),
+        (Some(named("127.0.0.1").as_str()), Some("up"))
+    );
+    assert_eq!(session["reception"], reception);
+    // The end of the process itself is no failure of the session.
+    assert_eq!(session["diagnostic"] == "none", number(session, "downs") == 0, "{session}");
+    assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
+    until("down", || is(&metrics, "127.0.0.2", 0));
+    child::terminate(one.child.id()).unwrap();
+    let record = one.end().json();
+    require_valid(&record);
+    let session = &list(&record, "/results/bfd")[0];
+    assert_eq!(session["state"], "down");
+    assert!(number(session, "downs") >= 1, "{session}");
+}
+
+/// Returns the response with the metrics.
+fn page(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn bad_values_are_named_with_their_flag() {
+    let to = "--to 127.0.0.1:1";
+    let mistakes = [
+        ("", "--listen"),
+        ("--listen 127.0.0.1:0", "'--to'"),
+        ("--listen nowhere --to 127.0.0.1:1", "'nowhere' for '--listen'"),
+        (&format!("--listen 127.0.0.1:0 {to} --spread even"), "'--spread'"),
+        (&format!("--listen 127.0.0.1:0 {to} --spread xdp:64 --return"), "'--spread'"),
+        (&format!("--listen 127.0.0.1:0 {to} --planes 0"), "--planes"),
+        (&format!("--listen 127.0.0.1:0 {to} --plane fast"), "--plane"),
+        (&format!("--listen 127.0.0.1:0 {to} --idle 5s"), "'--return'"),
+        (&format!("--listen 127.0.0.1:0 {to} --route 10.0.0.1/8=127.0.0.1:1"), "'--route'"),
+        (&format!("--listen 127.0.0.1:0 {to} --config x"), "--config"),
+        ("--config /nonexistent", "'/nonexistent' for '--config'"),
+        ("--listen 127.0.0.1:4000 --to 127.0.0.1:4000", "forward to itself"),
+        ("--listen 0.0.0.0:4000 --to 127.1.2.3:4000", "forward to itself"),
+    ];
+    for (arguments, expected) in mistakes {
+        let ended = run(&mut fourtuple(&format!("forward {arguments}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{arguments}: {ended:?}");
+        assert!(ended.line().contains(expected), "{arguments}: {}", ended.line());
+    }
+}

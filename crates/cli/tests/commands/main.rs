@@ -1,0 +1,45 @@
+//! The commands, run as programs. One test program, so that the tests of all commands share the processors.
+#![forbid(unsafe_code)]
+
+#[path = "../program/mod.rs"]
+mod program;
+
+mod accept;
+mod bad_input;
+mod compare;
+mod container;
+mod doctor;
+mod doctor_accept;
+mod doctor_ports;
+mod doctor_services;
+mod documented_commands;
+mod environment;
+mod export;
+mod fix;
+mod fix_accept;
+mod fix_accept_peers;
+mod fix_clients;
+mod fix_namespaces;
+mod fix_print;
+mod fleet;
+mod fleet_security;
+mod forward;
+mod interrupt;
+mod json;
+mod kernel;
+mod load;
+mod locks;
+mod output;
+mod planes;
+mod records;
+mod run_costs;
+mod serve;
+mod tables;
+mod take_over;
+mod threads;
+mod top;
+mod trace;
+mod trace_locks;
+mod trace_remains;
+mod units;
+mod unprivileged;

@@ -1,0 +1,93 @@
+//! Commands that cannot create a thread or process (RLIMIT_NPROC, pids.max): one line and exit code 4.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+
+use crate::program::{Ended, fourtuple, is_root, run};
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+
+/// A user id without processes.
+const UNUSED_USER: u32 = 1_987_654_321;
+
+/// The experiments, with the shortest settings.
+const LABS: [&str; 6] = [
+    "lab ports --range 20000-20063 --strategy full-range",
+    "lab time-wait --range 20000-20063 --patience 1ms",
+    "lab accept --policy exclusive --workers 2 --clients 3 --for 10ms --repeats 1",
+    "lab keepalive --policy exclusive --workers 2 --clients 3 --for 10ms --repeats 1",
+    "lab locks --workers 2 --clients 3 --queries 100 --repeats 1 --change reuseport",
+    "lab planes --planes 1 --packets 1000 --repeats 1",
+];
+
+/// Asserts that the command ended with one line that names EAGAIN, and exit code 4.
+fn is_refused(what: &str, ended: &Ended) {
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{what}: {ended:?}");
+    assert!(ended.line().contains("EAGAIN") || ended.line().contains("os error 11"), "{what}: {ended:?}");
+}
+
+#[test]
+fn without_threads_commands_end_with_one_line() {
+    let others = [
+        "plan --range 20000-20063",
+        "load tcp://127.0.0.1:9 --for 10ms",
+        "load http://127.0.0.1:9/ --rate 10/s --for 10ms",
+        "serve crr --listen 127.0.0.1:0 --for 10ms",
+        "serve crr --listen 127.0.0.1:0 --policy dispatcher --for 10ms",
+        "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --for 10ms",
+    ];
+    for line in others.iter().chain(&LABS) {
+        let mut command = fourtuple(&format!("{line} --quiet"));
+        child::refuse(&mut command, Facility::Threads);
+        is_refused(line, &run(&mut command));
+    }
+    let mut compare = fourtuple("compare --for 1s --");
+    compare.args([LABS[0], LABS[0]]);
+    child::refuse(&mut compare, Facility::Threads);
+    is_refused("compare", &run(&mut compare));
+}
+
+/// A plan without calibration simulates the dials on the main thread, with the same results.
+#[test]
+fn a_plan_without_threads_has_the_same_results() {
+    let plan = "plan --kernel linear --range 20000-20127 --rate 20/s --sources 3 --json";
+    let own = run(&mut fourtuple(plan)).json();
+    let mut command = fourtuple(plan);
+    child::refuse(&mut command, Facility::Threads);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    assert_eq!(ended.json()["results"], own["results"]);
+}
+
+/// When the first threads start and a later thread does not, the command ends all of them.
+#[test]
+fn an_experiment_ends_when_a_later_thread_fails() {
+    let test = "threads::an_experiment_ends_when_a_later_thread_fails";
+    if !is_root() {
+        return fourtuple_testing::skip(test, "root", "only root can become a user without processes");
+    }
+    let with = |line: &str, limit: u64| {
+        let mut command = fourtuple(&format!("{line} --quiet"));
+        command.uid(UNUSED_USER).gid(UNUSED_USER).current_dir("/");
+        child::limit_threads(&mut command, limit);
+        command
+    };
+    match with("plan --help", 1).output() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return fourtuple_testing::skip(test, "root", "other users may not run this program");
+        }
+        output => assert!(output.expect("it starts").status.code().is_some()),
+    }
+    for line in LABS {
+        for limit in [1, 2, 3, 4, 6] {
+            let ended = run(&mut with(line, limit));
+            if ended.is_without_namespaces() {
+                return fourtuple_testing::skip(test, "netns", ended.line());
+            }
+            // Some experiments need no more threads than the limit.
+            if ended.code != 0 && ended.code != 3 {
+                is_refused(&format!("{line} with {limit}"), &ended);
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `fourtuple top` in a terminal.
+
+use std::process::Command;
+
+use crate::program::{fourtuple, run};
+use fourtuple_testing::{in_namespace, skip};
+
+/// Runs `top` in a pseudoterminal of 80x24: waits for the line of keys, types `q`, and prints the exit code and the output.
+const SCRIPT: &str = r#"
+import fcntl, os, pty, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    os.environ["TERM"] = sys.argv[1]
+    os.execv(sys.argv[2], ["fourtuple", "top", "--no-trace"])
+output, typed = b"", False
+while True:
+    try:
+        piece = os.read(terminal, 65536)
+    except OSError:
+        break
+    if not piece:
+        break
+    output += piece
+    if b"freeze" in output and not typed:
+        typed = True
+        os.write(terminal, b"q")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+sys.stdout.buffer.write(output)
+"#;
+
+/// Returns the exit code and the output of `top`.
+fn top(terminal: &str) -> Option<(String, String)> {
+    let mut python = Command::new("python3");
+    let output = python.args(["-c", SCRIPT, terminal, env!("CARGO_BIN_EXE_fourtuple")]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (code, output) = text.split_once('\n')?;
+    Some((code.to_owned(), output.to_owned()))
+}
+
+#[test]
+fn top_ends_with_q_and_restores_the_terminal() {
+    in_namespace(|| {
+        let Some((code, output)) = top("xterm-256color") else {
+            return skip("top_ends_with_q_and_restores_the_terminal", "python3", "no python3");
+        };
+        assert_eq!(code, "0", "{output}");
+        // Enters the alternate screen, and leaves it at the end.
+        assert!(output.contains("\u{1b}[?1049h") && output.contains("\u{1b}[?1049l"), "{output:?}");
+        assert!(output.contains("finding") && output.contains("rules"), "{output:?}");
+    });
+}
+
+#[test]
+fn a_terminal_without_cursor_is_refused_in_one_line() {
+    in_namespace(|| {
+        let Some((code, output)) = top("dumb") else {
+            return skip("a_terminal_without_cursor_is_refused_in_one_line", "python3", "no python3");
+        };
+        assert_eq!((code.as_str(), output.lines().count()), ("4", 1), "{output}");
+        assert!(output.contains("TERM") && output.contains("fourtuple doctor"), "{output}");
+        let ended = run(&mut fourtuple("top --no-trace"));
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert!(ended.line().contains("not a terminal"), "{ended:?}");
+    });
+}

@@ -1,0 +1,247 @@
+//! `fourtuple trace connect` and `trace accept`: refused values, messages, records and files.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::{env, fs};
+
+use crate::program::{Ended, fourtuple, require_valid, run};
+use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_testing::in_namespace;
+
+/// Starts a trace and waits for its ready line. Returns `None` and reports a skipped test where BPF is not available.
+fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::process::ChildStderr>)> {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    stderr.read_line(&mut line).expect("UTF-8");
+    if line.starts_with("tracing ") {
+        return Some((child, stderr));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
+    fourtuple_testing::skip(test, "bpf", line.trim_end());
+    None
+}
+
+#[test]
+fn without_permission_the_error_is_one_line() {
+    let mut command = fourtuple("trace connect --for 1s --flame /nowhere/flame.svg");
+    child::refuse(&mut command, Facility::Bpf);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot trace connect()"), "{ended:?}");
+}
+
+#[test]
+fn without_btf_the_error_is_one_line() {
+    let test = "trace::without_btf_the_error_is_one_line";
+    let directory = Path::new("/sys/kernel/btf");
+    if !directory.exists() {
+        return fourtuple_testing::skip(test, "bpf", "the kernel has no BTF");
+    }
+    for tier in ["auto", "tp_btf", "fexit"] {
+        let mut command = fourtuple(&format!("trace connect --for 1s --tier {tier}"));
+        child::mount_small_disk(&mut command, directory, 4096).unwrap();
+        let output = match command.output() {
+            Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
+            Ok(output) => output,
+        };
+        let ended = Ended {
+            code: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains("no type information (CONFIG_DEBUG_INFO_BTF)"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_requested_tier_is_used_or_the_error_is_one_line() {
+    let test = "trace::a_requested_tier_is_used_or_the_error_is_one_line";
+    for tier in ["tp_btf", "fexit"] {
+        let ended =
+            run(&mut fourtuple(&format!("trace connect --pid 1 --for 1ms --tier {tier} --json --quiet")));
+        if ended.code == 4 {
+            assert_eq!(ended.stdout, "", "{ended:?}");
+            assert!(
+                ended.line().contains(&format!("cannot trace connect() with tier {tier}: ")),
+                "{ended:?}"
+            );
+            let need = if tier == "fexit" { "fexit" } else { "bpf" };
+            fourtuple_testing::skip(test, need, ended.line());
+            continue;
+        }
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(
+            (record["results"]["tier"].as_str(), record["settings"]["tier"].as_str()),
+            (Some(tier), Some(tier))
+        );
+        assert!(record["results"]["tier_reason"].is_null(), "a requested tier needs no reason: {record}");
+    }
+}
+
+#[test]
+fn bad_values_are_named_with_their_flag() {
+    for (flags, words) in [
+        ("--pid 0", "--pid"),
+        ("--pid 2147483647", "there is no such process"),
+        ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
+        ("--dst localhost", "--dst"),
+        ("--port 65536", "--port"),
+        ("--cgroup /proc", "--cgroup"),
+        ("--for soon", "--for"),
+        ("--tier kprobe", "expected auto, tp_btf, fexit"),
+        ("--protocol sctp", "expected tcp or udp"),
+        ("--protocol udp --tier fexit", "expected auto"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("trace connect {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains(words), "{ended:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_trace_has_its_record() {
+    let test = "trace::an_interrupted_trace_has_its_record";
+    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple("trace connect --pid 1 --json")) else {
+        return;
+    };
+    child::interrupt(child.id()).unwrap();
+    let (mut stdout, mut rest) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
+    let code = child.wait().unwrap().code().unwrap();
+    let ended = Ended { code, stdout, stderr: rest };
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (0, ""),
+        "a trace without --for ends by a signal: {ended:?}"
+    );
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(
+        (record["command"].as_str(), record["settings"]["process"].as_u64()),
+        (Some("trace connect"), Some(1))
+    );
+    assert_eq!(record["results"]["tier"], "tp_btf");
+}
+
+#[test]
+fn trace_accept_without_permission_is_one_line() {
+    let mut command = fourtuple("trace accept --for 1s");
+    child::refuse(&mut command, Facility::Bpf);
+    let ended = run(&mut command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("cannot trace accept()"), "{ended:?}");
+}
+
+#[test]
+fn bad_values_of_accept_are_named_with_their_flag() {
+    for (flags, words) in [
+        ("--pid 0", "--pid"),
+        ("--pid 2147483647", "there is no such process"),
+        ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
+        ("--listen localhost", "--listen"),
+        ("--port 65536", "--port"),
+        ("--cgroup /proc", "--cgroup"),
+        ("--for soon", "--for"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("trace accept {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+        assert!(ended.line().contains(words), "{ended:?}");
+    }
+}
+
+/// A directory for the files of a test.
+struct Room(PathBuf);
+
+impl Room {
+    fn new(name: &str) -> Room {
+        let path = env::temp_dir().join(format!("fourtuple-trace-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Room(path)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn an_interrupted_trace_of_accepts_keeps_its_counters() {
+    in_namespace(|| {
+        // The kernel does not always run a program (recursion_misses), so that the counters may be too low.
+        while !keeps_its_counters() {}
+    });
+}
+
+/// Returns whether a trace lost nothing, or was skipped.
+fn keeps_its_counters() -> bool {
+    let test = "trace::an_interrupted_trace_of_accepts_keeps_its_counters";
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let own = std::process::id();
+    let line = format!("trace accept --pid {own} --listen {} --port {} --json", address.ip(), address.port());
+    let Some((mut child, _stderr)) = attached(test, &mut fourtuple(&format!("{line} --for 1h"))) else {
+        return true;
+    };
+    let client = std::net::TcpStream::connect(address).unwrap();
+    let server = listener.accept().unwrap();
+    child::interrupt(child.id()).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    let code = child.wait().unwrap().code().unwrap();
+    let ended = Ended { code, stdout, stderr: String::new() };
+    assert_eq!(ended.code, 3, "it ended before --for: {ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert_eq!(record["validity"][0]["id"], "interrupted");
+    let results = &record["results"];
+    if results["lost"] != 0 {
+        return false;
+    }
+    assert_eq!((&results["tier"], &results["lost"]), (&"tp_btf".into(), &0.into()));
+    assert_eq!((&results["accepts"], &results["wait_ns"]["count"]), (&1.into(), &1.into()), "{results}");
+    let traced = &results["listeners"][0];
+    assert_eq!(traced["address"], address.to_string());
+    assert_eq!((&traced["workers"][0]["process"], &traced["workers"][0]["open"]), (&own.into(), &1.into()));
+    drop((client, server));
+    true
+}
+
+#[test]
+fn a_flame_graph_is_one_file_with_samples() {
+    let test = "trace::a_flame_graph_is_one_file_with_samples";
+    let room = Room::new("flame");
+    let path = room.0.join("flame.svg");
+    let arguments =
+        format!("trace connect --pid {} --for 1s --json --flame {}", std::process::id(), path.display());
+    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple(&arguments)) else { return };
+    // This thread spins until the trace ends, so that the trace samples it even on a busy machine.
+    let code = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code();
+        }
+        std::hint::black_box((0..1_000_000_u64).fold(0, |sum, number| sum ^ std::hint::black_box(number)));
+    };
+    let (mut stdout, mut rest) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
+    let ended = Ended { code: code.unwrap(), stdout, stderr: rest };
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let flame = &record["results"]["flame"];
+    assert!(flame["samples"].as_u64() > Some(0), "{flame}");
+    let svg = fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert!(svg.contains("<title>[user] ("), "{svg}");
+    assert_eq!(fs::read_dir(&room.0).unwrap().count(), 1, "a temporary file remains");
+}

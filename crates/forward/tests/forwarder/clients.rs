@@ -1,0 +1,165 @@
+//! The limit on client sockets of a forwarder, and the eviction of clients at the limit.
+
+use crate::kinds;
+use std::net::{SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sources::Sources;
+use fourtuple_forward::{Forward, ForwardError, Link, PlaneCounts, PlaneKind, Running};
+use fourtuple_testing::{in_namespace, set_sysctl};
+
+/// A time limit that no working machine reaches.
+const LONG: Duration = Duration::from_secs(60);
+/// The first byte of a packet to which the next hop replies.
+const REQUEST: u8 = b'r';
+const PLANES: usize = 2;
+
+fn kinds() -> Vec<PlaneKind> {
+    kinds::kinds("clients")
+}
+
+fn socket(address: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(address).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+fn start(kind: PlaneKind, to: SocketAddr) -> (Running, SocketAddr) {
+    let link = Link { replies: true, ..Link::new("127.0.0.1:4000".parse().unwrap(), to) };
+    let running = Forward { kind, ..Forward::new(link, PLANES) }.start().unwrap();
+    let listen = running.address(0).unwrap();
+    (running, listen)
+}
+
+/// Replies to requests until none has arrived for longer than the test takes.
+fn answer(hop: &UdpSocket) {
+    let hop = hop.try_clone().unwrap();
+    thread::spawn(move || {
+        let mut room = [0; 100];
+        while let Ok((length, from)) = hop.recv_from(&mut room) {
+            if room[0] == REQUEST {
+                // The port of an expired client is closed, so the send may fail.
+                let _ = hop.send_to(&room[..length], from);
+            }
+        }
+    });
+}
+
+fn exchange(client: &UdpSocket, to: SocketAddr, what: &str) {
+    client.send_to(&[REQUEST; 64], to).unwrap();
+    client.recv(&mut [0; 64]).unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+fn until(mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {LONG:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn sum(running: &Running, of: impl Fn(&PlaneCounts) -> u64) -> u64 {
+    running.counts(0).iter().map(of).sum()
+}
+
+#[test]
+fn a_flood_of_sources_leaves_room_for_clients() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
+        let hop = socket("127.0.0.1:5000");
+        answer(&hop);
+        for kind in kinds() {
+            let (running, to) = start(kind, hop.local_addr().unwrap());
+            let limit = running.client_limit().unwrap();
+            assert_eq!((limit.clients, limit.ports), (48, 64), "a quarter is for others");
+            let established: Vec<_> = (1..=4).map(|ip| socket(&format!("127.0.0.{ip}:3000"))).collect();
+            for _ in 0..3 {
+                established.iter().for_each(|client| exchange(client, to, "before"));
+            }
+            let mut sources = Sources::new(3001).unwrap();
+            // Each chunk has fewer sources than one plane has client slots.
+            let mut sent = 3 * 4;
+            for chunk in 1..=250 {
+                assert_eq!(sources.send(to, 4), 4);
+                sent += 4;
+                until(|| sum(&running, |plane| plane.received) == sent);
+                // The counters of the planes are read in turn, not at one instant.
+                until(|| sum(&running, |plane| plane.clients) <= 48);
+                if chunk % 10 == 0 {
+                    let newcomer = socket(&format!("127.0.1.{}:3000", chunk / 10));
+                    exchange(&newcomer, to, "a new client");
+                    established.iter().for_each(|client| exchange(client, to, "established"));
+                    sent += 5;
+                    let others: Vec<_> = (0..10).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
+                    assert!(others.iter().all(Result::is_ok), "{kind}: another program has no port");
+                }
+            }
+            assert!(sum(&running, |plane| plane.evicted) > 0, "{kind}");
+            let counts = running.drain().unwrap().remove(0);
+            assert!(counts.iter().all(|plane| plane.dropped.is_empty()), "{kind}: {counts:?}");
+        }
+    });
+}
+
+#[test]
+fn a_client_without_a_reply_is_closed_early() {
+    in_namespace(|| {
+        let hop = socket("127.0.0.1:5000");
+        answer(&hop);
+        let (running, to) = start(PlaneKind::Batched, hop.local_addr().unwrap());
+        let (answered, repeated) = (socket("127.0.0.1:3000"), socket("127.0.0.2:3000"));
+        exchange(&answered, to, "the first packet");
+        for packets in [2, 3] {
+            repeated.send_to(b"x", to).unwrap();
+            until(|| sum(&running, |plane| plane.received) == packets);
+        }
+        assert_eq!(Sources::new(3001).unwrap().send(to, 5), 5);
+        until(|| sum(&running, |plane| plane.unanswered) == 5);
+        assert_eq!(sum(&running, |plane| plane.clients), 2, "the others stay for as long as --idle says");
+        assert_eq!(sum(&running, |plane| plane.evicted), 0);
+    });
+}
+
+#[test]
+fn more_clients_than_ports_are_refused() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "40010-40019");
+        let link = Link {
+            replies: true,
+            ..Link::new("127.0.0.1:4000".parse().unwrap(), "127.0.0.1:1".parse().unwrap())
+        };
+        let with = |clients| Forward { clients: Some(clients), ..Forward::new(link.clone(), 1) }.start();
+        let error = with(55).unwrap_err();
+        assert!(matches!(error, ForwardError::TooManyClients { clients: 55, ports: 54, .. }), "{error}");
+        assert!(error.is_usage());
+        assert_eq!(with(54).unwrap().client_limit().unwrap().clients, 54);
+    });
+}
+
+/// Established clients are never evicted: a new client is refused instead.
+#[test]
+fn established_clients_are_never_evicted() {
+    in_namespace(|| {
+        let hop = socket("127.0.0.1:5000");
+        answer(&hop);
+        let to = hop.local_addr().unwrap();
+        let link = Link { replies: true, ..Link::new("127.0.0.1:4000".parse().unwrap(), to) };
+        let running = Forward { clients: Some(3), ..Forward::new(link, 1) }.start().unwrap();
+        let to = running.address(0).unwrap();
+        let established: Vec<_> = (1..=3).map(|ip| socket(&format!("127.0.0.{ip}:3000"))).collect();
+        for _ in 0..2 {
+            established.iter().for_each(|client| exchange(client, to, "established"));
+        }
+        assert_eq!(Sources::new(3001).unwrap().send(to, 5), 5);
+        until(|| sum(&running, |plane| plane.received) == 11);
+        established.iter().for_each(|client| exchange(client, to, "established"));
+        let counts = running.drain().unwrap().remove(0).remove(0);
+        assert_eq!(
+            counts.dropped.iter().map(|(reason, number)| (reason.name(), *number)).collect::<Vec<_>>(),
+            [("no-client", 5)]
+        );
+        assert_eq!((counts.clients, counts.evicted), (3, 0));
+    });
+}

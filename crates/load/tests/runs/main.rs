@@ -1,0 +1,10 @@
+//! Runs of both engines against real servers, honest and hostile.
+
+mod arrivals;
+mod coordinated;
+mod failures;
+mod hostile;
+mod run;
+mod sources;
+mod tls;
+mod workloads;

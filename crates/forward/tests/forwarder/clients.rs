@@ -92,7 +92,10 @@ fn a_flood_of_sources_leaves_room_for_clients() {
                     established.iter().for_each(|client| exchange(client, to, "established"));
                     sent += 5;
                     let others: Vec<_> = (0..10).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
-                    assert!(others.iter().all(Result::is_ok), "{kind}: another program has no port");
+                    assert!(
+                        others.iter().all(Result::is_ok),
+                        "{kind}: another program has no port: {others:?}"
+                    );
                 }
             }
             assert!(sum(&running, |plane| plane.evicted) > 0, "{kind}");

@@ -1,8 +1,8 @@
-//! Forwarders of every kind of plane, on real sockets.
+//! Forwarders of every kind of plane, on real sockets. None of these tests starts a process: until its exec, a child would hold the
+//! ports of sockets that other tests close.
 
 mod bfd;
 mod bfd_device;
-mod bfd_frr;
 mod bfd_in_band;
 mod clients;
 mod come_and_go;

@@ -1,5 +1,8 @@
 //! Interoperation with FRR's bfdd, in a separate network namespace at the other end of a veth.
 
+#[path = "forwarder/flood/mod.rs"]
+mod flood;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,7 +13,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::flood::Flood;
+use flood::Flood;
 use fourtuple::spread::Selector;
 use fourtuple_forward::bfd::{Diagnostic, Link, LinkSettings, LinkState, State, Timers};
 use fourtuple_forward::{Forward, Peer, PlaneCounts};

@@ -4,7 +4,7 @@
 //! Each worker is a thread with a current-thread runtime. 24 clients keep a connection each and send their requests in sequence; 5% of
 //! the requests block their worker for 10 ms, the rest for 0.1 ms. The wait of a request is its latency without this time. Trials of 2 s
 //! alternate in the order A B B A, each with new workers and connections. Two listeners of tokio are compared: one that the runtimes
-//! share, and one for each runtime (SO_REUSEPORT).
+//! share, and one for each runtime (SO_REUSEPORT). `AsyncAcceptor` places connections, and with `by_request` requests.
 #![forbid(unsafe_code)]
 
 mod summary;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::routing::get;
-use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
+use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder, Workers, by_request};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
 use summary::{load, quartiles};
@@ -38,25 +38,32 @@ enum Kind {
     Shared,
     Reuseport,
     Acceptor,
+    ByRequest,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     netns::enter_new()?;
-    for (name, reference) in [("one listener", Kind::Shared), ("SO_REUSEPORT", Kind::Reuseport)] {
-        let (mut ratios, mut waits) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for (name, reference, kind) in [
+        ("AsyncAcceptor / tokio with one listener", Kind::Shared, Kind::Acceptor),
+        ("by_request / tokio with one listener", Kind::Shared, Kind::ByRequest),
+        ("by_request / tokio with SO_REUSEPORT", Kind::Reuseport, Kind::ByRequest),
+    ] {
+        let (mut waits, mut rates) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
         for _ in 0..BLOCKS {
             let mut block = [Vec::new(), Vec::new()];
             for side in [0, 1, 1, 0] {
-                block[side].extend(trial(if side == 0 { reference } else { Kind::Acceptor })?);
+                block[side].extend(trial([reference, kind][side])?);
             }
-            let [theirs, ours] = block.map(|mut samples| tail(&mut samples));
-            waits[0].push(theirs);
-            waits[1].push(ours);
-            ratios.push(ours / theirs);
+            for (side, mut samples) in block.into_iter().enumerate() {
+                rates[side].push(samples.len() as f64 / TRIAL.as_secs_f64() / 2e3);
+                waits[side].push(tail(&mut samples));
+            }
         }
-        println!("p99.9 of the wait, ms, tokio with {name}: {}", quartiles(&waits[0]));
-        println!("p99.9 of the wait, ms, AsyncAcceptor: {}", quartiles(&waits[1]));
-        println!("AsyncAcceptor / tokio with {name}: {}", quartiles(&ratios));
+        println!("{name}:");
+        for (what, [theirs, ours]) in [("p99.9 of the wait, ms", waits), ("requests, k/s", rates)] {
+            let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
+            println!("  {what}: {} / {} = {}", quartiles(&ours), quartiles(&theirs), quartiles(&ratios));
+        }
     }
     println!("load average {}", load());
     Ok(())
@@ -76,16 +83,20 @@ fn trial(kind: Kind) -> Result<Vec<Duration>, Box<dyn Error>> {
         let mut stopped = stopped.clone();
         async move { drop(stopped.changed().await) }
     };
-    let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).workers(Workers::Runtimes).open()?;
+    let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).workers(Workers::Runtimes);
+    let group = match kind {
+        Kind::ByRequest => group.policy(AcceptPolicy::SharedOneshot).open()?,
+        _ => group.open()?,
+    };
     let (mut listeners, mut address) = (vec![listener((Ipv4Addr::LOCALHOST, 0).into())?], None);
-    if matches!(kind, Kind::Acceptor) {
+    if matches!(kind, Kind::Acceptor | Kind::ByRequest) {
         address = group.endpoint().inet();
     }
     let address = address.map_or_else(|| listeners[0].local_addr(), Ok)?;
     while listeners.len() < WORKERS {
         let next = match kind {
             Kind::Reuseport => listener(address)?,
-            Kind::Shared | Kind::Acceptor => listeners[0].try_clone()?,
+            Kind::Shared | Kind::Acceptor | Kind::ByRequest => listeners[0].try_clone()?,
         };
         listeners.push(next);
     }
@@ -97,12 +108,19 @@ fn trial(kind: Kind) -> Result<Vec<Duration>, Box<dyn Error>> {
             let serve = move || -> std::io::Result<()> {
                 let runtime = Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
-                    if matches!(kind, Kind::Acceptor) {
-                        let acceptor = AsyncAcceptor::new(group.join()?)?;
-                        axum::serve(acceptor, app).with_graceful_shutdown(shutdown).await
-                    } else {
-                        let listener = tokio::net::TcpListener::from_std(listener)?;
-                        axum::serve(listener, app).with_graceful_shutdown(shutdown).await
+                    match kind {
+                        Kind::Shared | Kind::Reuseport => {
+                            let listener = tokio::net::TcpListener::from_std(listener)?;
+                            axum::serve(listener, app).with_graceful_shutdown(shutdown).await
+                        }
+                        Kind::Acceptor => {
+                            let acceptor = AsyncAcceptor::new(group.join()?)?;
+                            axum::serve(acceptor, app).with_graceful_shutdown(shutdown).await
+                        }
+                        Kind::ByRequest => {
+                            let acceptor = AsyncAcceptor::new(group.join()?)?;
+                            axum::serve(acceptor, by_request(app)).with_graceful_shutdown(shutdown).await
+                        }
                     }
                 })
             };

@@ -108,7 +108,7 @@
 //! - `tokio`: `Dialer::dial_tokio`, a connector for host names with a cache of dialers, and an acceptor for each worker's tokio
 //!   runtime.
 //! - `hyper`: the connector as a service for the client of hyper-util.
-//! - `axum`: the acceptor as the listener of `axum::serve`.
+//! - `axum`: the acceptor as the listener of `axum::serve`, and a service that gives each request to an idle worker.
 //! - `bpf`: the accept policy `reuseport-least-busy` and the selectors that are BPF programs. They need CAP_BPF and
 //!   CAP_NET_ADMIN at run time, and no compiler at build time.
 //! - `uring`: the accept policy `uring-oneshot`.

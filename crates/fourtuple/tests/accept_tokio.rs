@@ -268,45 +268,63 @@ fn rotate_wakes_one_worker_per_connection_in_turn() {
     });
 }
 
+/// Blocks a runtime while one of its tasks waits for a connection, and lets clients connect meanwhile. The runtime was idle before if
+/// `was_idle`. Returns the number of connections that its acceptor has accepted. An idle worker is there for the rest.
+fn accepts_while_busy(was_idle: bool) -> u64 {
+    let expected = u64::from(was_idle);
+    let group = open(AcceptPolicy::Exclusive, Family::Unix);
+    let (held, holding) = mpsc::channel::<()>();
+    let mut first = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+    let (waits, waiting) = mpsc::channel();
+    let busy = thread::spawn(move || {
+        runtime().block_on(async {
+            tokio::select! {
+                biased;
+                _ = first.accept() => panic!("no connection has arrived yet"),
+                () = async { if was_idle { tokio::time::sleep(Duration::from_millis(50)).await } } => {}
+            }
+            waits.send(()).unwrap();
+            holding.recv().unwrap_err();
+            first.accept().await.unwrap();
+            drop(first);
+        });
+    });
+    let other = Worker::start(&group, serve_bytes);
+    waiting.recv().unwrap();
+    let accepts = client(async {
+        let mut kept = Vec::new();
+        let mut after = 0;
+        while after < 10 {
+            after += u64::from(group.stats()[0].accepts >= expected);
+            let mut stream = connect(&group).await;
+            stream.write_u8(0).await.unwrap();
+            kept.push(stream);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        while group.stats()[1].requests + expected < kept.len() as u64 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let accepts = group.stats()[0].accepts;
+        drop(held);
+        // The runtime that is no longer busy gets a connection too.
+        while !busy.is_finished() {
+            let mut stream = connect(&group).await;
+            let _ = stream.write_u8(0).await;
+            kept.push(stream);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        accepts
+    });
+    busy.join().unwrap();
+    other.stop();
+    accepts
+}
+
 #[test]
 fn at_most_one_connection_waits_for_a_busy_runtime() {
     in_namespace(|| {
-        let group = open(AcceptPolicy::Exclusive, Family::Unix);
-        let (held, holding) = mpsc::channel::<()>();
-        let mut first = AsyncAcceptor::new(group.join().unwrap()).unwrap();
-        let busy = thread::spawn(move || {
-            runtime().block_on(async {
-                // Polls for a connection, and then blocks its thread.
-                tokio::select! {
-                    biased;
-                    _ = first.accept() => panic!("no connection has arrived yet"),
-                    () = std::future::ready(()) => {}
-                }
-                holding.recv().unwrap_err();
-                first.accept().await.unwrap();
-                drop(first);
-            });
-        });
-        let other = Worker::start(&group, serve_bytes);
-        client(async {
-            let mut kept = Vec::new();
-            let mut after = 0;
-            // One connection waits for the busy runtime. The idle worker gets every later connection.
-            while after < 10 {
-                after += u64::from(group.stats()[0].accepts > 0);
-                let mut stream = connect(&group).await;
-                stream.write_u8(0).await.unwrap();
-                kept.push(stream);
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            while group.stats()[1].requests + 1 < kept.len() as u64 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        });
-        assert_eq!(group.stats()[0].accepts, 1);
-        drop(held);
-        busy.join().unwrap();
-        other.stop();
+        assert_eq!(accepts_while_busy(false), 0);
+        assert_eq!(accepts_while_busy(true), 1);
     });
 }
 

@@ -3,17 +3,20 @@
 mod stream;
 
 use std::future::Future;
-use std::sync::Arc;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Request};
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::{Router, routing::get};
+use axum::{Router, routing::get, routing::post};
 use fourtuple::listen::{
     AcceptPolicy, AsyncAcceptor, Endpoint, Family, ListenerGroup, ListenerGroupBuilder, Recycle,
-    SessionHandle, StreamAddr,
+    SessionHandle, StreamAddr, by_request,
 };
 use fourtuple_testing::in_namespace;
 use http_body_util::{BodyExt, Empty};
@@ -235,5 +238,208 @@ fn addresses_of_a_stream_are_those_of_its_socket() {
             assert_eq!(stream.peer_addr().unwrap().inet(), Some(sent.local_addr().unwrap()));
             assert_eq!(stream.local_addr().unwrap().inet(), Some(sent.peer_addr().unwrap()));
         });
+    });
+}
+
+/// Runs workers with a runtime each while `body` runs. An end of the body ends the workers.
+fn with_workers(group: &ListenerGroup, apps: Vec<Router>, body: impl FnOnce()) {
+    thread::scope(|scope| {
+        let mut stops = Vec::new();
+        for app in apps {
+            let (stop, stopped) = oneshot::channel::<()>();
+            stops.push(stop);
+            scope.spawn(move || {
+                let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let listener = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+                    let server = axum::serve(listener, by_request(app));
+                    server.with_graceful_shutdown(async { drop(stopped.await) }).await.unwrap();
+                });
+            });
+        }
+        body();
+        // Dropping the senders ends the servers, also after a panic.
+    });
+}
+
+/// A client that sends bytes and reads whole responses with a Content-Length.
+struct Raw(BufReader<std::net::TcpStream>);
+
+impl Raw {
+    fn new(group: &ListenerGroup) -> Raw {
+        let stream = std::net::TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Raw(BufReader::new(stream))
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// Returns the body of the next response, and whether the connection closes after it.
+    fn response(&mut self) -> (String, bool) {
+        let (mut length, mut closes) = (0, false);
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.0.read_line(&mut line).unwrap(), 0, "a response, not the end");
+            let line = line.trim_end().to_ascii_lowercase();
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.parse().unwrap();
+            }
+            closes |= line == "connection: close";
+            if line.is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).unwrap();
+        (String::from_utf8(body).unwrap(), closes)
+    }
+
+    fn get(&mut self, path: &str) -> String {
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes());
+        self.response().0
+    }
+
+    fn is_closed(&mut self) -> bool {
+        self.0.read(&mut [0]).unwrap() == 0
+    }
+}
+
+#[test]
+fn a_blocked_worker_delays_no_kept_connection() {
+    in_namespace(|| {
+        let group = group().policy(AcceptPolicy::SharedOneshot).open().unwrap();
+        let (blocked, is_blocked) = mpsc::channel();
+        let gate = Arc::new(Mutex::new(()));
+        let app = |worker: usize| {
+            let (blocked, gate) = (blocked.clone(), Arc::clone(&gate));
+            let block = move || {
+                blocked.send(worker).unwrap();
+                drop(gate.lock());
+                worker.to_string()
+            };
+            let block = get(move || async move { block() });
+            Router::new().route("/", get(move || async move { worker.to_string() })).route("/block", block)
+        };
+        with_workers(&group, vec![app(0), app(1)], || {
+            let mut clients: Vec<Raw> = (0..8).map(|_| Raw::new(&group)).collect();
+            let mut requests = 0;
+            for _ in 0..3 {
+                let held = gate.lock().unwrap();
+                clients.iter_mut().for_each(|client| drop(client.get("/")));
+                clients[0].send(b"GET /block HTTP/1.1\r\nhost: x\r\n\r\n");
+                let busy = is_blocked.recv_timeout(DEADLINE).unwrap();
+                for client in &mut clients[1..] {
+                    assert_eq!(
+                        [client.get("/"), client.get("/")],
+                        [(1 - busy).to_string(), (1 - busy).to_string()]
+                    );
+                }
+                drop(held);
+                assert_eq!(clients[0].response(), (busy.to_string(), false));
+                requests += 8 + 1 + 14;
+            }
+            let stats = group.stats();
+            assert_eq!(stats.iter().map(|seat| seat.accepts).sum::<u64>(), 8);
+            assert_eq!(stats.iter().map(|seat| seat.requests).sum::<u64>(), requests);
+            drop(clients);
+            run(until_open(&group, 0));
+        });
+    });
+}
+
+#[test]
+fn all_forms_of_requests_are_answered_by_returned_connections() {
+    in_namespace(|| {
+        let group = group().policy(AcceptPolicy::SharedOneshot).open().unwrap();
+        let app = || {
+            Router::new()
+                .route("/", get(|| async { "hello" }))
+                .route("/large", get(|| async { "x".repeat(3_000_000) }))
+                .route("/echo", post(|body: String| async { body }))
+        };
+        let large = "x".repeat(3_000_000);
+        // The request, the expected body, and whether the next request may be sent before the response (pipelining).
+        let forms: [(&str, &str); 9] = [
+            ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", "hello"),
+            ("GET / HTTP/1.1\nhost: x\n\n", "hello"),
+            ("\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", "hello"),
+            ("GET /large HTTP/1.1\r\nhost: x\r\n\r\n", &large),
+            ("POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab\r\n\r\nabc", "ab\r\n\r\nabc"),
+            ("POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", ""),
+            (
+                "POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+                "ab",
+            ),
+            ("GET / HTTP/1.1\r\nhost: x\r\nconnection: keep-alive\r\n\r\n", "hello"),
+            ("GET /none HTTP/1.1\r\nhost: x\r\n\r\n", ""),
+        ];
+        with_workers(&group, vec![app(), app()], || {
+            for seed in 0..20 {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let mut client = Raw::new(&group);
+                for _ in 0..20 {
+                    // One to three requests at once, cut at random.
+                    let some: Vec<_> =
+                        (0..random.usize(1..4)).map(|_| forms[random.usize(..forms.len())]).collect();
+                    let bytes: String = some.iter().map(|(request, _)| *request).collect();
+                    let mut rest = bytes.as_bytes();
+                    while !rest.is_empty() {
+                        let (piece, left) = rest.split_at(random.usize(1..=rest.len()));
+                        client.send(piece);
+                        rest = left;
+                    }
+                    for (request, expected) in some {
+                        assert_eq!(
+                            client.response(),
+                            (expected.to_owned(), false),
+                            "seed {seed}: {request:?}"
+                        );
+                    }
+                }
+                client.send(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+                assert_eq!(client.response(), ("hello".to_owned(), true));
+                assert!(client.is_closed());
+            }
+            let mut old = Raw::new(&group);
+            old.send(b"GET / HTTP/1.0\r\n\r\n");
+            assert_eq!(old.response().0, "hello");
+            assert!(old.is_closed());
+            run(until_open(&group, 0));
+            assert_eq!(group.stats().iter().map(|seat| seat.accepts).sum::<u64>(), 21);
+        });
+    });
+}
+
+#[test]
+fn a_drain_closes_returned_connections() {
+    in_namespace(|| {
+        let group = group().policy(AcceptPolicy::SharedOneshot).recycle(Recycle::Requests(5)).open().unwrap();
+        let app = || {
+            Router::new()
+                .route("/", get(|ConnectInfo(from): ConnectInfo<StreamAddr>| async move { from.to_string() }))
+        };
+        let mut idle: Vec<Raw> = Vec::new();
+        with_workers(&group, vec![app(), app()], || {
+            let mut last = Raw::new(&group);
+            let own = last.0.get_ref().local_addr().unwrap().to_string();
+            let answers: Vec<_> = (0..5)
+                .map(|_| {
+                    last.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+                    last.response()
+                })
+                .collect();
+            let closes = [false, false, false, false, true];
+            assert_eq!(answers, closes.map(|is_last| (own.clone(), is_last)));
+            assert!(last.is_closed());
+
+            idle.extend((0..4).map(|_| Raw::new(&group)));
+            idle.iter_mut().for_each(|client| drop(client.get("/")));
+            assert_eq!(group.drain(Duration::from_millis(100)).unwrap().open, 4);
+        });
+        // The workers have left the group.
+        assert!(idle.iter_mut().all(Raw::is_closed));
     });
 }

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::listen::tokio::{Accepted, Session, Stream};
+use crate::listen::turn::Bytes;
 
 /// An accepted connection of a tokio runtime, for servers that take one object per connection, such as hyper and axum.
 ///
@@ -36,8 +37,10 @@ use crate::listen::tokio::{Accepted, Session, Stream};
 /// ```
 #[derive(Debug)]
 pub struct AcceptedStream {
-    stream: Stream,
+    /// `None` while it is dropped.
+    stream: Option<Stream>,
     session: Arc<Session>,
+    bytes: Bytes,
     /// Bytes that precede the bytes of `stream`, from `replayed` on.
     carry: Vec<u8>,
     replayed: usize,
@@ -63,7 +66,13 @@ impl Accepted {
     /// Returns one stream that replays `carry` and holds the session.
     pub fn into_stream(self) -> AcceptedStream {
         let Accepted { stream, session, carry } = self;
-        AcceptedStream { stream, session: Arc::new(session), carry, replayed: 0 }
+        AcceptedStream {
+            stream: Some(stream),
+            session: Arc::new(session),
+            bytes: Bytes::default(),
+            carry,
+            replayed: 0,
+        }
     }
 }
 
@@ -74,7 +83,7 @@ impl AcceptedStream {
     ///
     /// The errors of getpeername(2); ENOTCONN after the client has reset the connection.
     pub fn peer_addr(&self) -> io::Result<StreamAddr> {
-        match &self.stream {
+        match self.stream() {
             Stream::Tcp(stream) => stream.peer_addr().map(StreamAddr::Tcp),
             Stream::Unix(stream) => stream.peer_addr().map(|address| StreamAddr::of_unix(&address)),
         }
@@ -86,10 +95,18 @@ impl AcceptedStream {
     ///
     /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<StreamAddr> {
-        match &self.stream {
+        match self.stream() {
             Stream::Tcp(stream) => stream.local_addr().map(StreamAddr::Tcp),
             Stream::Unix(stream) => stream.local_addr().map(|address| StreamAddr::of_unix(&address)),
         }
+    }
+
+    fn stream(&self) -> &Stream {
+        self.stream.as_ref().expect("a stream until it is dropped")
+    }
+
+    fn pinned(&mut self) -> Pin<&mut Stream> {
+        Pin::new(self.stream.as_mut().expect("a stream until it is dropped"))
     }
 
     /// Returns the requests of the connection.
@@ -109,6 +126,12 @@ impl SessionHandle {
         if let Some(session) = self.0.upgrade() {
             session.answered();
         }
+    }
+
+    /// Returns the session while the connection is open.
+    #[cfg(feature = "axum")]
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.0.upgrade()
     }
 
     /// Returns whether the server must close the connection after the current response: [`Session::is_last`], or the connection is
@@ -144,7 +167,7 @@ impl fmt::Display for StreamAddr {
 
 impl AsFd for AcceptedStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.stream().as_fd()
     }
 }
 
@@ -155,12 +178,22 @@ impl AsyncRead for AcceptedStream {
         room: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let stream = self.get_mut();
+        let before = room.filled().len();
         let rest = &stream.carry[stream.replayed..];
         if rest.is_empty() {
-            return Pin::new(&mut stream.stream).poll_read(context, room);
+            let read = stream.pinned().poll_read(context, room);
+            if read.is_pending() && stream.bytes.is_over(&stream.session.turn) && stream.session.can_return()
+            {
+                // For hyper the connection ends here.
+                stream.bytes.has_ended = true;
+                return Poll::Ready(Ok(()));
+            }
+            stream.bytes.read(&stream.session.turn, &room.filled()[before..]);
+            return read;
         }
         let length = rest.len().min(room.remaining());
         room.put_slice(&rest[..length]);
+        stream.bytes.read(&stream.session.turn, &rest[..length]);
         stream.replayed += length;
         if stream.replayed == stream.carry.len() {
             // Frees the memory: the connection may stay open for long.
@@ -176,7 +209,8 @@ impl AsyncWrite for AcceptedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        self.bytes.wrote();
+        self.pinned().poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -184,18 +218,37 @@ impl AsyncWrite for AcceptedStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        self.bytes.wrote();
+        self.pinned().poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream().is_write_vectored()
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let stream = self.get_mut();
+        let flushed = stream.pinned().poll_flush(context);
+        if flushed.is_ready() && stream.bytes.flushed(&stream.session.turn) {
+            // hyper may have read before, and would read again only when bytes arrive.
+            context.waker().wake_by_ref();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        if self.bytes.has_ended {
+            return Poll::Ready(Ok(()));
+        }
+        self.pinned().poll_shutdown(context)
+    }
+}
+
+/// Between two requests that `by_request` counts, the socket returns to the group.
+impl Drop for AcceptedStream {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take().filter(|_| self.bytes.has_ended) {
+            self.session.keep(stream);
+        }
     }
 }

@@ -27,6 +27,18 @@ impl OpenGuard {
         self.seats.phase() != Phase::Serving
     }
 
+    /// Returns a second guard of the connection, before the first one is dropped.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn again(&self) -> OpenGuard {
+        OpenGuard::new(&self.seats, self.seat)
+    }
+
+    /// Counts a connection that could not be watched.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unwatched(&self) {
+        self.seats.add(self.seat, Count::Unwatched, 1);
+    }
+
     /// Counts a request as answered, for a runtime that reads the further requests of a connection by itself.
     pub fn answered(&self) {
         self.seats.add(self.seat, Count::Requests, 1);
@@ -37,6 +49,11 @@ impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.seats.subtract(self.seat, Count::Open);
     }
+}
+
+/// Returns a random number as a fraction from 0 to 1.
+pub(crate) fn chance(draw: u32) -> f64 {
+    f64::from(draw) / f64::from(u32::MAX)
 }
 
 /// A readable connection: it has a request, a part of a request, or an end of file. Dropping it closes the connection.
@@ -105,7 +122,7 @@ impl Connection {
 
     /// Returns the connection's random number as a fraction from 0 to 1.
     pub(crate) fn chance(&self) -> f64 {
-        f64::from(self.draw) / f64::from(u32::MAX)
+        chance(self.draw)
     }
 
     /// Returns the number of requests answered on this connection so far, by any worker.

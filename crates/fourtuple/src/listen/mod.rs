@@ -41,12 +41,16 @@ mod rounds;
 mod seats;
 #[cfg(feature = "tokio")]
 mod tokio;
+#[cfg(feature = "tokio")]
+mod turn;
 mod wait;
 
 #[cfg(feature = "tokio")]
 pub use accepted_stream::{AcceptedStream, SessionHandle, StreamAddr};
 pub use acceptor::{AcceptWaker, Acceptor, LeaveReport};
 pub use auto::PolicyChoice;
+#[cfg(feature = "axum")]
+pub use axum::{ByRequest, CountedRequests, by_request};
 pub use break_even::BreakEven;
 pub use builder::ListenerGroupBuilder;
 pub use connection::{Connection, OpenGuard};

@@ -7,37 +7,42 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{self, Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::yield_now;
 
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
-use crate::listen::connection::{Connection, OpenGuard};
+use crate::listen::connection::{Connection, OpenGuard, chance};
 use crate::listen::error::ListenError;
-use crate::listen::group::ListenerGroup;
+use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::policy::Family;
 use crate::listen::recycle::Recycle;
-use crate::listen::seats::Count;
+use crate::listen::seats::{Count, Phase};
+use crate::listen::turn::Turn;
 use crate::listen::wait::seat::is_out_of_watches;
+use crate::listen::wait::shared_state::SharedState;
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime.
 ///
-/// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept). So while
-/// the runtime is busy, the acceptor returns at most one connection that has bytes to read; other workers get every further one.
+/// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept) and the runtime
+/// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read.
 /// With the policies of an epoll per worker, the thread may also hold connections that clients opened and have not yet used; these
 /// stay with the worker. [`defer_accept`](crate::listen::ListenerGroupBuilder::defer_accept) leaves them in the kernel. A
 /// connection costs two more context switches than without a runtime.
 ///
 /// The policy places the first request of a connection; the runtime reads the further ones. `SharedOneshot` and `Dispatcher`,
-/// which place every request without a runtime, place only the first one here.
+/// which place every request without a runtime, place only the first one here. With `SharedOneshot` and the feature `axum`,
+#[cfg_attr(feature = "axum", doc = "[`by_request`](crate::listen::by_request) places every request.")]
+#[cfg_attr(not(feature = "axum"), doc = "`by_request` places every request.")]
 ///
 /// In [`stats`](ListenerGroup::stats) a worker counts as busy while none of its tasks waits for a connection.
 ///
@@ -76,7 +81,9 @@ pub struct Session {
     recycle: Recycle,
     served: AtomicU32,
     born: Instant,
-    chance: f64,
+    draw: u32,
+    pub(super) turn: Turn,
+    group: Weak<Inner>,
 }
 
 impl Session {
@@ -101,7 +108,29 @@ impl Session {
     /// Returns whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
     /// [draining](ListenerGroup::drain).
     pub fn is_last(&self) -> bool {
-        self.guard.is_draining() || self.recycle.is_last(self.served(), self.age(), self.chance)
+        self.guard.is_draining() || self.recycle.is_last(self.served(), self.age(), chance(self.draw))
+    }
+
+    /// Returns the socket of the connection to the group, so that any idle worker gets the next request. A socket that cannot be
+    /// watched is closed.
+    pub(super) fn keep(&self, stream: Stream) {
+        let Some(group) = self.group.upgrade() else { return };
+        let SharedState::Epoll(shared) = &group.shared else { return };
+        let Ok(socket) = stream.into_socket() else { return };
+        let mut connection = Connection::new(socket, self.guard.again());
+        (connection.served, connection.born, connection.draw) = (self.served(), self.born, self.draw);
+        if shared.put(connection).is_err() {
+            self.guard.unwatched();
+        }
+        // A drain may have closed the idle connections before.
+        if group.seats.phase() == Phase::Drained {
+            drop(shared.idle().drain());
+        }
+    }
+
+    /// Returns whether the policy of the group gives a connection that was returned to any idle worker.
+    pub(super) fn can_return(&self) -> bool {
+        self.group.upgrade().is_some_and(|group| matches!(group.shared, SharedState::Epoll(_)))
     }
 }
 
@@ -235,6 +264,10 @@ impl AsyncAcceptor {
     /// Panics outside of a tokio runtime with I/O enabled.
     pub async fn accept(&mut self) -> Result<Accepted, ListenError> {
         loop {
+            // Tasks that are ready run first: while one blocks the runtime, another worker serves the next connection. A new task becomes
+            // ready when the runtime has looked at its socket, and `block_on` then polls its own future before the task.
+            yield_now().await;
+            yield_now().await;
             let connection = poll_fn(|context| self.bridge.poll_found(context)).await?;
             match self.register(connection) {
                 Ok(accepted) => return Ok(accepted),
@@ -249,7 +282,7 @@ impl AsyncAcceptor {
     /// Registers a connection with the runtime.
     fn register(&self, mut connection: Connection) -> io::Result<Accepted> {
         let carry = std::mem::take(&mut connection.carry);
-        let (served, born, chance) = (connection.served, connection.born, connection.chance());
+        let (served, born, draw) = (connection.served, connection.born, connection.draw);
         let (socket, guard) = connection.into_parts();
         let stream = match self.group.family() {
             Family::Unix => UnixStream::from_std(StdUnixStream::from(socket)).map(Stream::Unix)?,
@@ -257,8 +290,15 @@ impl AsyncAcceptor {
                 TcpStream::from_std(StdTcpStream::from(socket)).map(Stream::Tcp)?
             }
         };
-        let session =
-            Session { guard, recycle: self.group.0.recycle, served: AtomicU32::new(served), born, chance };
+        let session = Session {
+            guard,
+            recycle: self.group.0.recycle,
+            served: AtomicU32::new(served),
+            born,
+            draw,
+            turn: Turn::default(),
+            group: Arc::downgrade(&self.group.0),
+        };
         Ok(Accepted { stream, session, carry })
     }
 
@@ -314,6 +354,16 @@ pub enum Stream {
     Tcp(TcpStream),
     /// AF_UNIX.
     Unix(UnixStream),
+}
+
+impl Stream {
+    /// Returns the socket, which the runtime watches no longer.
+    fn into_socket(self) -> io::Result<OwnedFd> {
+        Ok(match self {
+            Stream::Tcp(stream) => stream.into_std()?.into(),
+            Stream::Unix(stream) => stream.into_std()?.into(),
+        })
+    }
 }
 
 impl AsFd for Stream {

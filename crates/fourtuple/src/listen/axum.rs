@@ -127,8 +127,8 @@ impl Connected<IncomingStream<'_, AsyncAcceptor>> for SessionHandle {
 /// `ConnectInfo<StreamAddr>`.
 ///
 /// A connection stays with its worker under HTTP/2, after an upgrade, after a request with a chunked body or one whose body the handler
-/// has not read, and while a client sends requests without waiting for responses (pipelining). A return costs about 10 us of CPU time
-/// per request: a task of hyper, and four calls of epoll_ctl(2).
+/// has not read, and while a client sends requests without waiting for responses (pipelining). Each request costs a task of hyper and
+/// four calls of epoll_ctl(2).
 ///
 /// ```no_run
 /// use axum::{Router, routing::get};

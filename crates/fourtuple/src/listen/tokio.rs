@@ -34,7 +34,8 @@ use crate::listen::wait::shared_state::SharedState;
 /// The acceptor of one worker of a group, for a task of its tokio runtime.
 ///
 /// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept) and the runtime
-/// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read.
+/// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read; at most one, which
+/// arrived when the runtime became busy, waits for it.
 /// With the policies of an epoll per worker, the thread may also hold connections that clients opened and have not yet used; these
 /// stay with the worker. [`defer_accept`](crate::listen::ListenerGroupBuilder::defer_accept) leaves them in the kernel. A
 /// connection costs two more context switches than without a runtime.

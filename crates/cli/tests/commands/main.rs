@@ -39,7 +39,6 @@ mod take_over;
 mod threads;
 mod top;
 mod trace;
-mod trace_locks;
 mod trace_remains;
 mod units;
 mod unprivileged;

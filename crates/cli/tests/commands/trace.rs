@@ -1,23 +1,27 @@
-//! `fourtuple trace connect` and `trace accept`: refused values, messages, records and files.
+//! `fourtuple trace connect`, `trace accept` and `trace locks`: refused values, messages, records and files.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::{env, fs};
 
-use crate::program::{Ended, fourtuple, require_valid, run};
+use crate::program::{Ended, Room, fourtuple, require_valid, run};
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
 
-/// Starts a trace and waits for its ready line. Returns `None` and reports a skipped test where BPF is not available.
-fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::process::ChildStderr>)> {
+/// Starts a trace and waits for its ready line, which starts with `ready`. Returns `None` and reports a skipped test where BPF is not available.
+fn attached(
+    test: &str,
+    ready: &str,
+    command: &mut Command,
+) -> Option<(Child, BufReader<std::process::ChildStderr>)> {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
     stderr.read_line(&mut line).expect("UTF-8");
-    if line.starts_with("tracing ") {
+    if line.starts_with(ready) {
         return Some((child, stderr));
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");
@@ -27,11 +31,17 @@ fn attached(test: &str, command: &mut Command) -> Option<(Child, BufReader<std::
 
 #[test]
 fn without_permission_the_error_is_one_line() {
-    let mut command = fourtuple("trace connect --for 1s --flame /nowhere/flame.svg");
-    child::refuse(&mut command, Facility::Bpf);
-    let ended = run(&mut command);
-    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
-    assert!(ended.line().contains("cannot trace connect()"), "{ended:?}");
+    for (arguments, words) in [
+        ("connect --for 1s --flame /nowhere/flame.svg", "cannot trace connect()"),
+        ("accept --for 1s", "cannot trace accept()"),
+        ("locks --for 1s", "cannot trace locks"),
+    ] {
+        let mut command = fourtuple(&format!("trace {arguments}"));
+        child::refuse(&mut command, Facility::Bpf);
+        let ended = run(&mut command);
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+        assert!(ended.line().contains(words), "{ended:?}");
+    }
 }
 
 #[test]
@@ -87,90 +97,56 @@ fn a_requested_tier_is_used_or_the_error_is_one_line() {
 
 #[test]
 fn bad_values_are_named_with_their_flag() {
-    for (flags, words) in [
+    let of_all = [
         ("--pid 0", "--pid"),
         ("--pid 2147483647", "there is no such process"),
         ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
-        ("--dst localhost", "--dst"),
-        ("--port 65536", "--port"),
         ("--cgroup /proc", "--cgroup"),
         ("--for soon", "--for"),
+    ];
+    let of_connect = [
+        ("--dst localhost", "--dst"),
+        ("--port 65536", "--port"),
         ("--tier kprobe", "expected auto, tp_btf, fexit"),
         ("--protocol sctp", "expected tcp or udp"),
         ("--protocol udp --tier fexit", "expected auto"),
-    ] {
-        let ended = run(&mut fourtuple(&format!("trace connect {flags}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-        assert!(ended.line().contains(words), "{ended:?}");
+    ];
+    let of_accept = [("--listen localhost", "--listen"), ("--port 65536", "--port")];
+    for (trace, more) in [("connect", of_connect.as_slice()), ("accept", &of_accept), ("locks", &[])] {
+        for (flags, words) in of_all.iter().chain(more) {
+            let ended = run(&mut fourtuple(&format!("trace {trace} {flags}")));
+            assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+            assert!(ended.line().contains(words), "{ended:?}");
+        }
     }
 }
 
 #[test]
 fn an_interrupted_trace_has_its_record() {
     let test = "trace::an_interrupted_trace_has_its_record";
-    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple("trace connect --pid 1 --json")) else {
-        return;
-    };
-    child::interrupt(child.id()).unwrap();
-    let (mut stdout, mut rest) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    stderr.read_to_string(&mut rest).unwrap();
-    let code = child.wait().unwrap().code().unwrap();
-    let ended = Ended { code, stdout, stderr: rest };
-    assert_eq!(
-        (ended.code, ended.stderr.as_str()),
-        (0, ""),
-        "a trace without --for ends by a signal: {ended:?}"
-    );
-    let record = ended.json();
-    require_valid(&record);
-    assert_eq!(
-        (record["command"].as_str(), record["settings"]["process"].as_u64()),
-        (Some("trace connect"), Some(1))
-    );
-    assert_eq!(record["results"]["tier"], "tp_btf");
-}
-
-#[test]
-fn trace_accept_without_permission_is_one_line() {
-    let mut command = fourtuple("trace accept --for 1s");
-    child::refuse(&mut command, Facility::Bpf);
-    let ended = run(&mut command);
-    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
-    assert!(ended.line().contains("cannot trace accept()"), "{ended:?}");
-}
-
-#[test]
-fn bad_values_of_accept_are_named_with_their_flag() {
-    for (flags, words) in [
-        ("--pid 0", "--pid"),
-        ("--pid 2147483647", "there is no such process"),
-        ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
-        ("--listen localhost", "--listen"),
-        ("--port 65536", "--port"),
-        ("--cgroup /proc", "--cgroup"),
-        ("--for soon", "--for"),
-    ] {
-        let ended = run(&mut fourtuple(&format!("trace accept {flags}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-        assert!(ended.line().contains(words), "{ended:?}");
-    }
-}
-
-/// A directory for the files of a test.
-struct Room(PathBuf);
-
-impl Room {
-    fn new(name: &str) -> Room {
-        let path = env::temp_dir().join(format!("fourtuple-trace-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Room(path)
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+    for (trace, ready) in [("connect", "tracing "), ("locks", "tracing locks\n")] {
+        let mut command = fourtuple(&format!("trace {trace} --pid 1 --json"));
+        let Some((mut child, mut stderr)) = attached(test, ready, &mut command) else { return };
+        child::interrupt(child.id()).unwrap();
+        let (mut stdout, mut rest) = (String::new(), String::new());
+        child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+        stderr.read_to_string(&mut rest).unwrap();
+        let code = child.wait().unwrap().code().unwrap();
+        let ended = Ended { code, stdout, stderr: rest };
+        assert_eq!(
+            (ended.code, ended.stderr.as_str()),
+            (0, ""),
+            "a trace without --for ends by a signal: {ended:?}"
+        );
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!(
+            (record["command"].as_str(), record["settings"]["process"].as_u64()),
+            (Some(format!("trace {trace}").as_str()), Some(1))
+        );
+        let results = &record["results"];
+        assert_eq!(results["tier"], "tp_btf");
+        assert!(trace != "locks" || !results["blind_spots"].as_array().unwrap().is_empty(), "{results}");
     }
 }
 
@@ -189,7 +165,8 @@ fn keeps_its_counters() -> bool {
     let address = listener.local_addr().unwrap();
     let own = std::process::id();
     let line = format!("trace accept --pid {own} --listen {} --port {} --json", address.ip(), address.port());
-    let Some((mut child, _stderr)) = attached(test, &mut fourtuple(&format!("{line} --for 1h"))) else {
+    let Some((mut child, _stderr)) = attached(test, "tracing ", &mut fourtuple(&format!("{line} --for 1h")))
+    else {
         return true;
     };
     let client = std::net::TcpStream::connect(address).unwrap();
@@ -219,11 +196,13 @@ fn keeps_its_counters() -> bool {
 #[test]
 fn a_flame_graph_is_one_file_with_samples() {
     let test = "trace::a_flame_graph_is_one_file_with_samples";
-    let room = Room::new("flame");
-    let path = room.0.join("flame.svg");
+    let room = Room::new();
+    let path = room.path().join("flame.svg");
     let arguments =
         format!("trace connect --pid {} --for 1s --json --flame {}", std::process::id(), path.display());
-    let Some((mut child, mut stderr)) = attached(test, &mut fourtuple(&arguments)) else { return };
+    let Some((mut child, mut stderr)) = attached(test, "tracing ", &mut fourtuple(&arguments)) else {
+        return;
+    };
     // This thread spins until the trace ends, so that the trace samples it even on a busy machine.
     let code = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -243,5 +222,5 @@ fn a_flame_graph_is_one_file_with_samples() {
     let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{svg}");
     assert!(svg.contains("<title>[user] ("), "{svg}");
-    assert_eq!(fs::read_dir(&room.0).unwrap().count(), 1, "a temporary file remains");
+    assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1, "a temporary file remains");
 }

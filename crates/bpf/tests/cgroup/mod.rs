@@ -11,8 +11,13 @@ use std::time::Duration;
 
 use fourtuple_testing::cgroup_root;
 
-/// The cgroups entered so far, and how many of them are in use.
-static CGROUPS: Mutex<(u32, u32)> = Mutex::new((0, 0));
+static CGROUPS: Mutex<Cgroups> = Mutex::new(Cgroups { entered: 0, in_use: 0 });
+
+/// The cgroups of threads of this process.
+struct Cgroups {
+    entered: u32,
+    in_use: u32,
+}
 
 /// A threaded cgroup that is removed when the value is dropped. A socket belongs to the cgroup of the thread that called socket(); a new
 /// thread starts in the cgroup of the thread that created it.
@@ -28,18 +33,20 @@ impl Cgroup {
         let root = cgroup_root()?;
         let of_process = of_process(&root);
         let mut cgroups = cgroups();
-        if cgroups.1 == 0 {
+        if cgroups.in_use == 0 {
             // A killed process with the same ID may have left it.
             fs::create_dir_all(&of_process)?;
             fs::write(of_process.join("cgroup.procs"), "0")
                 .inspect_err(|_| drop(fs::remove_dir(&of_process)))?;
         }
-        let path = of_process.join(cgroups.0.to_string());
+        let path = of_process.join(cgroups.entered.to_string());
         fs::create_dir_all(&path)?;
         fs::write(path.join("cgroup.type"), "threaded")?;
         let directory = File::open(&path)?;
-        cgroups.0 += 1;
-        cgroups.1 += 1;
+        cgroups.entered += 1;
+        cgroups.in_use += 1;
+        // Dropping the value takes the lock.
+        drop(cgroups);
         let cgroup = Cgroup { root, path, directory };
         cgroup.enter_again()?;
         Ok(cgroup)
@@ -65,15 +72,15 @@ impl Drop for Cgroup {
         let _ = self.leave();
         remove(&self.path);
         let mut cgroups = cgroups();
-        cgroups.1 -= 1;
-        if cgroups.1 == 0 {
+        cgroups.in_use -= 1;
+        if cgroups.in_use == 0 {
             let _ = fs::write(self.root.join("cgroup.procs"), "0");
             remove(&of_process(&self.root));
         }
     }
 }
 
-fn cgroups() -> MutexGuard<'static, (u32, u32)> {
+fn cgroups() -> MutexGuard<'static, Cgroups> {
     CGROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

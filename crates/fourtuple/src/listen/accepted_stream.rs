@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::listen::tokio::{Accepted, Session, Stream};
-use crate::listen::turn::Bytes;
+use crate::listen::turn::TurnBytes;
 
 /// An accepted connection of a tokio runtime, for servers that take one object per connection, such as hyper and axum.
 ///
@@ -22,12 +22,12 @@ use crate::listen::turn::Bytes;
 /// ```no_run
 /// use fourtuple::listen::{AsyncAcceptor, ListenerGroup};
 /// use http_body_util::Full;
-/// use hyper::body::Bytes;
+/// use hyper::body::TurnBytes;
 /// use hyper::{Response, server::conn::http1, service::service_fn};
 /// use hyper_util::rt::TokioIo;
 ///
 /// # async fn serve(group: ListenerGroup) -> Result<(), Box<dyn std::error::Error>> {
-/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from("hello")))) });
+/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(TurnBytes::from("hello")))) });
 /// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
 /// loop {
 ///     let stream = TokioIo::new(acceptor.accept().await?.into_stream());
@@ -40,8 +40,8 @@ pub struct AcceptedStream {
     /// `None` while it is dropped.
     stream: Option<Stream>,
     session: Arc<Session>,
-    bytes: Bytes,
-    /// Bytes that precede the bytes of `stream`, from `replayed` on.
+    bytes: TurnBytes,
+    /// TurnBytes that precede the bytes of `stream`, from `replayed` on.
     carry: Vec<u8>,
     replayed: usize,
 }
@@ -69,7 +69,7 @@ impl Accepted {
         AcceptedStream {
             stream: Some(stream),
             session: Arc::new(session),
-            bytes: Bytes::default(),
+            bytes: TurnBytes::default(),
             carry,
             replayed: 0,
         }

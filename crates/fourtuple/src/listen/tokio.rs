@@ -29,7 +29,6 @@ use crate::listen::recycle::Recycle;
 use crate::listen::seats::{Count, Phase};
 use crate::listen::turn::Turn;
 use crate::listen::wait::seat::is_out_of_watches;
-use crate::listen::wait::shared_state::SharedState;
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime.
 ///
@@ -116,7 +115,7 @@ impl Session {
     /// watched is closed.
     pub(super) fn keep(&self, stream: Stream) {
         let Some(group) = self.group.upgrade() else { return };
-        let SharedState::Epoll(shared) = &group.shared else { return };
+        let Some(shared) = group.shared.epoll() else { return };
         let Ok(socket) = stream.into_socket() else { return };
         let mut connection = Connection::new(socket, self.guard.again());
         (connection.served, connection.born, connection.draw) = (self.served(), self.born, self.draw);
@@ -131,7 +130,7 @@ impl Session {
 
     /// Returns whether the policy of the group gives a connection that was returned to any idle worker.
     pub(super) fn can_return(&self) -> bool {
-        self.group.upgrade().is_some_and(|group| matches!(group.shared, SharedState::Epoll(_)))
+        self.group.upgrade().is_some_and(|group| group.shared.epoll().is_some())
     }
 }
 

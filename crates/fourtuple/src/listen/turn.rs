@@ -60,8 +60,8 @@ impl Turn {
 
 /// The bytes of a connection, as its stream sees them.
 #[derive(Debug, Default)]
-pub(super) struct Bytes {
-    /// Bytes read since the last request was answered.
+pub(super) struct TurnBytes {
+    /// TurnBytes read since the last request was answered.
     read: u64,
     head: Head,
     /// Whether bytes were written and not flushed since.
@@ -105,7 +105,7 @@ impl Head {
     }
 }
 
-impl Bytes {
+impl TurnBytes {
     /// Notes bytes that the stream returns to hyper.
     pub(super) fn read(&mut self, turn: &Turn, bytes: &[u8]) {
         if self.is_whole(turn) && turn.change(ANSWERED, NEW) {
@@ -142,7 +142,7 @@ mod tests {
 
     /// Returns whether the connection returns after a request with these reads and this length of its body was answered.
     fn returns(reads: &[&[u8]], body: Option<u64>) -> bool {
-        let (turn, mut bytes) = (Turn::default(), Bytes::default());
+        let (turn, mut bytes) = (Turn::default(), TurnBytes::default());
         reads.iter().for_each(|read| bytes.read(&turn, read));
         turn.begin(body);
         assert!(!bytes.is_over(&turn));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_pipelined_request_keeps_the_connection() {
-        let (turn, mut bytes) = (Turn::default(), Bytes::default());
+        let (turn, mut bytes) = (Turn::default(), TurnBytes::default());
         let request = b"GET / HTTP/1.1\r\n\r\n";
         bytes.read(&turn, &request.repeat(2));
         for _ in 0..2 {
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_request_at_once_after_the_response_is_a_new_one() {
-        let (turn, mut bytes) = (Turn::default(), Bytes::default());
+        let (turn, mut bytes) = (Turn::default(), TurnBytes::default());
         for _ in 0..3 {
             bytes.read(&turn, b"GET / HTTP/1.1\r\n\r\n");
             turn.begin(Some(0));

@@ -44,10 +44,7 @@ pub(crate) fn open(_seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
 }
 
 fn shared(seat: &Seat) -> &SharedEpoll {
-    match &seat.group.0.shared {
-        SharedState::Epoll(shared) => shared,
-        _ => unreachable!("the group was opened with this policy"),
-    }
+    seat.group.0.shared.epoll().expect("the group was opened with this policy")
 }
 
 impl Wait for SharedOneshot {

@@ -29,11 +29,16 @@ pub(crate) enum SharedState {
 }
 
 impl SharedState {
+    /// Returns the epoll in which any idle worker gets a kept connection; `None`: the policy has none.
+    pub(crate) fn epoll(&self) -> Option<&SharedEpoll> {
+        match self {
+            SharedState::Epoll(shared) => Some(shared),
+            _ => None,
+        }
+    }
+
     /// Returns the number of idle connections that belong to no worker.
     pub(crate) fn idle_connections(&self) -> usize {
-        match self {
-            SharedState::Epoll(shared) => shared.idle_connections(),
-            _ => 0,
-        }
+        self.epoll().map_or(0, SharedEpoll::idle_connections)
     }
 }

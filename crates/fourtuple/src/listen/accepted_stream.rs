@@ -22,12 +22,12 @@ use crate::listen::turn::TurnBytes;
 /// ```no_run
 /// use fourtuple::listen::{AsyncAcceptor, ListenerGroup};
 /// use http_body_util::Full;
-/// use hyper::body::TurnBytes;
+/// use hyper::body::Bytes;
 /// use hyper::{Response, server::conn::http1, service::service_fn};
 /// use hyper_util::rt::TokioIo;
 ///
 /// # async fn serve(group: ListenerGroup) -> Result<(), Box<dyn std::error::Error>> {
-/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(TurnBytes::from("hello")))) });
+/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from("hello")))) });
 /// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
 /// loop {
 ///     let stream = TokioIo::new(acceptor.accept().await?.into_stream());
@@ -41,7 +41,7 @@ pub struct AcceptedStream {
     stream: Option<Stream>,
     session: Arc<Session>,
     bytes: TurnBytes,
-    /// TurnBytes that precede the bytes of `stream`, from `replayed` on.
+    /// Bytes that precede the bytes of `stream`, from `replayed` on.
     carry: Vec<u8>,
     replayed: usize,
 }

@@ -61,7 +61,7 @@ impl Turn {
 /// The bytes of a connection, as its stream sees them.
 #[derive(Debug, Default)]
 pub(super) struct TurnBytes {
-    /// TurnBytes read since the last request was answered.
+    /// Bytes read since the last request was answered.
     read: u64,
     head: Head,
     /// Whether bytes were written and not flushed since.

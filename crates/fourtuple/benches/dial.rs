@@ -1,6 +1,6 @@
 //! Measures the cost of a [`Dialer`] beyond its system calls: dials with it and bare calls, in one network namespace, on loopback.
 //!
-//! `cargo bench -p fourtuple --bench dial`; `-- overhead` for the comparison alone, without criterion.
+//! `cargo bench -p fourtuple --bench dial`
 //!
 //! The time of a dial covers the calls from socket() to getsockname(), and [`Dialer::release`] if the dialer keeps a ledger. It
 //! excludes accept() and close(). Both sides of a comparison close with RST, unlike applications, so that the ports do not run
@@ -13,7 +13,6 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use criterion::Criterion;
 use fourtuple::dial::{Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;
 use fourtuple_measure::median_interval;
@@ -29,7 +28,6 @@ type Dialed = (OwnedFd, SocketAddr);
 
 /// One side of a comparison.
 struct ComparedSide {
-    name: &'static str,
     dial: Box<dyn FnMut() -> Dialed>,
     /// Reports the end of a connection to the dialer.
     release: Option<Box<dyn Fn(SocketAddr)>>,
@@ -57,10 +55,10 @@ impl Server {
         Ok((Server { listener, held: Vec::with_capacity(HELD) }, address))
     }
 
-    /// Returns the time of `dials` dials, at most `HELD`.
-    fn time(&mut self, side_under_test: &mut ComparedSide, dials: usize) -> Duration {
+    /// Returns the time of `HELD` dials.
+    fn time(&mut self, side_under_test: &mut ComparedSide) -> Duration {
         let begun = Instant::now();
-        for _ in 0..dials {
+        for _ in 0..HELD {
             self.held.push((side_under_test.dial)());
         }
         if let Some(release) = &side_under_test.release {
@@ -76,11 +74,6 @@ impl Server {
         }
         elapsed
     }
-
-    fn time_many(&mut self, side_under_test: &mut ComparedSide, dials: u64) -> Duration {
-        let full = (0..dials / HELD as u64).map(|_| self.time(side_under_test, HELD)).sum::<Duration>();
-        full + self.time(side_under_test, (dials % HELD as u64) as usize)
-    }
 }
 
 fn through(builder: fourtuple::dial::DialerBuilder) -> ComparedSide {
@@ -92,7 +85,7 @@ fn through(builder: fourtuple::dial::DialerBuilder) -> ComparedSide {
     };
     let release = |source| dialer.release(source);
     let keeps_book = dialer.choice().steered;
-    ComparedSide { name: "dialer", dial: Box::new(dial), release: keeps_book.then_some(Box::new(release)) }
+    ComparedSide { dial: Box::new(dial), release: keeps_book.then_some(Box::new(release)) }
 }
 
 /// Returns a side that makes the same calls as a dialer, in the same order.
@@ -123,7 +116,7 @@ fn by_hand(
         let local = socket::local_address(socket.as_fd())?;
         io::Result::Ok((socket, local))
     };
-    ComparedSide { name: "bare calls", dial: Box::new(move || dial().expect("a connection")), release: None }
+    ComparedSide { dial: Box::new(move || dial().expect("a connection")), release: None }
 }
 
 /// Returns windows of one port each, like the ports from a dialer's ledger; a port repeats only after thousands of dials.
@@ -147,42 +140,42 @@ fn pairs(destination: SocketAddr) -> Vec<Pair> {
     let all = || Some(PortRange::ALL);
     vec![
         Pair {
-            name: "kernel-default",
+            name: "Dialer, kernel-default",
             dialer: through(to(Strategy::KernelDefault)),
             bare: by_hand(destination, any(), None, || None),
         },
         Pair {
-            name: "full-range",
+            name: "Dialer, full-range",
             dialer: through(to(Strategy::FullRange)),
             bare: by_hand(destination, any(), None, all),
         },
         Pair {
-            name: "full-range, source set",
+            name: "Dialer, full-range, source set",
             dialer: through(from(Strategy::FullRange, &source)),
             bare: by_hand(destination, source.clone(), None, all),
         },
         Pair {
-            name: "full-range, timeout set",
+            name: "Dialer, full-range, timeout set",
             dialer: through(to(Strategy::FullRange).timeout(timeout)),
             bare: by_hand(destination, any(), Some(timeout), all),
         },
         Pair {
-            name: "auto",
+            name: "Dialer, auto",
             dialer: through(to(Strategy::Auto)),
             bare: by_hand(destination, any(), None, named_ports()),
         },
         Pair {
-            name: "auto, source set",
+            name: "Dialer, auto, source set",
             dialer: through(from(Strategy::Auto, &source)),
             bare: by_hand(destination, source.clone(), None, named_ports()),
         },
         Pair {
-            name: "auto, 14 sources",
+            name: "Dialer, auto, 14 sources",
             dialer: through(from(Strategy::Auto, &network("127.0.0.0/28"))),
             bare: by_hand(destination, network("127.0.0.0/28"), None, named_ports()),
         },
         Pair {
-            name: "auto, 4094 sources",
+            name: "Dialer, auto, 4094 sources",
             dialer: through(from(Strategy::Auto, &network("127.0.0.0/20"))),
             bare: by_hand(destination, network("127.0.0.0/20"), None, named_ports()),
         },
@@ -194,7 +187,6 @@ fn pairs(destination: SocketAddr) -> Vec<Pair> {
         Pair {
             name: "std::net::TcpStream",
             dialer: ComparedSide {
-                name: "std",
                 dial: Box::new(move || {
                     let stream = TcpStream::connect(destination).expect("a connection");
                     let local = stream.local_addr().expect("an address");
@@ -218,7 +210,7 @@ fn overhead(server: &mut Server, pair: &mut Pair) {
             // Every second block is B A A B, because the side in the middle has an advantage.
             let side = turn ^ (block % 2);
             let side_under_test = if side == 0 { &mut pair.dialer } else { &mut pair.bare };
-            times[side] += server.time(side_under_test, HELD);
+            times[side] += server.time(side_under_test);
         }
         if block >= BLOCKS / 20 {
             ratios.push(times[0].as_secs_f64() / times[1].as_secs_f64());
@@ -227,34 +219,14 @@ fn overhead(server: &mut Server, pair: &mut Pair) {
     }
     let ratio = median_interval(&ratios, &mut fastrand::Rng::with_seed(1)).expect("there are blocks");
     let percent = |ratio: f64| (ratio - 1.0) * 100.0;
-    let subject = if pair.dialer.name == "dialer" { "Dialer, " } else { "" };
     println!(
-        "overhead of {subject}{} over bare calls: {:+.1}% ({:+.1} to {:+.1}) of {:.1} us",
+        "overhead of {} over bare calls: {:+.1}% ({:+.1} to {:+.1}) of {:.1} us",
         pair.name,
         percent(ratio.value),
         percent(ratio.low),
         percent(ratio.high),
         bare.as_secs_f64() * 1e6 / (BLOCKS * 2 * HELD) as f64,
     );
-}
-
-fn compare_with_criterion(server: &mut Server, pairs: &mut [Pair]) {
-    let mut criterion = Criterion::default()
-        .sample_size(50)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .configure_from_args();
-    for pair in pairs {
-        let mut group = criterion.benchmark_group(pair.name);
-        for side_under_test in [&mut pair.dialer, &mut pair.bare] {
-            let name = side_under_test.name;
-            group.bench_function(name, |bencher| {
-                bencher.iter_custom(|dials| server.time_many(side_under_test, dials));
-            });
-        }
-        group.finish();
-    }
-    criterion.final_summary();
 }
 
 /// Enters a new network namespace, in a new user namespace if this is necessary.
@@ -274,16 +246,6 @@ fn main() {
         return;
     }
     let (mut server, destination) = Server::listen().expect("a listener in an empty namespace");
-    let mut pairs = pairs(destination);
-    let asked = |what: &str| std::env::args().any(|argument| argument == what);
-    if !asked("overhead") {
-        // criterion requires different names for the two sides.
-        pairs.retain(|pair| pair.dialer.name != pair.bare.name);
-        compare_with_criterion(&mut server, &mut pairs);
-        pairs = self::pairs(destination);
-    }
-    if asked("--bench") && !asked("--list") {
-        println!("{BLOCKS} blocks of A B B A, {HELD} dials a letter: median and its 95% interval");
-        pairs.iter_mut().for_each(|pair| overhead(&mut server, pair));
-    }
+    println!("{BLOCKS} blocks of A B B A, {HELD} dials a letter: median and its 95% interval");
+    pairs(destination).iter_mut().for_each(|pair| overhead(&mut server, pair));
 }

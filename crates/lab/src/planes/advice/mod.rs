@@ -47,7 +47,7 @@ fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
     };
     let spread = |cell: &&PlanesCell| cell.planes == 2 && cell.spread != "hash";
     let found = cells.iter().filter(spread).map(pairs_like);
-    // Among the cells with the most different works: the first batched cell, else the first.
+    // The pairs that cover the most works per packet; among equals those of the batched plane, then the first.
     found
         .reduce(|best, other| {
             let rank = |pairs: &Vec<(&PlanesCell, &PlanesCell)>| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fourtuple_syscalls::socket::{self, Connect};
+use tokio::io::Interest;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::{self, JoinError};
 use tokio::time;
@@ -104,13 +105,19 @@ impl Dialer {
         attempt: &Attempt<'_>,
         begun: Instant,
     ) -> Result<(), DialError> {
-        let writable = match self.timeout {
-            Some(timeout) => time::timeout(timeout.saturating_sub(begun.elapsed()), stream.writable())
-                .await
-                .map_err(|_| attempt.timed_out(begun.elapsed()))?,
-            None => stream.writable().await,
+        let ready = match self.timeout {
+            Some(timeout) => {
+                let rest = timeout.saturating_sub(begun.elapsed());
+                time::timeout(rest, stream.ready(Interest::WRITABLE))
+                    .await
+                    .map_err(|_| attempt.timed_out(begun.elapsed()))?
+            }
+            None => stream.ready(Interest::WRITABLE).await,
         };
-        attempt.called("epoll_wait", writable)?;
+        // Every error of a socket comes with EPOLLERR: without it the socket need not be asked.
+        if !attempt.called("epoll_wait", ready)?.is_write_closed() {
+            return Ok(());
+        }
         match attempt.called("getsockopt SO_ERROR", stream.take_error())? {
             Some(error) => Err(attempt.connect_error(error, begun.elapsed())),
             None => Ok(()),

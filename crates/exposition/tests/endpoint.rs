@@ -148,7 +148,11 @@ fn wrong_requests_get_their_status() {
 #[test]
 fn a_live_page_gets_events_until_its_deadline() {
     let (page, publisher) = Page::new(|| "<p>page</p>".to_owned());
-    let limits = Limits { stream_deadline: Duration::from_secs(3), ..Limits::default() };
+    let limits = Limits {
+        deadline: Duration::from_secs(2),
+        stream_deadline: Duration::from_secs(1),
+        ..Limits::default()
+    };
     let mut registry = Registry::with_prefix("test");
     registry.register_collector(Box::new(One));
     let endpoint = Endpoint::start_with_page(([127, 0, 0, 1], 0).into(), limits, registry, page).unwrap();

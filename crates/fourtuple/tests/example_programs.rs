@@ -1,8 +1,8 @@
-//! The examples `crawler` and `dns_forwarder` against servers of the test.
+//! The examples `crawler`, `dns_forwarder` and `proxy` against servers of the test.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -107,5 +107,48 @@ fn the_dns_forwarder_returns_each_answer_to_its_client() {
         assert!(server.join().unwrap() >= usize::from(CLIENTS) / 2, "each query has a port of its own");
         forwarder.kill().unwrap();
         forwarder.wait().unwrap();
+    });
+}
+
+/// Requests the page of a proxy on a new connection until the proxy listens. Returns the response.
+fn through_the_proxy(proxy: &str) -> String {
+    let begun = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect(proxy) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(begun.elapsed() < DEADLINE, "no proxy: {error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
+}
+
+#[test]
+fn the_proxy_forwards_and_reports_failures() {
+    in_namespace(|| {
+        let Some(path) = example("the_proxy_forwards_and_reports_failures", "proxy") else { return };
+        let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
+        let upstream = thread::spawn(move || serve(&listener, 1));
+        let start = |listen: &str, upstream: &str| {
+            let mut command = Command::new(&path);
+            child::end_with_this_thread(command.args([listen, upstream]));
+            command.spawn().unwrap()
+        };
+        // No server listens on port 4003.
+        let proxies = [start("127.0.0.1:4001", "127.0.0.1:4000"), start("127.0.0.1:4002", "127.0.0.1:4003")];
+        let response = through_the_proxy("127.0.0.1:4001");
+        assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("\r\n\r\nhello"), "{response}");
+        let response = through_the_proxy("127.0.0.1:4002");
+        assert!(response.starts_with("HTTP/1.1 502 "), "{response}");
+        assert!(response.contains("\r\n\r\n127.0.0.1:4003 refused the connection"), "{response}");
+        upstream.join().unwrap();
+        for mut proxy in proxies {
+            proxy.kill().unwrap();
+            proxy.wait().unwrap();
+        }
     });
 }

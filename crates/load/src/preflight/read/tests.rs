@@ -9,7 +9,7 @@ use std::time::Instant;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket;
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{each_in_namespace, in_namespace, listener, set_sysctl};
 
 use super::*;
 use crate::preflight::Transport::Unix;
@@ -237,10 +237,7 @@ fn comes_back(server: &TcpListener, destination: SocketAddr, patience: Duration)
 #[test]
 fn reuse_applies_as_the_snapshot_predicts() {
     in_namespace(|| {
-        netns::add_loopback_address("fd00::9".parse().expect("an address")).expect("an address more");
-        set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
-        let mut port = 80;
-        for (address, reuse, timestamps, expected) in [
+        let cases = [
             ("127.0.0.1", "0", "1", false),
             ("127.0.0.1", "1", "1", true),
             ("127.0.0.1", "2", "1", true),
@@ -249,17 +246,19 @@ fn reuse_applies_as_the_snapshot_predicts() {
             // An address of this host on the loopback device, but outside 127.0.0.0/8.
             ("fd00::9", "2", "1", false),
             ("fd00::9", "1", "1", true),
-        ] {
+        ];
+        each_in_namespace(cases, |(address, reuse, timestamps, expected)| {
+            netns::add_loopback_address("fd00::9".parse().expect("an address")).expect("an address more");
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
             set_sysctl("net.ipv4.tcp_tw_reuse", reuse);
             set_sysctl("net.ipv4.tcp_timestamps", timestamps);
-            port += 1;
-            let server = TcpListener::bind((address, port)).expect("a listener");
+            let server = TcpListener::bind((address, 80)).expect("a listener");
             let destination = server.local_addr().expect("its address");
             let name = format!("{address}, tcp_tw_reuse={reuse}, tcp_timestamps={timestamps}");
             assert_eq!(read(destination).reuse().is_some(), expected, "{name}");
             let patience = Duration::from_millis(if expected { 60_000 } else { 1_500 });
             assert_eq!(comes_back(&server, destination, patience), expected, "{name}");
-        }
+        });
     });
 }
 

@@ -1,5 +1,4 @@
 //! The results of the simulation and the plan equal published and measured figures.
-#![forbid(unsafe_code)]
 
 use std::num::NonZeroU16;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! The dialer on a tokio runtime, in a namespace with few ports.
-#![cfg(feature = "tokio")]
 
 use std::cell::Cell;
 use std::collections::HashSet;

@@ -1,7 +1,5 @@
 //! The acceptor as the listener of `axum::serve`.
 
-mod stream;
-
 use std::future::Future;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc;
@@ -9,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::stream::connect;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::middleware::{self, Next};
@@ -23,7 +22,6 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use stream::connect;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;

@@ -78,7 +78,7 @@ fn compare(name: &str, parameters: &[&str], draw: impl Fn(&mut Rng) -> Drawn) {
     let different = text.lines().zip(stored.lines()).position(|(computed, stored)| computed != stored);
     assert!(
         text == stored,
-        "{} differs from line {:?} on: if the change is intended, run FOURTUPLE_GOLDEN=write cargo test --test vectors, and \
+        "{} differs from line {:?} on: if the change is intended, run FOURTUPLE_GOLDEN=write cargo test --test library vectors, and \
          tell the users of the bindings",
         path.display(),
         different.map(|index| index + 1)

@@ -1,7 +1,5 @@
 //! The acceptor on tokio runtimes with every policy.
 
-mod stream;
-
 use std::convert::Infallible;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -10,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::stream::connect;
 use fourtuple::listen::{
     AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, Family, ListenError, ListenerGroup,
     ListenerGroupBuilder, Recycle, Workers,
@@ -23,7 +22,6 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, client, server};
 use hyper_util::rt::TokioIo;
-use stream::connect;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;

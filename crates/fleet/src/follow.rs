@@ -79,6 +79,7 @@ impl Follow<'_> {
         let mut shown = Instant::now();
         let mut stopped: Option<Instant> = None;
         let mut asked_again = false;
+        let mut is_resent = false;
         let mut heard = Instant::now();
         progress(&self.progress(&merge, begun.elapsed(), true));
         while !merge.is_complete() {
@@ -116,11 +117,11 @@ impl Follow<'_> {
             let ended = merge.slots().iter().all(|slot| slot.end.is_some() || slot.lost_at.is_some());
             if (self.collecting || ended) && !asked_again && connected_for > Duration::from_secs(1) {
                 asked_again = true;
-                self.ask_again(&merge).await;
+                is_resent = self.ask_again(&merge).await;
                 connected_since = Instant::now();
                 continue;
             }
-            if ended && asked_again && now >= heard + PATIENCE {
+            if ended && asked_again && (!is_resent || now >= heard + PATIENCE) {
                 break;
             }
             self.lose_the_missing(&mut merge, elapsed, connected_for, last_second).await;
@@ -282,9 +283,10 @@ impl Follow<'_> {
         }
     }
 
-    /// Asks the agents for the messages that are not in the stream. An agent that was started again has them too.
-    async fn ask_again(&self, merge: &Merge) {
-        let Ok(agents) = discover(self.client, DISCOVERY).await else { return };
+    /// Asks the agents for the messages that are not in the stream. An agent that was started again has them too. Returns false if
+    /// none of these agents is there, so that no message will follow.
+    async fn ask_again(&self, merge: &Merge) -> bool {
+        let Ok(agents) = discover(self.client, DISCOVERY).await else { return true };
         let asks =
             self.plan.workers.iter().zip(merge.slots()).enumerate().filter_map(|(slot, (worker, of))| {
                 let agent = agents.iter().find(|agent| agent.name == worker.agent.name)?;
@@ -298,7 +300,7 @@ impl Follow<'_> {
                     session.ask(request, Duration::from_secs(5)).await
                 })
             });
-        join_all(asks).await;
+        !join_all(asks).await.is_empty()
     }
 
     fn progress<'a>(&'a self, merge: &'a Merge, elapsed: Duration, connected: bool) -> FleetProgress<'a> {

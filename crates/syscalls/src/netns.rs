@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::check;
 use crate::device;
@@ -93,13 +95,29 @@ pub fn identity() -> io::Result<u64> {
     option::get_u64(probe.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
+/// Time after which the route of a new address counts as missing.
+const ROUTE_WAIT: Duration = Duration::from_secs(10);
+
 /// Option number of include/uapi/asm-generic/socket.h, which some libc versions lack.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Adds an IPv6 address to the loopback device, as a single host (/128).
+/// Adds an IPv6 address to the loopback device, as a single host (/128), and waits until connections to it have a route.
 pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
     // Without duplicate address detection, whose end a kernel worker may delay; until then bind(2) fails.
-    device::add_address("lo", address.into(), 128)
+    device::add_address("lo", address.into(), 128)?;
+    // The route, too, is added by a kernel worker. connect(2) of a datagram socket sends nothing.
+    let to = SocketAddr::from((address, 9));
+    let begun = Instant::now();
+    loop {
+        match socket::connect(control_socket(to)?.as_fd(), to) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NetworkUnreachable && begun.elapsed() < ROUTE_WAIT =>
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+            result => return result.map(drop),
+        }
+    }
 }
 
 /// Sets the loopback device of the calling thread's network namespace up, which gives it 127.0.0.1/8 and ::1.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::check;
 use crate::device;
 use crate::option;
+use crate::route;
 use crate::socket::{self, Transport};
 
 /// Moves the calling thread into a new, empty network namespace and sets its loopback device up.
@@ -105,19 +106,15 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
     // Without duplicate address detection, whose end a kernel worker may delay; until then bind(2) fails.
     device::add_address("lo", address.into(), 128)?;
-    // The route, too, is added by a kernel worker. connect(2) of a datagram socket sends nothing.
-    let to = SocketAddr::from((address, 9));
+    // The route in the table `local`, too, is added by a kernel worker. Until then connect(2) may fail with ENETUNREACH.
     let begun = Instant::now();
-    loop {
-        match socket::connect(control_socket(to)?.as_fd(), to) {
-            Err(error)
-                if error.kind() == io::ErrorKind::NetworkUnreachable && begun.elapsed() < ROUTE_WAIT =>
-            {
-                thread::sleep(Duration::from_millis(1));
-            }
-            result => return result.map(drop),
+    while !route::has_local_route(address.into())? {
+        if begun.elapsed() > ROUTE_WAIT {
+            return Err(io::Error::from(io::ErrorKind::NetworkUnreachable));
         }
+        thread::sleep(Duration::from_millis(1));
     }
+    Ok(())
 }
 
 /// Sets the loopback device of the calling thread's network namespace up, which gives it 127.0.0.1/8 and ::1.

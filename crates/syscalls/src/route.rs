@@ -65,6 +65,15 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     }
 }
 
+/// Returns whether the table `local` has a route to `address`.
+pub(crate) fn has_local_route(address: IpAddr) -> io::Result<bool> {
+    let mut has_route = false;
+    match look_up(address, None, |route| has_route |= route.get(TYPE) == Some(&libc::RTN_LOCAL)) {
+        Err(error) if !is_no_route(&error) => Err(error),
+        _ => Ok(has_route),
+    }
+}
+
 /// Returns whether a route lookup failed because there is no route; EAFNOSUPPORT and EOPNOTSUPP: a kernel without IPv6.
 fn is_no_route(error: &io::Error) -> bool {
     let errnos = [

@@ -64,6 +64,15 @@ fn p01_names_the_side_that_closes_first() {
         assert!(verdict.contains("20 of 20 ports, 100% of them in TIME_WAIT"), "{verdict}");
         assert!(verdict.contains("closes first, 2.0/s; the ceiling is 0.3/s"), "{verdict}");
         assert!(TcpStream::connect(server.local_addr().unwrap()).is_err(), "EADDRNOTAVAIL");
+        // After 10 s without a close only a trace knows the process.
+        let mut later = now();
+        let Part::Seen(connections) = &mut later.connections else { panic!("no connections") };
+        connections.tuples[0].closes_per_s = 0.0;
+        later.traced = Part::Seen(traced());
+        let verdict = the_finding(&later, "P01").verdict;
+        assert!(verdict.ends_with("100% of them in TIME_WAIT; envoy[812] calls connect()"), "{verdict}");
+        let verdict = the_finding(&later, "T06").verdict;
+        assert!(verdict.contains("closes its connections to 10.0.0.1:4000 first: 100% of"), "{verdict}");
         apply(advice(&finding, "tcp_tw_reuse=1"));
         // The ports are taken again once the delay of a second is over; the rate of the closes is the mean of 10 s.
         let finding = findings("P01");

@@ -53,8 +53,12 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
         let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
         verdict += &format!("; {closer} closes first, {closes}; the ceiling is {ceiling}");
-    } else if let Some(owner) = subject.owners.first().filter(|owner| owner.sockets > 0) {
-        verdict += &format!("; {} has {} of the connections", process(owner), count(owner.sockets.into()));
+    } else if let Some(owner) = subject.owners.first() {
+        verdict += &match owner.sockets {
+            // Only a trace has seen the process.
+            0 => format!("; {} calls connect()", process(owner)),
+            sockets => format!("; {} has {} of the connections", process(owner), count(sockets.into())),
+        };
     }
     let severity = if budget.is_full() { Severity::Critical } else { Severity::Warning };
     let held = (budget.held > 0).then(|| {

@@ -58,9 +58,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
     let verdict = format!(
-        "{closer} closes its connections to {} first, {}: {} of the {} ports of {} are in TIME_WAIT",
+        "{closer} closes its connections to {} first{}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,
-        rate(budget.closes_per_s),
+        at_rate(budget.closes_per_s),
         percent(budget.time_wait.into(), budget.total.into()),
         count(budget.total.into()),
         tuple(subject)
@@ -79,9 +79,9 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     let owner = service.workers.first();
     let closer = owner.map_or_else(|| "the server".to_owned(), process);
     let verdict = format!(
-        "{closer} on port {} closes first, {}: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
+        "{closer} on port {} closes first{}: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
         service.port,
-        rate(service.closes_per_s),
+        at_rate(service.closes_per_s),
         count(waiting),
         percent(waiting, allowed),
         count(allowed)
@@ -96,4 +96,9 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     };
     Draft::new(Severity::Notice, format!("port {}", service.port), verdict)
         .proper(Remedy::advice(how, "fewer connections, and so fewer in TIME_WAIT"))
+}
+
+/// Returns the rate of the last 10 s after a comma, or nothing if no connection was closed in that time.
+fn at_rate(closes_per_s: f64) -> String {
+    if closes_per_s > 0.0 { format!(", {}", rate(closes_per_s)) } else { String::new() }
 }

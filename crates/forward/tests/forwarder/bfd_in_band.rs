@@ -286,7 +286,9 @@ fn a_flood_from_the_peer_delays_no_control_packet() {
         assert!(flood.end() > 0);
         let report = session(&running).report;
         assert_eq!(report.overflowed, 0, "{report:?}");
-        assert_eq!((report.handed, report.discards.total()), (0, 0), "{report:?}");
+        // A packet of the far end from before its handshake may have been discarded when this end was up.
+        let discards = report.discards.total() - before.discards.total();
+        assert_eq!((report.handed, discards), (0, 0), "{report:?}");
         assert_eq!((report.state, report.downs), (State::Up, before.downs), "{report:?}");
     });
 }

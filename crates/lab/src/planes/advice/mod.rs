@@ -47,7 +47,7 @@ fn pairs(cells: &[PlanesCell]) -> Vec<(&PlanesCell, &PlanesCell)> {
     };
     let spread = |cell: &&PlanesCell| cell.planes == 2 && cell.spread != "hash";
     let found = cells.iter().filter(spread).map(pairs_like);
-    // The pairs that cover the most works per packet; among equals those of the batched plane, then the first.
+    // The pairs that cover the most works per packet; if several do, the pairs of the batched plane, or the first.
     found
         .reduce(|best, other| {
             let rank = |pairs: &Vec<(&PlanesCell, &PlanesCell)>| {

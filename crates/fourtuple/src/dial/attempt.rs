@@ -58,6 +58,8 @@ pub struct Attempt<'a> {
     attempts: u32,
     connect: Duration,
     handshake: Duration,
+    /// End of the last connect() of the dialer's own.
+    waiting: Option<Instant>,
 }
 
 /// The address and options that a socket needs before connect(), for callers that make system calls through io_uring or another
@@ -117,6 +119,7 @@ impl<'a> Attempt<'a> {
             attempts: 0,
             connect: Duration::ZERO,
             handshake: Duration::ZERO,
+            waiting: None,
         };
         if let Some(mut ledger) = dialer.ledger() {
             let begun = &mut attempt.begun;
@@ -313,8 +316,21 @@ impl<'a> Attempt<'a> {
     pub(super) fn connect(&mut self, socket: BorrowedFd<'_>) -> io::Result<Connect> {
         let begun = Instant::now();
         let result = socket::connect(socket, self.dialer.destination);
-        self.connect += begun.elapsed();
+        self.end_connect(begun, Instant::now());
         result
+    }
+
+    /// Adds the duration of a connect() to the report; the wait for the handshake begins at its end.
+    pub(super) fn end_connect(&mut self, begun: Instant, ended: Instant) {
+        self.connect += ended - begun;
+        self.waiting = Some(ended);
+    }
+
+    /// Adds the time since the last connect() to the report.
+    pub(super) fn end_handshake(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
+            self.handshake += waiting.elapsed();
+        }
     }
 
     /// Returns whether the next connect() may search more than 1,024 ports. A search of 56,000 ports takes milliseconds, so an event
@@ -438,7 +454,7 @@ impl<'a> Attempt<'a> {
         if error.kind() != io::ErrorKind::AddrNotAvailable {
             self.forget_named();
             let is_of_source = is_of_source(&error) && self.connect < AT_ONCE;
-            let error = self.connect_error(error, self.connect + self.handshake);
+            let error = self.connect_error(error);
             if !is_of_source {
                 self.lost(&error);
                 return Err(error);
@@ -470,8 +486,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// Converts an error of connect() other than EADDRNOTAVAIL.
-    pub(super) fn connect_error(&self, error: io::Error, after: Duration) -> DialError {
-        self.dialer.connect_error(error, self.source, after)
+    pub(super) fn connect_error(&self, error: io::Error) -> DialError {
+        self.dialer.connect_error(error, self.source, self.connect + self.handshake)
     }
 
     /// Converts a failure of a call other than connect(), and adds the source.
@@ -481,7 +497,9 @@ impl<'a> Attempt<'a> {
     }
 
     /// Returns the error for a handshake without an answer in time.
-    pub(super) fn timed_out(&self, after: Duration) -> DialError {
+    pub(super) fn timed_out(&self) -> DialError {
+        // The timeout includes the time before connect().
+        let after = self.dialer.timeout.unwrap_or_default().max(self.connect + self.handshake);
         DialError::TimedOut { destination: self.dialer.destination, source_address: self.source, after }
     }
 

@@ -83,13 +83,11 @@ impl Dialer {
     }
 
     fn dial_blocking(&self) -> Result<(TcpStream, DialReport), DialError> {
-        let begun = Instant::now();
+        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let started = self.start(self.timeout.is_some());
         let (socket, mut attempt, connected) = started.map_err(|error| self.counted(error))?;
         if !connected {
-            let waiting = Instant::now();
-            self.wait(&socket, &attempt, begun).inspect_err(|error| attempt.lost(error))?;
-            attempt.add_handshake(waiting.elapsed());
+            self.wait(&socket, &mut attempt, deadline).inspect_err(|error| attempt.lost(error))?;
         }
         if self.timeout.is_some() {
             self.call("ioctl FIONBIO", socket::set_nonblocking(socket.as_fd(), false))?;
@@ -98,25 +96,31 @@ impl Dialer {
         Ok((TcpStream::from(socket), report))
     }
 
-    /// Waits for the handshake of a dial that began at `begun`, at most until the dialer's timeout.
-    fn wait(&self, socket: &OwnedFd, attempt: &Attempt<'_>, begun: Instant) -> Result<(), DialError> {
+    /// Waits for the handshake, at most until `deadline`.
+    fn wait(
+        &self,
+        socket: &OwnedFd,
+        attempt: &mut Attempt<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), DialError> {
         let progress = loop {
-            let rest = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            let rest = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             match socket::wait_connected(socket.as_fd(), rest) {
                 // After a signal the loop waits for the rest of the time.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => break attempt.called("ppoll", result)?,
             }
         };
+        attempt.end_handshake();
         match progress {
             Progress::Connected => Ok(()),
             Progress::Failed => {
                 match attempt.called("getsockopt SO_ERROR", option::take_error(socket.as_fd()))? {
-                    Some(error) => Err(attempt.connect_error(error, begun.elapsed())),
+                    Some(error) => Err(attempt.connect_error(error)),
                     None => Ok(()),
                 }
             }
-            Progress::Pending => Err(attempt.timed_out(begun.elapsed())),
+            Progress::Pending => Err(attempt.timed_out()),
         }
     }
 

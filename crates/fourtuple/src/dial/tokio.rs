@@ -1,3 +1,4 @@
+use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdStream;
 use std::os::fd::{AsFd, OwnedFd};
@@ -81,7 +82,7 @@ impl Dialer {
     }
 
     async fn dial_on_runtime(&self) -> Result<(TcpStream, DialReport), DialError> {
-        let begun = Instant::now();
+        let deadline = self.timeout.and_then(|timeout| time::Instant::now().checked_add(timeout));
         let (socket, mut attempt) = match self.start_tokio().await {
             Ok(started) => started,
             Err(error) => {
@@ -91,10 +92,8 @@ impl Dialer {
             }
         };
         let stream = attempt.called("epoll_ctl", TcpStream::from_std(StdStream::from(socket)))?;
-        let waiting = Instant::now();
-        let connected = self.connected(&stream, &attempt, begun).await;
+        let connected = self.connected(&stream, &mut attempt, deadline).await;
         connected.inspect_err(|error| attempt.lost(error))?;
-        attempt.add_handshake(waiting.elapsed());
         let report = attempt.finish(stream.as_fd())?;
         Ok((stream, report))
     }
@@ -102,24 +101,24 @@ impl Dialer {
     async fn connected(
         &self,
         stream: &TcpStream,
-        attempt: &Attempt<'_>,
-        begun: Instant,
+        attempt: &mut Attempt<'_>,
+        deadline: Option<time::Instant>,
     ) -> Result<(), DialError> {
-        let ready = match self.timeout {
-            Some(timeout) => {
-                let rest = timeout.saturating_sub(begun.elapsed());
-                time::timeout(rest, stream.ready(Interest::WRITABLE))
-                    .await
-                    .map_err(|_| attempt.timed_out(begun.elapsed()))?
-            }
-            None => stream.ready(Interest::WRITABLE).await,
+        // Cheaper than a future of `TcpStream::ready`: one task at most waits for this socket.
+        let writable = poll_fn(|context| stream.poll_write_ready(context));
+        let writable = match deadline {
+            Some(deadline) => time::timeout_at(deadline, writable).await,
+            None => Ok(writable.await),
         };
+        attempt.end_handshake();
+        attempt.called("epoll_wait", writable.map_err(|_| attempt.timed_out())?)?;
         // Every error of a socket comes with EPOLLERR: without it the socket need not be asked.
-        if !attempt.called("epoll_wait", ready)?.is_write_closed() {
+        let ready = attempt.called("epoll_wait", stream.ready(Interest::WRITABLE).await)?;
+        if !ready.is_write_closed() {
             return Ok(());
         }
         match attempt.called("getsockopt SO_ERROR", stream.take_error())? {
-            Some(error) => Err(attempt.connect_error(error, begun.elapsed())),
+            Some(error) => Err(attempt.connect_error(error)),
             None => Ok(()),
         }
     }
@@ -159,10 +158,10 @@ impl Dialer {
         let searched = task::spawn_blocking(move || {
             let begun = Instant::now();
             let result = socket::connect(socket.as_fd(), destination);
-            (socket, result, begun.elapsed())
+            (socket, result, begun, Instant::now())
         });
-        let (socket, result, time) = attempt.called(SPAWN, searched.await.map_err(stopped))?;
-        attempt.add_connect(time);
+        let (socket, result, begun, ended) = attempt.called(SPAWN, searched.await.map_err(stopped))?;
+        attempt.end_connect(begun, ended);
         Ok((socket, result))
     }
 

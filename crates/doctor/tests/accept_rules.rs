@@ -16,7 +16,7 @@ use fourtuple_record::snapshot::{Listener, Part, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
 use scene::{diagnosis, findings, of, until};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
@@ -416,7 +416,8 @@ fn b03_a_stopped_process_is_critical() {
             (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
         });
         assert!(findings("B03").is_empty(), "few connections, and the process runs");
-        assert!(Command::new("kill").args(["-STOP", &python.pid().to_string()]).status().unwrap().success());
+        let kill = starting::status(Command::new("kill").args(["-STOP", &python.pid().to_string()]));
+        assert!(kill.unwrap().success());
         let found = until("the state", || Some(findings("B03")).filter(|found| !found.is_empty()));
         let found = only(&found, Severity::Critical, "is stuck");
         assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid()));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::{in_namespace, skip, starting};
 use namespace::{NEAR, add_addresses};
 
 const BACKEND: u16 = 8_000;
@@ -27,7 +27,7 @@ struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // nginx passes SIGTERM on to its workers; SIGKILL would leave them.
-        Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        starting::status(Command::new("kill").arg(self.child.id().to_string())).unwrap();
         self.child.wait().unwrap();
         fs::remove_dir_all(&self.directory).unwrap();
     }
@@ -41,7 +41,7 @@ fn start(name: &str, test: &str, port: u16, configuration: &str, arguments: &[&s
     fs::write(&file, configuration).unwrap();
     let mut command = Command::new(name);
     command.current_dir(&directory).args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
-    let Ok(child) = command.spawn() else {
+    let Ok(child) = starting::start(&mut command) else {
         fs::remove_dir_all(&directory).unwrap();
         return None;
     };
@@ -69,7 +69,7 @@ fn serves_without_a_finding() -> bool {
     let url = format!("http://{NEAR}:{PROXY}/");
     let mut wrk = Command::new("wrk");
     wrk.args(["-t", "1", "-c", "50", "-d", "2s", &url]).stdout(Stdio::piped());
-    let Ok(wrk) = wrk.spawn() else { return false };
+    let Ok(wrk) = starting::start(&mut wrk) else { return false };
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
     scene::read(&mut reader);

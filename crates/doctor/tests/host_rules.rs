@@ -19,7 +19,7 @@ use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
 use scene::{diagnosis, findings, of, until};
 
 /// A directory with files of /proc, which ends with the value.
@@ -204,7 +204,7 @@ fn f01_a_process_at_its_limit_is_named() {
         let found = only(&findings("F01"), Severity::Critical, "has 64 of 64 descriptors");
         assert!(found.now[0].recomputed);
         let words: Vec<&str> = found.now[0].action.split(' ').collect();
-        assert!(Command::new(words[0]).args(&words[1..]).status().unwrap().success(), "{words:?}");
+        assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
         assert!(findings("F01").is_empty());
     });
 }

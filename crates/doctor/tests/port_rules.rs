@@ -13,7 +13,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, TracedConnects, Unavailable};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
 use namespace::{
     FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
     this_process, until_found,
@@ -492,9 +492,9 @@ fn other_process(port: u16, number: usize) -> Option<Child> {
     let program = format!(
         "import socket,sys\nc=[socket.create_connection(('{NEAR}',{port})) for _ in range({number})]\nprint(flush=True)\nsys.stdin.read()"
     );
-    let child =
-        Command::new("python3").args(["-c", &program]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut child = child.ok()?;
+    let mut command = Command::new("python3");
+    command.args(["-c", &program]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = starting::start(&mut command).ok()?;
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut()?), &mut line).ok()?;
     Some(child)

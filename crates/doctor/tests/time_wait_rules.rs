@@ -7,12 +7,13 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::process::Command;
 
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Finding, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::{in_namespace, set_sysctl, starting};
 use namespace::{
     FAR, NEAR, add_addresses, advice, close, connect, connect_and_close, ip, server, the_finding,
     this_process, time_wait, until_found,
@@ -176,7 +177,7 @@ fn t05_tw_recycle_in_a_file_is_a_myth() {
     assert!(findings_in(&snapshot, "T05").is_empty(), "few sockets");
     // The command is applied to the copy.
     let command = remedy.action.replace("/etc/", &format!("{}/etc/", root.display()));
-    assert!(std::process::Command::new("sh").args(["-c", &command]).status().unwrap().success());
+    assert!(starting::status(Command::new("sh").args(["-c", &command])).unwrap().success());
     assert_eq!(fs::read_to_string(root.join("etc/sysctl.d/99-net.conf")).unwrap(), "# tuned\n");
     assert!(findings_in(&read(&mut Reader::new(&root)), "T05").is_empty());
     fs::remove_dir_all(root).unwrap();

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{self, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ use fourtuple_record::snapshot::{Connections, HeldPort, Owner, Part, Snapshot};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
+use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip, starting};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn snapshot() -> Snapshot {
-    Reader::new(Path::new("/")).read()
+    starting::undisturbed(|| Reader::new(Path::new("/")).read())
 }
 
 fn connections() -> Connections {
@@ -33,8 +33,7 @@ fn connections() -> Connections {
     }
 }
 
-/// Reads until a condition holds: the kernel closes connections after the call, and until its exec a child that another test has
-/// forked holds the sockets too.
+/// Reads until a condition holds: the kernel closes connections after the call.
 fn until(condition: impl Fn(&Connections) -> bool) -> Connections {
     let begun = Instant::now();
     loop {
@@ -135,7 +134,7 @@ fn without_a_second_thread_the_processes_are_found() {
         let found = thread::spawn(|| {
             seccomp::refuse(Facility::Threads).unwrap();
             assert!(thread::Builder::new().spawn(|| ()).is_err());
-            until(|found| found.tuples[0].owners.len() == 1)
+            connections()
         });
         let found = found.join().unwrap();
         let own = |owner: &Owner| (owner.pid, owner.sockets);
@@ -253,11 +252,10 @@ fn without_bpf_the_processes_are_the_same() {
     in_namespace(|| {
         let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
         let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let is_alone = |found: &Connections| found.tuples[0].owners.len() == 1;
-        let any = until(is_alone);
+        let any = connections();
         let other = thread::spawn(move || {
             seccomp::refuse(Facility::Bpf).unwrap();
-            until(is_alone)
+            connections()
         });
         let other = other.join().unwrap();
         assert_eq!(other.processes_by, "proc");
@@ -286,7 +284,8 @@ fn another_user_sees_sockets_without_processes() {
         let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(OTHER_USER, "1").uid(65_534).gid(65_534);
-        match command.output() {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        match starting::start(&mut command).and_then(Child::wait_with_output) {
             Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
             Err(error) => skip(test, "root", &format!("cannot start a process of another user: {error}")),
         }
@@ -303,7 +302,7 @@ fn the_namespace_of_a_process_is_read() {
             let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
             let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             set_sysctl("net.ipv4.ip_local_port_range", "30000 30099");
-            (elsewhere.spawn().unwrap(), (listener, connected))
+            (starting::start(&mut elsewhere).unwrap(), (listener, connected))
         })
         .join()
         .unwrap();

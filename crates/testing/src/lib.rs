@@ -5,6 +5,7 @@ pub mod accept_queue;
 pub mod loopback;
 pub mod python;
 pub mod segment;
+pub mod starting;
 pub mod stream;
 pub mod threads;
 pub mod wire;

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use fourtuple_syscalls::child;
 
-use crate::skip;
+use crate::{skip, starting};
 
 /// Returns whether python3 is installed; reports the test as skipped otherwise.
 pub fn is_installed(test: &str) -> bool {
@@ -66,7 +66,7 @@ impl Python {
         let mut command = Command::new("python3");
         command.args(["-c", LOOP, kind]).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         child::end_with_this_thread(&mut command);
-        let mut child = command.spawn().expect("python3");
+        let mut child = starting::start(&mut command).expect("python3");
         let input = child.stdin.take();
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -121,7 +121,9 @@ impl Drop for Python {
     fn drop(&mut self) {
         drop(self.input.take());
         // A stopped process does not see the end of its input.
-        let _ = Command::new("kill").args(["-CONT", &self.pid.to_string()]).output();
+        let _ = starting::status(
+            Command::new("kill").args(["-CONT", &self.pid.to_string()]).stderr(Stdio::null()),
+        );
         let _ = self.child.wait();
         // The pipe ends when the last process has ended.
         let _ = io::copy(&mut self.output, &mut io::sink());

@@ -17,7 +17,7 @@ pub(crate) fn between(id: &str, event: impl FnOnce()) -> Vec<Finding> {
 /// Returns the snapshot of two readings of the namespace with an event between them.
 pub(crate) fn snapshot(event: impl FnOnce()) -> Snapshot {
     let mut reader = Reader::new(Path::new("/"));
-    reader.read();
+    read(&mut reader);
     event();
     read(&mut reader)
 }

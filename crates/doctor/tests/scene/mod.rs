@@ -9,11 +9,11 @@ use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_record::{Advice, Finding};
-use fourtuple_testing::set_sysctl;
+use fourtuple_testing::{set_sysctl, starting};
 
 /// Reads the namespace, with the search of kernels since Linux 6.8: the command probes the search before it reads.
 pub(crate) fn read(reader: &mut Reader) -> Snapshot {
-    let mut snapshot = reader.read();
+    let mut snapshot = starting::undisturbed(|| reader.read());
     snapshot.search = Part::Seen(PortSearch { default: "parity".to_owned(), option: "linear".to_owned() });
     snapshot
 }

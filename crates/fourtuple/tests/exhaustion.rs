@@ -1,12 +1,26 @@
-//! Port exhaustion in its four forms: the error is right, and no descriptor leaks. The binary has no other test, because this
-//! test counts the descriptors of the whole process.
+//! Exhaustion of ports in its four forms: the error is right, and no descriptor leaks. Exhaustion of descriptors: a worker still gets
+//! its connection. The binary has no other tests, because these count and take the descriptors of the whole process.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
-use fourtuple_testing::{in_namespace, listener, open_descriptors, set_sysctl};
+use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
+use fourtuple_testing::threads::until_others_sleep;
+use fourtuple_testing::{StopOnDrop, in_namespace, listener, open_descriptors, set_sysctl};
+
+/// Held by the test that runs.
+static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn every_form_of_exhaustion_is_named_and_leaks_nothing() {
     in_namespace(|| {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         let sources = SourcePool::one("127.0.0.2".parse().unwrap());
@@ -36,5 +50,65 @@ fn every_form_of_exhaustion_is_named_and_leaks_nothing() {
         let text = dialers[0].dial().unwrap_err().to_string();
         assert!(text.contains("of 8 ports 8 are established, 0 in TIME_WAIT, 0 otherwise held"), "{text}");
         drop((streams, sockets));
+    });
+}
+
+/// Takes all descriptors that the process may still open.
+fn all_descriptors(of: impl AsFd) -> Vec<OwnedFd> {
+    std::iter::from_fn(|| of.as_fd().try_clone_to_owned().ok()).collect()
+}
+
+/// The dispatcher has sent connections to two workers that have not received them yet, and gets one back, while the process has no
+/// free descriptor.
+#[test]
+fn no_descriptor_is_free_and_no_connection_is_lost() {
+    in_namespace(|| {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let address: std::net::SocketAddr = "127.0.0.1:4000".parse().unwrap();
+        let group =
+            ListenerGroupBuilder::at(address).policy(AcceptPolicy::Dispatcher).seats(2).open().unwrap();
+        let mut dispatcher = group.dispatcher().unwrap();
+        let mut workers = [group.join().unwrap(), group.join().unwrap()];
+        for worker in &mut workers {
+            assert!(
+                worker.next(Some(Duration::from_millis(1))).unwrap().is_none(),
+                "it has reported that it is idle"
+            );
+        }
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waker = dispatcher.waker();
+            let running = scope.spawn(|| dispatcher.run(&stop).map(|()| dispatcher.stats()));
+            let mut clients = [(); 3].map(|()| TcpStream::connect("127.0.0.1:4000").unwrap());
+            for client in &mut clients {
+                client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+                client.write_all(b"x").unwrap();
+            }
+            let held;
+            {
+                let _stop = StopOnDrop(&stop);
+                // Two connections are in messages to the workers; the dispatcher holds the third.
+                until_others_sleep();
+                held = all_descriptors(&clients[0]);
+                for round in 0..3 {
+                    let worker = &mut workers[round % 2];
+                    let mut connection = worker
+                        .next(Some(Duration::from_secs(60)))
+                        .unwrap()
+                        .unwrap_or_else(|| panic!("round {round}: {:?}", group.stats()));
+                    assert_eq!(connection.read(&mut [0]).unwrap(), 1);
+                    connection.write_all(b"y").unwrap();
+                    connection.answered();
+                    worker.keep(connection).unwrap();
+                }
+                for client in &mut clients {
+                    client.read_exact(&mut [0]).unwrap();
+                }
+            }
+            waker.wake();
+            let stats = running.join().unwrap().unwrap();
+            assert_eq!((stats.accepts, stats.lost), (3, 0));
+            drop(held);
+        });
     });
 }

@@ -20,9 +20,14 @@ pub fn full_listener(address: &str) -> (OwnedFd, SocketAddr, TcpStream) {
 
 /// Reads the kernel's counter ListenOverflows of the current network namespace: SYNs that found an accept queue full.
 pub fn listen_overflows() -> u64 {
+    tcp_counter("ListenOverflows")
+}
+
+/// Reads a counter of the group TcpExt of the current network namespace.
+pub fn tcp_counter(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("procfs");
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
-    let place = names.split(' ').position(|name| name == "ListenOverflows").expect("the counter");
+    let place = names.split(' ').position(|other| other == name).expect("the counter");
     values.split(' ').nth(place).and_then(|value| value.parse().ok()).expect("a number")
 }

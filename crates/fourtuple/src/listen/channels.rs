@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fourtuple_syscalls::message;
+use fourtuple_syscalls::{message, socket};
 
 use crate::listen::seats::{Count, Seats};
 
@@ -30,6 +30,9 @@ pub(crate) struct WorkerChannels {
     ends: Vec<(OwnedFd, OwnedFd)>,
     /// The dispatcher's state of the workers, stored here while the group has no dispatcher.
     pub(crate) unattended: Mutex<Option<Vec<WorkerState>>>,
+    /// Descriptors of this process that are reserved for connections in messages. The kernel closes a connection for which the
+    /// receiver has no descriptor.
+    spare: Mutex<Vec<OwnedFd>>,
 }
 
 /// The dispatcher's state of one worker.
@@ -47,7 +50,42 @@ impl WorkerChannels {
     pub(crate) fn new(seats: usize) -> io::Result<WorkerChannels> {
         let ends = (0..seats).map(|_| message::pair()).collect::<io::Result<Vec<_>>>()?;
         let workers = vec![WorkerState::default(); seats];
-        Ok(WorkerChannels { ends, unattended: Mutex::new(Some(workers)) })
+        Ok(WorkerChannels { ends, unattended: Mutex::new(Some(workers)), spare: Mutex::new(Vec::new()) })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fill(&self, spare: &mut Vec<OwnedFd>, wanted: usize) -> io::Result<()> {
+        while spare.len() < wanted {
+            spare.push(self.ends[0].0.try_clone()?);
+        }
+        Ok(())
+    }
+
+    /// Reserves `wanted` descriptors; EMFILE if the process has too few.
+    pub(crate) fn reserve(&self, wanted: usize) -> io::Result<()> {
+        self.fill(&mut self.spare(), wanted)
+    }
+
+    /// Accepts a connection if `wanted` descriptors are reserved afterwards; EMFILE if the process has too few.
+    pub(crate) fn accept(&self, listener: BorrowedFd<'_>, wanted: usize) -> io::Result<OwnedFd> {
+        let mut spare = self.spare();
+        self.fill(&mut spare, wanted)?;
+        socket::accept_nonblocking(listener)
+    }
+
+    /// Receives a message with a reserved descriptor, which no other worker and no accept(2) of the dispatcher can take.
+    pub(crate) fn receive<T>(&self, receive: impl FnOnce() -> T) -> T {
+        let mut spare = self.spare();
+        drop(spare.pop());
+        receive()
+    }
+
+    /// Closes the reserved descriptors.
+    pub(crate) fn release(&self) {
+        self.spare().clear();
     }
 
     pub(crate) fn count(&self) -> usize {

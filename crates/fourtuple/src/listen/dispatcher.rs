@@ -103,8 +103,6 @@ pub struct Dispatcher {
     idle: Idle<PendingConnection>,
     /// Readable connections, in the order in which they became readable.
     ready: VecDeque<PendingConnection>,
-    /// Descriptors reserved for connections that workers return, and closed when accept(2) finds no descriptor.
-    spare: Vec<OwnedFd>,
     /// Whether the dispatcher has stopped accepting because its group retires.
     retired: bool,
     /// The end of a pause in accepting.
@@ -164,7 +162,6 @@ impl Dispatcher {
             turn,
             idle: Idle::new(group.0.idle),
             ready: VecDeque::new(),
-            spare: Vec::new(),
             retired: false,
             accept_after: None,
             hand_after: None,
@@ -216,7 +213,6 @@ impl Dispatcher {
     }
 
     fn run_until(&mut self, stop: &AtomicBool) -> Result<(), ListenError> {
-        self.reserve();
         while !stop.load(Ordering::Acquire) && !self.group.is_drained() {
             if !self.retired && self.seats().is_retired() {
                 self.retire()?;
@@ -315,7 +311,7 @@ impl Dispatcher {
 
     fn accept(&mut self) -> Result<(), ListenError> {
         for _ in 0..ACCEPTS {
-            match socket::accept_nonblocking(self.listener.as_fd()) {
+            match self.channels().accept(self.listener.as_fd(), self.wanted_spare()) {
                 Ok(socket) => {
                     self.stats.accepts += 1;
                     let connection = HandoffConnection::new(socket, self.seats());
@@ -329,7 +325,6 @@ impl Dispatcher {
                     "EINVAL" if self.seats().phase() != Phase::Serving => break,
                     name => {
                         self.count_failure(name, error)?;
-                        self.spare.clear();
                         let removed = self.epoll.remove(self.listener.as_fd());
                         removed.map_err(self.group.failed("epoll_ctl()"))?;
                         self.accept_after = Some(Instant::now() + BACK_OFF);
@@ -353,13 +348,12 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Adds the listener to the epoll again after a pause, if there are descriptors for all connections that workers may return.
+    /// Adds the listener to the epoll again after a pause, if there are descriptors for all connections in messages.
     fn listen_again(&mut self) -> Result<(), ListenError> {
         if self.accept_after.is_none_or(|after| Instant::now() < after) {
             return Ok(());
         }
-        if !self.reserve() {
-            self.spare.clear();
+        if self.channels().reserve(self.wanted_spare()).is_err() {
             self.accept_after = Some(Instant::now() + BACK_OFF);
             return Ok(());
         }
@@ -373,14 +367,11 @@ impl Dispatcher {
         }
     }
 
-    /// Reserves a descriptor for each connection that workers may return. Returns `false` if the process has too few.
-    fn reserve(&mut self) -> bool {
-        let wanted = self.workers.iter().filter(|worker| worker.present).count().max(1) * self.depth as usize;
-        while self.spare.len() < wanted {
-            let Ok(spare) = self.waker.as_fd().try_clone_to_owned() else { return false };
-            self.spare.push(spare);
-        }
-        true
+    /// Returns the number of descriptors to reserve for connections that workers receive and return: two for each, because the sender
+    /// closes its own after the message.
+    fn wanted_spare(&self) -> usize {
+        let present = self.workers.iter().filter(|worker| worker.present).count();
+        2 * present.max(1) * self.depth as usize
     }
 
     /// Stores a connection, as ready if it is readable.
@@ -420,18 +411,24 @@ impl Dispatcher {
 
     /// Takes a connection of a worker that left from the handoff queue.
     fn take_handoff(&mut self) -> Result<(), ListenError> {
-        match self.group.0.handoff.take().map_err(self.group.failed("recvmsg()"))? {
-            Some(Arrival::Connection(connection)) => {
+        match self.channels().receive(|| self.group.0.handoff.take()) {
+            Ok(Some(Arrival::Connection(connection))) => {
                 self.arrive(PendingConnection { connection, _guard: None, fresh: false })
             }
-            Some(Arrival::Listener(_) | Arrival::Nudge) | None => Ok(()),
+            Ok(Some(Arrival::Listener(_) | Arrival::Nudge) | None) => Ok(()),
+            Err(error) if errno_name(&error) == "EMFILE" => {
+                self.stats.lost += 1;
+                Ok(())
+            }
+            Err(error) => Err(self.group.failed("recvmsg()")(error)),
         }
     }
 
     /// Receives a message of a worker.
     fn on_worker_message(&mut self, seat: usize) -> Result<(), ListenError> {
         let mut room = std::mem::take(&mut self.room);
-        let received = message::receive(self.channels().of_dispatcher(seat), &mut room);
+        let channels = self.channels();
+        let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut room));
         let result = match received {
             Ok((count, socket)) => self.handle_message(seat, &room[..count], socket),
             Err(error) => match errno_name(&error).as_str() {
@@ -462,9 +459,6 @@ impl Dispatcher {
                 self.turn += 1;
                 let tenure = rest.first().copied().unwrap_or(0);
                 self.workers[seat] = WorkerState { present: true, tenure, outstanding: 0, since: self.turn };
-                if self.accept_after.is_none() {
-                    self.reserve();
-                }
             }
             LEFT if rest.first() == Some(&self.workers[seat].tenure) => return self.on_worker_left(seat),
             DONE | KEPT_AND_DONE => self.is_done(seat),
@@ -491,7 +485,8 @@ impl Dispatcher {
         let mut returned = Vec::new();
         let mut room = vec![0; ROOM];
         loop {
-            match message::receive(self.channels().of_worker(seat), &mut room) {
+            let channels = self.channels();
+            match channels.receive(|| message::receive(channels.of_worker(seat), &mut room)) {
                 Ok((count, Some(socket))) => {
                     let Some((kind, rest)) = room[..count].split_first() else { continue };
                     let fresh = kind & FRESH != 0;
@@ -538,6 +533,7 @@ impl Drop for Dispatcher {
             let _ = self.group.0.handoff.offer(&pending.connection);
         }
         let workers = std::mem::take(&mut self.workers);
+        self.channels().release();
         *self.channels().unattended.lock().unwrap_or_else(PoisonError::into_inner) = Some(workers);
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{message, socket};
+use fourtuple_syscalls::{errno_name, message, socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::seats::Seats;
@@ -158,7 +158,13 @@ fn receive(from: BorrowedFd<'_>, room: &mut [u8], seats: &Arc<Seats>) -> io::Res
     match message::receive(from, room) {
         Ok((count, socket)) => Ok(read(&room[..count], socket, seats)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => {
+            // The kernel has closed the connection in the message.
+            if errno_name(&error) == "EMFILE" && room[0] == CONNECTION {
+                seats.sub_in_transit();
+            }
+            Err(error)
+        }
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
 impl Blocking {
     /// Returns a connection from the handoff queue, or one from accept(2) unless its timeout expires.
     fn accept(&self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
-        let arrival = seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))?;
+        let arrival = seat.take_handoff()?;
         if let Some(Arrival::Connection(received)) = arrival {
             return Ok(Some(received.settle(seat.open_guard())));
         }

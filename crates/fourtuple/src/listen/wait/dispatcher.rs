@@ -66,12 +66,16 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     }))
 }
 
-/// Returns this worker's end of its channel.
-fn end(seat: &Seat) -> BorrowedFd<'_> {
+fn channels(seat: &Seat) -> &WorkerChannels {
     match &seat.group.0.shared {
-        SharedState::Channels(channels) => channels.of_worker(seat.number),
+        SharedState::Channels(channels) => channels,
         _ => unreachable!("the group was opened with this policy"),
     }
+}
+
+/// Returns this worker's end of its channel.
+fn end(seat: &Seat) -> BorrowedFd<'_> {
+    channels(seat).of_worker(seat.number)
 }
 
 impl Dispatched {
@@ -113,7 +117,7 @@ impl Dispatched {
     }
 
     fn receive(&mut self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
-        match message::receive(end(seat), &mut self.room) {
+        match channels(seat).receive(|| message::receive(end(seat), &mut self.room)) {
             Ok((count, socket)) => {
                 let Some((kind, rest)) = self.room[..count].split_first() else { return Ok(None) };
                 let seats = &seat.group.0.seats;

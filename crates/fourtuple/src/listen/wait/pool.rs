@@ -229,7 +229,7 @@ impl Pool {
     /// Handles an event; returns a connection if one is ready to be served.
     fn handle(&mut self, seat: &Seat, event: Ready) -> Result<Option<Connection>, ListenError> {
         match event.token() {
-            HANDOFF => match seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))? {
+            HANDOFF => match seat.take_handoff()? {
                 Some(Arrival::Nudge) | None => Ok(None),
                 Some(Arrival::Listener(listener)) => {
                     let received = seat.group.inherit(listener)?;

@@ -11,6 +11,7 @@ use fourtuple_syscalls::{errno_name, socket};
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
+use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::{Count, Phase};
 
@@ -94,6 +95,17 @@ impl Seat {
                 Ok(None)
             }
             Err(error) => Err(self.group.failed("epoll_ctl()")(error)),
+        }
+    }
+
+    /// Takes the next message of the handoff queue. Without a free descriptor the kernel closes the connection in the message.
+    pub(crate) fn take_handoff(&self) -> Result<Option<Arrival>, ListenError> {
+        match self.group.0.handoff.take() {
+            Err(error) if errno_name(&error) == "EMFILE" => {
+                self.count(Count::ProcessDescriptors);
+                Ok(None)
+            }
+            taken => taken.map_err(self.group.failed("recvmsg()")),
         }
     }
 

@@ -292,7 +292,7 @@ impl UringOneshot {
                 Ok(Some(None))
             }
             HANDOFF => {
-                match seat.group.0.handoff.take().map_err(seat.group.failed("recvmsg()"))? {
+                match seat.take_handoff()? {
                     Some(Arrival::Connection(received)) => self.arrive(received.settle(seat.open_guard())),
                     // The nudge may be of a worker that has not retired yet, for a connection of which no process was woken.
                     Some(Arrival::Nudge) if self.retired => self.accept_queued(seat)?,

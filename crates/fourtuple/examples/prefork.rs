@@ -1,8 +1,8 @@
 //! Worker processes that share a listener: each answers lines with its seat. The supervisor replaces a worker that dies, and all
-//! workers one by one on request.
+//! workers one by one on request. With the policy `dispatcher` one more process runs the dispatcher.
 //!
 //! `cargo run -p fourtuple --example prefork -- [POLICY] [ADDRESS] [WORKERS]`, as in `-- rotate 127.0.0.1:8000 4`; then on
-//! standard input the commands `kill N`, `reload`, `stats` or `leaks`.
+//! standard input the commands `kill N`, `kill dispatcher`, `reload`, `stats`, `leaks` or `retire`.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -14,10 +14,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use fourtuple::listen::{
-    AcceptPolicy, Acceptor, Connection, ListenError, ListenerGroup, ListenerGroupBuilder, WorkerProcess,
-    Workers,
+    AcceptPolicy, AcceptWaker, Acceptor, Connection, ListenError, ListenerGroup, ListenerGroupBuilder,
+    WorkerProcess, Workers,
 };
 
 fn main() -> ExitCode {
@@ -39,21 +40,31 @@ fn run() -> Result<(), Box<dyn Error>> {
     let listen =
         ListenerGroupBuilder::at(address).policy(policy).workers(Workers::Processes).seats(count + 1);
     let group = listen.open()?;
-    let mut workers = (0..count).map(|_| Worker::start(&group)).collect::<Result<Vec<_>, _>>()?;
+    let has_dispatcher = group.policy() == AcceptPolicy::Dispatcher;
+    let mut dispatcher = has_dispatcher.then(|| Child::start(&group, dispatch)).transpose()?;
+    let start = || Child::start(&group, work);
+    let mut workers = (0..count).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
     println!("listening on {} with {}", group.endpoint(), group.choice());
     for line in io::stdin().lock().lines() {
         match line?.split_whitespace().collect::<Vec<_>>().as_slice() {
+            ["kill", "dispatcher"] => {
+                let dead = dispatcher.take().ok_or("no dispatcher")?;
+                dead.process.kill()?;
+                println!("killed the dispatcher, {}", dead.process.wait()?);
+                group.vacate_dispatcher();
+                dispatcher = Some(Child::start(&group, dispatch)?);
+            }
             ["kill", number] => {
                 let number = number.parse::<usize>()?;
                 let place = workers.get_mut(number).ok_or("no such worker")?;
-                let dead = std::mem::replace(place, Worker::start(&group)?);
+                let dead = std::mem::replace(place, start()?);
                 dead.process.kill()?;
                 println!("killed {}, {}", dead.seat, dead.process.wait()?);
                 group.vacate(dead.seat);
             }
             ["reload"] => {
                 for place in &mut workers {
-                    let old = std::mem::replace(place, Worker::start(&group)?);
+                    let old = std::mem::replace(place, start()?);
                     old.leave()?;
                 }
                 println!("reloaded");
@@ -66,22 +77,37 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let leaked = group.stats().iter().map(|seat| seat.leaked.to_string()).collect::<Vec<_>>();
                 println!("leaked {}", leaked.join(" "));
             }
-            _ => println!("kill N, reload, stats or leaks"),
+            ["retire"] => {
+                // Each process wakes its own threads.
+                for child in workers.iter_mut().chain(&mut dispatcher) {
+                    child.ours.write_all(RETIRE)?;
+                }
+                let report = group.retire(DEADLINE)?;
+                let when = if report.elapsed < DEADLINE { "before" } else { "at" };
+                println!("retired {when} the deadline, {} open", report.open);
+            }
+            _ => println!("kill N, kill dispatcher, reload, stats, leaks or retire"),
         }
     }
-    workers.into_iter().try_for_each(Worker::leave)?;
+    workers.into_iter().chain(dispatcher).try_for_each(Child::leave)?;
     Ok(())
 }
 
-/// A worker process, and the stream that tells it to leave.
-struct Worker {
+/// The time that requests in progress get when the group retires.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a child process does.
+type Work = fn(&ListenerGroup, &mut UnixStream) -> Result<(), Box<dyn Error>>;
+
+/// The process of a worker or of the dispatcher, and the stream that tells it to leave.
+struct Child {
     process: WorkerProcess,
     seat: usize,
     ours: UnixStream,
 }
 
-impl Worker {
-    fn start(group: &ListenerGroup) -> Result<Worker, Box<dyn Error>> {
+impl Child {
+    fn start(group: &ListenerGroup, work: Work) -> Result<Child, Box<dyn Error>> {
         let (mut ours, mut theirs) = UnixStream::pair()?;
         let process = group.fork(|group| match work(group, &mut theirs) {
             Ok(()) => 0,
@@ -91,32 +117,59 @@ impl Worker {
             }
         })?;
         drop(theirs);
-        // The worker sends its seat when it has joined.
+        // A worker sends its seat when it has joined.
         let mut seat = [0];
         ours.read_exact(&mut seat)?;
-        Ok(Worker { process, seat: seat[0].into(), ours })
+        Ok(Child { process, seat: seat[0].into(), ours })
     }
 
     fn leave(mut self) -> Result<(), Box<dyn Error>> {
-        self.ours.write_all(b"x")?;
+        // A group that has retired has ended its dispatcher and its workers.
+        let _ = self.ours.write_all(LEAVE);
         self.process.wait()?;
         Ok(())
     }
 }
 
-/// Runs in the worker process.
-fn work(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
-    let mut acceptor = group.join()?;
-    theirs.write_all(&[u8::try_from(acceptor.seat())?])?;
+/// Runs in the process of the dispatcher.
+fn dispatch(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
+    let mut dispatcher = group.dispatcher()?;
+    theirs.write_all(&[0])?;
+    let must_leave = orders(group, theirs, dispatcher.waker())?;
+    Ok(dispatcher.run(&must_leave)?)
+}
+
+/// The orders of the supervisor.
+const RETIRE: &[u8; 1] = b"r";
+const LEAVE: &[u8; 1] = b"x";
+
+/// Executes the orders of the supervisor. Returns a flag that is set by [`LEAVE`] and by the end of the supervisor.
+fn orders(
+    group: &ListenerGroup,
+    theirs: &UnixStream,
+    waker: AcceptWaker,
+) -> Result<Arc<AtomicBool>, Box<dyn Error>> {
     let must_leave = Arc::new(AtomicBool::new(false));
-    let (waker, tell, mut parent) = (acceptor.waker(), Arc::clone(&must_leave), theirs.try_clone()?);
+    let (tell, group, mut parent) = (Arc::clone(&must_leave), group.clone(), theirs.try_clone()?);
     thread::spawn(move || {
-        // Readable when the supervisor sends a byte or ends.
-        let _ = parent.read(&mut [0]);
+        let mut order = [0];
+        while parent.read_exact(&mut order).is_ok() && order == *RETIRE {
+            if let Err(error) = group.retire(DEADLINE) {
+                eprintln!("{error}");
+            }
+        }
         tell.store(true, Ordering::Release);
         waker.wake();
     });
-    while !must_leave.load(Ordering::Acquire) {
+    Ok(must_leave)
+}
+
+/// Runs in a worker process.
+fn work(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Error>> {
+    let mut acceptor = group.join()?;
+    theirs.write_all(&[u8::try_from(acceptor.seat())?])?;
+    let must_leave = orders(group, theirs, acceptor.waker())?;
+    while !must_leave.load(Ordering::Acquire) && !group.is_drained() {
         if let Some(connection) = acceptor.next(None)? {
             answer(&mut acceptor, connection)?;
         }
@@ -137,8 +190,9 @@ fn answer(acceptor: &mut Acceptor, mut connection: Connection) -> Result<(), Lis
     while let Some(end) = connection.carry.iter().position(|byte| *byte == b'\n') {
         connection.carry.drain(..=end);
         connection.answered();
+        let is_last = connection.is_last();
         let line = format!("{} {}\n", acceptor.seat(), connection.served());
-        if connection.write_all(line.as_bytes()).is_err() {
+        if connection.write_all(line.as_bytes()).is_err() || is_last {
             return Ok(());
         }
     }

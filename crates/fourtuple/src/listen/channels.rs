@@ -104,6 +104,11 @@ impl WorkerChannels {
 /// Returns the tenure of a worker that joins: the number of workers that have had the seat, modulo 128.
 pub(crate) fn next_tenure(seats: &Seats, seat: usize) -> u8 {
     seats.add(seat, Count::Joins, 1);
+    tenure(seats, seat)
+}
+
+/// Returns the tenure of the worker that has a seat.
+pub(crate) fn tenure(seats: &Seats, seat: usize) -> u8 {
     seats.get(seat, Count::Joins) as u8 & 0x7f
 }
 

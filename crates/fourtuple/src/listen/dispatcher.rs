@@ -45,9 +45,35 @@ const RANDOM_EVERY: u32 = 8;
 #[derive(Debug)]
 struct PendingConnection {
     connection: HandoffConnection,
+    _held: Held,
     /// Counts the connection as open in the seat of its last worker.
     _guard: Option<OpenGuard>,
     fresh: bool,
+}
+
+impl PendingConnection {
+    /// `seat`: the seat of the worker that has kept the connection. Otherwise the connection counts as in transit.
+    fn new(mut connection: HandoffConnection, seat: Option<usize>, fresh: bool, seats: &Arc<Seats>) -> Self {
+        seats.hold(seat);
+        let guard = seat.map(|seat| OpenGuard::new(seats, seat));
+        if guard.is_some() {
+            connection.end_transit();
+        }
+        PendingConnection { connection, _held: Held { seats: Arc::clone(seats), seat }, _guard: guard, fresh }
+    }
+}
+
+/// Counts a connection as held by the dispatcher until it is dropped.
+#[derive(Debug)]
+struct Held {
+    seats: Arc<Seats>,
+    seat: Option<usize>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.seats.let_go(self.seat);
+    }
 }
 
 impl AsFd for PendingConnection {
@@ -147,10 +173,18 @@ impl Dispatcher {
                 .map_err(&failed)?;
         }
         let workers = channels.unattended.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(workers) = workers else {
+        let Some(mut workers) = workers else {
             let why = "it has one already; drop that first";
             return Err(ListenError::NoDispatcher { policy: AcceptPolicy::Dispatcher, why });
         };
+        let seats = &group.0.seats;
+        for (seat, worker) in workers.iter_mut().enumerate() {
+            // The dispatcher of a process that died has read the messages of the workers that joined.
+            if !worker.present && seats.get(seat, Count::Taken) != 0 {
+                let tenure = channels::tenure(seats, seat);
+                *worker = WorkerState { present: true, tenure, ..WorkerState::default() };
+            }
+        }
         let turn = workers.iter().map(|worker| worker.since).max().unwrap_or(0);
         Ok(Dispatcher {
             group: group.clone(),
@@ -315,8 +349,7 @@ impl Dispatcher {
                 Ok(socket) => {
                     self.stats.accepts += 1;
                     let connection = HandoffConnection::new(socket, self.seats());
-                    let pending = PendingConnection { connection, _guard: None, fresh: true };
-                    self.arrive(pending)?;
+                    self.arrive(PendingConnection::new(connection, None, true, self.seats()))?;
                 }
                 Err(error) => match errno_name(&error).as_str() {
                     "EAGAIN" => break,
@@ -413,7 +446,7 @@ impl Dispatcher {
     fn take_handoff(&mut self) -> Result<(), ListenError> {
         match self.channels().receive(|| self.group.0.handoff.take()) {
             Ok(Some(Arrival::Connection(connection))) => {
-                self.arrive(PendingConnection { connection, _guard: None, fresh: false })
+                self.arrive(PendingConnection::new(connection, None, false, self.seats()))
             }
             Ok(Some(Arrival::Listener(_) | Arrival::Nudge) | None) => Ok(()),
             Err(error) if errno_name(&error) == "EMFILE" => {
@@ -457,18 +490,18 @@ impl Dispatcher {
         match *kind {
             JOINED => {
                 self.turn += 1;
-                let tenure = rest.first().copied().unwrap_or(0);
-                self.workers[seat] = WorkerState { present: true, tenure, outstanding: 0, since: self.turn };
+                let (tenure, known) = (rest.first().copied().unwrap_or(0), self.workers[seat]);
+                let is_known = known.present && known.tenure == tenure;
+                let outstanding = if is_known { known.outstanding } else { 0 };
+                self.workers[seat] = WorkerState { present: true, tenure, outstanding, since: self.turn };
             }
             LEFT if rest.first() == Some(&self.workers[seat].tenure) => return self.on_worker_left(seat),
             DONE | KEPT_AND_DONE => self.is_done(seat),
             _ => {}
         }
         let connection = socket.and_then(|socket| HandoffConnection::read(rest, socket, self.seats()));
-        let Some(mut connection) = connection else { return Ok(()) };
-        let guard = Some(OpenGuard::new(self.seats(), seat));
-        connection.end_transit();
-        self.watch(PendingConnection { connection, _guard: guard, fresh: false })
+        let Some(connection) = connection else { return Ok(()) };
+        self.watch(PendingConnection::new(connection, Some(seat), false, self.seats()))
     }
 
     fn is_done(&mut self, seat: usize) {
@@ -491,11 +524,10 @@ impl Dispatcher {
                     let Some((kind, rest)) = room[..count].split_first() else { continue };
                     let fresh = kind & FRESH != 0;
                     let connection = HandoffConnection::read(rest, socket, self.seats());
-                    returned.extend(connection.map(|connection| PendingConnection {
-                        connection,
-                        _guard: None,
-                        fresh,
-                    }));
+                    returned.extend(
+                        connection
+                            .map(|connection| PendingConnection::new(connection, None, fresh, self.seats())),
+                    );
                 }
                 Ok((_, None)) => break,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,

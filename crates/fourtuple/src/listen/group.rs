@@ -17,7 +17,7 @@ use crate::listen::listeners::{self, InheritedListener, Listeners, TcpOptions};
 use crate::listen::path::SocketPath;
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
-use crate::listen::seats::{Count, Phase, SeatStats, Seats};
+use crate::listen::seats::{Phase, SeatStats, Seats};
 use crate::listen::wait::shared_state::SharedState;
 
 /// The state that all clones of a [`ListenerGroup`] share.
@@ -100,10 +100,15 @@ impl ListenerGroup {
     /// process after waitpid(2).
     pub fn vacate(&self, seat: usize) {
         if seat < self.0.seats.count() {
-            // The connections died with the worker. Without the reset the seat's next worker would look busier than it is.
-            self.0.seats.set(seat, Count::Open, 0);
-            self.0.seats.free(seat);
+            self.0.seats.vacate(seat);
         }
+    }
+
+    /// Notes the death of the process that ran the [dispatcher](ListenerGroup::dispatcher), whose connections were closed with it. Call this
+    /// when the death is certain, such as in the parent process after waitpid(2), and before another process runs the next
+    /// dispatcher. New connections wait in the accept queue meanwhile.
+    pub fn vacate_dispatcher(&self) {
+        self.0.seats.vacate_dispatcher();
     }
 
     /// Returns the counters of every seat, summed over all workers that held the seat.

@@ -18,7 +18,8 @@ impl ListenerGroup {
     /// exit code (101 after a panic). For a group with [`Workers::Processes`](crate::listen::Workers::Processes).
     ///
     /// The kernel kills the child when the thread that called this function ends. After the death of a worker that did not leave, call
-    /// [`vacate`](ListenerGroup::vacate) with its seat. `examples/prefork.rs` is a supervisor.
+    /// [`vacate`](ListenerGroup::vacate) with its seat, and after the death of a dispatcher
+    /// [`vacate_dispatcher`](ListenerGroup::vacate_dispatcher). `examples/prefork.rs` is a supervisor.
     ///
     /// # Errors
     ///

@@ -24,6 +24,8 @@ pub(crate) enum Count {
     IdleClosed,
     Leaked,
     Open,
+    /// Of `Open`, the connections that the dispatcher holds.
+    Held,
     Busy,
     /// 1 while the worker waits for a connection.
     Idle,
@@ -86,7 +88,9 @@ const IN_TRANSIT: usize = 1;
 const RETIRES: usize = 2;
 /// 1 while a dispatcher accepts.
 const DISPATCHES: usize = 3;
-const GROUP_WORDS: usize = 4;
+/// Of the connections in transit, those that the dispatcher holds.
+const HELD: usize = 4;
+const GROUP_WORDS: usize = 5;
 
 #[derive(Debug)]
 pub(crate) struct Seats {
@@ -155,6 +159,37 @@ impl Seats {
 
     pub(crate) fn sub_in_transit(&self) {
         self.group_word(IN_TRANSIT).fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Counts a connection as held by the dispatcher: an open connection of a seat, or one in transit.
+    pub(crate) fn hold(&self, seat: Option<usize>) {
+        self.held(seat).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends [`Seats::hold`].
+    pub(crate) fn let_go(&self, seat: Option<usize>) {
+        self.held(seat).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn held(&self, seat: Option<usize>) -> &AtomicU64 {
+        seat.map_or_else(|| self.group_word(HELD), |seat| self.of(seat, Count::Held))
+    }
+
+    /// Notes the death of the dispatcher's process, and that of its connections.
+    pub(crate) fn vacate_dispatcher(&self) {
+        for seat in 0..self.count {
+            let held = self.held(Some(seat)).swap(0, Ordering::Relaxed);
+            self.of(seat, Count::Open).fetch_sub(held, Ordering::Relaxed);
+        }
+        let held = self.held(None).swap(0, Ordering::Relaxed);
+        self.group_word(IN_TRANSIT).fetch_sub(held, Ordering::AcqRel);
+        self.set_dispatches(false);
+    }
+
+    /// Notes the death of a worker, and that of its connections. The dispatcher holds some that are counted in the seat.
+    pub(crate) fn vacate(&self, seat: usize) {
+        self.set(seat, Count::Open, self.get(seat, Count::Held));
+        self.free(seat);
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Worker processes: the example `prefork`, because the test's own process has too many threads to fork.
 
 use std::env;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -85,7 +85,7 @@ fn ask(stream: &mut BufReader<TcpStream>) -> (usize, usize) {
 }
 
 fn policies(test: &str) -> Vec<&'static str> {
-    let mut policies = vec!["exclusive", "plain", "rotate", "reuseport", "auto"];
+    let mut policies = vec!["exclusive", "plain", "rotate", "reuseport", "auto", "dispatcher"];
     policies.extend(is_available(AcceptPolicy::UringOneshot, test).then_some("uring-oneshot"));
     policies
 }
@@ -125,7 +125,10 @@ fn a_killed_worker_loses_only_its_connections() {
                 "{policy}"
             );
             for (stream, seat) in kept.iter_mut().zip(seats) {
-                if seat == killed {
+                // The dispatcher holds kept connections, and any worker serves them.
+                if policy == "dispatcher" {
+                    assert_eq!(ask(stream).1, 2, "{policy}");
+                } else if seat == killed {
                     assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)), "{policy}");
                 } else {
                     assert_eq!(ask(stream), (seat, 2), "{policy}");
@@ -136,5 +139,35 @@ fn a_killed_worker_loses_only_its_connections() {
             }
             prefork.stop();
         }
+    });
+}
+
+/// A second dispatcher serves all clients after the first was killed, and the end of the group waits for no connection of the first.
+#[test]
+fn a_killed_dispatcher_loses_only_its_connections() {
+    let Some(example) = example("a_killed_dispatcher_loses_only_its_connections") else { return };
+    in_namespace(move || {
+        let mut prefork = Prefork::start(&example, "dispatcher", 2);
+        let mut earlier: Vec<_> = (0..4).map(|_| prefork.connect()).collect();
+        assert_eq!(ask(&mut earlier[0]).1, 1);
+        let said = prefork.order("kill dispatcher");
+        assert_eq!(said, "killed the dispatcher, signal: 9 (SIGKILL)");
+        // A connection that the first held is closed. One in the accept queue or in a message is served by the second.
+        for stream in &mut earlier {
+            let mut line = String::new();
+            let answer = stream.get_mut().write_all(b"?\n").and_then(|()| stream.read_line(&mut line));
+            let is_kind = |kind| answer.as_ref().is_err_and(|error| error.kind() == kind);
+            assert!(
+                answer.is_ok() || is_kind(ErrorKind::ConnectionReset) || is_kind(ErrorKind::BrokenPipe),
+                "{answer:?}"
+            );
+        }
+        drop(earlier);
+        let mut seats: Vec<_> = (0..20).map(|_| ask(&mut prefork.connect()).0).collect();
+        seats.sort_unstable();
+        seats.dedup();
+        assert_eq!(seats, [0, 1], "the second dispatcher has found both workers");
+        assert_eq!(prefork.order("retire"), "retired before the deadline, 0 open");
+        prefork.stop();
     });
 }

@@ -96,7 +96,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 /// The time that requests in progress get when the group retires.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a child process does.
+/// The work of a child process.
 type Work = fn(&ListenerGroup, &mut UnixStream) -> Result<(), Box<dyn Error>>;
 
 /// The process of a worker or of the dispatcher, and the stream that tells it to leave.

@@ -1,6 +1,6 @@
 //! Starts of processes, kept apart from readings of the processes that hold a socket.
 //!
-//! Between fork() and exec() a child holds copies of all sockets of the test program, also those of the tests in its other threads.
+//! Between fork() and exec() a child holds copies of all sockets of the test program, also of the sockets of tests in other threads.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};

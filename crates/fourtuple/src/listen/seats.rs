@@ -24,7 +24,7 @@ pub(crate) enum Count {
     IdleClosed,
     Leaked,
     Open,
-    /// Of `Open`, the connections that the dispatcher holds.
+    /// The share of `Open` that the dispatcher holds.
     Held,
     Busy,
     /// 1 while the worker waits for a connection.
@@ -88,7 +88,7 @@ const IN_TRANSIT: usize = 1;
 const RETIRES: usize = 2;
 /// 1 while a dispatcher accepts.
 const DISPATCHES: usize = 3;
-/// Of the connections in transit, those that the dispatcher holds.
+/// The share of `IN_TRANSIT` that the dispatcher holds.
 const HELD: usize = 4;
 const GROUP_WORDS: usize = 5;
 
@@ -175,7 +175,7 @@ impl Seats {
         seat.map_or_else(|| self.group_word(HELD), |seat| self.of(seat, Count::Held))
     }
 
-    /// Notes the death of the dispatcher's process, and that of its connections.
+    /// Notes the death of the dispatcher's process: its connections are no longer counted.
     pub(crate) fn vacate_dispatcher(&self) {
         for seat in 0..self.count {
             let held = self.held(Some(seat)).swap(0, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Seats {
         self.set_dispatches(false);
     }
 
-    /// Notes the death of a worker, and that of its connections. The dispatcher holds some that are counted in the seat.
+    /// Notes the death of a worker: only the connections that the dispatcher holds are still counted in its seat.
     pub(crate) fn vacate(&self, seat: usize) {
         self.set(seat, Count::Open, self.get(seat, Count::Held));
         self.free(seat);

@@ -104,7 +104,8 @@ pub struct DispatcherStats {
     pub idle_closed: u64,
     /// Connections sent to workers; a kept connection counts each time.
     pub handed: u64,
-    /// Kept connections that were lost: the dispatcher had no free descriptor when a worker returned them.
+    /// Connections that were closed because the dispatcher had no descriptor to receive them. The dispatcher reserves two for each
+    /// worker, so this needs other code that takes descriptors.
     pub lost: u64,
     /// Returns of epoll_wait(2) with at least one event.
     pub wakeups: u64,

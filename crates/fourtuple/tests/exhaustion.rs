@@ -19,8 +19,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn every_form_of_exhaustion_is_named_and_leaks_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     in_namespace(|| {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         let sources = SourcePool::one("127.0.0.2".parse().unwrap());
@@ -62,8 +62,8 @@ fn all_descriptors(of: impl AsFd) -> Vec<OwnedFd> {
 /// free descriptor.
 #[test]
 fn no_descriptor_is_free_and_no_connection_is_lost() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     in_namespace(|| {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let address: std::net::SocketAddr = "127.0.0.1:4000".parse().unwrap();
         let group =
             ListenerGroupBuilder::at(address).policy(AcceptPolicy::Dispatcher).seats(2).open().unwrap();

@@ -83,6 +83,11 @@ impl Pass {
     }
 
     fn add(&mut self, socket: &Socket, listening: &Ports) {
+        if socket.state == state::CLOSE {
+            // Closed after the kernel found it in the table, and before it wrote the reply. After a close with SO_LINGER 0 the source
+            // and the port of the peer are 0 (tcp_disconnect).
+            return;
+        }
         let port = socket.local.port();
         self.all.count(socket);
         // Without an inode the connection is in an accept queue.

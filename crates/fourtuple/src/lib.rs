@@ -64,7 +64,7 @@
 //! # drop(response); Ok(()) }
 //! ```
 //!
-//! A server with axum (feature `axum`), one listener for all its runtimes:
+//! A server with axum (feature `axum`), one listener for all its runtimes. `listen::AcceptedStream` has a server with hyper alone:
 //!
 #![cfg_attr(feature = "axum", doc = "```no_run")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -90,8 +90,9 @@
 //!
 //! # Errors
 //!
-//! One errno has different causes in different calls, so errors are enums by cause. `Display` names the call, the address and the errno;
-//! [`source()`](std::error::Error::source) is the error of the call. [`dial::DialError`] has
+//! One errno has different causes in different calls, so errors are enums by cause. `Display` names the cause and the addresses, as in
+//! `192.0.2.1:80 refused the connection: no socket listens there`, or the call and its errno, and is complete without
+//! [`source()`](std::error::Error::source), the error of the call. [`dial::DialError`] has
 //! [`is_exhausted`](dial::DialError::is_exhausted) and [`is_retryable`](dial::DialError::is_retryable), and all errors convert into
 //! [`std::io::Error`] with a fitting kind.
 //!

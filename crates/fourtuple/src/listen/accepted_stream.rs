@@ -20,18 +20,20 @@ use crate::listen::turn::TurnBytes;
 /// A hyper server:
 ///
 /// ```no_run
-/// use fourtuple::listen::{AsyncAcceptor, ListenerGroup};
+/// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
 /// use http_body_util::Full;
 /// use hyper::body::Bytes;
 /// use hyper::{Response, server::conn::http1, service::service_fn};
-/// use hyper_util::rt::TokioIo;
+/// use hyper_util::rt::{TokioIo, TokioTimer};
 ///
-/// # async fn serve(group: ListenerGroup) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).open()?;
 /// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from("hello")))) });
 /// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
 /// loop {
 ///     let stream = TokioIo::new(acceptor.accept().await?.into_stream());
-///     tokio::spawn(http1::Builder::new().serve_connection(stream, service));
+///     // The timer limits the time for the head of a request, 30 s; the group limits the time to the first bytes.
+///     tokio::spawn(http1::Builder::new().timer(TokioTimer::new()).serve_connection(stream, service));
 /// }
 /// # }
 /// ```

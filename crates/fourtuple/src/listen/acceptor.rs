@@ -76,7 +76,7 @@ impl AcceptWaker {
 
 impl ListenerGroup {
     /// Takes the lowest free seat. Where the order of workers matters (`Exclusive` wakes the first idle worker), it is the order
-    /// of these calls, whichever threads use the acceptors afterwards.
+    /// of these calls, whichever threads use the acceptors afterwards. The acceptor keeps the group open.
     ///
     /// # Errors
     ///
@@ -113,7 +113,9 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// An unexpected failure of a system call. An error of a single connection is counted, or returned by reading from it.
+    /// An unexpected failure of a system call, after which a retry is of no use. An error of a single connection is counted, or returned
+    /// by reading from it. A lack of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM) is counted in [`stats`](Acceptor::stats), and
+    /// the worker pauses in accepting for 10 ms.
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let Seat { group, number, .. } = &self.seat;
         let seats = &group.0.seats;

@@ -34,11 +34,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// ```no_run
 /// use axum::{Router, routing::get};
-/// use fourtuple::listen::{AsyncAcceptor, Endpoint, ListenerGroupBuilder};
+/// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let app = Router::new().route("/", get(|| async { "hello" }));
-/// let group = ListenerGroupBuilder::at(Endpoint::Inet("127.0.0.1:8080".parse()?)).open()?;
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).open()?;
 /// axum::serve(AsyncAcceptor::new(group.join()?)?, app).await?;
 /// # Ok(()) }
 /// ```
@@ -132,11 +132,12 @@ impl Connected<IncomingStream<'_, AsyncAcceptor>> for SessionHandle {
 ///
 /// ```no_run
 /// use axum::{Router, routing::get};
-/// use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, Endpoint, ListenerGroupBuilder, by_request};
+/// use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder, Workers, by_request};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let app = Router::new().route("/", get(|| async { "hello" }));
-/// let group = ListenerGroupBuilder::at(Endpoint::Inet("127.0.0.1:8080".parse()?))
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080))
+///     .workers(Workers::Runtimes)
 ///     .policy(AcceptPolicy::SharedOneshot)
 ///     .open()?;
 /// axum::serve(AsyncAcceptor::new(group.join()?)?, by_request(app)).await?; // in each runtime

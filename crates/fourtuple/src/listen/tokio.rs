@@ -30,7 +30,30 @@ use crate::listen::seats::{Count, Phase};
 use crate::listen::turn::Turn;
 use crate::listen::wait::seat::is_out_of_watches;
 
-/// The acceptor of one worker of a group, for a task of its tokio runtime.
+/// The acceptor of one worker of a group, for a task of its tokio runtime: usually a current-thread runtime in each of several threads,
+/// each with its own acceptor ([`Workers::Runtimes`](crate::listen::Workers::Runtimes)). A multi-thread runtime is one worker: its single
+/// acceptor takes connections for all its threads.
+///
+/// ```no_run
+/// use fourtuple::listen::{AsyncAcceptor, ListenError, ListenerGroup, ListenerGroupBuilder, Workers};
+/// use tokio::runtime::Builder;
+///
+/// fn serve(group: &ListenerGroup) -> Result<(), ListenError> {
+///     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+///     runtime.block_on(async {
+///         let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+///         loop {
+///             let stream = acceptor.accept().await?.into_stream();
+///             tokio::spawn(async move { drop(stream) });
+///         }
+///     })
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).seats(4).open()?;
+/// std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| serve(&group)))));
+/// # Ok(()) }
+/// ```
 ///
 /// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept) and the runtime
 /// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read; at most one, which
@@ -257,7 +280,8 @@ impl AsyncAcceptor {
     ///
     /// # Errors
     ///
-    /// The same errors as [`Acceptor::next`]; [`ListenError::Drained`] after the group was [drained](ListenerGroup::drain).
+    /// The same errors as [`Acceptor::next`], which do not include a lack of descriptors; [`ListenError::Drained`] after the group was
+    /// [drained](ListenerGroup::drain).
     ///
     /// # Panics
     ///

@@ -33,13 +33,14 @@ pub fn take_listeners() -> io::Result<Vec<OwnedFd>> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "LISTEN_FDS is no number of descriptors"));
         }
     };
+    // Asked first: the owner may have closed the descriptors, and other files may have their numbers.
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return Ok(Vec::new());
+    }
     let descriptors = FIRST..FIRST + count;
     for descriptor in descriptors.clone() {
         // SAFETY: fcntl(F_SETFD) takes no pointers.
         check(unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) })?;
-    }
-    if TAKEN.swap(true, Ordering::AcqRel) {
-        return Ok(Vec::new());
     }
     // SAFETY: each descriptor is open, as the call above has shown. The starter of the process gave it to this process (LISTEN_PID), and
     // `TAKEN` lets one caller only become its owner.

@@ -38,6 +38,7 @@ pub mod parking;
 pub mod pidfd;
 pub mod privileges;
 pub mod process_memory;
+pub mod procfs;
 pub mod resource;
 #[cfg(feature = "io-uring")]
 pub mod ring;

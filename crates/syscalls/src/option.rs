@@ -130,15 +130,30 @@ pub fn set_defer_accept(socket: BorrowedFd<'_>, seconds: i32) -> io::Result<Answ
     answer(set_int(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds))
 }
 
+/// Returns TCP_DEFER_ACCEPT in seconds; 0: not set.
+pub fn defer_accept(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    get(listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0)
+}
+
 /// Sets TCP_FASTOPEN on a listener: a SYN may carry data, for at most `queue` connections whose handshake is in progress. The kernel
 /// does so only if bit 1 of net.ipv4.tcp_fastopen is set.
 pub fn set_fast_open(listener: BorrowedFd<'_>, queue: i32) -> io::Result<Answer> {
     answer(set_int(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue))
 }
 
+/// Returns the length of the queue of TCP_FASTOPEN; 0: not set.
+pub fn fast_open(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    get(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 0)
+}
+
 /// Sets IPV6_V6ONLY, before bind(): whether a socket at the unspecified IPv6 address leaves IPv4 to other sockets.
 pub fn set_only_ipv6(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(on))
+}
+
+/// Returns whether IPV6_V6ONLY is set on an IPv6 socket.
+pub fn is_only_ipv6(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get_int(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0)
 }
 
 /// Returns whether the socket listens (SO_ACCEPTCONN).
@@ -227,11 +242,21 @@ pub fn set_overflow_count(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
 /// Returns the number of packets that this socket has dropped since it was opened, modulo 2^32 (SO_MEMINFO:
 /// `sk_drops`): its queue was full, a checksum was wrong, or its filter refused them.
 pub fn dropped(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    // include/uapi/linux/sock_diag.h: SK_MEMINFO_DROPS is the ninth number.
+    const SK_MEMINFO_DROPS: usize = 8;
+    Ok(memory(socket)?[SK_MEMINFO_DROPS])
+}
+
+/// Returns the memory of the messages in the receive queue of this socket, their overhead included (SO_MEMINFO: `sk_rmem_alloc`). A
+/// UDP socket may count messages that were received shortly before too (`forward_deficit`).
+pub fn queued(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    const SK_MEMINFO_RMEM_ALLOC: usize = 0;
+    Ok(memory(socket)?[SK_MEMINFO_RMEM_ALLOC])
+}
+
+/// Returns the numbers of include/uapi/linux/sock_diag.h.
+fn memory(socket: BorrowedFd<'_>) -> io::Result<[u32; 9]> {
     const SO_MEMINFO: libc::c_int = 55;
-    const DROPS: usize = 8;
-    let numbers = get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0_u32; DROPS + 1])?;
-    Ok(numbers[DROPS])
+    get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0; 9])
 }
 
 /// Sets IP_PKTINFO or IPV6_RECVPKTINFO: each message carries its destination address.
@@ -351,10 +376,20 @@ fn attach(socket: BorrowedFd<'_>, name: libc::c_int, program: &[Instruction]) ->
 /// Returns the number of connections in a listener's accept queue (TCP_INFO: `tcp_get_info` returns it in `tcpi_unacked`), without
 /// handshakes in progress.
 pub fn accept_queue(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(queue(listener)?[0])
+}
+
+/// Returns the length of the accept queue of a TCP listener, as listen(2) has limited it.
+pub fn backlog(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(queue(listener)?[1])
+}
+
+/// Returns tcpi_unacked and tcpi_sacked of a listener.
+fn queue(listener: BorrowedFd<'_>) -> io::Result<[u32; 2]> {
     // struct tcp_info starts with 8 bytes and 4 numbers that are unused here; the kernel fills only the given length.
     const UNACKED: usize = 6;
-    let info = get(listener, libc::IPPROTO_TCP, libc::TCP_INFO, [0_u32; UNACKED + 1])?;
-    Ok(info[UNACKED])
+    let info = get(listener, libc::IPPROTO_TCP, libc::TCP_INFO, [0_u32; UNACKED + 2])?;
+    Ok([info[UNACKED], info[UNACKED + 1]])
 }
 
 /// Returns the state of a TCP socket (tcpi_state): a constant of [`crate::sock_diag::state`], or another TCP state. A socket whose

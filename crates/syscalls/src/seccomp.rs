@@ -19,6 +19,8 @@ pub enum Facility {
     IoUring,
     /// bpf(2): EPERM.
     Bpf,
+    /// epoll_pwait2(2): ENOSYS, as before Linux 5.11.
+    EpollPwait2,
     /// recvmmsg(2): EPERM.
     ReceiveMany,
     /// New threads and processes by clone(2) and clone3(2): EAGAIN, as at RLIMIT_NPROC.
@@ -37,6 +39,7 @@ pub fn refuse(facility: Facility) -> io::Result<()> {
         Facility::Namespaces => install(&[libc::SYS_unshare], &[], libc::EPERM),
         Facility::IoUring => install(&[libc::SYS_io_uring_setup], &[], libc::EPERM),
         Facility::Bpf => install(&[libc::SYS_bpf], &[], libc::EPERM),
+        Facility::EpollPwait2 => install(&[libc::SYS_epoll_pwait2], &[], libc::ENOSYS),
         Facility::ReceiveMany => install(&[libc::SYS_recvmmsg], &[], libc::EPERM),
         Facility::Threads => install(&[libc::SYS_clone, libc::SYS_clone3], &[], libc::EAGAIN),
         Facility::UdpGro => refuse_option(libc::SOL_UDP, libc::UDP_GRO),
@@ -161,7 +164,7 @@ mod tests {
     #[test]
     fn each_facility_fails_with_its_errno() {
         type Call = fn() -> Option<i32>;
-        let cases: [(Facility, i32, Call); 8] = [
+        let cases: [(Facility, i32, Call); 9] = [
             // SAFETY: unshare() takes flags only; without a flag it succeeds.
             (Facility::Namespaces, libc::EPERM, || errno(check(unsafe { libc::unshare(0) }))),
             (Facility::IoUring, libc::EPERM, || {
@@ -172,6 +175,12 @@ mod tests {
             (Facility::Bpf, libc::EPERM, || {
                 // SAFETY: no command has this number, and the attributes have length 0.
                 let result = unsafe { libc::syscall(libc::SYS_bpf, 0xffff, ptr::null::<u8>(), 0) };
+                errno(check(result as libc::c_int))
+            }),
+            (Facility::EpollPwait2, libc::ENOSYS, || {
+                let none = ptr::null::<u8>();
+                // SAFETY: the call has room for 0 events, and the descriptor is not open.
+                let result = unsafe { libc::syscall(libc::SYS_epoll_pwait2, CLOSED, none, 0, none, none, 0) };
                 errno(check(result as libc::c_int))
             }),
             (Facility::ReceiveMany, libc::EPERM, receive_many),

@@ -172,15 +172,24 @@ pub fn has_foreign_source(source: IpAddr) -> io::Result<bool> {
     Ok(is_foreign)
 }
 
-/// Returns the number of TCP handshakes in progress at a local port (SYN_RECV), in the calling thread's network
-/// namespace. Handshakes whose state is in a SYN cookie do not count.
+/// Returns the number of TCP handshakes in progress (SYN_RECV) that a listener at this address gets, in the calling thread's network
+/// namespace. A listener at `[::]` counts as one for both families, also with IPV6_V6ONLY. Handshakes whose state is in a SYN cookie
+/// do not count.
 ///
 /// # Errors
 ///
 /// The errors of [`each_listener`].
-pub fn handshakes(port: u16) -> io::Result<usize> {
+pub fn handshakes(listener: SocketAddr) -> io::Result<usize> {
+    let has_address = |local: IpAddr| match listener.ip().to_canonical() {
+        IpAddr::V6(ip) if ip.is_unspecified() => true,
+        IpAddr::V4(ip) if ip.is_unspecified() => local.is_ipv4(),
+        ip => ip == local,
+    };
     let mut count = 0;
-    each_tcp(SYN_RECV, |reply, _| count += usize::from(entry(reply).local.port() == port))?;
+    each_tcp(SYN_RECV, |reply, _| {
+        let local = entry(reply).local;
+        count += usize::from(local.port() == listener.port() && has_address(local.ip()));
+    })?;
     Ok(count)
 }
 

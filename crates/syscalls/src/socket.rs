@@ -17,6 +17,14 @@ pub enum Transport {
     Udp,
 }
 
+/// Returns an IPv4-mapped IPv6 address as the IPv4 address for which it stands, and other addresses unchanged.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
+        _ => address,
+    }
+}
+
 /// Opens a socket of the family of `address`, close-on-exec.
 pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };

@@ -1,7 +1,9 @@
 //! unix_diag: the accept queues of listening unix sockets.
 
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::netlink;
@@ -21,21 +23,38 @@ pub struct Queue {
 ///
 /// # Errors
 ///
-/// The errors of stat(2) on `path`. ENOENT: the kernel has no unix_diag and cannot load it. Other errors are from
+/// The errors of open(2) with O_PATH on `path`. ENOENT: the kernel has no unix_diag and cannot load it. Other errors are from
 /// netlink.
 pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
-    let file = match path.metadata() {
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         result => result?,
     };
+    let stat = file.metadata()?;
+    let (major, minor) =
+        file_system(&file).unwrap_or_else(|| (libc::major(stat.dev()), libc::minor(stat.dev())));
     // The kernel returns the lower 32 bits of the inode, and the device in its internal form (MKDEV).
-    let device = libc::major(file.dev()) << 20 | libc::minor(file.dev());
-    let wanted = [(file.ino() as u32).to_ne_bytes(), device.to_ne_bytes()].concat();
+    let wanted = [(stat.ino() as u32).to_ne_bytes(), (major << 20 | minor).to_ne_bytes()].concat();
     let mut found = None;
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(), |body| {
         found = found.or_else(|| queue(body, &wanted));
     })?;
     Ok(found)
+}
+
+/// Returns the device numbers of the file system of a file, as in the kernel's superblock. The device of stat(2) is another one for
+/// subvolumes of btrfs and for overlayfs. `None` without /proc.
+fn file_system(file: &File) -> Option<(u32, u32)> {
+    let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    // The paths of other mounts may not be UTF-8.
+    let mounts = fs::read("/proc/thread-self/mountinfo").ok()?;
+    String::from_utf8_lossy(&mounts).lines().find_map(|line| {
+        // ID of the mount, ID of its parent, MAJOR:MINOR.
+        let mut fields = line.split(' ');
+        let (major, minor) = fields.next().filter(|id| *id == mount).and(fields.nth(1))?.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    })
 }
 
 /// Returns the queue in a reply, if the reply is about the socket with the wanted inode and device.
@@ -71,12 +90,15 @@ fn request() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::fs;
+    use std::ffi::{CStr, CString};
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::PathBuf;
     use std::process;
     use std::thread;
 
     use super::*;
+    use crate::check;
 
     #[test]
     fn the_queue_is_found_for_each_kind_of_path() {
@@ -101,5 +123,57 @@ mod tests {
         }
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!(listener(&path).unwrap(), None, "the file is gone");
+    }
+
+    /// Mounts a file system in the calling thread's mount namespace.
+    fn mount(kind: &CStr, target: &Path, data: &str) -> io::Result<()> {
+        let target = CString::new(target.as_os_str().as_bytes())?;
+        let data = CString::new(data)?;
+        let (kind, target, data) = (kind.as_ptr(), target.as_ptr(), data.as_ptr().cast());
+        // SAFETY: all strings end in NUL and outlive the call.
+        check(unsafe { libc::mount(kind, target, kind, 0, data) }).map(drop)
+    }
+
+    #[test]
+    fn the_queue_is_found_on_overlayfs() {
+        let directory = env::temp_dir().join(format!("fourtuple-unix-diag-overlay-{}", process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).unwrap();
+        // On an overlay of two file systems, stat(2) does not return the device of the overlay.
+        let mounted = || -> io::Result<PathBuf> {
+            // SAFETY: unshare() takes no pointers.
+            check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+            let none = std::ptr::null();
+            // SAFETY: a change of mount propagation reads the target only, a string that ends in NUL.
+            check(unsafe {
+                libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast())
+            })?;
+            mount(c"tmpfs", &directory, "")?;
+            let [lower, upper, work, merged] =
+                ["lower", "up/per", "up/work", "merged"].map(|name| directory.join(name));
+            fs::create_dir(&lower)?;
+            mount(c"tmpfs", &lower, "")?;
+            for path in [&upper, &work, &merged] {
+                fs::create_dir_all(path)?;
+            }
+            let [lowerdir, upperdir, workdir] = [lower, upper, work].map(|path| path.display().to_string());
+            mount(
+                c"overlay",
+                &merged,
+                &format!("lowerdir={lowerdir},upperdir={upperdir},workdir={workdir}"),
+            )?;
+            Ok(merged)
+        };
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                // Without privilege, or without overlayfs, there is nothing to test.
+                let Ok(merged) = mounted() else { return };
+                let path = merged.join("a");
+                let _listener = UnixListener::bind(&path).unwrap();
+                assert_eq!(listener(&path).unwrap().map(|queue| queue.waiting), Some(0));
+            });
+            there.join().unwrap();
+        });
+        fs::remove_dir(&directory).unwrap();
     }
 }

@@ -75,14 +75,14 @@ struct Received {
 }
 
 impl DatagramRing {
-    /// Creates a ring with `buffers` buffers, a power of two up to 32,768, for datagrams of up to `room` bytes; longer
+    /// Creates a ring with `buffers` buffers, a power of two up to 16,384, for datagrams of up to `room` bytes; longer
     /// datagrams are truncated. With UDP_GRO a message has up to 64 KiB. The descriptor of the ring is readable if
     /// [`receive`](DatagramRing::receive) has messages to return.
     ///
     /// # Errors
     ///
     /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or
-    /// `buffers` is not a power of two. ENOMEM, also if a buffer would have 4 GiB or more; EMFILE.
+    /// `buffers` is not a power of two or is too large: the completion queue has at most 65,536 entries. ENOMEM, also if a buffer would have 4 GiB or more; EMFILE.
     pub fn new(buffers: u16, room: usize) -> io::Result<DatagramRing> {
         let ring = IoUring::builder()
             .setup_single_issuer()

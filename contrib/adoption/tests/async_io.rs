@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
 use async_io::Async;
-use fourtuple::dial::{DialReport, Dialer, Retry};
+use fourtuple::dial::{DialError, DialReport, Dialer, Retry};
 use socket2::{Domain, Socket, Type};
 
 const EINPROGRESS: i32 = 115;
@@ -19,22 +19,27 @@ async fn connect(dialer: &Dialer) -> Result<(Async<TcpStream>, DialReport), Box<
     };
     let mut socket = open()?;
     let mut attempt = dialer.prepare(socket.as_fd())?;
-    while let Err(error) = socket.connect(&dialer.destination().into()) {
-        if error.raw_os_error() == Some(EINPROGRESS) {
-            break;
-        }
+    loop {
+        let connected = socket.connect(&dialer.destination().into());
+        let stream = Async::new(TcpStream::from(socket))?;
+        let failure = match connected {
+            Err(error) if error.raw_os_error() == Some(EINPROGRESS) => {
+                stream.writable().await?;
+                stream.get_ref().take_error()?
+            }
+            connected => connected.err(),
+        };
+        let Some(error) = failure else {
+            let report = attempt.finish(stream.get_ref().as_fd())?;
+            return Ok((stream, report));
+        };
+        // An error of the handshake too: a source without an answer would otherwise be the first choice of the next dial.
+        socket = Socket::from(stream.into_inner()?);
         if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
             socket = open()?;
             attempt.renew(socket.as_fd())?;
         }
     }
-    let stream = Async::new(TcpStream::from(socket))?;
-    stream.writable().await?;
-    if let Some(error) = stream.get_ref().take_error()? {
-        return Err(error.into());
-    }
-    let report = attempt.finish(stream.get_ref().as_fd())?;
-    Ok((stream, report))
 }
 
 #[test]
@@ -44,4 +49,7 @@ fn async_io_connects_with_prepare() {
     let (stream, report) = async_io::block_on(connect(&dialer)).unwrap();
     let (_accepted, peer) = listener.accept().unwrap();
     assert_eq!((stream.get_ref().local_addr().unwrap(), report.source), (peer, peer));
+    drop(listener);
+    let refused = async_io::block_on(connect(&dialer)).unwrap_err();
+    assert!(matches!(refused.downcast_ref(), Some(DialError::Refused { .. })), "{refused:?}");
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
 use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{errno_name, netns};
 
@@ -109,9 +110,7 @@ pub fn probe_default_search() -> Result<LocalPortRange, ProbeError> {
 }
 
 fn search(with_option: bool) -> Result<LocalPortRange, ProbeError> {
-    match parities(with_option) {
-        Ok(true) => Ok(LocalPortRange::Linear),
-        Ok(false) => Ok(LocalPortRange::Parity),
+    match observe(with_option) {
         Err(error)
             if matches!(
                 error.error.kind(),
@@ -124,16 +123,16 @@ fn search(with_option: bool) -> Result<LocalPortRange, ProbeError> {
         {
             Ok(LocalPortRange::Unproven)
         }
-        Err(error) => Err(error),
+        observed => observed,
     }
 }
 
-/// Returns whether connections, with or without IP_LOCAL_PORT_RANGE, get ports of both parities.
+/// Observes whether connections, with or without IP_LOCAL_PORT_RANGE, get ports of both parities.
 ///
 /// Each connection is reset before the next, so that a range of a few ports is enough. A search by parity takes all ports of one
 /// parity first, and 16 connections do not exhaust them. A linear search misses one parity in 16 tries with a probability of 2^-15,
 /// because its start moves by a random 1 to 8 ports each time.
-fn parities(with_option: bool) -> Result<bool, ProbeError> {
+fn observe(with_option: bool) -> Result<LocalPortRange, ProbeError> {
     let at = |call| move |error| ProbeError { call, error };
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = socket::open(Transport::Tcp, loopback, true).map_err(at("socket"))?;
@@ -152,7 +151,20 @@ fn parities(with_option: bool) -> Result<bool, ProbeError> {
         let local = socket::local_address(probe.as_fd()).map_err(at("getsockname"))?;
         seen[usize::from(local.port() & 1)] = true;
     }
-    Ok(seen == [true, true])
+    Ok(match seen {
+        [true, true] => LocalPortRange::Linear,
+        _ if has_both_parities(destination.port()) => LocalPortRange::Parity,
+        _ => LocalPortRange::Unproven,
+    })
+}
+
+/// Returns whether connect() can choose ports of both parities. The range may have few ports, most of them may be reserved, and the
+/// listener of the probe takes one.
+fn has_both_parities(listener: u16) -> bool {
+    let Ok((range, reserved)) = local_ports() else { return true };
+    let has =
+        |parity| range.iter().any(|port| port & 1 == parity && port != listener && !reserved.contains(port));
+    has(0) && has(1)
 }
 
 /// Number of ports outside of the ephemeral range that [`bind_anywhere`] tries.
@@ -180,6 +192,6 @@ fn bind_anywhere(listener: BorrowedFd<'_>) -> io::Result<()> {
 pub fn local_ports() -> io::Result<(PortRange, PortSet)> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?.parse().map_err(invalid)?;
-    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
+    let reserved = procfs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
     Ok((range, PortSet::parse_list(&reserved).map_err(invalid)?))
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
@@ -110,5 +110,31 @@ fn no_descriptor_is_free_and_no_connection_is_lost() {
             assert_eq!((stats.accepts, stats.lost), (3, 0));
             drop(held);
         });
+    });
+}
+
+/// Each policy pauses for 10 ms after accept(2) found no descriptor.
+#[test]
+fn accept_without_descriptors_does_not_spin() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_namespace(|| {
+        let accepts_itself = |policy: &AcceptPolicy| *policy != AcceptPolicy::Dispatcher;
+        for policy in AcceptPolicy::ALL.into_iter().filter(accepts_itself) {
+            let address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+            // Other tests report the policies that this host does not permit.
+            let Ok(group) = ListenerGroupBuilder::at(address).policy(policy).open() else { continue };
+            let mut worker = group.join().unwrap();
+            assert!(worker.next(Some(Duration::from_millis(1))).unwrap().is_none());
+            let mut client = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+            client.write_all(b"x").unwrap();
+            let held = all_descriptors(&client);
+            let begun = Instant::now();
+            assert!(worker.next(Some(Duration::from_millis(100))).unwrap().is_none(), "{policy}");
+            let pauses = begun.elapsed().as_millis() as u64 / 10;
+            let failed = worker.stats().out_of_process_descriptors;
+            assert!((1..pauses + 2).contains(&failed), "{policy}: {failed} in {pauses} pauses");
+            drop(held);
+            assert!(worker.next(Some(Duration::from_secs(60))).unwrap().is_some(), "{policy}");
+        }
     });
 }

@@ -1,7 +1,9 @@
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::capabilities::{self, LocalPortRange};
 use crate::dial::census::Counter;
@@ -67,7 +69,7 @@ impl DialerBuilder {
         }
     }
 
-    /// Returns the destination.
+    /// Returns the destination that [`Dialer::to`] was called with.
     pub fn destination(&self) -> SocketAddr {
         self.destination
     }
@@ -115,7 +117,7 @@ impl DialerBuilder {
 
     /// Checks the settings, probes the kernel if the strategy is [`Strategy::Auto`], and reads the ports in use from the kernel.
     pub fn build(self) -> Result<Dialer, BuildError> {
-        let destination = self.destination;
+        let destination = self.connected_address();
         if destination.port() == 0 {
             return Err(BuildError::PortZero { destination });
         }
@@ -159,7 +161,7 @@ impl DialerBuilder {
             device: self.device,
             timeout: self.timeout,
             ledger: steered.then(|| Mutex::new(PortLedger::new(range, reserved.clone(), addresses))),
-            census: self.census.then(|| Arc::new(Counter::new(destination))),
+            census: self.census.then(|| Arc::new(Counter::new(Transport::Tcp, destination))),
             #[cfg(feature = "tokio")]
             census_task: tokio::sync::Mutex::default(),
             reserved,
@@ -168,6 +170,22 @@ impl DialerBuilder {
         // Without the sockets of other processes some connect() calls are refused: reported in `unseen`, but no failure.
         dialer.choice.unseen = dialer.refresh().err().map(|error| Unseen::new(SOCK_DIAG, &error));
         Ok(dialer)
+    }
+
+    /// Returns the address that the sockets of the dials are connected to. In place of an unspecified destination the kernel takes a
+    /// bound IPv4 source address (`ip_route_output_key_hash_rcu`), else loopback (`tcp_v6_connect`). With a device it routes both
+    /// differently.
+    fn connected_address(&self) -> SocketAddr {
+        // The kernel has one table of ports for IPv4 and for IPv4-mapped addresses.
+        let mut destination = socket::canonical(self.destination);
+        match (destination.ip(), self.sources.addresses()) {
+            _ if self.device.is_some() => {}
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), [source @ IpAddr::V4(_)]) => destination.set_ip(*source),
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), _) => destination.set_ip(Ipv4Addr::LOCALHOST.into()),
+            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), _) => destination.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        destination
     }
 }
 

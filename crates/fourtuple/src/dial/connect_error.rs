@@ -110,16 +110,16 @@ impl ConnectError {
     }
 
     /// Returns whether the same connect may succeed later without a change of the settings: the resolver failed or the time limit
-    /// passed, or [`DialError::is_retryable`] is true for an address.
+    /// passed, or [`DialError::is_retryable`] or [`BuildError::is_retryable`] is true for an address.
     pub fn is_retryable(&self) -> bool {
         match self {
             ConnectError::Resolve { .. } | ConnectError::TimedOut { .. } => true,
+            ConnectError::Build(error) => error.is_retryable(),
             ConnectError::Dial(error) => error.is_retryable(),
             ConnectError::AllFailed { failures, .. } => failures.iter().any(ConnectError::is_retryable),
-            ConnectError::NoHost { .. }
-            | ConnectError::NotHttp { .. }
-            | ConnectError::NoAddress { .. }
-            | ConnectError::Build(_) => false,
+            ConnectError::NoHost { .. } | ConnectError::NotHttp { .. } | ConnectError::NoAddress { .. } => {
+                false
+            }
         }
     }
 }
@@ -147,5 +147,19 @@ impl fmt::Display for List<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_descriptors_is_retryable() {
+        const EMFILE: i32 = 24;
+        let range = |error| ConnectError::from(BuildError::Range { error });
+        assert!(range(io::Error::from_raw_os_error(EMFILE)).is_retryable());
+        assert!(!range(io::ErrorKind::NotFound.into()).is_retryable());
+        assert!(!ConnectError::from(BuildError::SourcePort).is_retryable());
     }
 }

@@ -3,7 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use crate::dial::connect_error::ConnectError;
 use crate::dial::dialed_stream::DialedStream;
@@ -92,7 +92,8 @@ impl Connector {
     /// # Ok(()) }
     /// ```
     pub async fn connect(&self, host: &str, port: u16) -> Result<DialedStream, ConnectError> {
-        match time::timeout(self.timeout, self.connect_untimed(host, port)).await {
+        let limit = self.limit();
+        match time::timeout_at(limit, self.connect_until(host, port, limit)).await {
             Ok(result) => result,
             Err(_elapsed) => Err(ConnectError::TimedOut { host: host.to_owned(), port, after: self.timeout }),
         }
@@ -109,7 +110,8 @@ impl Connector {
     /// Outside of a tokio runtime with I/O and time enabled.
     pub async fn connect_to(&self, address: SocketAddr) -> Result<DialedStream, ConnectError> {
         let (host, port) = (address.ip(), address.port());
-        match time::timeout(self.timeout, self.dial(address)).await {
+        let limit = self.limit();
+        match time::timeout_at(limit, self.dial(address, limit)).await {
             Ok(result) => result,
             Err(_elapsed) => {
                 Err(ConnectError::TimedOut { host: host.to_string(), port, after: self.timeout })
@@ -117,20 +119,32 @@ impl Connector {
         }
     }
 
-    async fn connect_untimed(&self, host: &str, port: u16) -> Result<DialedStream, ConnectError> {
+    /// Returns the time at which a connect that begins now is dropped.
+    fn limit(&self) -> Instant {
+        const THIRTY_YEARS: Duration = Duration::from_secs(30 * 365 * 86_400);
+        let now = Instant::now();
+        now.checked_add(self.timeout).unwrap_or_else(|| now + THIRTY_YEARS)
+    }
+
+    async fn connect_until(
+        &self,
+        host: &str,
+        port: u16,
+        limit: Instant,
+    ) -> Result<DialedStream, ConnectError> {
         if let Ok(address) = host.parse::<IpAddr>() {
-            return self.dial(SocketAddr::new(address, port)).await;
+            return self.dial(SocketAddr::new(address, port), limit).await;
         }
         let resolved = self.resolver.resolve(host, port).await;
         let resolved = resolved.map_err(|error| ConnectError::Resolve { host: host.to_owned(), error })?;
         let addresses = happy_eyeballs::interleave(&resolved);
-        let race = happy_eyeballs::race(&addresses, self.attempt_delay, |address| self.dial(address));
+        let race = happy_eyeballs::race(&addresses, self.attempt_delay, |address| self.dial(address, limit));
         race.await.map_err(|failures| ConnectError::of_addresses(host, failures))
     }
 
-    async fn dial(&self, address: SocketAddr) -> Result<DialedStream, ConnectError> {
+    async fn dial(&self, address: SocketAddr, limit: Instant) -> Result<DialedStream, ConnectError> {
         let dialer = self.dialers.get(address).await?;
-        let (stream, report) = dialer.dial_tokio().await?;
+        let (stream, report) = dialer.dial_until(Some(limit)).await?;
         if self.nodelay {
             // An error means that the peer has reset the connection; the first read or write reports the reset.
             let _ = stream.set_nodelay(true);

@@ -12,7 +12,7 @@ use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 use crate::dial::attempt::{Attempt, ConnectRequest, Retry};
 use crate::dial::builder::{DialerBuilder, StrategyChoice};
 use crate::dial::census::Counter;
-use crate::dial::error::{DialError, Uncounted};
+use crate::dial::error::DialError;
 use crate::dial::events;
 use crate::dial::ledger::PortLedger;
 use crate::dial::report::DialReport;
@@ -57,7 +57,9 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Returns the settings for a dialer to `destination`.
+    /// Returns the settings for a dialer to `destination`. An unspecified address stands for loopback, or for the only IPv4 source
+    /// address if one is set, as in connect(2); an IPv4-mapped IPv6 address for its IPv4 address. [`Dialer::destination`] returns the
+    /// address that is dialed.
     pub fn to(destination: SocketAddr) -> DialerBuilder {
         DialerBuilder::new(destination)
     }
@@ -126,7 +128,8 @@ impl Dialer {
 
     /// Prepares a socket of the caller, blocking or non-blocking, for the caller's own connect().
     ///
-    /// The socket keeps its other options, such as IP_TRANSPARENT, IP_FREEBIND, TCP_FASTOPEN_CONNECT and SO_MARK. The caller's loop:
+    /// The socket keeps its other options, such as IP_TRANSPARENT, IP_FREEBIND, TCP_FASTOPEN_CONNECT and SO_MARK. For an IPv4
+    /// destination it may be an IPv6 socket, which the caller connects to the IPv4-mapped address. The caller's loop:
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -148,7 +151,9 @@ impl Dialer {
     /// # Ok(()) }
     /// ```
     pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
-        self.prepare_uncounted(socket).map_err(|error| self.counted(error))
+        let mut attempt = self.prepare_uncounted(socket).map_err(|error| self.counted(error))?;
+        attempt.note_prepared();
+        Ok(attempt)
     }
 
     /// Does the same as [`Dialer::prepare`] without a census.
@@ -162,8 +167,8 @@ impl Dialer {
     }
 
     /// Begins a dial whose system calls the caller makes itself, for example through io_uring: the options and the bind() of
-    /// [`ConnectRequest`], then connect(). If the port is in use, [`Attempt::taken`] returns the request for the next socket. A
-    /// successful dial ends with [`Attempt::keep`]. Dropping the attempt returns the port to the ledger.
+    /// [`ConnectRequest`], then connect() to [`Dialer::destination`]. If the port is in use, [`Attempt::taken`] returns the request for
+    /// the next socket. A successful dial ends with [`Attempt::keep`]. Dropping the attempt returns the port to the ledger.
     ///
     /// # Errors
     ///
@@ -183,7 +188,7 @@ impl Dialer {
     /// 60 s.
     pub fn release(&self, source: SocketAddr) {
         if let Some(mut ledger) = self.ledger()
-            && let Some(page) = ledger.page_of(source.ip())
+            && let Some(page) = ledger.page_of(source.ip().to_canonical())
         {
             match source.port() {
                 // `Attempt::keep` returns port 0 if the kernel chose the port.
@@ -248,13 +253,11 @@ impl Dialer {
     }
 
     /// Adds a census to [`DialError::PortsExhausted`], unless the dialer was built without one. Returns other errors unchanged.
-    pub(super) fn counted(&self, mut error: DialError) -> DialError {
-        if let (DialError::PortsExhausted { source_address, census, .. }, Some(counter)) =
-            (&mut error, &self.census)
-        {
-            *census = counter.count(*source_address).map_err(Uncounted::Unseen);
+    pub(super) fn counted(&self, error: DialError) -> DialError {
+        match &self.census {
+            Some(counter) => counter.counted(error),
+            None => error,
         }
-        error
     }
 
     pub(super) fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, DialError> {

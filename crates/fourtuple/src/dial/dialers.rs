@@ -17,8 +17,8 @@ type Settings = dyn Fn(DialerBuilder) -> DialerBuilder + Send + Sync;
 /// A bounded cache of one [`Dialer`] per destination, for programs with many destinations on tokio.
 ///
 /// Clones share the cache, and so the port ledger of each destination. [`Dialers::get`] builds a missing dialer on a blocking thread
-/// of the runtime; other tasks that want the same destination wait for this build. If the cache is full, it evicts the least
-/// recently used dialer. A task that holds an evicted dialer may continue to use it; its connections stay open.
+/// of the runtime; other tasks that want the same destination wait for this build. If the cache is full, a new dialer evicts the
+/// least recently used dialer; a failed build evicts none. A task that holds an evicted dialer may continue to use it; its connections stay open.
 ///
 /// A dialer has 8 KiB per source address. A cache of 1,024 destinations with 16 source addresses takes up to 128 MiB.
 ///
@@ -69,16 +69,19 @@ impl Dialers {
     ///
     /// Outside of a tokio runtime, if a dialer must be built.
     pub async fn get(&self, destination: SocketAddr) -> Result<Arc<Dialer>, BuildError> {
-        // The lock is held for the lookup only. The evicted entry is dropped after the lock: its ledger may be large.
-        let (cell, evicted) = self.cache().entry(destination);
-        drop(evicted);
-        let dialer = cell.get_or_try_init(|| async {
+        // The lock is held for the lookup only.
+        let cell = self.cache().cell(destination);
+        if let Some(dialer) = cell.get() {
+            return Ok(Arc::clone(dialer));
+        }
+        let build = Build { dialers: self, destination, cell };
+        let dialer = build.cell.get_or_try_init(|| async {
             (self.settings)(Dialer::to(destination)).build_tokio().await.map(Arc::new)
         });
         dialer.await.map(Arc::clone)
     }
 
-    /// Returns the number of destinations in the cache.
+    /// Returns the number of destinations in the cache, including destinations whose dialers are being built.
     pub fn len(&self) -> usize {
         self.cache().entries.len()
     }
@@ -88,7 +91,7 @@ impl Dialers {
         self.len() == 0
     }
 
-    /// Returns the largest number of destinations in the cache.
+    /// Returns the largest number of destinations in the cache, without builds in progress.
     pub fn limit(&self) -> usize {
         self.cache().limit
     }
@@ -131,6 +134,22 @@ impl fmt::Debug for Dialers {
 /// A dialer, or an empty cell while the first task builds the dialer.
 type Cell = Arc<OnceCell<Arc<Dialer>>>;
 
+/// A task that waits for the build of a dialer. Its end, also by a drop of the task, settles the entry of the destination.
+struct Build<'a> {
+    dialers: &'a Dialers,
+    destination: SocketAddr,
+    cell: Cell,
+}
+
+impl Drop for Build<'_> {
+    fn drop(&mut self) {
+        let cell = mem::take(&mut self.cell);
+        let removed = self.dialers.cache().settle(self.destination, cell);
+        // Dropped after the lock: the ledger may be large.
+        drop(removed);
+    }
+}
+
 struct Cache {
     limit: usize,
     /// Number of lookups so far: the time of the last use of an entry.
@@ -139,23 +158,31 @@ struct Cache {
 }
 
 impl Cache {
-    /// Returns the cell of a destination, and the entry that it replaced. A new entry looks at all entries for the least recently
-    /// used: 1,024 entries take a few microseconds, and the build of a dialer takes longer.
-    fn entry(&mut self, destination: SocketAddr) -> (Cell, Option<Cell>) {
+    /// Returns the cell of a destination.
+    fn cell(&mut self, destination: SocketAddr) -> Cell {
         self.clock += 1;
-        let clock = self.clock;
-        if let Some((used, cell)) = self.entries.get_mut(&destination) {
-            *used = clock;
-            return (Arc::clone(cell), None);
+        let entry = self.entries.entry(destination).or_default();
+        entry.0 = self.clock;
+        Arc::clone(&entry.1)
+    }
+
+    /// Removes the entry of a destination if its build has failed and no other task waits for it. After a successful build removes the
+    /// least recently used dialer if there are too many. This looks at all entries: 1,024 entries take a few microseconds, and the
+    /// build of a dialer takes longer. Returns what the caller must drop.
+    fn settle(&mut self, destination: SocketAddr, cell: Cell) -> [Option<Cell>; 2] {
+        let is_built = |cell: &Cell| cell.initialized();
+        if !is_built(&cell) {
+            drop(cell);
+            let is_left = |(_, cell): &(u64, Cell)| !is_built(cell) && Arc::strong_count(cell) == 1;
+            if self.entries.get(&destination).is_some_and(is_left) {
+                self.entries.remove(&destination);
+            }
+            return [None, None];
         }
-        let mut evicted = None;
-        if self.entries.len() >= self.limit {
-            let oldest = self.entries.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
-            evicted = oldest.and_then(|oldest| self.entries.remove(&oldest)).map(|(_, cell)| cell);
-        }
-        let cell = Cell::default();
-        self.entries.insert(destination, (clock, Arc::clone(&cell)));
-        (cell, evicted)
+        let built = || self.entries.iter().filter(|(_, (_, cell))| is_built(cell));
+        let oldest = built().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+        let evicted = oldest.filter(|_| built().count() > self.limit);
+        [Some(cell), evicted.and_then(|key| self.entries.remove(&key)).map(|(_, cell)| cell)]
     }
 }
 
@@ -167,11 +194,23 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
+    /// Looks up a destination, and builds its dialer if it is missing.
+    fn get(dialers: &Dialers, port: u16, built: Result<(), ()>) {
+        let cell = dialers.cache().cell(address(port));
+        if cell.initialized() {
+            return;
+        }
+        let build = Build { dialers, destination: address(port), cell };
+        if built.is_ok() {
+            build.cell.set(Arc::new(Dialer::to(address(port)).build().unwrap())).unwrap();
+        }
+    }
+
     #[test]
     fn the_least_recently_used_destination_is_evicted() {
         let dialers = Dialers::new(2);
         for port in [1, 2, 1, 3] {
-            drop(dialers.cache().entry(address(port)));
+            get(&dialers, port, Ok(()));
         }
         assert_eq!((dialers.len(), dialers.limit()), (2, 2));
         assert!(
@@ -180,10 +219,25 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_build_leaves_no_entry_and_evicts_none() {
+        let dialers = Dialers::new(2);
+        get(&dialers, 1, Ok(()));
+        get(&dialers, 2, Ok(()));
+        let waiting = dialers.cache().cell(address(9));
+        get(&dialers, 9, Err(()));
+        assert!(dialers.contains(address(9)), "another task still builds it");
+        drop(Build { dialers: &dialers, destination: address(9), cell: waiting });
+        for port in 3..9 {
+            get(&dialers, port, Err(()));
+        }
+        assert!(dialers.contains(address(1)) && dialers.contains(address(2)) && dialers.len() == 2);
+    }
+
+    #[test]
     fn a_limit_of_zero_counts_as_one() {
         let dialers = Dialers::new(0);
         for port in 1..10 {
-            drop(dialers.cache().entry(address(port)));
+            get(&dialers, port, Ok(()));
             assert_eq!(dialers.len(), 1);
         }
     }

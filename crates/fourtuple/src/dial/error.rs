@@ -77,11 +77,12 @@ pub enum DialError {
     /// with EAGAIN.
     #[error("no source port is left from {} to {destination}: {}", Source(*.source_address), Holders(.census))]
     PortsExhausted {
-        /// The source, if one was set.
+        /// The source, if one was set. Of a pool whose sources have no free port, the source that the census counts: a dialer takes one
+        /// census per second.
         source_address: Option<IpAddr>,
         /// The destination.
         destination: SocketAddr,
-        /// The sockets that hold the ports, counted at most one second ago.
+        /// The sockets that hold the ports of the source, counted at most one second ago.
         census: Result<Census, Uncounted>,
     },
     /// The source is no address of this host: bind() failed with EADDRNOTAVAIL.
@@ -222,18 +223,23 @@ impl DialError {
             DialError::SourceNotLocal { .. }
             | DialError::CannotSee { .. }
             | DialError::NotSupported { .. } => false,
-            DialError::Call { error, .. } => match error.kind() {
-                io::ErrorKind::ConnectionAborted
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::HostUnreachable
-                | io::ErrorKind::Interrupted
-                | io::ErrorKind::NetworkDown
-                | io::ErrorKind::NetworkUnreachable
-                | io::ErrorKind::OutOfMemory
-                | io::ErrorKind::WouldBlock => true,
-                _ => matches!(errno_name(error).as_str(), "EMFILE" | "ENFILE" | "ENOBUFS"),
-            },
+            DialError::Call { error, .. } => is_temporary(error),
         }
+    }
+}
+
+/// Returns whether the same system call may succeed later: the host may get descriptors, memory or a route.
+fn is_temporary(error: &io::Error) -> bool {
+    match error.kind() {
+        io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::Interrupted
+        | io::ErrorKind::NetworkDown
+        | io::ErrorKind::NetworkUnreachable
+        | io::ErrorKind::OutOfMemory
+        | io::ErrorKind::WouldBlock => true,
+        _ => matches!(errno_name(error).as_str(), "EMFILE" | "ENFILE" | "ENOBUFS"),
     }
 }
 
@@ -252,9 +258,19 @@ impl BuildError {
             | BuildError::Family { .. }
             | BuildError::Device { .. }
             | BuildError::SourcePort => io::ErrorKind::InvalidInput,
-            BuildError::Probe(ProbeError { error, .. })
-            | BuildError::Range { error }
-            | BuildError::Route { error, .. } => error.kind(),
+            BuildError::Probe(ProbeError { error, .. }) | BuildError::Range { error } => error.kind(),
+        }
+    }
+
+    /// Returns whether the same build may succeed later without a change of the settings: the host may get descriptors, memory or a
+    /// route.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            BuildError::PortZero { .. }
+            | BuildError::Family { .. }
+            | BuildError::Device { .. }
+            | BuildError::SourcePort => false,
+            BuildError::Probe(ProbeError { error, .. }) | BuildError::Range { error } => is_temporary(error),
         }
     }
 }
@@ -299,15 +315,6 @@ pub enum BuildError {
     #[error("cannot read the port range of this namespace: {}", errno_name(.error))]
     Range {
         /// The error of reading /proc/sys/net/ipv4.
-        #[source]
-        error: io::Error,
-    },
-    /// The kernel has no route to the destination, so there is no source address.
-    #[error("no route to {destination}: {}", errno_name(.error))]
-    Route {
-        /// The destination.
-        destination: SocketAddr,
-        /// The error of the route lookup.
         #[source]
         error: io::Error,
     },
@@ -407,12 +414,8 @@ mod tests {
     fn display_does_not_repeat_the_source() {
         const EACCES: i32 = 13;
         let error = || io::Error::from_raw_os_error(EACCES);
-        let destination = ([127, 0, 0, 1], 80).into();
-        let errors: [Box<dyn Error>; 3] = [
-            Box::new(call(EACCES)),
-            Box::new(BuildError::Range { error: error() }),
-            Box::new(BuildError::Route { destination, error: error() }),
-        ];
+        let errors: [Box<dyn Error>; 2] =
+            [Box::new(call(EACCES)), Box::new(BuildError::Range { error: error() })];
         for error in errors {
             let (text, source) = (error.to_string(), error.source().expect("a source").to_string());
             assert!(text.ends_with(": EACCES") && !text.contains(&source), "{text}");

@@ -17,7 +17,7 @@ pub(super) struct PortLedger {
     pages: Vec<Page>,
     /// The rank of each page: its free ports plus 1, or 0 while its source is backed off.
     ranks: RankTree,
-    /// Pages whose source is backed off, in the order of their last failure.
+    /// Pages whose source is backed off, in the order of their last failure, the oldest first.
     failing: VecDeque<usize>,
     /// End of the back-off that ends first.
     next_end: Option<Instant>,
@@ -38,12 +38,13 @@ struct Page {
     back_off: Option<BackOff>,
     /// The length of the last back-off, if no dial has succeeded since.
     last_wait: Duration,
+    /// The time of the last failure.
+    failed: Option<Instant>,
 }
 
 /// An interval in which a failed source is not used while another source works.
 #[derive(Clone, Copy, Debug)]
 struct BackOff {
-    since: Instant,
     until: Instant,
     why: Failure,
 }
@@ -57,7 +58,7 @@ pub(super) enum Failure {
     Unusable,
 }
 
-/// The first back-off of a source. It doubles with each consecutive failure.
+/// The first back-off of a source. It doubles with each dial that tries the source again.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// The longest back-off of a source.
@@ -73,6 +74,7 @@ impl PortLedger {
             room: empty,
             back_off: None,
             last_wait: Duration::ZERO,
+            failed: None,
         };
         let pages: Vec<Page> = if sources.is_empty() {
             vec![page(None)]
@@ -93,27 +95,29 @@ impl PortLedger {
         }
     }
 
-    /// Returns the page to dial from: the first page with the most free ports or, while all pages are backed off, the page whose
-    /// last failure is the oldest. `now` is called only while a source is backed off.
-    pub(super) fn highest(&mut self, now: impl FnOnce() -> Instant) -> usize {
+    /// Returns the page to dial from: a page whose back-off has ended, else the first page with the most free ports or, while all
+    /// pages are backed off, the page whose last failure is the oldest. `now` is called only while a source is backed off.
+    pub(super) fn choose(&mut self, now: impl FnOnce() -> Instant) -> usize {
         if let Some(end) = self.next_end {
             let now = now();
-            if now >= end {
-                self.end_back_offs(now);
+            if now >= end
+                && let Some(page) = self.end_back_offs(now)
+            {
+                return page;
             }
         }
+        self.highest()
+    }
+
+    fn highest(&self) -> usize {
         let page = self.ranks.highest();
         if self.ranks.get(page) == 0 { self.failing.front().copied().unwrap_or(page) } else { page }
     }
 
-    /// Returns another page for a dial that began at `begun` and whose source has failed: a page that is not backed off, or whose
-    /// last failure was before the dial.
-    pub(super) fn another(&mut self, begun: Instant, now: Instant) -> Option<usize> {
-        let page = self.highest(|| now);
-        match self.pages[page].back_off {
-            Some(back_off) if back_off.since >= begun => None,
-            _ => Some(page),
-        }
+    /// Returns another page for a dial whose source has failed, unless that page has failed since `begun`, the begin of the dial.
+    pub(super) fn another(&self, begun: Instant) -> Option<usize> {
+        let page = self.highest();
+        (self.pages[page].failed < Some(begun)).then_some(page)
     }
 
     /// Returns whether there is more than one source.
@@ -130,11 +134,13 @@ impl PortLedger {
         let wait = match why {
             // A port may become free at any time.
             Failure::Exhausted => FIRST_WAIT,
-            Failure::Unusable => (entry.last_wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT),
+            // Not doubled: all dials that are in progress from a source may fail together.
+            Failure::Unusable => entry.last_wait.max(FIRST_WAIT),
         };
         entry.last_wait = wait;
+        entry.failed = Some(now);
         let until = now + wait;
-        if entry.back_off.replace(BackOff { since: now, until, why }).is_some() {
+        if entry.back_off.replace(BackOff { until, why }).is_some() {
             self.failing.retain(|other| *other != page);
         }
         self.failing.push_back(page);
@@ -148,19 +154,30 @@ impl PortLedger {
         self.end_back_off(page);
     }
 
-    fn end_back_offs(&mut self, now: Instant) {
+    /// Ends the back-offs of exhausted sources at their time. A source that was unusable stays backed off, for twice the time, until a
+    /// dial from it succeeds: only the dial that gets the returned page tries it. Otherwise all dials would try a source at once that
+    /// gives no answer, because it has the most free ports.
+    fn end_back_offs(&mut self, now: Instant) -> Option<usize> {
         let pages = &mut self.pages;
-        let (ranks, mut next_end) = (&mut self.ranks, None::<Instant>);
+        let (ranks, mut next_end, mut tried) = (&mut self.ranks, None::<Instant>, None);
         self.failing.retain(|&page| {
-            let Some(back_off) = pages[page].back_off.filter(|back_off| back_off.until > now) else {
-                pages[page].back_off = None;
-                ranks.set(page, pages[page].room + 1);
+            let entry = &mut pages[page];
+            let Some(back_off) = &mut entry.back_off else { return false };
+            if back_off.until <= now && back_off.why == Failure::Exhausted {
+                entry.back_off = None;
+                ranks.set(page, entry.room + 1);
                 return false;
-            };
+            }
+            if back_off.until <= now && tried.is_none() {
+                entry.last_wait = (entry.last_wait * 2).min(LONGEST_WAIT);
+                back_off.until = now + entry.last_wait;
+                tried = Some(page);
+            }
             next_end = Some(next_end.map_or(back_off.until, |end| end.min(back_off.until)));
             true
         });
         self.next_end = next_end;
+        tried
     }
 
     fn end_back_off(&mut self, page: usize) {
@@ -183,9 +200,9 @@ impl PortLedger {
         self.ranks.set(page, if entry.back_off.is_some() { 0 } else { entry.room + 1 });
     }
 
-    /// Returns whether the source of `page` is backed off.
-    pub(super) fn is_backed_off(&self, page: usize) -> bool {
-        self.pages[page].back_off.is_some()
+    /// Returns whether the source of `page` is backed off because it had no free port.
+    pub(super) fn was_exhausted(&self, page: usize) -> bool {
+        self.pages[page].back_off.is_some_and(|back_off| back_off.why == Failure::Exhausted)
     }
 
     /// Returns the source of `page`; `None`: the kernel chooses.
@@ -239,7 +256,7 @@ impl PortLedger {
 
     /// Ends the back-off of an exhausted source that has a free port again.
     fn has_port(&mut self, page: usize) {
-        if self.pages[page].back_off.is_some_and(|back_off| back_off.why == Failure::Exhausted) {
+        if self.was_exhausted(page) {
             self.end_back_off(page);
         }
     }
@@ -296,7 +313,7 @@ mod tests {
         let mut random = Random::with_seed(5);
         let mut counts = [0; 2];
         for _ in 0..10 {
-            let page = ledger.highest(Instant::now);
+            let page = ledger.choose(Instant::now);
             ledger.take(page, &mut random).unwrap();
             counts[page] += 1;
         }
@@ -304,7 +321,7 @@ mod tests {
         ledger.free(1, 100);
         ledger.free(1, 101);
         ledger.free(1, 102);
-        assert_eq!(ledger.highest(Instant::now), 1);
+        assert_eq!(ledger.choose(Instant::now), 1);
         assert!(ledger.past_half(0));
     }
 
@@ -322,25 +339,41 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_source_is_backed_off_and_tried_again() {
+    fn one_dial_tries_a_failed_source_again() {
         let mut ledger = ledger(100, 107, "");
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let chosen = |ledger: &mut PortLedger, when| ledger.choose(|| at(when));
         ledger.take(1, &mut Random::with_seed(5)).unwrap();
-        assert_eq!(ledger.highest(|| at(0)), 0);
-        ledger.fail(0, Failure::Unusable, at(0));
-        assert_eq!((ledger.highest(|| at(99)), ledger.is_backed_off(0)), (1, true));
-        assert_eq!(ledger.another(at(0), at(99)), Some(1));
-        assert_eq!((ledger.highest(|| at(100)), ledger.is_backed_off(0)), (0, false), "tried again");
-        // The back-off doubles with each failure, up to LONGEST_WAIT.
-        ledger.fail(0, Failure::Unusable, at(100));
-        assert_eq!((ledger.highest(|| at(299)), ledger.highest(|| at(300))), (1, 0));
-        (0..20).for_each(|_| ledger.fail(0, Failure::Unusable, at(300)));
-        assert_eq!((ledger.highest(|| at(10_299)), ledger.highest(|| at(10_300))), (1, 0));
+        assert_eq!(chosen(&mut ledger, 0), 0);
+        // All dials in progress from the source fail, and count as one failure.
+        (0..20).for_each(|_| ledger.fail(0, Failure::Unusable, at(0)));
+        assert_eq!((chosen(&mut ledger, 99), ledger.another(at(0))), (1, Some(1)));
+        // The source still has the most free ports, but one dial at a time tries it, each after twice the time.
+        for (when, page) in [(100, 0), (101, 1), (299, 1), (300, 0), (300, 1), (699, 1), (700, 0), (701, 1)] {
+            assert_eq!(chosen(&mut ledger, when), page, "{when} ms");
+        }
+        // A failure of such a dial starts the same back-off again; the longest is LONGEST_WAIT.
+        ledger.fail(0, Failure::Unusable, at(1000));
+        assert_eq!((chosen(&mut ledger, 1799), chosen(&mut ledger, 1800)), (1, 0));
+        for when in [10_000, 20_000, 30_000, 39_999, 40_000] {
+            assert_eq!(chosen(&mut ledger, when), usize::from(when == 39_999), "{when} ms");
+        }
         // A success ends the back-off, and the next one is short again.
         ledger.succeed(0);
-        ledger.fail(0, Failure::Unusable, at(11_000));
-        assert_eq!((ledger.highest(|| at(11_099)), ledger.highest(|| at(11_100))), (1, 0));
+        assert_eq!((chosen(&mut ledger, 40_001), chosen(&mut ledger, 40_001)), (0, 0));
+        ledger.fail(0, Failure::Unusable, at(41_000));
+        assert_eq!((chosen(&mut ledger, 41_099), chosen(&mut ledger, 41_100)), (1, 0));
+    }
+
+    #[test]
+    fn all_dials_use_an_exhausted_source_after_its_back_off() {
+        let mut ledger = ledger(100, 107, "");
+        let start = Instant::now();
+        ledger.take(1, &mut Random::with_seed(5)).unwrap();
+        ledger.fail(0, Failure::Exhausted, start);
+        let ended = || start + FIRST_WAIT;
+        assert_eq!((ledger.choose(|| start), ledger.choose(ended), ledger.choose(ended)), (1, 0, 0));
     }
 
     #[test]
@@ -350,12 +383,12 @@ mod tests {
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         ledger.fail(1, Failure::Unusable, at(0));
         ledger.fail(0, Failure::Unusable, at(1));
-        assert_eq!(ledger.highest(|| at(2)), 1, "failed longest ago");
-        assert_eq!(ledger.another(at(2), at(2)), Some(1));
+        assert_eq!(ledger.choose(|| at(2)), 1, "failed longest ago");
+        assert_eq!(ledger.another(at(2)), Some(1));
         ledger.fail(1, Failure::Unusable, at(3));
-        assert_eq!(ledger.another(at(2), at(3)), Some(0));
+        assert_eq!(ledger.another(at(2)), Some(0));
         ledger.fail(0, Failure::Unusable, at(4));
-        assert_eq!(ledger.another(at(2), at(4)), None, "each has failed in this dial");
+        assert_eq!(ledger.another(at(2)), None, "each has failed in this dial");
     }
 
     #[test]
@@ -366,14 +399,13 @@ mod tests {
         ledger.fail(0, Failure::Exhausted, now);
         ledger.fail(1, Failure::Unusable, now);
         ledger.free(0, port);
-        assert!(!ledger.is_backed_off(0) && ledger.is_backed_off(1));
-        assert_eq!(ledger.highest(|| now), 0);
+        assert_eq!(ledger.choose(|| now), 0);
     }
 
     #[test]
     fn a_single_source_is_never_backed_off() {
         let mut ledger = PortLedger::new(PortRange::new(100, 107).unwrap(), PortSet::new(), &[]);
         ledger.fail(0, Failure::Unusable, Instant::now());
-        assert!(!ledger.is_backed_off(0));
+        assert!(ledger.pages[0].back_off.is_none());
     }
 }

@@ -1,4 +1,4 @@
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -6,11 +6,23 @@ use ipnet::IpNet;
 /// A pool of source addresses.
 ///
 /// A pool consists of one or more addresses, or of all hosts of a network such as `127.0.0.0/28`. The first and the last address
-/// of an IPv4 network are not hosts. `FromStr` reads a comma-separated list of addresses and networks.
+/// of an IPv4 network are not hosts. An IPv4-mapped IPv6 address is an IPv4 address here. `FromStr` reads a comma-separated list of
+/// addresses and networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourcePool {
     /// Empty: the kernel chooses the source address by route.
     addresses: Vec<IpAddr>,
+}
+
+/// Returns the address to bind for dials to `destination`. The scope of a link-local source is the scope of the destination; without
+/// a scope or a device bind() fails with EINVAL (`__inet6_bind`).
+pub(super) fn local(source: IpAddr, port: u16, destination: SocketAddr) -> SocketAddr {
+    match (source, destination) {
+        (IpAddr::V6(ip), SocketAddr::V6(to)) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, port, 0, to.scope_id()).into()
+        }
+        _ => SocketAddr::new(source, port),
+    }
 }
 
 /// Maximum number of addresses in a pool: a dialer keeps a ledger page of 8 KiB for each.
@@ -42,7 +54,7 @@ impl SourcePool {
 
     /// Returns a pool of one address.
     pub fn one(address: IpAddr) -> Self {
-        SourcePool { addresses: vec![address] }
+        SourcePool { addresses: vec![address.to_canonical()] }
     }
 
     /// Returns a pool of several addresses of one family. Duplicates are ignored.
@@ -85,6 +97,7 @@ impl SourcePool {
     }
 
     fn add(&mut self, address: IpAddr) -> Result<(), SourceError> {
+        let address = address.to_canonical();
         match self.addresses.first() {
             Some(first) if first.is_ipv4() != address.is_ipv4() => return Err(SourceError::Mixed(address)),
             _ => {}
@@ -137,6 +150,7 @@ mod tests {
         assert_eq!(count("127.0.0.0/30, 127.0.0.2,10.0.0.1"), Ok(3));
         assert_eq!(count("10.0.0.4/32"), Ok(1));
         assert_eq!(count("fd00::/124"), Ok(16));
+        assert_eq!(count("::ffff:127.0.0.1, 127.0.0.1, 127.0.0.2"), Ok(2));
         assert_eq!(count("127.0.0.0/20"), Ok(4094));
     }
 

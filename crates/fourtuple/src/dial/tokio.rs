@@ -78,10 +78,21 @@ impl Dialer {
     ///
     /// Outside of a tokio runtime with I/O (and, with a timeout, time) enabled.
     pub async fn dial_tokio(&self) -> Result<(TcpStream, DialReport), DialError> {
-        events::ended(self.destination, self.dial_on_runtime().await)
+        self.dial_until(None).await
     }
 
-    async fn dial_on_runtime(&self) -> Result<(TcpStream, DialReport), DialError> {
+    /// Does the same as [`Dialer::dial_tokio`] for a caller that drops the dial at `limit`.
+    pub(super) async fn dial_until(
+        &self,
+        limit: Option<time::Instant>,
+    ) -> Result<(TcpStream, DialReport), DialError> {
+        events::ended(self.destination, self.dial_on_runtime(limit).await)
+    }
+
+    async fn dial_on_runtime(
+        &self,
+        limit: Option<time::Instant>,
+    ) -> Result<(TcpStream, DialReport), DialError> {
         let deadline = self.timeout.and_then(|timeout| time::Instant::now().checked_add(timeout));
         let (socket, mut attempt) = match self.start_tokio().await {
             Ok(started) => started,
@@ -91,6 +102,7 @@ impl Dialer {
                 return Err(self.counted_tokio(error).await);
             }
         };
+        attempt.set_limit(limit.map(time::Instant::into_std));
         let stream = attempt.called("epoll_ctl", TcpStream::from_std(StdStream::from(socket)))?;
         let connected = self.connected(&stream, &mut attempt, deadline).await;
         connected.inspect_err(|error| attempt.lost(error))?;
@@ -180,7 +192,10 @@ impl Dialer {
                 }
             };
             match counted.map_err(stopped) {
-                Ok(counted) => *census = counted.map_err(Uncounted::Unseen),
+                Ok((source, counted)) => {
+                    *source_address = source;
+                    *census = counted.map_err(Uncounted::Unseen);
+                }
                 // The runtime shuts down: no census was taken.
                 Err(_) => *census = Err(Uncounted::NotAsked),
             }

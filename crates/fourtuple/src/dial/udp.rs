@@ -1,20 +1,22 @@
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::device;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::capabilities;
-use crate::dial::census;
+use crate::dial::census::Counter;
 use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::dial::events;
 use crate::dial::random;
 use crate::dial::report::DialReport;
-use crate::dial::source::SourcePool;
+use crate::dial::source::{self, SourcePool};
 use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
@@ -38,6 +40,7 @@ pub enum Sharing {
 #[derive(Clone, Debug)]
 pub struct UdpDialer {
     destination: SocketAddr,
+    /// [`UNKNOWN`] if the source comes from the route and no route was found.
     source: IpAddr,
     /// The source comes from the route. If the address is removed from the host, the dialer looks up the route again.
     by_route: bool,
@@ -48,14 +51,20 @@ pub struct UdpDialer {
     sharing: Sharing,
     range: PortRange,
     reserved: PortSet,
+    /// Shared by the clones of the dialer.
+    census: Arc<Counter>,
 }
 
 /// Ports drawn at random before the dialer asks the kernel for the ports in use.
 const BLIND_TRIES: u32 = 8;
 
+/// In place of a source address that no route has given yet.
+const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
 impl UdpDialer {
-    /// Creates a dialer to `destination` from `source`. Without a source the dialer uses the source address of the route, and looks
-    /// up the route again after the address was removed from the host.
+    /// Creates a dialer to `destination` from `source`. Without a source the dialer uses the source address of the route through the
+    /// device, if [`UdpDialer::device`] sets one, and looks up the route again after the address was removed from the host. An
+    /// IPv4-mapped IPv6 address stands for its IPv4 address.
     pub fn new(
         destination: SocketAddr,
         source: Option<IpAddr>,
@@ -64,18 +73,19 @@ impl UdpDialer {
         if destination.port() == 0 {
             return Err(BuildError::PortZero { destination });
         }
+        // The kernel has one table of ports for IPv4 and for IPv4-mapped addresses.
+        let destination = socket::canonical(destination);
         let by_route = source.is_none();
-        let source = match source {
+        let source = match source.map(|source| source.to_canonical()) {
             Some(source_address) if source_address.is_ipv4() != destination.is_ipv4() => {
                 return Err(BuildError::Family { source_address, destination });
             }
             Some(source) => source,
-            None => route::source_for(destination.ip())
-                .map_err(|error| BuildError::Route { destination, error })?,
+            None => UNKNOWN,
         };
         let (range, reserved) = capabilities::local_ports().map_err(|error| BuildError::Range { error })?;
         let (source_port, sources, device) = (None, SourcePool::any(), None);
-        Ok(UdpDialer {
+        let dialer = UdpDialer {
             destination,
             source,
             by_route,
@@ -85,7 +95,33 @@ impl UdpDialer {
             sharing,
             range,
             reserved,
-        })
+            census: Arc::new(Counter::new(Transport::Udp, destination)),
+        };
+        Ok(dialer.with_route())
+    }
+
+    /// Looks up the source address of the route. Without a route each dial repeats the lookup: a device may be set later.
+    fn with_route(mut self) -> Self {
+        if self.by_route {
+            self.source = self.route_source().unwrap_or(UNKNOWN);
+        }
+        self
+    }
+
+    fn route_source(&self) -> Result<IpAddr, DialError> {
+        let to = self.destination.ip();
+        let source = match (self.destination, &self.device) {
+            // As in connect(), a scope counts for link-local destinations only, and more than the device.
+            (SocketAddr::V6(v6), _) if v6.scope_id() != 0 && is_scoped(*v6.ip()) => {
+                route::source_for_device(to, v6.scope_id())
+            }
+            (_, Some(name)) => {
+                let device = self.call("if_nametoindex", device::index(name))?;
+                route::source_for_device(to, device)
+            }
+            (_, None) => route::source_for(to),
+        };
+        self.call("RTM_GETROUTE", source)
     }
 
     /// Returns the destination.
@@ -100,8 +136,8 @@ impl UdpDialer {
         self
     }
 
-    /// Dials from the addresses of a pool: the first is drawn at random, the next is tried if an address has no free port or is not
-    /// local.
+    /// Dials from the addresses of a pool: the first is drawn at random, the next is tried if an address has no free port, has the
+    /// fixed port in use or is not local.
     ///
     /// # Errors
     ///
@@ -126,7 +162,7 @@ impl UdpDialer {
             return Err(BuildError::Device { name });
         }
         self.device = Some(name);
-        Ok(self)
+        Ok(self.with_route())
     }
 
     /// Opens a connected socket, which blocks.
@@ -137,21 +173,21 @@ impl UdpDialer {
     /// [`DialError::CannotSee`] if the kernel has no udp_diag; with a fixed source port [`DialError::WouldShadow`] if the
     /// 4-tuple has an owner, and [`DialError::TupleBusy`] if a socket without SO_REUSEADDR holds the port.
     pub fn dial(&self) -> Result<(UdpSocket, DialReport), DialError> {
-        events::ended(self.destination, self.dial_from_sources())
+        let dialed = self.dial_from_sources().map_err(|error| self.census.counted(error));
+        events::ended(self.destination, dialed)
     }
 
     fn dial_from_sources(&self) -> Result<(UdpSocket, DialReport), DialError> {
         if !self.sources.addresses().is_empty() {
             return self.dial_from_pool();
         }
-        let dialed = self.dial_from_source();
-        if !self.by_route || !matches!(dialed, Err(DialError::SourceNotLocal { .. })) {
-            return dialed;
+        if !self.by_route || self.source != UNKNOWN {
+            let dialed = self.dial_from_source();
+            if !self.by_route || !matches!(dialed, Err(DialError::SourceNotLocal { .. })) {
+                return dialed;
+            }
         }
-        match route::source_for(self.destination.ip()) {
-            Ok(source) if source != self.source => UdpDialer { source, ..self.clone() }.dial_from_source(),
-            _ => dialed,
-        }
+        UdpDialer { source: self.route_source()?, ..self.clone() }.dial_from_source()
     }
 
     fn dial_from_pool(&self) -> Result<(UdpSocket, DialReport), DialError> {
@@ -165,7 +201,12 @@ impl UdpDialer {
             left = left.saturating_sub(1);
             let one = UdpDialer { source, sources: SourcePool::any(), ..self.clone() };
             match one.dial_from_source() {
-                Err(DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. }) if left > 0 => {}
+                Err(
+                    DialError::PortsExhausted { .. }
+                    | DialError::SourceNotLocal { .. }
+                    | DialError::TupleBusy { .. }
+                    | DialError::WouldShadow { .. },
+                ) if left > 0 => {}
                 dialed => return dialed,
             }
         }
@@ -180,7 +221,7 @@ impl UdpDialer {
 
     fn dial_exclusive(&self) -> Result<(UdpSocket, DialReport), DialError> {
         let socket = self.open()?;
-        let local = SocketAddr::new(self.source, self.source_port.unwrap_or(0));
+        let local = self.local(self.source_port.unwrap_or(0));
         let begun = Instant::now();
         socket::bind(socket.as_fd(), local).map_err(|error| self.bind_error(local, error))?;
         self.connect(&socket)?;
@@ -328,17 +369,17 @@ impl UdpDialer {
         Ok((UdpSocket::from(socket), report))
     }
 
+    /// Returns the error for exhausted ports, without a census: [`UdpDialer::dial`] adds it.
     fn exhausted(&self) -> DialError {
         DialError::PortsExhausted {
             source_address: Some(self.source),
             destination: self.destination,
-            census: census::take(Transport::Udp, Some(self.source), self.destination)
-                .map_err(Uncounted::Unseen),
+            census: Err(Uncounted::NotAsked),
         }
     }
 
     fn local(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.source, port)
+        source::local(self.source, port, self.destination)
     }
 
     fn random_port(&self) -> u16 {
@@ -350,8 +391,15 @@ impl UdpDialer {
     }
 
     fn error(&self, call: &'static str, address: SocketAddr, error: io::Error) -> DialError {
-        DialError::Call { call, address, source_address: Some(self.source), error }
+        let source_address = (self.source != UNKNOWN).then_some(self.source);
+        DialError::Call { call, address, source_address, error }
     }
+}
+
+/// Returns whether connect() reads the scope of an address (`__ipv6_addr_needs_scope_id`).
+fn is_scoped(ip: Ipv6Addr) -> bool {
+    // ff01::/16 and ff02::/16, with any flags: the scopes of an interface and of a link.
+    ip.is_unicast_link_local() || matches!(ip.segments()[0] & 0xff0f, 0xff01 | 0xff02)
 }
 
 enum DialTrial {

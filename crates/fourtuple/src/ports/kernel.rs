@@ -83,6 +83,7 @@ pub struct TupleTable {
     search: WindowSearch,
     free: FreePorts,
     pristine: FreePorts,
+    reserved: PortSet,
     /// Ports that are reserved, or bound by number elsewhere in the namespace. They never become free.
     passed: PortSet,
     /// The ports of `passed` within the range, and the ports of the range that are bound by number for this tuple.
@@ -124,6 +125,7 @@ impl TupleTable {
             search,
             pristine: free.clone(),
             free,
+            reserved: reserved.clone(),
             passed: reserved.clone(),
             pristine_skipped: skipped.clone(),
             skipped,
@@ -153,6 +155,10 @@ impl TupleTable {
     /// Returns the port range of the namespace.
     pub fn range(&self) -> PortRange {
         self.range
+    }
+
+    pub(super) fn reserved(&self) -> &PortSet {
+        &self.reserved
     }
 
     /// Returns the number of ports of the range that are not reserved, free or in use.

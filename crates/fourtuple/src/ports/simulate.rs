@@ -30,7 +30,7 @@ pub struct SimulatedDial {
 pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Random) -> SimulatedDial {
     let mut dialed = SimulatedDial::default();
     let mut tried = 0;
-    while let Some(step) = strategy.step(tried, table.range(), random) {
+    while let Some(step) = strategy.unreserved_step(tried, table.range(), table.reserved(), random) {
         let found = match step {
             Step::Search => table.connect(None, random),
             Step::Window(window) => table.connect(Some(window), random),

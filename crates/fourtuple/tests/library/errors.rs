@@ -46,7 +46,6 @@ fn build_errors() -> Vec<BuildError> {
         BuildError::Device { name: "eth0".to_owned() },
         BuildError::SourcePort,
         BuildError::Range { error: io_error() },
-        BuildError::Route { destination: address(), error: io_error() },
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use fourtuple::ports::{PortRange, PortSet, Probes, Random, SearchResult, TupleTable, WindowSearch};
+use fourtuple::ports::{self, PortRange, PortSet, Probes, Random, SearchResult, TupleTable, WindowSearch};
 use proptest::prelude::*;
 
 /// The state of a tuple.
@@ -341,4 +341,21 @@ fn a_bind_reuses_time_wait_and_reserved_ports_only() {
     assert_eq!((full.port, full.probes.skipped, full.probes.established), (None, 2, 2));
     assert!(table.release(5002) && !table.release(5002));
     assert_eq!(table.connect(Some(PortRange::ALL), &mut random).port, Some(5002));
+}
+
+#[test]
+fn select_test_repeat_draws_no_reserved_port() {
+    let range = PortRange::new(5000, 5007).unwrap();
+    let mut random = Random::with_seed(1);
+    // Draws of reserved ports do not count: 400 tries miss the last of the other ports once in 1e23.
+    let strategy = fourtuple::dial::Strategy::SelectTestRepeat { tries: 400.try_into().unwrap() };
+    for (reserved, unreserved) in [("5000-5003", 4), ("5000-5006", 1), ("1-6000", 0)] {
+        let reserved = PortSet::parse_list(reserved).unwrap();
+        let mut table = TupleTable::new(range, WindowSearch::Linear, &reserved, &mut random);
+        for _ in 0..unreserved {
+            let port = ports::dial(&mut table, strategy, &mut random).port.unwrap();
+            assert!(range.contains(port) && !reserved.contains(port), "{port}");
+        }
+        assert_eq!(ports::dial(&mut table, strategy, &mut random).port, None);
+    }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use fourtuple::dial::{DialError, DialReport, Dialer, Sharing, Strategy, UdpDialer};
+use fourtuple::dial::{DialError, DialReport, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{device, option, route};
+use fourtuple_syscalls::{device, netns, option, route};
 use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
@@ -219,6 +219,92 @@ fn a_source_without_answers_is_not_always_the_first() {
     });
 }
 
+/// A limit around the dial drops it, so that the dialer does not see its end.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_source_without_answers_fails_at_a_limit_of_the_caller() {
+    use fourtuple::dial::{Connector, Dialers};
+    in_namespace(|| {
+        let test = "a_source_without_answers_fails_at_a_limit_of_the_caller";
+        let Some(wire) = Wire::open(test) else { return };
+        let (_listener, destination) = four_sources(&wire);
+        TcpStream::connect(destination).unwrap();
+        let silent = address("10.9.0.12");
+        wire.far_away(|| device::add_address(FAR, silent, 32).unwrap());
+        let limit = Duration::from_secs(2);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for form in ["connector", "timeout"] {
+                // The silent source is the first.
+                let dialers = Dialers::default()
+                    .settings(|dialer| dialer.sources("10.9.0.12,10.9.0.13".parse().unwrap()));
+                let connector = Connector::builder().dialers(dialers.clone()).timeout(limit).build();
+                let mut failed = 0;
+                for _ in 0..6 {
+                    let source = if form == "connector" {
+                        connector.connect_to(destination).await.ok().map(|stream| stream.report().source)
+                    } else {
+                        let dialer = dialers.get(destination).await.unwrap();
+                        let dialed = tokio::time::timeout(limit, dialer.dial_tokio()).await;
+                        dialed.ok().map(|dialed| dialed.unwrap().1.source)
+                    };
+                    assert_ne!(source.map(|source| source.ip()), Some(silent), "{form}");
+                    failed += u32::from(source.is_none());
+                }
+                // The back-off of the silent source ends during the test.
+                assert!((1..=4).contains(&failed), "{form}: {failed} of 6");
+            }
+        });
+    });
+}
+
+/// connect() of a blocking socket fails after 3 s if a neighbour does not answer: the caller must not wait for it again.
+#[test]
+fn a_late_error_of_a_prepared_socket_ends_the_dial() {
+    const EHOSTUNREACH: i32 = 113;
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).sources("127.0.0.2,127.0.0.3".parse().unwrap()).build().unwrap();
+        let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+        let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
+        std::thread::sleep(Duration::from_millis(101));
+        let late = attempt.failed(socket.as_fd(), io::Error::from_raw_os_error(EHOSTUNREACH));
+        assert!(matches!(late, Err(DialError::Call { call: "connect", .. })), "{late:?}");
+    });
+}
+
+#[test]
+fn the_census_counts_the_source_that_the_error_names() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let pool = ["127.0.0.2", "127.0.0.3"].map(address);
+        let one = Dialer::to(destination).sources(SourcePool::one(pool[0])).build().unwrap();
+        // The first source has 8 connections, the second has none: its ports are bound.
+        let _streams: Vec<_> = (0..8).map(|_| one.dial().unwrap()).collect();
+        let _bound: Vec<_> = (20000..20008)
+            .map(|port| {
+                let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+                socket::bind(socket.as_fd(), SocketAddr::new(pool[1], port)).unwrap();
+                socket
+            })
+            .collect();
+        with_each_form(destination, "127.0.0.2,127.0.0.3", |_, dial, form| {
+            for _ in 0..4 {
+                match dial().unwrap_err() {
+                    DialError::PortsExhausted {
+                        source_address: Some(source), census: Ok(census), ..
+                    } => {
+                        let established = if source == pool[0] { 8 } else { 0 };
+                        assert_eq!(census.established, established, "{form}: {source}");
+                    }
+                    other => panic!("{form}: {other:?}"),
+                }
+            }
+        });
+    });
+}
+
 #[test]
 fn callers_with_their_own_calls_try_another_source() {
     in_namespace(|| {
@@ -247,6 +333,63 @@ fn callers_with_their_own_calls_try_another_source() {
             }
         };
         assert!(matches!(error, DialError::SourceNotLocal { .. }), "{error}");
+    });
+}
+
+#[test]
+fn link_local_sources_have_the_scope_of_the_destination() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("link_local_sources_have_the_scope_of_the_destination") else { return };
+        let (near, far): (Ipv6Addr, Ipv6Addr) = ("fe80::1".parse().unwrap(), "fe80::2".parse().unwrap());
+        device::add_address(NEAR, near.into(), 64).unwrap();
+        let (_listener, to) = wire.far_away(|| {
+            device::add_address(FAR, far.into(), 64).unwrap();
+            listener("::", 64)
+        });
+        let scope = device::index(NEAR).unwrap();
+        let destination: SocketAddr = SocketAddrV6::new(far, to.port(), 0, scope).into();
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            for source in [None, Some(near.into())] {
+                let dial = |to| UdpDialer::new(to, source, sharing).unwrap().dial();
+                let (_socket, report) = dial(destination).unwrap();
+                let SocketAddr::V6(local) = report.source else { panic!("{report:?}") };
+                assert_eq!((local.ip().is_unicast_link_local(), local.scope_id()), (true, scope));
+            }
+            let unscoped = UdpDialer::new(SocketAddr::new(far.into(), 9), None, sharing).unwrap();
+            unscoped.device(NEAR).unwrap().dial().unwrap();
+        }
+        with_each_form(destination, "fe80::1", |dialer, dial, form| {
+            let (_stream, report) = dial().unwrap_or_else(|error| panic!("{form}: {error}"));
+            assert_eq!(
+                report.source,
+                SocketAddrV6::new(near, report.source.port(), 0, scope).into(),
+                "{form}"
+            );
+            let (_, request) = dialer.begin().unwrap();
+            let bound = request.source.unwrap();
+            assert_eq!(bound, SocketAddrV6::new(near, bound.port(), 0, scope).into(), "{form}");
+        });
+    });
+}
+
+#[test]
+fn udp_uses_the_source_of_the_route_through_the_device() {
+    in_namespace(|| {
+        let destination = "10.9.0.2:9".parse().unwrap();
+        let any = UdpDialer::new(destination, None, Sharing::Exclusive).unwrap();
+        match any.dial() {
+            Err(error @ DialError::Call { call: "RTM_GETROUTE", .. }) => assert!(error.is_retryable()),
+            other => panic!("{other:?}"),
+        }
+        let Some(_wire) = Wire::open("udp_uses_the_source_of_the_route_through_the_device") else { return };
+        // A second pair of devices, with a route to the same network.
+        let namespace = netns::current().unwrap();
+        device::make_pair("other", "end", namespace.as_fd()).unwrap();
+        device::set_up("other").unwrap();
+        device::add_address("other", address("10.9.0.20"), 24).unwrap();
+        let through = |name: &str| any.clone().device(name).unwrap().dial().unwrap().1.source.ip();
+        assert_eq!((through(NEAR), through("other")), (NEAR_V4, address("10.9.0.20")));
+        assert_eq!(any.dial().unwrap().1.source.ip(), NEAR_V4);
     });
 }
 

@@ -380,6 +380,36 @@ fn a_caller_may_connect_by_itself() {
 }
 
 #[test]
+fn a_mapped_destination_is_dialed_as_ipv4() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", destination.port()).parse().unwrap();
+        let dialer = |to, sources: &str| Dialer::to(to).sources(sources.parse().unwrap()).build().unwrap();
+        let (_streams, _, _) = fill(&dialer(destination, "127.0.0.2"));
+        // Both the ledger and the census know the ports in use by the plain address.
+        let pool = dialer(mapped, "::ffff:127.0.0.2,::ffff:127.0.0.3");
+        let (_stream, report) = pool.dial().unwrap();
+        assert_eq!((report.source.ip().to_string().as_str(), report.attempts), ("127.0.0.3", 1));
+        match dialer(mapped, "::ffff:127.0.0.2").dial() {
+            Err(DialError::PortsExhausted { census: Ok(census), .. }) => {
+                assert_eq!(census.established, u64::from(PORTS));
+            }
+            other => panic!("{other:?}"),
+        }
+        // A caller may have an IPv6 socket for it.
+        for strategy in [Strategy::Auto, Strategy::SELECT_TEST_REPEAT, Strategy::KernelDefault] {
+            let sources = "127.0.0.4".parse().unwrap();
+            let dialer = Dialer::to(mapped).sources(sources).strategy(strategy).build().unwrap();
+            let fd = socket::open(Transport::Tcp, mapped, false).unwrap();
+            let attempt = dialer.prepare(fd.as_fd()).unwrap();
+            socket::connect(fd.as_fd(), mapped).unwrap();
+            assert_eq!(attempt.finish(fd.as_fd()).unwrap().source.ip().to_string(), "127.0.0.4");
+        }
+    });
+}
+
+#[test]
 fn threads_never_get_the_same_port() {
     in_namespace(|| {
         small_range();
@@ -427,6 +457,19 @@ fn connections_on_every_port_do_not_hinder_the_probe() {
         assert_ne!(found, LocalPortRange::Unproven);
         assert_ne!(capabilities::probe_default_search().unwrap(), LocalPortRange::Unproven);
         drop(streams);
+    });
+}
+
+/// Connections from ports of one parity prove a search by parity only if the other parity has ports too.
+#[test]
+fn a_range_of_one_parity_proves_nothing() {
+    in_namespace(|| {
+        let odd: Vec<String> = (40001..40064).step_by(2).map(|port| port.to_string()).collect();
+        for (range, reserved) in [("40000 40001", String::new()), ("40000 40063", odd.join(","))] {
+            set_sysctl("net.ipv4.ip_local_port_range", range);
+            set_sysctl("net.ipv4.ip_local_reserved_ports", &reserved);
+            assert_eq!(capabilities::probe_default_search().unwrap(), LocalPortRange::Unproven, "{range}");
+        }
     });
 }
 

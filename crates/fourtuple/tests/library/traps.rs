@@ -86,9 +86,30 @@ fn trap_2_windows_skip_reserved_ports_and_binds_do_not() {
             }
             other => panic!("{other:?}"),
         }
+        // The other source has no port in use. Draws of reserved ports do not count: 400 tries miss the last of 32 ports once in 300,000.
+        let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(400).unwrap() };
+        let source = SourcePool::one("127.0.0.2".parse::<IpAddr>().unwrap());
+        let repeat = Dialer::to(destination).sources(source).strategy(strategy).build().unwrap();
+        let streams: Vec<TcpStream> = (0..32).map(|_| repeat.dial().unwrap().0).collect();
+        assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() >= 20032));
+        assert!(matches!(repeat.dial(), Err(DialError::PortsExhausted { .. })));
         // The caller is responsible for a port that it requests by number.
         let fixed = Dialer::to(destination).source_port(20001).build().unwrap();
         assert_eq!(fixed.dial().unwrap().1.source.port(), 20001);
+    });
+}
+
+/// procfs returns a list to one read(2) only, cut to the size of its buffer.
+#[test]
+fn reserved_lists_of_any_length_are_read() {
+    in_namespace(|| {
+        for odd in [6, 11_000, 32_767] {
+            let first = u16::MAX - 2 * odd;
+            let list: Vec<String> = (first..u16::MAX).step_by(2).map(|port| port.to_string()).collect();
+            set_sysctl("net.ipv4.ip_local_reserved_ports", &list.join(","));
+            let (_, reserved) = capabilities::local_ports().unwrap();
+            assert_eq!(reserved.count_in(PortRange::ALL), u32::from(odd), "{} bytes", list.join(",").len());
+        }
     });
 }
 
@@ -235,6 +256,22 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
                     other => panic!("{strategy}: {other:?}"),
                 }
             }
+        }
+        // The kernel connects to loopback, or over IPv4 to the source address.
+        for (unspecified, source, connected) in [
+            ("0.0.0.0:20000", None, "127.0.0.1:20000"),
+            ("0.0.0.0:20000", Some("127.0.0.9"), "127.0.0.9:20000"),
+            ("[::]:20000", None, "[::1]:20000"),
+        ] {
+            let dialer = Dialer::to(unspecified.parse().unwrap());
+            let dialer = match source {
+                Some(source) => dialer.sources(source.parse().unwrap()),
+                None => dialer,
+            };
+            let dialer = dialer.build().unwrap();
+            assert_eq!(dialer.destination(), connected.parse().unwrap());
+            let dialed = dialer.dial();
+            assert!(matches!(dialed, Err(DialError::SelfConnect { .. })), "{unspecified}: {dialed:?}");
         }
     });
 }

@@ -102,6 +102,21 @@ fn a_tuple_with_an_owner_is_not_taken_over() {
 }
 
 #[test]
+fn a_mapped_destination_has_the_owners_of_ipv4() {
+    in_namespace(|| {
+        let (plain, mapped) = ("127.0.0.1:9", "[::ffff:127.0.0.1]:9");
+        for (first, second) in [(plain, mapped), (mapped, plain)] {
+            let (_owner, report) = dialer(first, Sharing::Shared).dial().unwrap();
+            let again = dialer(second, Sharing::Shared).source_port(report.source.port()).dial();
+            assert!(matches!(again, Err(DialError::WouldShadow { .. })), "{first}, {second}: {again:?}");
+        }
+        let source = Some("::ffff:127.0.0.2".parse().unwrap());
+        let dialer = UdpDialer::new(mapped.parse().unwrap(), source, Sharing::Exclusive).unwrap();
+        assert_eq!(dialer.dial().unwrap().1.source.ip(), std::net::Ipv4Addr::new(127, 0, 0, 2));
+    });
+}
+
+#[test]
 fn a_port_without_reuse_is_distinguished_from_an_owner() {
     in_namespace(|| {
         let _holdout = UdpSocket::bind("127.0.0.1:20005").unwrap();
@@ -184,12 +199,30 @@ fn a_pool_gives_every_port_of_every_source() {
 }
 
 #[test]
+fn a_pool_has_a_fixed_port_once_per_source() {
+    in_namespace(|| {
+        let pool: SourcePool = "127.0.0.2,127.0.0.3,127.0.0.4".parse().unwrap();
+        for (sharing, port) in [(Sharing::Exclusive, 4000), (Sharing::Shared, 4001)] {
+            let dialer = dialer("127.0.0.1:9", sharing).sources(pool.clone()).unwrap().source_port(port);
+            // Without SO_REUSEADDR, as another program holds a port.
+            let _held = UdpSocket::bind(("127.0.0.3", port)).unwrap();
+            let (sockets, error) = dial_all(&dialer);
+            assert_eq!(sockets.len(), 2, "{sharing:?}");
+            assert!(
+                matches!(error, DialError::TupleBusy { .. } | DialError::WouldShadow { .. }),
+                "{sharing:?}: {error}"
+            );
+        }
+    });
+}
+
+#[test]
 fn a_device_is_set_on_the_socket() {
     in_namespace(|| {
         let dialer = dialer("127.0.0.1:9", Sharing::Exclusive);
         dialer.clone().device("lo").unwrap().dial().unwrap();
         let absent = dialer.clone().device("nosuch").unwrap().dial().unwrap_err();
-        assert!(matches!(absent, DialError::Call { call: "setsockopt SO_BINDTODEVICE", .. }), "{absent}");
+        assert!(matches!(absent, DialError::Call { call: "if_nametoindex", .. }), "{absent}");
         assert!(matches!(dialer.device("sixteen-bytes---"), Err(BuildError::Device { .. })));
     });
 }

@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use crate::capabilities::LocalPortRange;
 pub use crate::dial::strategy::step::Step;
-use crate::ports::{PortRange, Random};
+use crate::ports::{PortRange, PortSet, Random};
 
 /// The way to choose a source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,25 @@ impl Strategy {
             }
             Strategy::FullRange => full_range::step(tried),
             Strategy::Auto => panic!("Strategy::Auto must be replaced by what it chooses before it steps"),
+        }
+    }
+
+    /// Does the same as [`Strategy::step`], but draws no reserved port to bind: bind() by number accepts reserved ports. A draw of such
+    /// a port does not count as a step.
+    #[inline]
+    pub(crate) fn unreserved_step(
+        self,
+        tried: u32,
+        range: PortRange,
+        reserved: &PortSet,
+        random: &mut Random,
+    ) -> Option<Step> {
+        loop {
+            match self.step(tried, range, random)? {
+                // `None`: all ports are reserved.
+                Step::Bind(port) if reserved.contains(port) => _ = reserved.next_free(range, port)?,
+                step => return Some(step),
+            }
         }
     }
 }

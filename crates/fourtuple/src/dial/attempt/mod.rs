@@ -1,9 +1,12 @@
+mod request;
+mod setup;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Connect};
 
 use crate::capabilities::LocalPortRange;
@@ -12,8 +15,11 @@ use crate::dial::error::{DialError, Uncounted};
 use crate::dial::ledger::{Failure, PortLedger};
 use crate::dial::random;
 use crate::dial::report::DialReport;
+use crate::dial::source;
 use crate::dial::strategy::{Step, Strategy};
 use crate::ports::PortRange;
+
+pub use request::ConnectRequest;
 
 /// Ports that one dial takes from the ledger before it follows the strategy: two, because another process may hold the first.
 const HINTS: u32 = 2;
@@ -24,6 +30,10 @@ const MOST_TRIED: u32 = 16;
 /// Limit between two kinds of connect() errors. An error before it comes from a route or a rule of this host, so that another
 /// source may succeed. A later error may come from the network, and another source would take as long again.
 const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// A handshake that its caller abandons after this time without an answer counts against its source. A limit that is too short does
+/// little harm: the back-off of a source only prefers the other sources of the pool.
+const UNANSWERED: Duration = Duration::from_millis(100);
 
 /// Largest window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
 const LONG_SEARCH: u32 = 1024;
@@ -45,7 +55,7 @@ pub struct Attempt<'a> {
     steps: u32,
     strategy: Strategy,
     step: Step,
-    /// Start of the dial; set only if a source was backed off at that time.
+    /// Start of the dial, or its first failure of a source if no source was backed off at the start.
     begun: Option<Instant>,
     /// Number of sources that have failed in this dial.
     failed_sources: u32,
@@ -58,27 +68,12 @@ pub struct Attempt<'a> {
     attempts: u32,
     connect: Duration,
     handshake: Duration,
-    /// End of the last connect() of the dialer's own.
+    /// End of the last connect() of the dialer's own, while its handshake is in progress.
     waiting: Option<Instant>,
-}
-
-/// The address and options that a socket needs before connect(), for callers that make system calls through io_uring or another
-/// interface of their own. See [`Dialer::begin`](super::Dialer::begin).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ConnectRequest {
-    /// Address to bind. For port 0 set IP_BIND_ADDRESS_NO_PORT before bind(), so that connect() chooses the port. For any other
-    /// port set SO_REUSEADDR.
-    pub source: Option<SocketAddr>,
-    /// Value of IP_LOCAL_PORT_RANGE to set; `None`: leave the option unset.
-    pub window: Option<PortRange>,
-}
-
-impl ConnectRequest {
-    /// Returns a request for a port that the kernel chooses, on this source address, or for `None` on the source address of the route.
-    pub fn from_source(source: Option<IpAddr>) -> ConnectRequest {
-        ConnectRequest { source: source.map(|source| SocketAddr::new(source, 0)), window: None }
-    }
+    /// Time at which the socket was returned to a caller that calls connect() itself; set only if there are several sources.
+    prepared: Option<Instant>,
+    /// Time at which the caller drops the dial, if the dialer knows it.
+    limit: Option<Instant>,
 }
 
 /// The socket to use for the next connect().
@@ -120,10 +115,12 @@ impl<'a> Attempt<'a> {
             connect: Duration::ZERO,
             handshake: Duration::ZERO,
             waiting: None,
+            prepared: None,
+            limit: None,
         };
         if let Some(mut ledger) = dialer.ledger() {
             let begun = &mut attempt.begun;
-            let page = ledger.highest(|| *begun.insert(Instant::now()));
+            let page = ledger.choose(|| *begun.insert(Instant::now()));
             attempt.use_page(&ledger, page);
         }
         attempt
@@ -161,17 +158,12 @@ impl<'a> Attempt<'a> {
             return Err(self.give_up(obstacle));
         }
         let now = Instant::now();
-        let was_backed_off = ledger.is_backed_off(self.page);
+        // A search of all ports takes milliseconds, so a dial searches at most one source that was exhausted a moment ago.
+        let is_enough = why == Failure::Exhausted && ledger.was_exhausted(self.page);
         ledger.fail(self.page, why, now);
         self.failed_sources += 1;
-        // A search of all ports takes milliseconds, so a dial searches at most one source that was exhausted a moment ago.
-        let is_enough = why == Failure::Exhausted && was_backed_off;
-        let next = match self.begun {
-            _ if is_enough || self.failed_sources >= MOST_TRIED => None,
-            // No source was backed off when the dial began: each source that is backed off now has failed since.
-            None => ledger.another(now, now).filter(|page| !ledger.is_backed_off(*page)),
-            Some(begun) => ledger.another(begun, now),
-        };
+        let begun = *self.begun.get_or_insert(now);
+        let next = ledger.another(begun).filter(|_| !is_enough && self.failed_sources < MOST_TRIED);
         let Some(page) = next else {
             drop(ledger);
             return Err(self.give_up(obstacle));
@@ -185,25 +177,6 @@ impl<'a> Attempt<'a> {
         match (obstacle, self.exhausted) {
             (StepError::Other(error), _) | (StepError::Source(error), None) => error,
             (_, source) => self.exhausted(source.unwrap_or(self.source)),
-        }
-    }
-
-    /// Sets the options of the first socket.
-    pub(super) fn first(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
-        self.set_device(socket)?;
-        self.step = match self.next_step() {
-            Some(step) => step,
-            None => self.try_another_source(StepError::Ports)?,
-        };
-        self.apply(socket)
-    }
-
-    fn set_device(&self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
-        match &self.dialer.device {
-            Some(device) => {
-                self.dialer.call("setsockopt SO_BINDTODEVICE", option::set_device(socket, device))
-            }
-            None => Ok(()),
         }
     }
 
@@ -223,9 +196,10 @@ impl<'a> Attempt<'a> {
             }
             self.hints_left = 0;
         }
+        let (range, reserved) = (self.dialer.range, &self.dialer.reserved);
         let steps = self.steps;
         self.steps += 1;
-        random::with(|random| self.strategy.step(steps, self.dialer.range, random))
+        random::with(|random| self.strategy.unreserved_step(steps, range, reserved, random))
     }
 
     fn name_port(&mut self) -> Option<u16> {
@@ -236,80 +210,10 @@ impl<'a> Attempt<'a> {
         random::with(|random| ledger.take(self.page, random))
     }
 
-    /// Applies the step to `socket`. If bind() to one source fails, the same socket is bound to another source.
-    fn apply(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
-        while let Err(obstacle) = self.set(socket) {
-            self.step = self.try_another_source(obstacle)?;
-        }
-        Ok(())
-    }
-
-    /// Applies the step to `socket`. A step that binds a port is repeated with other ports until bind() succeeds.
-    fn set(&mut self, socket: BorrowedFd<'_>) -> Result<(), StepError> {
-        loop {
-            match self.step {
-                Step::Search => {
-                    debug_assert!(self.window.is_none(), "no strategy goes back from a window to a search");
-                    return self.bind_source(socket);
-                }
-                Step::Window(window) => {
-                    if self.window != Some(window) {
-                        let set = option::set_local_port_range(socket, window.low(), window.high());
-                        match self.call("setsockopt IP_LOCAL_PORT_RANGE", set)? {
-                            Answer::Done => self.window = Some(window),
-                            Answer::Absent => return Err(self.not_supported("IP_LOCAL_PORT_RANGE")),
-                        }
-                    }
-                    return self.bind_source(socket);
-                }
-                Step::Bind(port) => {
-                    self.call("setsockopt SO_REUSEADDR", option::set_reuse_address(socket, true))?;
-                    let local = self.local(port);
-                    let begun = Instant::now();
-                    let bound = socket::bind(socket, local);
-                    self.connect += begun.elapsed();
-                    let Err(error) = bound else { return Ok(()) };
-                    match error.kind() {
-                        // A socket without SO_REUSEADDR holds the port. The same descriptor can be bound to another port.
-                        io::ErrorKind::AddrInUse => {
-                            self.attempts += 1;
-                            self.step = self.step_after_conflict(local)?;
-                        }
-                        _ => return Err(self.bind_failed(local, error)),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Binds the source address and leaves the port to connect(): only connect() can share one port among destinations.
-    fn bind_source(&mut self, socket: BorrowedFd<'_>) -> Result<(), StepError> {
-        let Some(source) = self.source else { return Ok(()) };
-        if self.source_bound {
-            return Ok(());
-        }
-        let set = option::set_bind_address_no_port(socket);
-        if self.call("setsockopt IP_BIND_ADDRESS_NO_PORT", set)? == Answer::Absent {
-            return Err(self.not_supported("IP_BIND_ADDRESS_NO_PORT"));
-        }
-        let local = SocketAddr::new(source, 0);
-        socket::bind(socket, local).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => StepError::Ports,
-            _ => self.bind_failed(local, error),
-        })?;
-        self.source_bound = true;
-        Ok(())
-    }
-
-    fn bind_failed(&self, local: SocketAddr, error: io::Error) -> StepError {
-        StepError::Source(match error.kind() {
-            io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal { source_address: local.ip() },
-            _ => DialError::Call { call: "bind", address: local, source_address: self.source, error },
-        })
-    }
-
-    fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, StepError> {
-        self.called(call, result).map_err(StepError::Other)
+    /// Sets the time at which the caller drops the dial: a handshake that is then in progress counts against its source.
+    #[cfg(feature = "tokio")]
+    pub(super) fn set_limit(&mut self, limit: Option<Instant>) {
+        self.limit = limit;
     }
 
     /// Calls connect() and adds its duration to the report.
@@ -343,90 +247,19 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Chooses the next step without a socket; see [`Dialer::begin`](super::Dialer::begin).
-    pub(super) fn next_request(&mut self) -> Result<ConnectRequest, DialError> {
-        self.step = match self.next_step() {
-            Some(step) => step,
-            None => self.try_another_source(StepError::Ports)?,
-        };
-        Ok(self.request())
-    }
-
-    fn request(&self) -> ConnectRequest {
-        match self.step {
-            Step::Search => {
-                ConnectRequest { source: self.source.map(|source| SocketAddr::new(source, 0)), window: None }
-            }
-            Step::Window(window) => ConnectRequest {
-                source: self.source.map(|source| SocketAddr::new(source, 0)),
-                window: Some(window),
-            },
-            Step::Bind(port) => ConnectRequest { source: Some(self.local(port)), window: None },
-        }
-    }
-
-    /// Returns the request for the next socket after the port of the last [`ConnectRequest`] was in use: connect() failed with
-    /// EADDRNOTAVAIL, or bind() with EADDRINUSE.
-    ///
-    /// # Errors
-    ///
-    /// [`DialError::PortsExhausted`], or [`DialError::TupleBusy`] for a fixed port.
-    pub fn taken(&mut self) -> Result<ConnectRequest, DialError> {
-        self.attempts += 1;
-        self.named = None;
-        self.next_request().map_err(|error| match (self.dialer.source_port, self.step) {
-            (Some(_), Step::Bind(port)) => {
-                DialError::TupleBusy { local: self.local(port), destination: self.dialer.destination }
-            }
-            _ => self.dialer.counted(error),
-        })
-    }
-
-    /// Returns the request for the next socket after the source of the last [`ConnectRequest`] could not be used: bind() failed with
-    /// an error other than EADDRINUSE, or connect() failed at once with EACCES, EPERM, EINVAL, ENETUNREACH, EHOSTUNREACH or
-    /// ENETDOWN. The dialer backs off the source and continues with another source of the pool.
-    ///
-    /// # Errors
-    ///
-    /// [`DialError::Call`] with the source, if no other source is worth trying.
-    pub fn source_failed(
-        &mut self,
-        call: &'static str,
-        error: io::Error,
-    ) -> Result<ConnectRequest, DialError> {
-        let address = match call {
-            "bind" => self.request().source.unwrap_or(self.dialer.destination),
-            _ => self.dialer.destination,
-        };
-        let failed = match (call, error.kind()) {
-            ("bind", _) => self.bind_failed(address, error),
-            _ => StepError::Source(DialError::Call { call, address, source_address: self.source, error }),
-        };
-        self.step = self.try_another_source(failed).map_err(|error| self.dialer.counted(error))?;
-        Ok(self.request())
-    }
-
-    /// Ends a successful dial that was made with a [`ConnectRequest`], without a getsockname(). Returns the address to pass to
-    /// [`Dialer::release`] when the connection is closed. Port 0 stands for a port that the kernel chose.
-    pub fn keep(mut self) -> SocketAddr {
-        match (self.named.take(), self.step) {
-            (Some(port), _) | (None, Step::Bind(port)) => self.local(port),
-            _ => {
-                if let Some(mut ledger) = self.dialer.ledger() {
-                    ledger.note_unknown(self.page);
-                }
-                self.local(0)
-            }
-        }
-    }
-
     /// Records a failed handshake. A source without an answer is backed off: it has the most free ports and would otherwise be the
     /// first choice of the next dial. A destination that refuses the connection was reached, so its source works.
     pub(super) fn lost(&mut self, error: &DialError) {
-        let is_reached = matches!(error, DialError::Refused { .. });
+        self.waiting = None;
         self.forget_named();
-        if !is_reached && let Some(mut ledger) = self.dialer.ledger() {
-            ledger.fail(self.page, Failure::Unusable, Instant::now());
+        if !matches!(error, DialError::Refused { .. }) {
+            self.back_off(Instant::now());
+        }
+    }
+
+    fn back_off(&self, now: Instant) {
+        if let Some(mut ledger) = self.dialer.ledger() {
+            ledger.fail(self.page, Failure::Unusable, now);
         }
     }
 
@@ -440,20 +273,36 @@ impl<'a> Attempt<'a> {
         self.handshake += time;
     }
 
-    /// Chooses the next step after connect() failed with `error`. EINPROGRESS is no failure and must not be passed.
+    /// Chooses the next step after connect() or the handshake failed with `error`; ETIMEDOUT stands for a time limit of the caller.
+    /// EINPROGRESS is no failure and must not be passed.
+    ///
+    /// A failure of the source leads to another source only within 100 ms of [`Dialer::prepare`](super::Dialer::prepare),
+    /// [`Attempt::renew`] or the previous call: a later error may come from the network, and another source would take as long again.
     ///
     /// # Errors
     ///
     /// The error of the dial, if there is no next step.
     pub fn failed(&mut self, socket: BorrowedFd<'_>, error: io::Error) -> Result<Retry, DialError> {
-        self.retry(socket, error).map_err(|error| self.dialer.counted(error))
+        let retry = self.retry(socket, error).map_err(|error| self.dialer.counted(error))?;
+        self.note_prepared();
+        Ok(retry)
+    }
+
+    /// Notes the time at which the caller gets its socket back.
+    pub(super) fn note_prepared(&mut self) {
+        if self.dialer.sources.addresses().len() > 1 {
+            self.prepared = Some(Instant::now());
+        }
     }
 
     /// Does the same as [`Attempt::failed`] without a census.
     pub(super) fn retry(&mut self, socket: BorrowedFd<'_>, error: io::Error) -> Result<Retry, DialError> {
+        self.waiting = None;
+        let prepared = self.prepared.take();
         if error.kind() != io::ErrorKind::AddrNotAvailable {
             self.forget_named();
-            let is_of_source = is_of_source(&error) && self.connect < AT_ONCE;
+            let took = || prepared.map_or(self.connect, |prepared| prepared.elapsed());
+            let is_of_source = is_of_source(&error) && took() < AT_ONCE;
             let error = self.connect_error(error);
             if !is_of_source {
                 self.lost(&error);
@@ -505,7 +354,9 @@ impl<'a> Attempt<'a> {
 
     /// Sets the options of a new socket, after [`Retry::FreshSocket`].
     pub fn renew(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
-        self.renew_uncounted(socket).map_err(|error| self.dialer.counted(error))
+        self.renew_uncounted(socket).map_err(|error| self.dialer.counted(error))?;
+        self.note_prepared();
+        Ok(())
     }
 
     /// Does the same as [`Attempt::renew`] without a census.
@@ -530,7 +381,8 @@ impl<'a> Attempt<'a> {
     ///
     /// [`DialError::SelfConnect`]; [`DialError::Call`] if getsockname(2) fails.
     pub fn finish(mut self, socket: BorrowedFd<'_>) -> Result<DialReport, DialError> {
-        let source = self.dialer.call("getsockname", socket::local_address(socket))?;
+        (self.waiting, self.prepared) = (None, None);
+        let source = socket::canonical(self.dialer.call("getsockname", socket::local_address(socket))?);
         if source.port() == self.dialer.destination.port() && source.ip() == self.dialer.destination.ip() {
             // The socket is its own peer: a reset leaves no TIME_WAIT socket behind.
             self.dialer.call("setsockopt SO_LINGER", option::set_reset_on_close(socket))?;
@@ -563,7 +415,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn local(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.source.unwrap_or_else(|| self.dialer.unspecified()), port)
+        let source = self.source.unwrap_or_else(|| self.dialer.unspecified());
+        source::local(source, port, self.dialer.destination)
     }
 
     /// Returns the error for exhausted ports, without a census: [`Dialer::counted`] adds it.
@@ -573,10 +426,6 @@ impl<'a> Attempt<'a> {
             destination: self.dialer.destination,
             census: Err(Uncounted::NotAsked),
         }
-    }
-
-    fn not_supported(&self, option: &'static str) -> StepError {
-        StepError::Other(DialError::NotSupported { option, strategy: self.strategy.to_string() })
     }
 }
 
@@ -596,5 +445,12 @@ fn is_of_source(error: &io::Error) -> bool {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         self.forget_named();
+        // The caller has dropped the dial during a handshake, for example because a time limit of its own has passed.
+        if let Some(waiting) = self.waiting.or(self.prepared) {
+            let now = Instant::now();
+            if now - waiting >= UNANSWERED || self.limit.is_some_and(|limit| now >= limit) {
+                self.back_off(now);
+            }
+        }
     }
 }

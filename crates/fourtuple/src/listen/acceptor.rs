@@ -11,6 +11,7 @@ use fourtuple_syscalls::event_fd::EventFd;
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
+use crate::listen::handoff;
 use crate::listen::policy_table::open_waiter;
 use crate::listen::seats::{Count, Phase, SeatStats};
 use crate::listen::wait::seat::{Seat, Wait};
@@ -48,7 +49,8 @@ pub struct LeaveReport {
     /// Idle connections in the handoff queue while the group has no other worker: connections of this worker and of earlier
     /// workers. They are closed with the group unless a worker joins before.
     pub waiting: usize,
-    /// Idle connections for which the handoff queue had no room within a second. Dropping them closes them. To lose no request,
+    /// Idle connections for which the handoff queue, which takes some hundreds, had no room: the worker waits for it for a second in
+    /// total. Dropping them closes them. To lose no request,
     /// wait for the next request of each and mark its response as the last.
     pub kept: Vec<Connection>,
 }
@@ -109,6 +111,9 @@ impl Acceptor {
     /// Waits for a readable connection: a new one with its first bytes, or a kept one. Returns `None` after `timeout`, after a
     /// [wakeup](AcceptWaker::wake), or when the group is [drained](ListenerGroup::drain).
     ///
+    /// With the policy `Blocking` the wait may last about 50 ms longer than `timeout`, because only the receive timeout of the listener ends
+    /// accept(2).
+    ///
     /// The worker counts as busy from the return of a connection until the next call.
     ///
     /// # Errors
@@ -122,6 +127,7 @@ impl Acceptor {
         if seats.phase() == Phase::Drained {
             return Ok(None);
         }
+        let asked = group.is_measured().then(Instant::now);
         if let Some(since) = self.busy.take() {
             let busy = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             seats.add(*number, Count::Busy, busy);
@@ -137,9 +143,10 @@ impl Acceptor {
         connection.moves_to(seats, *number);
         let recycle = group.0.recycle;
         connection.last = recycle.is_last(connection.served, connection.age(), connection.chance());
-        if group.is_measured() {
+        if let Some(asked) = asked {
             connection.last = seats.comparison().is_last(self.random.f64());
-            connection.waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept));
+            connection.waited =
+                connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept, asked));
         }
         Ok(Some(connection))
     }
@@ -155,10 +162,13 @@ impl Acceptor {
                 *retired = true;
                 seats.worker_retired(seat.number);
             }
+            // Asked first: under load `found` is never `None`.
+            if waker.asked.swap(false, Ordering::AcqRel) {
+                return Ok(None);
+            }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let found = wait.next(seat, left)?;
             if found.is_some()
-                || waker.asked.swap(false, Ordering::AcqRel)
                 || seats.phase() == Phase::Drained
                 || until.is_some_and(|until| Instant::now() >= until)
             {
@@ -235,12 +245,12 @@ impl Acceptor {
         let seats = &group.0.seats;
         // The seat is freed first: of two workers that leave at the same time, one must see that no worker remains.
         seats.free(self.seat.number);
-        let mut sent = 0;
-        for mut connection in self.wait.release(&self.seat)? {
+        let (mut sent, until) = (0, handoff::deadline());
+        for mut connection in self.wait.release(&self.seat, until)? {
             connection.watched = false;
             // No worker takes a connection from a drained group.
             if seats.phase() != Phase::Drained
-                && group.0.handoff.put(&connection).map_err(group.failed("sendmsg()"))?
+                && group.0.handoff.put(&connection, until).map_err(group.failed("sendmsg()"))?
             {
                 sent += 1;
             } else {

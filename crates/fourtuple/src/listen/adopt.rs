@@ -5,13 +5,13 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fourtuple_syscalls::{Endpoint, inherited, option, socket};
 
 use crate::listen::builder::ListenerGroupBuilder;
 use crate::listen::error::ListenError;
-use crate::listen::handoff::HandoffQueue;
+use crate::listen::handoff::{self, HandoffQueue};
 use crate::listen::listeners::Listeners;
 use crate::listen::policy::AcceptPolicy;
 
@@ -21,7 +21,8 @@ impl ListenerGroupBuilder {
     /// sets or clears O_NONBLOCK. A path of a unix socket is not removed at the end.
     ///
     /// All policies take one listener. [`AcceptPolicy::Reuseport`] takes any number of TCP listeners with SO_REUSEPORT, one for each
-    /// worker, and opens more for more workers.
+    /// worker, and opens more for more workers: with TCP_DEFER_ACCEPT, TCP_FASTOPEN, IPV6_V6ONLY and the backlog of the first one, and without
+    /// its other options.
     ///
     /// ```
     /// use fourtuple::listen::ListenerGroupBuilder;
@@ -106,9 +107,12 @@ impl ListenerGroupBuilder {
             if !has_option {
                 return refused("the policy takes listeners with SO_REUSEPORT");
             }
-            handoff.put_listener(listener.as_fd()).map_err(failed("sendmsg()"))?;
+            // One worker accepts from all of them until others join.
+            let until = handoff::deadline();
+            let sent = handoff.offer_listener(listener.as_fd(), until);
+            sent.and_then(|_| handoff.put_listener(listener.as_fd(), until)).map_err(failed("sendmsg()"))?;
         }
-        Ok(Listeners::PerWorker { _holder: None, inherited: Mutex::default() })
+        Ok(Listeners::PerWorker { _holder: None })
     }
 }
 

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fourtuple_syscalls::{Endpoint, socket};
+use fourtuple_syscalls::{Endpoint, option, socket};
 
 use crate::listen::auto;
 use crate::listen::error::ListenError;
 use crate::listen::fresh;
 use crate::listen::group::{Inner, ListenerGroup};
-use crate::listen::handoff::HandoffQueue;
+use crate::listen::handoff::{self, HandoffQueue};
 use crate::listen::listeners::{self, Listeners, TcpOptions};
 use crate::listen::path::{SocketPath, bind_path};
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
@@ -125,8 +125,8 @@ impl ListenerGroupBuilder {
     }
 
     /// Sets TCP_DEFER_ACCEPT: the kernel queues a connection when its first bytes have arrived, so that a client that connects first and
-    /// sends later wakes no worker in vain. After about `limit`, in whole seconds, the kernel queues the connection without bytes.
-    /// At least 1 s; TCP only.
+    /// sends later wakes no worker in vain. After `limit` the kernel queues the connection without bytes; the kernel rounds it up to
+    /// 1, 3, 7, 15, 31, 63 s and so on, the times of the retransmits of a SYN-ACK (`secs_to_retrans`). At least 1 s; TCP only.
     #[must_use]
     pub fn defer_accept(mut self, limit: Duration) -> ListenerGroupBuilder {
         let seconds = limit.as_millis().div_ceil(1000);
@@ -195,6 +195,15 @@ impl ListenerGroupBuilder {
         let seats = Arc::new(Seats::new(self.seats).map_err(failed("mmap()"))?);
         let handoff = HandoffQueue::new(&seats).map_err(failed("socketpair()"))?;
         let backlog = i32::try_from(self.backlog).unwrap_or(i32::MAX);
+        // Further listeners of the group get the options of an adopted one.
+        let (tcp, effective) = match self.adopted.first() {
+            None => (self.tcp, Some(backlog)),
+            Some(_) if family == Family::Unix => (self.tcp, None),
+            Some(listener) => {
+                let effective = option::backlog(listener.as_fd()).map_err(failed("getsockopt(TCP_INFO)"))?;
+                (TcpOptions::of(listener, &self.endpoint)?, i32::try_from(effective).ok())
+            }
+        };
         let (listeners, endpoint, path) = self.open_listeners(choice.policy, backlog, &handoff)?;
         if self.recycle == Recycle::Measured {
             let fresh = fresh::measure(family).map_err(failed("a connection to measure its cost"))?;
@@ -207,8 +216,8 @@ impl ListenerGroupBuilder {
             endpoint,
             family,
             choice,
-            backlog,
-            tcp: self.tcp,
+            backlog: effective,
+            tcp,
             workers: self.workers,
             recycle: self.recycle,
             seats,
@@ -252,12 +261,8 @@ impl ListenerGroupBuilder {
         if policy.has_listener_each() {
             let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
             let listener = listeners::reserve(&first, &endpoint, self.tcp, backlog)?;
-            handoff.put_listener(listener.as_fd()).map_err(failed("sendmsg()"))?;
-            return Ok((
-                Listeners::PerWorker { _holder: Some(first), inherited: Mutex::default() },
-                endpoint,
-                None,
-            ));
+            handoff.offer_listener(listener.as_fd(), handoff::deadline()).map_err(failed("sendmsg()"))?;
+            return Ok((Listeners::PerWorker { _holder: Some(first) }, endpoint, None));
         }
         socket::listen(first.as_fd(), backlog).map_err(failed("listen()"))?;
         let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;

@@ -18,7 +18,7 @@ use fourtuple_syscalls::{errno_name, option, sock_diag, socket};
 
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
-use crate::listen::handoff::HandoffConnection;
+use crate::listen::handoff::{self, HandoffConnection};
 use crate::listen::policy::Family;
 use crate::listen::seats::Phase;
 
@@ -130,7 +130,8 @@ impl ListenerGroup {
     /// Returns when every worker and the dispatcher have stopped accepting and all connections are closed, or after `deadline`. From
     /// then on, [`next`](crate::listen::Acceptor::next) returns `None`. A worker stops accepting in its next call of `next`, so
     /// workers must continue meanwhile: call this from another thread, and in each process of the group. The queued connections are
-    /// left to the other process: `queued` and `handshakes` of the report are 0.
+    /// left to the other process, except one for each listener of a worker, because the kernel may have woken only this worker for it:
+    /// `queued` and `handshakes` of the report are 0.
     ///
     /// # Errors
     ///
@@ -139,6 +140,10 @@ impl ListenerGroup {
         let begun = Instant::now();
         let (before, seats) = (self.sums(), &self.0.seats);
         seats.retire();
+        // The path of a unix socket belongs to the other process now.
+        if let Some(path) = self.0.path.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            path.leave();
+        }
         self.wake_all();
         let mut empty_counts = 0;
         let open = loop {
@@ -201,7 +206,7 @@ impl ListenerGroup {
         // Handshakes are counted first: one that completes meanwhile is then counted in the accept queue or as open.
         let handshakes = match self.endpoint().inet() {
             None => Some(0),
-            Some(address) => sock_diag::handshakes(address.port()).ok(),
+            Some(address) => sock_diag::handshakes(address).ok(),
         };
         let (mut queued, mut seen) = (0, Vec::new());
         for listener in self.known_listeners() {
@@ -225,16 +230,17 @@ impl ListenerGroup {
         Ok(Remaining { open: self.open_connections(), queued, handshakes })
     }
 
-    /// Stops the listeners in the handoff queue and puts them back for the next worker that joins. Returns them, so that their
+    /// Stops the listeners without an owner and puts them back for the next worker that joins. Returns them, so that their
     /// accept queues are counted.
     fn stop_unattended(&self) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
         let mut found = Vec::new();
         while let Some(listener) = self.0.handoff.take_listener().map_err(self.failed("recvmsg()"))? {
             found.push(Arc::new(listener));
         }
+        let until = handoff::deadline();
         for listener in &found {
             self.register_listener(listener)?;
-            self.0.handoff.put_listener(listener.as_fd()).map_err(self.failed("sendmsg()"))?;
+            self.0.handoff.offer_listener(listener.as_fd(), until).map_err(self.failed("sendmsg()"))?;
         }
         Ok(found)
     }

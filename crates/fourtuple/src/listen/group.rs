@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::{Endpoint, option};
@@ -13,7 +13,7 @@ use crate::listen::auto::PolicyChoice;
 use crate::listen::break_even::BreakEven;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::HandoffQueue;
-use crate::listen::listeners::{self, InheritedListener, Listeners, TcpOptions};
+use crate::listen::listeners::{self, Listeners, TcpOptions};
 use crate::listen::path::SocketPath;
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
@@ -26,7 +26,8 @@ pub(crate) struct Inner {
     pub(crate) endpoint: Endpoint,
     pub(crate) family: Family,
     pub(crate) choice: PolicyChoice,
-    pub(crate) backlog: i32,
+    /// `None` for a unix listener of another process, whose backlog cannot be read.
+    pub(crate) backlog: Option<i32>,
     /// The options of listeners that the group opens.
     pub(crate) tcp: TcpOptions,
     pub(crate) workers: Workers,
@@ -66,12 +67,13 @@ impl ListenerGroup {
     }
 
     /// Returns the length of each accept queue: the smaller of [`ListenerGroupBuilder::backlog`] and net.core.somaxconn of this
-    /// network namespace. Returns `None` if the sysctl cannot be read.
+    /// network namespace. A TCP listener of another process has the length that its listen(2) set. Returns `None` for a unix listener of
+    /// another process, and if the sysctl cannot be read.
     ///
     /// [`ListenerGroupBuilder::backlog`]: crate::listen::ListenerGroupBuilder::backlog
     pub fn backlog(&self) -> Option<u32> {
         let limit = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?.trim().parse::<u32>().ok()?;
-        u32::try_from(self.0.backlog).ok().map(|requested| requested.min(limit))
+        u32::try_from(self.0.backlog?).ok().map(|requested| requested.min(limit))
     }
 
     /// Returns the accept policy and the reason for it.
@@ -127,50 +129,42 @@ impl ListenerGroup {
 
     /// Returns a listener for a worker that joins: the shared one, one that a worker left, or a new one.
     pub(crate) fn listener(&self) -> Result<Arc<OwnedFd>, ListenError> {
-        let inherited = match &self.0.listeners {
-            Listeners::Shared(listener) => return Ok(Arc::clone(listener)),
-            Listeners::PerWorker { inherited, .. } => inherited,
-        };
-        while let Some(found) = inherited.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            if found.claim() {
-                return Ok(found.listener);
-            }
+        if let Listeners::Shared(listener) = &self.0.listeners {
+            return Ok(Arc::clone(listener));
         }
         let listener = match self.0.handoff.take_listener().map_err(self.failed("recvmsg()"))? {
             Some(listener) => listener,
-            None => listeners::open_reuseport(&self.0.endpoint, self.0.tcp, self.0.backlog)?,
+            None => {
+                let backlog = self.0.backlog.unwrap_or(i32::MAX);
+                listeners::open_reuseport(&self.0.endpoint, self.0.tcp, backlog)?
+            }
         };
         let listener = Arc::new(listener);
         self.register_listener(&listener)?;
         Ok(listener)
     }
 
-    /// Registers a listener that a worker left. The caller accepts from it until another worker joins.
-    pub(crate) fn inherit(&self, listener: OwnedFd) -> Result<InheritedListener, ListenError> {
-        let received = InheritedListener::new(listener);
-        self.register_listener(&received.listener)?;
-        if let Listeners::PerWorker { inherited, .. } = &self.0.listeners {
-            inherited.lock().unwrap_or_else(PoisonError::into_inner).push(received.clone());
-        }
-        Ok(received)
-    }
-
     /// Puts the listener of a worker that leaves into the handoff queue, together with the connections in its accept queue.
     ///
-    /// Worker processes do not know when another one joins, so they would accumulate listeners. Where the kernel moves the
-    /// accept queue to another listener (tcp_migrate_req), the listener of a process is closed instead; the kernel then resets
-    /// some connections whose handshake is in progress.
-    pub(crate) fn hand_off_listener(&self, seat: usize, listener: &OwnedFd) -> Result<(), ListenError> {
+    /// A worker accepts from it until the next worker that joins owns it. Where the kernel moves the accept queue to another listener
+    /// (tcp_migrate_req), the listener of a process is closed instead; the kernel then resets some connections whose handshake is in
+    /// progress.
+    pub(crate) fn hand_off_listener(
+        &self,
+        seat: usize,
+        listener: &OwnedFd,
+        until: Instant,
+    ) -> Result<(), ListenError> {
         let others = self.0.seats.has_others(seat);
         if self.0.workers == Workers::Processes && others && listeners::kernel_migrates_queues() {
             return Ok(());
         }
-        self.0.handoff.put_listener(listener.as_fd()).map(drop).map_err(self.failed("sendmsg()"))
-    }
-
-    /// Hands an inherited listener to the next worker, unless a worker has claimed it.
-    pub(crate) fn pass_on(&self, seat: usize, inherited: &InheritedListener) -> Result<(), ListenError> {
-        if inherited.claim() { self.hand_off_listener(seat, &inherited.listener) } else { Ok(()) }
+        let handoff = &self.0.handoff;
+        // Offered first: a worker that joins between the two calls takes this listener instead of opening one.
+        let sent = handoff.offer_listener(listener.as_fd(), until);
+        sent.and_then(|_| handoff.put_listener(listener.as_fd(), until))
+            .map(drop)
+            .map_err(self.failed("sendmsg()"))
     }
 
     /// Registers a waker, which a drain signals at its end.

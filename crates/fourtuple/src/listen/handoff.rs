@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{errno_name, message, socket};
+use fourtuple_syscalls::{errno_name, message, option, socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::seats::Seats;
@@ -185,14 +185,22 @@ fn read(bytes: &[u8], socket: Option<OwnedFd>, seats: &Arc<Seats>) -> Option<Arr
 pub(crate) struct HandoffQueue {
     sender: OwnedFd,
     receiver: OwnedFd,
+    /// Both ends of the queue of listeners without an owner, of which each worker that joins takes one. Meanwhile the worker that
+    /// found the listener in the other queue accepts from it.
+    ownerless: (OwnedFd, OwnedFd),
     seats: Arc<Seats>,
     /// Accessed before each system call in models, so that loom may schedule another thread there.
     #[cfg(all(test, fourtuple_loom))]
     turn: crate::sync::AtomicU64,
 }
 
-/// The time for which a worker that leaves waits for room in the queue.
+/// The time for which a worker that leaves waits for room in the queue, in total for all its messages.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns the end of the wait of a worker that leaves now.
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + TIMEOUT
+}
 
 impl HandoffQueue {
     pub(crate) fn new(seats: &Arc<Seats>) -> io::Result<HandoffQueue> {
@@ -200,6 +208,7 @@ impl HandoffQueue {
         Ok(HandoffQueue {
             sender,
             receiver,
+            ownerless: message::pair()?,
             seats: Arc::clone(seats),
             #[cfg(all(test, fourtuple_loom))]
             turn: crate::sync::AtomicU64::new(0),
@@ -223,37 +232,33 @@ impl HandoffQueue {
         receive(self.receiver.as_fd(), &mut vec![0; ROOM], &self.seats)
     }
 
-    /// Takes the first listener, if there is one, and puts the messages before it back.
+    /// Takes a listener without an owner, if there is one.
     pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
-        let mut found = None;
-        let mut others = Vec::new();
-        while found.is_none() {
-            match self.take()? {
-                Some(Arrival::Listener(listener)) => found = Some(listener),
-                Some(Arrival::Connection(connection)) => others.push(connection),
-                Some(Arrival::Nudge) => {}
-                None => break,
-            }
+        match message::receive(self.ownerless.1.as_fd(), &mut [0]) {
+            Ok((_, listener)) => Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
         }
-        for connection in others {
-            self.send_with_timeout(|to| connection.send(to, CONNECTION, &self.seats))?;
-        }
-        Ok(found)
     }
 
-    /// Puts a connection into the queue; `false` if there was no room for a second.
-    pub(crate) fn put(&self, connection: &Connection) -> io::Result<bool> {
-        self.send_with_timeout(|to| send_connection(to, CONNECTION, connection))
+    /// Offers a listener to the next worker that joins; `false` if there was no room until the deadline.
+    pub(crate) fn offer_listener(&self, listener: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
+        self.send_until(until, &self.ownerless.0, |to| message::send(to, &[LISTENER], Some(listener)))
+    }
+
+    /// Puts a listener into the queue, so that a worker accepts from it until another worker owns it.
+    pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
+        self.send_until(until, &self.sender, |to| message::send(to, &[LISTENER], Some(listener)))
+    }
+
+    /// Puts a connection into the queue; `false` if there was no room until the deadline.
+    pub(crate) fn put(&self, connection: &Connection, until: Instant) -> io::Result<bool> {
+        self.send_until(until, &self.sender, |to| send_connection(to, CONNECTION, connection))
     }
 
     /// Puts a connection of no worker into the queue, without waiting for room.
     pub(crate) fn offer(&self, connection: &HandoffConnection) -> io::Result<()> {
         connection.send(self.sender.as_fd(), CONNECTION, &self.seats)
-    }
-
-    /// Puts a listener into the queue; `false` if there was no room for a second.
-    pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
-        self.send_with_timeout(|to| message::send(to, &[LISTENER], Some(listener)))
     }
 
     /// Wakes a waiting worker. A full queue has woken it already.
@@ -267,19 +272,26 @@ impl HandoffQueue {
     /// Takes all messages out and puts them in again. The kernel may have woken only the worker that leaves for a message that
     /// it did not take. Returns the number of connections.
     pub(crate) fn requeue_all(&self) -> io::Result<usize> {
-        let mut found = Vec::new();
+        let (mut found, mut listeners) = (Vec::new(), Vec::new());
         let mut connections = 0;
         while let Some(arrival) = self.take()? {
             found.push(arrival);
         }
+        let until = deadline();
         for arrival in found {
             match arrival {
                 Arrival::Connection(received) => {
-                    connections +=
-                        usize::from(self.send_with_timeout(|to| received.send(to, CONNECTION, &self.seats))?);
+                    let sent = self
+                        .send_until(until, &self.sender, |to| received.send(to, CONNECTION, &self.seats))?;
+                    connections += usize::from(sent);
                 }
                 Arrival::Listener(listener) => {
-                    self.put_listener(listener.as_fd())?;
+                    let cookie = option::cookie(listener.as_fd())?;
+                    // One worker accepts from a listener without an owner.
+                    if !self.seats.is_owned(cookie) && !listeners.contains(&cookie) {
+                        self.put_listener(listener.as_fd(), until)?;
+                        listeners.push(cookie);
+                    }
                 }
                 Arrival::Nudge => self.nudge()?,
             }
@@ -287,21 +299,25 @@ impl HandoffQueue {
         Ok(connections)
     }
 
-    /// Calls `send` until the queue has room; `false` after the timeout.
-    fn send_with_timeout(&self, send: impl Fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<bool> {
-        let begun = Instant::now();
+    /// Calls `send` until the queue has room, at least once; `false` after the deadline.
+    fn send_until(
+        &self,
+        until: Instant,
+        sender: &OwnedFd,
+        send: impl Fn(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<bool> {
         loop {
             #[cfg(all(test, fourtuple_loom))]
             self.turn();
-            match send(self.sender.as_fd()) {
+            match send(sender.as_fd()) {
                 Ok(()) => return Ok(true),
                 Err(error) if is_full(&error) => {
-                    let left = TIMEOUT.saturating_sub(begun.elapsed());
+                    let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Ok(false);
                     }
                     let slice = left.min(Duration::from_millis(10));
-                    if socket::wait_writable(self.sender.as_fd(), Some(slice))? {
+                    if socket::wait_writable(sender.as_fd(), Some(slice))? {
                         std::thread::yield_now();
                     }
                 }
@@ -332,7 +348,7 @@ mod tests {
             connection.mark = 7;
             connection.served = 3;
             let draw = connection.draw;
-            assert!(queue.put(&connection).unwrap());
+            assert!(queue.put(&connection, deadline()).unwrap());
             drop(connection);
             assert_eq!(seats.in_transit(), 1);
             let Some(Arrival::Connection(received)) = queue.take().unwrap() else { panic!("no connection") };
@@ -383,9 +399,13 @@ mod models {
             let socket = socket.as_fd().try_clone_to_owned().unwrap();
             let seats = &queue.seats;
             let incoming = HandoffConnection { mark, ..HandoffConnection::new(socket, seats) };
-            assert!(queue.send_with_timeout(|to| incoming.send(to, CONNECTION, seats)).unwrap());
+            assert!(
+                queue
+                    .send_until(deadline(), &queue.sender, |to| incoming.send(to, CONNECTION, seats))
+                    .unwrap()
+            );
         }
-        assert!(queue.put_listener(socket.as_fd()).unwrap());
+        assert!(queue.put_listener(socket.as_fd(), deadline()).unwrap());
         Arc::new(queue)
     }
 
@@ -401,22 +421,6 @@ mod models {
         }
         marks.sort_unstable();
         (marks, listeners)
-    }
-
-    /// Two workers take a listener at once: at most one gets it, and every connection remains once. The model fails if
-    /// `take_listener` does not put connections back.
-    #[test]
-    fn loom_concurrent_take_listener_loses_no_connection() {
-        loom::model(|| {
-            let queue = queue();
-            let other = thread::spawn({
-                let queue = Arc::clone(&queue);
-                move || usize::from(queue.take_listener().unwrap().is_some())
-            });
-            let found = usize::from(queue.take_listener().unwrap().is_some()) + other.join().unwrap();
-            let (marks, listeners) = left(&queue);
-            assert_eq!((marks, found + listeners), (vec![1, 2], 1));
-        });
     }
 
     /// A worker requeues all messages while another worker takes one: each message remains once, or was taken.

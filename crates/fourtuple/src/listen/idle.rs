@@ -1,15 +1,17 @@
 //! Idle connections and their time limit.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::socket;
 
-/// A table of idle connections by descriptor. It is swept four times per limit, so that a connection is closed between the
+/// A table of idle connections by descriptor: a map, because the descriptors of one worker are few of the numbers that the process
+/// uses. It is swept four times per limit, so that a connection is closed between the
 /// limit and 1.25 times the limit after its last request.
 #[derive(Debug)]
 pub(crate) struct Idle<T> {
-    slots: Vec<Option<(T, Instant)>>,
+    slots: HashMap<usize, (T, Instant)>,
     limit: Duration,
     /// `None` if the limit is beyond the range of the clock.
     next_sweep: Option<Instant>,
@@ -17,34 +19,31 @@ pub(crate) struct Idle<T> {
 
 impl<T: AsFd> Idle<T> {
     pub(crate) fn new(limit: Duration) -> Idle<T> {
-        Idle { slots: Vec::new(), limit, next_sweep: next_sweep(Instant::now(), limit) }
+        Idle { slots: HashMap::new(), limit, next_sweep: next_sweep(Instant::now(), limit) }
     }
 
     /// Adds a connection, whose idle time starts now.
     pub(crate) fn put(&mut self, connection: T) {
         let descriptor = connection.as_fd().as_raw_fd() as usize;
-        if self.slots.len() <= descriptor {
-            self.slots.resize_with(descriptor + 1, || None);
-        }
-        self.slots[descriptor] = Some((connection, Instant::now()));
+        self.slots.insert(descriptor, (connection, Instant::now()));
     }
 
     #[cfg(feature = "uring")]
     pub(crate) fn get(&self, descriptor: usize) -> Option<&T> {
-        self.slots.get(descriptor)?.as_ref().map(|(connection, _)| connection)
+        self.slots.get(&descriptor).map(|(connection, _)| connection)
     }
 
     pub(crate) fn take(&mut self, descriptor: usize) -> Option<T> {
-        self.slots.get_mut(descriptor)?.take().map(|(connection, _)| connection)
+        self.slots.remove(&descriptor).map(|(connection, _)| connection)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().flatten().map(|(connection, _)| connection)
+        self.slots.values().map(|(connection, _)| connection)
     }
 
     /// Removes all connections.
     pub(crate) fn drain(&mut self) -> Vec<T> {
-        self.slots.drain(..).flatten().map(|(connection, _)| connection).collect()
+        self.slots.drain().map(|(_, (connection, _))| connection).collect()
     }
 
     /// Returns the time until the next sweep is due; `None` if there is no limit.
@@ -60,11 +59,11 @@ impl<T: AsFd> Idle<T> {
             return Vec::new();
         }
         self.next_sweep = next_sweep(now, self.limit);
-        let expired = |slot: &mut (T, Instant)| {
-            now.saturating_duration_since(slot.1) >= self.limit && !socket::has_something(slot.0.as_fd())
-        };
-        let found = self.slots.iter_mut().filter_map(|slot| slot.take_if(expired));
-        found.map(|(connection, _)| connection).collect()
+        let (limit, slots) = (self.limit, &mut self.slots);
+        let expired = slots.extract_if(|_, (connection, since)| {
+            now.saturating_duration_since(*since) >= limit && !socket::has_something(connection.as_fd())
+        });
+        expired.map(|(_, (connection, _))| connection).collect()
     }
 }
 

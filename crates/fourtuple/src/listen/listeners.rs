@@ -3,8 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::option::{self, Answer};
@@ -21,17 +20,7 @@ pub(crate) enum Listeners {
     PerWorker {
         /// A bound socket that never listens. It keeps the port while no worker listens. `None` for listeners of another process.
         _holder: Option<OwnedFd>,
-        /// Listeners of workers that left. A remaining worker accepts from each until another worker joins.
-        inherited: Mutex<Vec<InheritedListener>>,
     },
-}
-
-/// A listener of a worker that left, from which a remaining worker accepts until another worker joins.
-#[derive(Clone, Debug)]
-pub(crate) struct InheritedListener {
-    pub(crate) listener: Arc<OwnedFd>,
-    /// Whether another worker owns the listener now.
-    claimed: Arc<AtomicBool>,
 }
 
 /// Options of TCP listeners; `None` leaves the kernel's default.
@@ -46,6 +35,23 @@ pub(crate) struct TcpOptions {
 }
 
 impl TcpOptions {
+    /// Reads the options of a TCP listener that another process has opened.
+    pub(crate) fn of(listener: &OwnedFd, endpoint: &Endpoint) -> Result<TcpOptions, ListenError> {
+        let failed =
+            |error| call("getsockopt(TCP_DEFER_ACCEPT, TCP_FASTOPEN or IPV6_V6ONLY)", endpoint, error);
+        let set = |value: u32| (value > 0).then(|| u16::try_from(value).unwrap_or(u16::MAX));
+        let only_ipv6 = endpoint
+            .inet()
+            .is_some_and(|address| address.is_ipv6())
+            .then(|| option::is_only_ipv6(listener.as_fd()))
+            .transpose();
+        Ok(TcpOptions {
+            defer_accept: set(option::defer_accept(listener.as_fd()).map_err(failed)?),
+            fast_open: set(option::fast_open(listener.as_fd()).map_err(failed)?),
+            only_ipv6: only_ipv6.map_err(failed)?,
+        })
+    }
+
     /// Sets the options on a socket that is not bound.
     fn set(self, socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenError> {
         let failed = |name| move |error| call(name, endpoint, error);
@@ -66,21 +72,6 @@ impl TcpOptions {
             Some(on) => option::set_only_ipv6(socket.as_fd(), on).map_err(failed("setsockopt(IPV6_V6ONLY)")),
             None => Ok(()),
         }
-    }
-}
-
-impl InheritedListener {
-    pub(crate) fn new(listener: OwnedFd) -> InheritedListener {
-        InheritedListener { listener: Arc::new(listener), claimed: Arc::default() }
-    }
-
-    /// Takes ownership of the listener; `false` if another worker was faster.
-    pub(crate) fn claim(&self) -> bool {
-        !self.claimed.swap(true, Ordering::AcqRel)
-    }
-
-    pub(crate) fn is_claimed(&self) -> bool {
-        self.claimed.load(Ordering::Acquire)
     }
 }
 

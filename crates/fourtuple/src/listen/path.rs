@@ -76,6 +76,11 @@ impl SocketPath {
     fn of(path: &Path) -> SocketPath {
         SocketPath { path: path.to_owned(), inode: inode(path), process: process::id() }
     }
+
+    /// Leaves the path to another process.
+    pub(crate) fn leave(mut self) {
+        self.inode = None;
+    }
 }
 
 impl Drop for SocketPath {

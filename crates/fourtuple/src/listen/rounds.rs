@@ -39,11 +39,12 @@ impl Rounds {
     }
 
     /// Returns the misplaced wait of the request that the worker is about to serve. The last poll returned its connection, which
-    /// was kept at `kept`.
+    /// was kept at `kept`. The worker asked for a connection at `asked`: before this poll, or after serving earlier connections that the
+    /// poll returned. The time that the worker itself needs to return a connection is no wait: every other worker needs it too.
     pub(crate) fn misplaced(
         &self,
         kept: Instant,
-        now: Instant,
+        asked: Instant,
         others_idle: impl FnOnce() -> bool,
     ) -> Duration {
         let Some(last) = self.last else { return Duration::ZERO };
@@ -53,7 +54,7 @@ impl Rounds {
         }
         let unseen =
             self.before.map_or(Duration::ZERO, |before| last.at.duration_since(before.at.max(kept)) / 2);
-        let waited = unseen + now.saturating_duration_since(last.at);
+        let waited = unseen + asked.saturating_duration_since(last.at);
         let idle = self.before.is_some_and(|before| before.others_idle) || last.others_idle || others_idle();
         if idle { waited } else { Duration::ZERO }
     }
@@ -74,6 +75,7 @@ mod tests {
         assert_eq!(rounds.misplaced(zero, zero, || true), Duration::ZERO);
         // Two connections woke the worker: the second waits for the first.
         rounds.woken(after(zero, 100), false);
+        assert_eq!(rounds.misplaced(zero, after(zero, 90), || true), Duration::ZERO);
         assert_eq!(rounds.misplaced(zero, after(zero, 100), || true), Duration::ZERO);
         assert_eq!(rounds.misplaced(zero, after(zero, 110), || true), Duration::from_millis(10));
         assert_eq!(rounds.misplaced(zero, after(zero, 110), || false), Duration::ZERO);

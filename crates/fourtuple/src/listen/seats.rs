@@ -33,6 +33,8 @@ pub(crate) enum Count {
     Joins,
     /// 1 after the worker has stopped accepting because the group retires.
     Retired,
+    /// The cookie of the listener that the worker owns; 0: none.
+    Listener,
 }
 
 /// The counters of a seat. They continue when another worker takes the seat.
@@ -100,7 +102,8 @@ pub(crate) struct Seats {
 
 impl Seats {
     pub(crate) fn new(count: usize) -> io::Result<Seats> {
-        Ok(Seats { counters: Counters::new(count * STRIDE + Comparison::SUMS + GROUP_WORDS)?, count })
+        let words = count.saturating_mul(STRIDE).saturating_add(Comparison::SUMS + GROUP_WORDS);
+        Ok(Seats { counters: Counters::new(words)?, count })
     }
 
     fn group_word(&self, word: usize) -> &AtomicU64 {
@@ -218,7 +221,13 @@ impl Seats {
     pub(crate) fn free(&self, seat: usize) {
         self.set(seat, Count::Idle, 0);
         self.set(seat, Count::Retired, 0);
+        self.set(seat, Count::Listener, 0);
         self.of(seat, Count::Taken).store(0, Ordering::Release);
+    }
+
+    /// Returns whether a worker owns the listener with this cookie.
+    pub(crate) fn is_owned(&self, cookie: u64) -> bool {
+        (0..self.count).any(|seat| self.get(seat, Count::Listener) == cookie)
     }
 
     /// Returns whether a seat other than `seat` is taken.

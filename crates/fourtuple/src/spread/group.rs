@@ -173,9 +173,12 @@ impl UdpGroup {
     }
 
     fn socket(&self) -> Result<OwnedFd, UdpGroupError> {
-        let socket = socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))?;
+        socket::open(Transport::Udp, self.address, true).map_err(self.failure("socket()"))
+    }
+
+    fn set_reuse_port(&self, socket: &OwnedFd) -> Result<(), UdpGroupError> {
         match option::set_reuse_port(socket.as_fd()).map_err(self.failure("setsockopt(SO_REUSEPORT)"))? {
-            Answer::Done => Ok(socket),
+            Answer::Done => Ok(()),
             Answer::Absent => {
                 Err(UdpGroupError::Absent { selector: self.spread, what: "SO_REUSEPORT", error: None })
             }
@@ -197,8 +200,17 @@ impl UdpGroup {
     }
 
     fn bind(&mut self, socket: &OwnedFd) -> Result<(), UdpGroupError> {
+        // With SO_REUSEPORT and without a selector, bind(2) to port 0 may choose the port of another group of this user
+        // (udp_lib_lport_inuse).
+        let kernel_chooses = self.address.port() == 0;
+        if !kernel_chooses {
+            self.set_reuse_port(socket)?;
+        }
         socket::bind(socket.as_fd(), self.address).map_err(self.failure("bind()"))?;
         self.address = socket::local_address(socket.as_fd()).map_err(self.failure("getsockname()"))?;
+        if kernel_chooses {
+            self.set_reuse_port(socket)?;
+        }
         Ok(())
     }
 
@@ -210,6 +222,10 @@ impl UdpGroup {
         members: usize,
         filter: Option<&ControlFilter>,
     ) -> Result<(), UdpGroupError> {
+        if matches!(selector, Chooser::Kernel) {
+            return Ok(());
+        }
+        self.set_reuse_port(first)?;
         let by = match (selector, &self.programs) {
             (Chooser::Table(_), Some(programs)) => return programs.attach(first.as_fd()),
             (Chooser::Classic(by), _) => *by,

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder};
-use fourtuple_syscalls::{child, option};
+use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder, Workers};
+use fourtuple_syscalls::{child, option, resource};
 use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::examples::beside;
 use crate::policies::is_available;
-use crate::pool::{Opened, Worker, ask, connect, endpoint, open, try_ask};
+use crate::pool::{Opened, Worker, ask, connect, endpoint, open, serve, try_ask};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -103,8 +103,12 @@ fn listeners_that_form_no_group_are_refused() {
 #[test]
 fn a_takeover_loses_no_request() {
     in_namespace(|| {
-        for policy in adopting("a_takeover_loses_no_request") {
-            let old = open(policy, Family::Tcp4);
+        let test = "a_takeover_loses_no_request";
+        let families = |policy| [Family::Tcp4, Family::Unix].map(|family| (policy, family));
+        let is_possible =
+            |&(policy, family): &(AcceptPolicy, Family)| policy.check(family, Workers::Threads).is_ok();
+        for (policy, family) in adopting(test).flat_map(families).filter(is_possible) {
+            let old = open(policy, family);
             let workers = Worker::start_many(&old, 3);
             let stop = AtomicBool::new(false);
             let answered: [AtomicU32; 4] = Default::default();
@@ -151,6 +155,68 @@ fn a_takeover_loses_no_request() {
                 assert!(accepts(&new) > 0, "{policy}");
                 successors.into_iter().for_each(Worker::stop);
             });
+            let endpoint = old.endpoint().clone();
+            drop(old);
+            if let fourtuple::listen::Endpoint::Unix(path) = endpoint {
+                assert!(path.exists(), "{policy}: the path belongs to the new process");
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    });
+}
+
+/// The new group sets O_NONBLOCK on the listener of both.
+#[test]
+fn blocking_waits_beside_another_policy() {
+    in_namespace(|| {
+        let old = open(AcceptPolicy::Blocking, Family::Tcp4);
+        let mut acceptor = old.join().unwrap();
+        let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
+        let new = new.policy(AcceptPolicy::Exclusive).open().unwrap();
+        let before = resource::thread_cpu_time();
+        assert!(acceptor.next(Some(Duration::from_secs(1))).unwrap().is_none());
+        let used = resource::thread_cpu_time() - before;
+        assert!(used < Duration::from_millis(100), "{used:?}");
+        drop(new);
+    });
+}
+
+/// The worker of the old group stops while connections are queued. The new group answers all but at most one of them.
+#[test]
+fn retire_leaves_the_accept_queue() {
+    const QUEUED: u64 = 20;
+    in_namespace(|| {
+        // The dispatcher accepts before a worker is idle.
+        let has_queue = |policy: &AcceptPolicy| *policy != AcceptPolicy::Dispatcher;
+        for policy in adopting("retire_leaves_the_accept_queue").filter(has_queue) {
+            let old = open(policy, Family::Tcp4);
+            let mut acceptor = old.join().unwrap();
+            let mut first = connect(&old);
+            first.write_all(b"x").unwrap();
+            let served = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
+            let mut queued: Vec<_> = (0..QUEUED).map(|_| connect(&old)).collect();
+            queued.iter_mut().for_each(|stream| stream.write_all(&0_u32.to_ne_bytes()).unwrap());
+            let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
+            let new = new.policy(policy).open().unwrap();
+            thread::scope(|scope| {
+                let retire = scope.spawn(|| old.retire(DEADLINE).unwrap());
+                while !served.is_last() {
+                    thread::yield_now();
+                }
+                drop(served);
+                while let Some(connection) = acceptor.next(None).unwrap() {
+                    serve(&mut acceptor, connection);
+                }
+                let report = retire.join().unwrap();
+                assert!(report.is_complete() && report.accepted <= 1, "{policy}: {report:?}");
+            });
+            let worker = Worker::start(&new);
+            // Each closes its connection: a worker with `blocking` serves one at a time.
+            for mut stream in queued {
+                stream.read_exact(&mut [0; 8]).unwrap();
+            }
+            assert!(new.stats()[0].accepts >= QUEUED - 1, "{policy}");
+            worker.stop();
         }
     });
 }
@@ -254,6 +320,38 @@ fn options_are_set_on_every_listener() {
             assert!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).is_ok());
             workers.into_iter().for_each(Worker::stop);
         }
+    });
+}
+
+/// The service manager opens one listener, and three workers join.
+#[test]
+fn further_listeners_have_the_options_of_the_adopted_one() {
+    in_namespace(|| {
+        let first = ListenerGroupBuilder::at((Ipv6Addr::UNSPECIFIED, 0)).policy(AcceptPolicy::Reuseport);
+        let first = first.only_ipv6(true).fast_open(7).defer_accept(Duration::from_secs(3)).backlog(9);
+        let first = first.open().unwrap();
+        let acceptor = first.join().unwrap();
+        let group = ListenerGroupBuilder::from_listeners(first.listeners().unwrap()).unwrap();
+        let group = group.policy(AcceptPolicy::Reuseport).open().unwrap();
+        drop((acceptor, first));
+        assert_eq!(group.backlog(), Some(9));
+        let workers = Worker::start_many(&group, 3);
+        let listeners = group.listeners().unwrap();
+        assert_eq!(listeners.len(), 3);
+        for listener in listeners.iter().map(AsFd::as_fd) {
+            assert!(option::is_only_ipv6(listener).unwrap());
+            assert_eq!(
+                (option::fast_open(listener).unwrap(), option::defer_accept(listener).unwrap()),
+                (7, 3)
+            );
+            assert_eq!(option::backlog(listener).unwrap(), 9);
+        }
+        workers.into_iter().for_each(Worker::stop);
+        let path = endpoint(Family::Unix);
+        let fourtuple::listen::Endpoint::Unix(path) = path else { unreachable!("a path") };
+        let unix = ListenerGroupBuilder::from_listeners([UnixListener::bind(&path).unwrap()]).unwrap();
+        assert_eq!(unix.open().unwrap().backlog(), None);
+        std::fs::remove_file(path).unwrap();
     });
 }
 

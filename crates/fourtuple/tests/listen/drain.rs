@@ -2,12 +2,12 @@
 
 use std::env;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::listen::{
     AcceptPolicy, Acceptor, DrainReport, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
@@ -201,6 +201,38 @@ fn refuses(group: &ListenerGroup) -> bool {
     refuses_one() && refuses_one()
 }
 
+/// Begins a handshake that never completes. Returns its client.
+fn half_open(address: SocketAddr) -> OwnedFd {
+    const DROP: [option::Instruction; 1] = [(6, 0, 0, 0)]; // BPF_RET | BPF_K: drops the SYN-ACK
+    let client = socket::open(Transport::Tcp, address, true).unwrap();
+    option::attach_filter(client.as_fd(), &DROP).unwrap();
+    socket::connect(client.as_fd(), address).unwrap();
+    while sock_diag::handshakes(address).unwrap() == 0 {
+        thread::yield_now();
+    }
+    client
+}
+
+/// The other server has the same port at another address.
+#[test]
+fn a_drain_waits_for_no_other_server() {
+    in_namespace(|| {
+        let open = |address: [u8; 4], port: u16| {
+            let at = ListenerGroupBuilder::at((address, port));
+            at.policy(AcceptPolicy::Exclusive).open().unwrap()
+        };
+        let group = open([127, 0, 0, 1], 0);
+        let other = open([127, 0, 0, 2], group.endpoint().inet().unwrap().port());
+        let _client = half_open(other.endpoint().inet().unwrap());
+        let report = group.drain(Duration::from_secs(1)).unwrap();
+        assert!(report.is_complete(), "{report:?}");
+        let wildcard = open([0, 0, 0, 0], 0);
+        let port = wildcard.endpoint().inet().unwrap().port();
+        let _client = half_open(([127, 0, 0, 1], port).into());
+        assert_eq!(wildcard.drain(Duration::ZERO).unwrap().handshakes, Some(1));
+    });
+}
+
 #[test]
 fn a_drain_reports_remaining_connections() {
     in_namespace(|| {
@@ -213,13 +245,7 @@ fn a_drain_reports_remaining_connections() {
         // Two connections are in the accept queue, and one handshake never completes.
         let _queued = [connect(&group), connect(&group)];
         let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
-        let client = socket::open(Transport::Tcp, address, true).unwrap();
-        const DROP: [option::Instruction; 1] = [(6, 0, 0, 0)]; // BPF_RET | BPF_K: drops the SYN-ACK
-        option::attach_filter(client.as_fd(), &DROP).unwrap();
-        socket::connect(client.as_fd(), address).unwrap();
-        while sock_diag::handshakes(address.port()).unwrap() == 0 {
-            thread::yield_now();
-        }
+        let _client = half_open(address);
         let report = group.drain(Duration::from_millis(20)).unwrap();
         assert_eq!((report.open, report.queued, report.handshakes), (1, 2, Some(1)), "{report:?}");
         assert!(!report.is_complete() && connection.is_last());
@@ -279,5 +305,53 @@ fn the_last_worker_reports_waiting_connections() {
             let report = second.leave().unwrap();
             assert_eq!((report.handed_over, report.waiting, report.kept.len()), (0, 2, 0), "{policy}");
         }
+    });
+}
+
+#[test]
+fn leaving_leaves_the_accept_queue_to_other_workers() {
+    const QUEUED: usize = 300;
+    in_namespace(|| {
+        let policies = [AcceptPolicy::Exclusive, AcceptPolicy::Plain, AcceptPolicy::ROTATE];
+        for policy in policies {
+            let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open().unwrap();
+            let leaving = group.join().unwrap();
+            let mut staying = group.join().unwrap();
+            let mut streams: Vec<_> = (0..QUEUED).map(|_| connect(&group)).collect();
+            streams.iter_mut().for_each(|stream| stream.write_all(b"?").unwrap());
+            let report = leaving.leave().unwrap();
+            assert_eq!((report.handed_over, report.kept.len()), (0, 0), "{policy}");
+            for _ in 0..QUEUED {
+                let mut connection = staying.next(Some(DEADLINE)).unwrap().unwrap();
+                connection.read_exact(&mut [0]).unwrap();
+                connection.write_all(b"!").unwrap();
+            }
+            streams.iter_mut().for_each(|stream| stream.read_exact(&mut [0]).unwrap());
+        }
+    });
+}
+
+/// The handoff queue has no room for all connections, and no worker takes any.
+#[test]
+fn leaving_waits_for_room_once() {
+    const IDLE: usize = 400;
+    in_namespace(|| {
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+        let mut acceptor = group.join().unwrap();
+        let mut streams = Vec::new();
+        for _ in 0..IDLE {
+            let mut stream = connect(&group);
+            stream.write_all(b"?").unwrap();
+            let mut connection = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
+            connection.read_exact(&mut [0]).unwrap();
+            acceptor.keep(connection).unwrap();
+            streams.push(stream);
+        }
+        let begun = Instant::now();
+        let report = acceptor.leave().unwrap();
+        // A second for each connection would be more than this.
+        assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
+        assert!(report.kept.len() > 60 && report.waiting + report.kept.len() == IDLE, "{report:?}");
     });
 }

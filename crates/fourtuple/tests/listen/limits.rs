@@ -16,7 +16,7 @@ use fourtuple_syscalls::{option, seccomp};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::everywhere;
-use crate::pool::{Stream, ask, connect, endpoint, serve, try_ask};
+use crate::pool::{Opened, Stream, ask, connect, endpoint, serve, try_ask};
 
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -74,6 +74,29 @@ fn silent_connections_are_closed() {
     });
 }
 
+/// Each wait of the worker finds a new connection at once.
+#[test]
+fn silent_connections_are_closed_under_load() {
+    in_namespace(|| {
+        // A blocking worker serves one connection; the dispatcher has a thread of its own.
+        let policies = everywhere("silent_connections_are_closed_under_load").filter(|(policy, family)| {
+            *family == Family::Unix && ![AcceptPolicy::Blocking, AcceptPolicy::Dispatcher].contains(policy)
+        });
+        for (policy, family) in policies {
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(1);
+            let group = listen.idle(Duration::from_millis(100)).open().unwrap();
+            let mut acceptor = group.join().unwrap();
+            let _silent = connect(&group);
+            let begun = Instant::now();
+            while acceptor.stats().idle_closed == 0 {
+                connect(&group).write_all(b"x").unwrap();
+                acceptor.next(DEADLINE).unwrap().unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(30), "{policy}: no idle limit");
+            }
+        }
+    });
+}
+
 #[test]
 fn active_connections_are_kept() {
     in_namespace(|| {
@@ -87,6 +110,35 @@ fn active_connections_are_kept() {
                     assert_eq!(ask(&mut *stream, 0).1, number, "{policy} over {family}");
                 }
             });
+        }
+    });
+}
+
+/// The caller holds a readable connection, as a worker does that serves it in another thread.
+#[test]
+fn a_held_connection_extends_no_wait() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("a_held_connection_extends_no_wait") {
+            let group =
+                Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).open().unwrap());
+            let mut acceptor = group.join().unwrap();
+            let mut stream = connect(&group);
+            stream.write_all(b"x").unwrap();
+            let mut connection = acceptor.next(DEADLINE).unwrap().unwrap();
+            connection.read_exact(&mut [0]).unwrap();
+            // An epoll watches a kept connection.
+            acceptor.keep(connection).unwrap();
+            stream.write_all(b"yz").unwrap();
+            let mut held = acceptor.next(DEADLINE).unwrap().unwrap();
+            held.read_exact(&mut [0]).unwrap();
+            let before = acceptor.stats().wakeups;
+            let found = acceptor.next(Some(Duration::from_millis(50))).unwrap();
+            assert!(found.is_none(), "{policy} over {family}");
+            assert!(acceptor.stats().wakeups - before < 10, "{policy} over {family}");
+            // The unread byte is found again.
+            acceptor.keep(held).unwrap();
+            let mut found = acceptor.next(DEADLINE).unwrap().unwrap();
+            assert_eq!(found.read(&mut [0; 2]).unwrap(), 1, "{policy} over {family}");
         }
     });
 }
@@ -389,6 +441,10 @@ fn settings_out_of_range_are_refused() {
         ] {
             let error = listen.open().unwrap_err();
             assert!(error.is_usage() && error.to_string().starts_with(setting), "{error}");
+        }
+        for seats in [1 << 59, usize::MAX] {
+            let error = at().seats(seats).open().unwrap_err().to_string();
+            assert!(error.contains("ENOMEM"), "{error}");
         }
         let error = at().open().unwrap().dispatcher().unwrap().depth(0).unwrap_err();
         assert!(matches!(error, ListenError::Setting { setting: "depth", .. }), "{error}");

@@ -44,6 +44,25 @@ pub(crate) fn is_available(policy: AcceptPolicy, test: &str) -> bool {
 }
 
 #[test]
+fn a_wakeup_comes_before_ready_connections() {
+    in_namespace(|| {
+        for (policy, family) in everywhere("a_wakeup_comes_before_ready_connections") {
+            let group = open(policy, family);
+            let mut acceptor = group.join().unwrap();
+            let mut streams = [connect(&group), connect(&group)];
+            for stream in &mut streams {
+                stream.write_all(&0_u32.to_ne_bytes()).unwrap();
+            }
+            let first = acceptor.next(None).unwrap().expect("a connection");
+            acceptor.waker().wake();
+            assert!(acceptor.next(None).unwrap().is_none(), "{policy} over {family}");
+            drop(first);
+            assert!(acceptor.next(None).unwrap().is_some(), "{policy} over {family}: once");
+        }
+    });
+}
+
+#[test]
 fn every_policy_answers_every_request() {
     in_namespace(|| {
         for (policy, family) in everywhere("every_policy_answers_every_request") {

@@ -1,7 +1,9 @@
 //! Selectors that need no privilege.
 
+use std::collections::BTreeSet;
+
 use fourtuple::spread::{Selector, UdpGroup, UdpGroupError};
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{in_namespace, set_sysctl};
 
 use crate::group::{assert_even, lengths, open, sender, shares};
 
@@ -74,6 +76,21 @@ fn each_cpu_has_its_socket() {
             let got = got("each_cpu_has_its_socket", "cpu", 2, 500, "127.0.0.1:0");
             // Softirqs that fall behind run in a ksoftirqd thread, on the same CPU.
             assert_eq!(got[cpu % 2].len(), 500, "{:?}", lengths(&got));
+        }
+    });
+}
+
+/// Without a selector SO_REUSEPORT would let bind(2) choose the port of another group.
+#[test]
+fn groups_at_port_0_share_no_port() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "40000 40003");
+        for selector in [Selector::Hash, Selector::Random] {
+            let open = || UdpGroup::open(([127, 0, 0, 1], 0).into(), 2, &selector);
+            let groups: Vec<UdpGroup> = (0..4).map(|_| open().unwrap()).collect();
+            let ports: BTreeSet<u16> = groups.iter().map(|group| group.address().port()).collect();
+            assert_eq!(ports.len(), 4, "{selector}: {ports:?}");
+            assert!(open().is_err(), "{selector}: every port is taken");
         }
     });
 }

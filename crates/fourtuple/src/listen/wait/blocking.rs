@@ -19,6 +19,8 @@ use crate::listen::wait::shared_state::{Preparation, SharedState};
 
 /// The interval at which a worker checks its waker: only a timeout ends a blocking accept(2).
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause in accepting after accept(2) found no descriptor.
+const BACK_OFF: Duration = Duration::from_millis(10);
 
 /// Sets the receive timeout of the shared listener, which bounds accept(2).
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
@@ -54,9 +56,21 @@ impl Blocking {
         if let Some(Arrival::Connection(received)) = arrival {
             return Ok(Some(received.settle(seat.open_guard())));
         }
-        let AcceptOutcome::Connection(connection) = seat.accept(&self.listener)? else { return Ok(None) };
-        seat.count(Count::Wakeups);
-        Ok(Some(connection))
+        let begun = Instant::now();
+        match seat.accept(&self.listener)? {
+            AcceptOutcome::Connection(connection) => {
+                seat.count(Count::Wakeups);
+                return Ok(Some(connection));
+            }
+            // accept(2) does not wait if another process, which takes the address over with another policy, has set O_NONBLOCK.
+            AcceptOutcome::Empty => {
+                let left = CHECK_INTERVAL.saturating_sub(begun.elapsed());
+                let readable = socket::wait_readable(self.listener.as_fd(), Some(left));
+                readable.map_err(seat.group.failed("poll()"))?;
+            }
+            AcceptOutcome::OutOfResources => thread::sleep(BACK_OFF),
+        }
+        Ok(None)
     }
 
     /// Waits for at most `slice` until the connection is readable.
@@ -105,7 +119,7 @@ impl Wait for Blocking {
     }
 
     /// Returns zero: the worker serves only this connection.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
         Duration::ZERO
     }
 
@@ -120,7 +134,7 @@ impl Wait for Blocking {
         Ok(())
     }
 
-    fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, _seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
         Ok(self.connection.take().into_iter().collect())
     }
 }

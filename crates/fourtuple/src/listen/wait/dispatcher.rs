@@ -201,7 +201,7 @@ impl Wait for Dispatched {
     }
 
     /// Returns zero: a ready connection waits for any worker.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
         Duration::ZERO
     }
 
@@ -215,7 +215,7 @@ impl Wait for Dispatched {
         Ok(())
     }
 
-    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
         let mut released: Vec<_> = self.kept.take().into_iter().collect();
         for connection in self.own.drain() {

@@ -109,8 +109,8 @@ impl Wait for Chosen {
         self.pool.keep(seat, connection)
     }
 
-    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
-        self.pool.misplaced(seat, kept)
+    fn misplaced(&self, seat: &Seat, kept: Instant, asked: Instant) -> Duration {
+        self.pool.misplaced(seat, kept, asked)
     }
 
     fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {
@@ -121,10 +121,10 @@ impl Wait for Chosen {
         self.pool.retire(seat)
     }
 
-    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
         // The program stops choosing this listener before the listener is handed off with its accept queue.
         self.program.seat_left(seat.number).map_err(refused)?;
-        self.pool.release(seat)
+        self.pool.release(seat, until)
     }
 }
 
@@ -135,6 +135,11 @@ fn refused(error: BpfError) -> ListenError {
             ListenError::NotPermitted { policy, call, needs: BpfError::NEEDS, error: source }
         }
         BpfError::Absent { what, source, .. } => ListenError::Absent { policy, what, error: source },
+        BpfError::Seats { seats } => ListenError::Setting {
+            setting: "seats",
+            value: seats.to_string(),
+            accepted: "1 to 64 with reuseport-least-busy",
+        },
         other => ListenError::Bpf { policy, error: other.into() },
     }
 }

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::socket;
+use fourtuple_syscalls::{option, socket};
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
-use crate::listen::listeners::InheritedListener;
 use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
 use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, is_out_of_watches};
@@ -41,8 +40,8 @@ pub(crate) struct Pool {
     epoll: Epoll,
     watching: ListenerInterest,
     listener: Arc<OwnedFd>,
-    /// Listeners of workers that left, until another worker joins.
-    inherited: Vec<InheritedListener>,
+    /// Listeners without an owner and their cookies, until another worker owns them.
+    inherited: Vec<(Arc<OwnedFd>, u64)>,
     /// Idle connections by descriptor. If the caller closes a descriptor, the kernel may reuse the number for a new connection.
     idle: Idle<Connection>,
     ready: VecDeque<Ready>,
@@ -78,6 +77,12 @@ impl Pool {
         let token = LISTENER | pool.listener.as_raw_fd() as u64;
         let added = pool.epoll.add(pool.listener.as_fd(), token, watching.interest);
         added.map_err(&failed)?;
+        if group.policy().has_listener_each() {
+            // Another worker that accepts from this listener stops.
+            let cookie =
+                option::cookie(pool.listener.as_fd()).map_err(group.failed("getsockopt(SO_COOKIE)"))?;
+            group.0.seats.set(seat.number, Count::Listener, cookie);
+        }
         Ok(pool)
     }
 
@@ -98,22 +103,42 @@ impl Pool {
     }
 
     fn listeners(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
-        iter::once(&self.listener).chain(self.inherited.iter().map(|inherited| &inherited.listener))
+        iter::once(&self.listener).chain(self.inherited.iter().map(|(listener, _)| listener))
     }
 
-    /// Removes inherited listeners that another worker has claimed.
-    fn drop_claimed(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        for inherited in self.inherited.iter().filter(|inherited| inherited.is_claimed()) {
+    /// Accepts from a listener until another worker owns it.
+    fn inherit(&mut self, seat: &Seat, listener: OwnedFd) -> Result<(), ListenError> {
+        let group = &seat.group;
+        let cookie = option::cookie(listener.as_fd()).map_err(group.failed("getsockopt(SO_COOKIE)"))?;
+        if group.0.seats.is_owned(cookie) || self.inherited.iter().any(|(_, other)| *other == cookie) {
+            return Ok(());
+        }
+        let listener = Arc::new(listener);
+        group.register_listener(&listener)?;
+        if self.accept_after.is_none() && !self.retired {
+            let others: Vec<_> = self.listeners().map(Arc::clone).collect();
+            self.listen_or_pause(seat, &listener, &others)?;
+        }
+        self.inherited.push((listener, cookie));
+        Ok(())
+    }
+
+    /// Drops inherited listeners that another worker owns.
+    fn drop_owned(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        let is_owned = |cookie| seat.group.0.seats.is_owned(cookie);
+        for (listener, _) in self.inherited.extract_if(.., |(_, cookie)| is_owned(*cookie)) {
             if self.accept_after.is_none() && !self.retired {
-                self.epoll.remove(inherited.listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+                self.epoll.remove(listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
             }
         }
-        self.inherited.retain(|inherited| !inherited.is_claimed());
         Ok(())
     }
 
     /// Accepts one connection. A worker that accepted the whole queue would make these connections wait for each other.
     fn accept(&mut self, seat: &Seat, descriptor: i32) -> Result<Option<Connection>, ListenError> {
+        if self.accept_after.is_some() {
+            return Ok(None);
+        }
         let found = self.listeners().find(|listener| listener.as_raw_fd() == descriptor);
         let Some(listener) = found.map(Arc::clone) else { return Ok(None) };
         match seat.accept(&listener)? {
@@ -132,6 +157,15 @@ impl Pool {
             }
         }
         Ok(None)
+    }
+
+    /// Accepts the connection of a consumed wakeup. epoll_wait(2) consumes at most one wakeup of a listener; workers of the new
+    /// process got all further ones.
+    fn accept_last(&mut self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
+        match seat.accept(listener)? {
+            AcceptOutcome::Connection(connection) => self.watch(seat, connection),
+            AcceptOutcome::Empty | AcceptOutcome::OutOfResources => Ok(()),
+        }
     }
 
     /// Removes the listener from the epoll and adds it again, if the policy asks for it after this accept.
@@ -192,16 +226,20 @@ impl Pool {
         Ok(())
     }
 
-    /// Adds a connection to the epoll and to the idle connections.
+    /// Adds a connection to the epoll and to the idle connections. Its event is reported once: the epoll would report a readable
+    /// connection that the caller holds again and again.
     fn watch(&mut self, seat: &Seat, mut connection: Connection) -> Result<(), ListenError> {
-        if !connection.watched {
-            let token = connection.as_fd().as_raw_fd() as u64;
-            let added = self.epoll.add(connection.as_fd(), token, Interest::READ);
-            if seat.watched(added)?.is_none() {
-                return Ok(());
-            }
-            connection.watched = true;
+        let (socket, interest) = (connection.as_fd(), Interest::READ.and(Interest::ONESHOT));
+        let token = socket.as_raw_fd() as u64;
+        let watched = if connection.watched {
+            self.epoll.modify(socket, token, interest)
+        } else {
+            self.epoll.add(socket, token, interest)
+        };
+        if seat.watched(watched)?.is_none() {
+            return Ok(());
         }
+        connection.watched = true;
         self.idle.put(connection);
         Ok(())
     }
@@ -230,14 +268,15 @@ impl Pool {
     fn handle(&mut self, seat: &Seat, event: Ready) -> Result<Option<Connection>, ListenError> {
         match event.token() {
             HANDOFF => match seat.take_handoff()? {
-                Some(Arrival::Nudge) | None => Ok(None),
+                // The epoll may not know of the connection, because the kernel woke only the worker that left.
+                Some(Arrival::Nudge) if self.retired => {
+                    let listener = Arc::clone(&self.listener);
+                    self.accept_last(seat, &listener).map(|()| None)
+                }
+                Some(Arrival::Nudge) => self.accept(seat, self.listener.as_raw_fd()),
+                None => Ok(None),
                 Some(Arrival::Listener(listener)) => {
-                    let received = seat.group.inherit(listener)?;
-                    if self.accept_after.is_none() && !self.retired {
-                        let others: Vec<_> = self.listeners().map(Arc::clone).collect();
-                        self.listen_or_pause(seat, &received.listener, &others)?;
-                    }
-                    self.inherited.push(received);
+                    self.inherit(seat, listener)?;
                     Ok(None)
                 }
                 Some(Arrival::Connection(received)) => {
@@ -250,7 +289,7 @@ impl Pool {
             },
             token if token & LISTENER != 0 && self.retired => Ok(None),
             token if token & LISTENER != 0 => self.accept(seat, (token & !LISTENER) as i32),
-            // `None` if the connection was closed after epoll_wait(2), or the caller still holds it.
+            // `None` if the connection was closed after epoll_wait(2).
             token => Ok(self.idle.take(token as usize)),
         }
     }
@@ -260,8 +299,9 @@ impl Wait for Pool {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if !self.inherited.is_empty() {
-            self.drop_claimed(seat)?;
+            self.drop_owned(seat)?;
         }
+        let mut has_polled = false;
         loop {
             while let Some(event) = self.ready.pop_front() {
                 if event.token() == WAKER {
@@ -271,6 +311,10 @@ impl Wait for Pool {
                 if let Some(connection) = self.handle(seat, event)? {
                     return Ok(Some(connection));
                 }
+            }
+            let is_over = || until.is_some_and(|until| Instant::now() >= until) || seat.group.is_drained();
+            if std::mem::replace(&mut has_polled, true) && is_over() {
+                return Ok(None);
             }
             seat.close_idle(self.idle.sweep());
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -285,14 +329,10 @@ impl Wait for Pool {
             }
             let mut events = [Ready::NONE; EVENTS];
             let ready = self.poll(seat, &mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
-            if ready.is_empty() {
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Ok(None);
-                }
-                continue;
+            if !ready.is_empty() {
+                seat.count(Count::Wakeups);
+                self.ready.extend(ready);
             }
-            seat.count(Count::Wakeups);
-            self.ready.extend(ready);
         }
     }
 
@@ -307,9 +347,9 @@ impl Wait for Pool {
         Ok(())
     }
 
-    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
+    fn misplaced(&self, seat: &Seat, kept: Instant, asked: Instant) -> Duration {
         self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
-            rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))
+            rounds.misplaced(kept, asked, || seat.group.0.seats.others_idle(seat.number))
         })
     }
 
@@ -320,30 +360,25 @@ impl Wait for Pool {
         }
         let listeners: Vec<_> = self.listeners().map(Arc::clone).collect();
         for listener in listeners {
-            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
-                self.watch(seat, connection)?;
-            }
+            self.accept_last(seat, &listener)?;
         }
         Ok(())
     }
 
-    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
         if self.accept_after.take().is_none() && !self.retired {
             self.stop_listening(seat)?;
         }
-        for inherited in self.inherited.drain(..) {
-            seat.group.pass_on(seat.number, &inherited)?;
+        for (listener, _) in self.inherited.drain(..) {
+            let put = seat.group.0.handoff.put_listener(listener.as_fd(), until);
+            put.map_err(seat.group.failed("sendmsg()"))?;
         }
-        let mut released = self.idle.drain();
+        let released = self.idle.drain();
         if seat.group.policy().has_listener_each() {
-            seat.group.hand_off_listener(seat.number, &self.listener)?;
+            seat.group.hand_off_listener(seat.number, &self.listener, until)?;
         } else if !seat.group.0.seats.is_retired() {
-            // The kernel may have woken only this worker for a connection that is still in the accept queue.
-            let listener = Arc::clone(&self.listener);
-            while let AcceptOutcome::Connection(connection) = seat.accept(&listener)? {
-                released.push(connection);
-            }
+            seat.nudge_if_queued(&self.listener)?;
         }
         for connection in released.iter().filter(|connection| connection.watched) {
             self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;

@@ -24,19 +24,19 @@ pub(crate) trait Wait: Send {
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError>;
 
     /// Returns how long the request that `next` has just returned waited for this worker while another worker was idle. The
-    /// connection has been kept since `kept`. Zero where an idle worker takes the next request.
-    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration;
+    /// connection has been kept since `kept`, and `next` was called at `asked`. Zero where an idle worker takes the next request.
+    fn misplaced(&self, seat: &Seat, kept: Instant, asked: Instant) -> Duration;
 
     /// Stops watching a connection that `next` returned. Another epoll will watch it, and both would report its events.
     fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
 
-    /// Stops accepting, for another process that accepts from the same listeners, and takes the connections for which the kernel may
+    /// Stops accepting, for another process that accepts from the same listeners, and takes the connection for which the kernel may
     /// have woken only this worker. Called between two calls of `next`, at most once.
     fn retire(&mut self, seat: &Seat) -> Result<(), ListenError>;
 
     /// Stops accepting. Returns the connections that other workers must take over; a listener of the worker's own goes into
-    /// the handoff queue.
-    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError>;
+    /// the handoff queue, which it waits for until the deadline.
+    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError>;
 }
 
 /// A worker slot of a group, held by the worker that joined.
@@ -51,7 +51,7 @@ pub(crate) enum AcceptOutcome {
     Connection(Connection),
     /// Another worker was faster, or the client has reset the connection.
     Empty,
-    /// The kernel had no descriptor or no memory; an immediate retry would fail too.
+    /// The kernel had no descriptor or no memory, or a drain has shut the unix listener down; an immediate retry would fail too.
     OutOfResources,
 }
 
@@ -72,8 +72,7 @@ impl Seat {
                     Ok(AcceptOutcome::Empty)
                 }
                 "EAGAIN" | "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => Ok(AcceptOutcome::Empty),
-                // A drain has shut the unix listener down.
-                "EINVAL" if self.group.0.seats.phase() != Phase::Serving => Ok(AcceptOutcome::Empty),
+                "EINVAL" if self.group.0.seats.phase() != Phase::Serving => Ok(AcceptOutcome::OutOfResources),
                 name => match out_of(name) {
                     Some(count) => {
                         self.count(count);
@@ -107,6 +106,15 @@ impl Seat {
             }
             taken => taken.map_err(self.group.failed("recvmsg()")),
         }
+    }
+
+    /// Wakes another worker if the accept queue has a connection. The kernel may have woken only this worker for it.
+    pub(crate) fn nudge_if_queued(&self, listener: &OwnedFd) -> Result<(), ListenError> {
+        let waiting = socket::wait_readable(listener.as_fd(), Some(Duration::ZERO));
+        if waiting.map_err(self.group.failed("poll()"))? {
+            self.group.0.handoff.nudge().map_err(self.group.failed("sendmsg()"))?;
+        }
+        Ok(())
     }
 
     /// Counts a socket that was accepted for this worker and returns it as a connection.

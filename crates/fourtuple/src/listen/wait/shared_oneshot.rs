@@ -5,7 +5,6 @@
 //! kept connections too.
 
 use std::os::fd::AsFd;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::Ready;
@@ -21,8 +20,6 @@ use crate::listen::wait::shared_state::{Preparation, SharedState};
 
 /// The interval at which a worker checks its waker. A waker in the shared epoll could wake the wrong worker.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// The pause of a worker after accept(2) found no descriptor.
-const BACK_OFF: Duration = Duration::from_millis(10);
 
 struct SharedOneshot;
 
@@ -47,6 +44,14 @@ fn shared(seat: &Seat) -> &SharedEpoll {
     seat.group.0.shared.epoll().expect("the group was opened with this policy")
 }
 
+/// Arms the listener. A group that retires has removed it, perhaps since its event.
+fn arm_listener(seat: &Seat) -> Result<(), ListenError> {
+    match shared(seat).arm_listener() {
+        Err(_not_in_the_epoll) if seat.group.0.seats.is_retired() => Ok(()),
+        armed => armed.map_err(seat.group.failed("epoll_ctl()")),
+    }
+}
+
 impl Wait for SharedOneshot {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -56,15 +61,22 @@ impl Wait for SharedOneshot {
             if seat.group.is_drained() {
                 return Ok(None);
             }
+            let expired = shared.idle().sweep();
+            seat.close_idle(expired);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             // One event per call: another worker can take every further ready socket.
             let mut events = [Ready::NONE; 1];
-            let slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
+            let mut slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
+            if let Some(rest) = shared.rest_of_pause() {
+                if rest.is_zero() {
+                    arm_listener(seat)?;
+                } else {
+                    slice = slice.min(rest);
+                }
+            }
             let ready =
                 shared.epoll.wait(&mut events, Some(slice)).map_err(seat.group.failed("epoll_wait()"))?;
             let Some(event) = ready.first() else {
-                let expired = shared.idle().sweep();
-                seat.close_idle(expired);
                 if seat.waker.clear() || left.is_some_and(|left| left.is_zero()) {
                     return Ok(None);
                 }
@@ -72,25 +84,18 @@ impl Wait for SharedOneshot {
             };
             seat.count(Count::Wakeups);
             if event.token() != LISTENER {
-                let (found, expired) = {
-                    let mut idle = shared.idle();
-                    (idle.take(event.token() as usize), idle.sweep())
-                };
-                seat.close_idle(expired);
+                let found = shared.idle().take(event.token() as usize);
                 match found {
                     Some(connection) => return Ok(Some(connection)),
                     None => continue,
                 }
             }
             let accepted = seat.accept(&shared.listener)?;
-            if matches!(accepted, AcceptOutcome::OutOfResources) {
-                thread::sleep(BACK_OFF);
-            }
             // The listener is armed before the request is served, so that another worker gets the next connection.
-            // A group that retires has removed the listener, perhaps since the event.
-            match shared.arm_listener() {
-                Err(_not_in_the_epoll) if seat.group.0.seats.is_retired() => {}
-                armed => armed.map_err(seat.group.failed("epoll_ctl()"))?,
+            if matches!(accepted, AcceptOutcome::OutOfResources) {
+                shared.pause();
+            } else {
+                arm_listener(seat)?;
             }
             match accepted {
                 AcceptOutcome::Connection(connection) if socket::has_something(connection.as_fd()) => {
@@ -109,7 +114,7 @@ impl Wait for SharedOneshot {
     }
 
     /// Returns zero: a ready connection waits for any worker.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant) -> Duration {
+    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
         Duration::ZERO
     }
 
@@ -126,7 +131,7 @@ impl Wait for SharedOneshot {
     }
 
     /// Returns nothing unless the group was drained: the remaining workers share all connections.
-    fn release(&mut self, seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
         if seat.group.is_drained() {
             return Ok(shared(seat).idle().drain());
         }

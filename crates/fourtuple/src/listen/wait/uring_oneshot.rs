@@ -262,18 +262,12 @@ impl UringOneshot {
     /// Cancels the accept of a worker that will be busy. A waiter that was woken and then cancelled has consumed the wakeup
     /// (`io_poll_check_events` checks the cancellation first), so the remaining workers get a nudge.
     fn disarm_and_nudge(&mut self, ring: &mut AcceptRing, seat: &Seat) -> Result<(), ListenError> {
-        if self.disarm(ring, seat)? {
-            let waiting = socket::wait_readable(self.listener.as_fd(), Some(Duration::ZERO));
-            if waiting.map_err(seat.group.failed("poll()"))? {
-                seat.group.0.handoff.nudge().map_err(seat.group.failed("sendmsg()"))?;
-            }
-        }
-        Ok(())
+        if self.disarm(ring, seat)? { seat.nudge_if_queued(&self.listener) } else { Ok(()) }
     }
 
-    /// Accepts the queued connections without the ring.
-    fn accept_queued(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        while let AcceptOutcome::Connection(connection) = seat.accept(&self.listener)? {
+    /// Accepts the connection of a consumed wakeup without the ring. Workers of the other process got all further wakeups.
+    fn accept_last(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        if let AcceptOutcome::Connection(connection) = seat.accept(&self.listener)? {
             self.arrive(connection);
         }
         Ok(())
@@ -295,7 +289,7 @@ impl UringOneshot {
                 match seat.take_handoff()? {
                     Some(Arrival::Connection(received)) => self.arrive(received.settle(seat.open_guard())),
                     // The nudge may be of a worker that has not retired yet, for a connection of which no process was woken.
-                    Some(Arrival::Nudge) if self.retired => self.accept_queued(seat)?,
+                    Some(Arrival::Nudge) if self.retired => self.accept_last(seat)?,
                     // The accept queue may already hold a connection for which this waiter got no wakeup. A new accept checks
                     // the queue first.
                     Some(Arrival::Listener(_) | Arrival::Nudge) | None => {
@@ -380,9 +374,9 @@ impl Wait for UringOneshot {
         Ok(())
     }
 
-    fn misplaced(&self, seat: &Seat, kept: Instant) -> Duration {
+    fn misplaced(&self, seat: &Seat, kept: Instant, asked: Instant) -> Duration {
         self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
-            rounds.misplaced(kept, Instant::now(), || seat.group.0.seats.others_idle(seat.number))
+            rounds.misplaced(kept, asked, || seat.group.0.seats.others_idle(seat.number))
         })
     }
 
@@ -393,10 +387,10 @@ impl Wait for UringOneshot {
 
     fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
         self.retired = true;
-        self.accept_queued(seat)
+        self.accept_last(seat)
     }
 
-    fn release(&mut self, _seat: &Seat) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, _seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
         // Dropping the ring waits until no poll is in progress. No accept is in progress, so no connection is lost.
         self.ring = None;
         self.ready.clear();

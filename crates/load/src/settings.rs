@@ -159,6 +159,8 @@ impl Load {
             );
         } else if self.close == Close::Server && sends_nothing {
             return refuse("nothing is said in the workload connect, so that no server knows when to close");
+        } else if self.close == Close::Server && self.transport() == Transport::Udp {
+            return refuse("a UDP server closes no connection: expected --close client");
         } else if self.close == Close::Reset && scheme == Scheme::Unix {
             return refuse("there is no RST over a unix socket: expected --close client or server");
         } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {

@@ -4,7 +4,7 @@ use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use fourtuple_syscalls::Endpoint;
+use fourtuple_syscalls::{Endpoint, socket};
 
 /// The protocol of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,8 @@ impl Target {
                 let bare = name.trim_start_matches('[').trim_end_matches(']');
                 let address: Option<SocketAddr> = (bare, *port).to_socket_addrs()?.next();
                 let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-                address.map(Endpoint::Inet).ok_or_else(none)
+                // The library dials an IPv4-mapped IPv6 address as the IPv4 address.
+                address.map(|address| socket::canonical(address).into()).ok_or_else(none)
             }
         }
     }

@@ -97,14 +97,15 @@ impl<E: Engine> Driver<'_, E> {
                 self.engine.exchange(number, &[])
             };
         }
-        if !slot.has_first_byte && slot.protocol.established() && count > 0 {
+        let outcome = slot.protocol.receive(self.engine.received(number, count));
+        if !slot.has_first_byte && count > 0 && slot.protocol.answered() {
             slot.has_first_byte = true;
             self.tally.first_byte.record(now - slot.requested_at);
             if let Some(detail) = &mut self.part.detail {
                 detail.first_byte.record(now - slot.requested_at);
             }
         }
-        match slot.protocol.receive(self.engine.received(number, count)) {
+        match outcome {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
             ParseOutcome::Send => {
                 self.count_handshake(number, now);

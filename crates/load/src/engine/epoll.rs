@@ -306,7 +306,7 @@ impl Engine for EpollEngine {
         let timeout = if self.events.is_empty() { timeout } else { Duration::ZERO };
         self.calls += 1;
         let mut room = mem::take(&mut self.ready);
-        let count = self.epoll.wait(&mut room, Some(timeout))?.len();
+        let count = self.epoll.wait_precisely(&mut room, timeout)?.len();
         for ready in &room[..count] {
             self.handle(*ready);
         }

@@ -279,7 +279,9 @@ fn backlog(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Find
     let at_once = course.at_most;
     (at_once > queue.backlog + queue.sockets).then(|| {
         let dropped = match need.transport {
-            Transport::Unix => "what does not fit fails at once (EAGAIN)",
+            Transport::Unix => {
+                "what does not fit waits (engine uring) or fails at once with EAGAIN (engine epoll)"
+            }
             _ => "what does not fit is dropped and comes again after 1 s, 3 s, 7 s",
         };
         let message = format!(

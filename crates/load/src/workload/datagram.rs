@@ -8,17 +8,19 @@ const NUMBER: usize = 8;
 pub(super) struct Datagram {
     payload: Vec<u8>,
     number: u64,
+    answered: bool,
 }
 
 impl Datagram {
     pub(super) fn new(request: usize) -> Self {
-        Datagram { payload: vec![b'x'; request.max(1)], number: 0 }
+        Datagram { payload: vec![b'x'; request.max(1)], number: 0, answered: false }
     }
 }
 
 impl ProtocolState for Datagram {
     fn begin(&mut self, _last: bool) {
         self.number += 1;
+        self.answered = false;
         if let Some(room) = self.payload.get_mut(..NUMBER) {
             room.copy_from_slice(&self.number.to_be_bytes());
         }
@@ -31,8 +33,15 @@ impl ProtocolState for Datagram {
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
         match (bytes.get(..NUMBER), self.payload.get(..NUMBER)) {
             (Some(theirs), Some(ours)) if theirs != ours => ParseOutcome::NeedMore,
-            _ => ParseOutcome::COMPLETE,
+            _ => {
+                self.answered = true;
+                ParseOutcome::COMPLETE
+            }
         }
+    }
+
+    fn answered(&self) -> bool {
+        self.answered
     }
 }
 
@@ -47,8 +56,10 @@ mod tests {
         let late = protocol.outgoing().to_vec();
         protocol.begin(false);
         assert_eq!(protocol.receive(&late), ParseOutcome::NeedMore);
+        assert!(!protocol.answered());
         let now = protocol.outgoing().to_vec();
         assert_eq!(protocol.receive(&now), ParseOutcome::COMPLETE);
+        assert!(protocol.answered());
         let mut short = Datagram::new(1);
         short.begin(false);
         assert_eq!(short.receive(b"x"), ParseOutcome::COMPLETE, "a short datagram has no sequence number");

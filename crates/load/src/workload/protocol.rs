@@ -47,6 +47,12 @@ pub(crate) trait ProtocolState {
     /// Parses received bytes. An empty slice is the end of the stream.
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome;
 
+    /// Returns whether a byte of the response was among the received bytes. Session tickets of TLS and late datagrams are no
+    /// response.
+    fn answered(&self) -> bool {
+        true
+    }
+
     /// Parses bytes that arrived between two requests, and returns whether the connection can still be used. In most
     /// protocols the server sends nothing then.
     fn idle(&mut self, _bytes: &[u8]) -> bool {

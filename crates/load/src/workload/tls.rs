@@ -38,6 +38,7 @@ impl TlsSetup {
             setup: self.clone(),
             connection: None,
             inner,
+            answered: false,
             outgoing: Vec::new(),
             plain: vec![0; 16 * 1024],
         })
@@ -49,6 +50,8 @@ struct Tls {
     setup: TlsSetup,
     connection: Option<ClientConnection>,
     inner: Box<dyn ProtocolState>,
+    /// Whether the server has sent plaintext since the last request.
+    answered: bool,
     outgoing: Vec<u8>,
     plain: Vec<u8>,
 }
@@ -67,13 +70,19 @@ impl ProtocolState for Tls {
     fn renew(&mut self) {
         self.inner.renew();
         self.connection = ClientConnection::new(Arc::clone(&self.setup.config), self.setup.name.clone()).ok();
+        if let Some(connection) = &mut self.connection {
+            // By default rustls takes at most 64 KiB before they are sent, so the request would be cut there.
+            connection.set_buffer_limit(None);
+        }
     }
 
     fn begin(&mut self, last: bool) {
         self.inner.begin(last);
+        self.answered = false;
         if let Some(connection) = &mut self.connection {
             // rustls keeps these bytes until the handshake is complete.
-            let _ = connection.writer().write_all(self.inner.outgoing());
+            let written = connection.writer().write_all(self.inner.outgoing());
+            written.expect("a buffer without a limit takes all bytes");
         }
         self.collect();
     }
@@ -83,7 +92,7 @@ impl ProtocolState for Tls {
     }
 
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
-        let Tls { connection: Some(connection), inner, plain, .. } = self else {
+        let Tls { connection: Some(connection), inner, answered, plain, .. } = self else {
             return failed(&Error::HandshakeNotComplete);
         };
         if bytes.is_empty() {
@@ -95,6 +104,7 @@ impl ProtocolState for Tls {
         }
         let mut outcome = ParseOutcome::NeedMore;
         let decrypted = decrypt(connection, plain, bytes, |text| {
+            *answered = true;
             if !matches!(outcome, ParseOutcome::Failed(_)) {
                 outcome = inner.receive(text);
             }
@@ -115,6 +125,10 @@ impl ProtocolState for Tls {
             ParseOutcome::NeedMore if !self.outgoing.is_empty() => ParseOutcome::Send,
             other => other,
         }
+    }
+
+    fn answered(&self) -> bool {
+        self.answered
     }
 
     fn idle(&mut self, bytes: &[u8]) -> bool {

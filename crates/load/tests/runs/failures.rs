@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::run::{
 };
 use fourtuple_load::{EngineChoice, Load, LoadError, Workload};
 use fourtuple_serve::Protocol;
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -84,6 +85,33 @@ fn udp_to_a_closed_port_is_refused() {
             let udp = Workload::Udp { request: 8 };
             let Some(ran) = against("failures::udp", engine, "udp://127.0.0.1:4000", udp) else { continue };
             require_all(&ran, "ECONNREFUSED");
+        }
+    });
+}
+
+#[test]
+fn a_full_queue_of_a_unix_socket() {
+    in_namespace(|| {
+        let path = std::env::temp_dir().join(format!("fourtuple-load-{}-full", std::process::id()));
+        for (engine, error) in ENGINES.into_iter().zip(["timeout", "EAGAIN"]) {
+            let listener = UnixListener::bind(&path).unwrap();
+            // The queue holds one connection more than the backlog.
+            socket::listen(listener.as_fd(), 1).unwrap();
+            let mut load = load(engine, &format!("unix:{}", path.display()), Workload::Connect);
+            load.operations = Some(10);
+            if engine == EngineChoice::Uring {
+                load.timeout = 200 * MILLISECOND;
+            }
+            let ran = run("failures::full_queue", &load);
+            std::fs::remove_file(&path).unwrap();
+            let Some(ran) = ran else { continue };
+            // On a busy machine a connection with a place in the queue may reach the timeout too.
+            assert!(ran.results.operations <= 2, "{ran:#?}");
+            assert_eq!(
+                (ran.error(error), ran.errors()),
+                (10 - ran.results.operations, vec![error]),
+                "{ran:#?}"
+            );
         }
     });
 }

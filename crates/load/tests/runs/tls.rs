@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::run::{ENGINES, answer, attempt, get, load, run, serve, stop};
-use fourtuple_load::{EngineChoice, Load, LoadError, Trust};
+use fourtuple_load::{EngineChoice, Load, LoadError, Trust, Workload};
 use fourtuple_serve::Protocol;
 use fourtuple_testing::in_namespace;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -112,6 +112,28 @@ fn trusted_and_unchecked_certificates_are_accepted() {
                         assert_eq!(ran.results.latency_ns.first_byte.samples, 30);
                     }
                 }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_long_body_is_sent_whole() {
+    in_namespace(|| {
+        let server = server(&TLS13);
+        for engine in ENGINES {
+            // The first request waits for the handshake in the client, and a later one does not.
+            for every in [0, 1] {
+                let mut load = https(engine, "127.0.0.1", server.address.port(), Trust::AnyCertificate);
+                let Workload::Http(request) = &mut load.workload else { panic!("{:?}", load.workload) };
+                request.method = "POST".to_owned();
+                // The server takes an empty line at the end of a read for the end of a request.
+                request.body = [&vec![b'x'; 200_000][..], b"\r\n\r\n"].concat();
+                (load.operations, load.close_every) = (Some(6), every);
+                let before = server.requests.load(Ordering::Relaxed);
+                let Some(ran) = run("tls::long_body", &load) else { continue };
+                assert_eq!((ran.results.operations, ran.errors()), (6, vec![]), "{ran:#?}");
+                assert_eq!(server.requests.load(Ordering::Relaxed) - before, 6);
             }
         }
     });

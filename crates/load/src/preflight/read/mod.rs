@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fourtuple::ports::{PortRange, PortSet};
 use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter, Listener, state};
@@ -211,7 +212,7 @@ impl Proc<'_> {
     /// Reads a file; returns `None` if the file does not exist.
     fn text(&self, path: &str) -> Result<Option<String>, ReadError> {
         let path = self.0.join(path);
-        match fs::read_to_string(&path) {
+        match procfs::read_to_string(&path) {
             Ok(text) => Ok(Some(text.trim().to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::File { path, error }),

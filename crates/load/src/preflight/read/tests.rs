@@ -202,7 +202,7 @@ fn a_listening_port_is_subtracted_from_the_range() {
     in_namespace(|| {
         let (server, destination) = server("127.0.0.1", "20000 20007");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
-        set_sysctl("net.ipv4.ip_local_reserved_ports", "20007");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "19001,19003,19005,19007,19009,20007");
         // One listener on a different address, and one outside the range.
         let _in_the_way = TcpListener::bind("127.0.0.5:20003").expect("a listener");
         let _not = TcpListener::bind("127.0.0.5:20100").expect("a listener");

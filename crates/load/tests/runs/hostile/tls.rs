@@ -209,6 +209,12 @@ fn tls_connections_end_as_the_peer_ends_them() {
                 }
             }
             assert_eq!(ran.results.connections, OPERATIONS, "{name}: no connection is used again: {ran:#?}");
+            let answered = ran.results.latency_ns.first_byte.samples;
+            if error.is_none() {
+                assert_eq!(answered, OPERATIONS, "{name}: {ran:#?}");
+            } else if name == "close_notify instead of a response" {
+                assert_eq!(answered, 0, "session tickets and alerts are no response: {ran:#?}");
+            }
             until(|| requests.load(Ordering::Relaxed) >= OPERATIONS);
             assert_eq!(requests.load(Ordering::Relaxed), OPERATIONS, "{name}: {ran:#?}");
         });

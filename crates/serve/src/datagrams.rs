@@ -89,7 +89,7 @@ impl Replies {
         }
         let Some(client) = datagram.from() else { return };
         let hops = datagram.hops.unwrap_or(u8::MAX).saturating_sub(1);
-        if hops == 0 || client == self.own || client.port() < FIRST_CLIENT_PORT {
+        if hops == 0 || self.is_own(client) || client.port() < FIRST_CLIENT_PORT {
             self.counts.error("reflected-datagram");
             return;
         }
@@ -99,6 +99,12 @@ impl Replies {
             Ok(count) => self.counts.sent_bytes.add(count as u64),
             Err(error) => self.counts.error(&errno_name(&error)),
         }
+    }
+
+    /// Returns whether a client is the server itself. A server at the unspecified address has each address of the host.
+    fn is_own(&self, client: SocketAddr) -> bool {
+        let own = self.own;
+        client.port() == own.port() && (own.ip().is_unspecified() || client.ip() == own.ip())
     }
 
     fn send(&mut self, bytes: &[u8], client: SocketAddr, hops: u8) -> io::Result<usize> {

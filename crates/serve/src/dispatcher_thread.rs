@@ -1,16 +1,19 @@
 //! The thread of the policy `dispatcher`: it accepts connections and hands readable ones to the workers.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use fourtuple::listen::{AcceptWaker, Dispatcher, DispatcherStats};
+use fourtuple_syscalls::errno_name;
 
 use crate::error::ServeError;
+use crate::policy_worker::into_io;
 
 /// The dispatcher thread. Dropping this value ends the thread.
 pub(crate) struct DispatcherThread {
-    thread: Option<JoinHandle<DispatcherStats>>,
+    thread: Option<JoinHandle<(io::Result<()>, DispatcherStats)>>,
     stop: Arc<AtomicBool>,
     waker: AcceptWaker,
 }
@@ -21,11 +24,8 @@ impl DispatcherThread {
         let (waker, flag) = (dispatcher.waker(), Arc::clone(&stop));
         let thread = thread::Builder::new()
             .name("serve-dispatcher".to_owned())
-            // After an error the thread ends, and has_failed() reports it.
-            .spawn(move || {
-                let _ = dispatcher.run(&flag);
-                dispatcher.stats()
-            })
+            // After an error the thread ends, has_failed() reports it, and end() returns it.
+            .spawn(move || (dispatcher.run(&flag).map_err(into_io), dispatcher.stats()))
             .map_err(|source| ServeError::Worker { worker: 0, call: "a new thread", source })?;
         Ok(DispatcherThread { thread: Some(thread), stop, waker })
     }
@@ -37,19 +37,25 @@ impl DispatcherThread {
 }
 
 impl DispatcherThread {
-    /// Ends the thread and returns its failures by name. After a panic the list is empty.
-    pub(crate) fn end(&mut self) -> Vec<(&'static str, u64)> {
+    /// Ends the thread and returns its failures by name. A second call returns none.
+    pub(crate) fn end(&mut self) -> Vec<(String, u64)> {
         self.stop.store(true, Ordering::Release);
         self.waker.wake();
-        let Some(Ok(stats)) = self.thread.take().map(JoinHandle::join) else { return Vec::new() };
-        vec![
+        let Some(thread) = self.thread.take() else { return Vec::new() };
+        let Ok((ended, stats)) = thread.join() else {
+            return vec![("dispatcher-ended: panic".to_owned(), 1)];
+        };
+        let failure = ended.err().map(|error| format!("dispatcher-ended: {}", errno_name(&error)));
+        let counts = [
             ("dispatcher accept: EMFILE", stats.out_of_process_descriptors),
             ("dispatcher accept: ENFILE", stats.out_of_host_descriptors),
             ("dispatcher accept: ENOMEM", stats.out_of_memory),
             ("dispatcher epoll_ctl: ENOSPC", stats.unwatched),
             ("dispatcher lost: EMFILE", stats.lost),
             ("idle-closed", stats.idle_closed),
-        ]
+        ];
+        let counts = counts.map(|(name, count)| (name.to_owned(), count));
+        failure.map(|name| (name, 1)).into_iter().chain(counts).collect()
     }
 }
 

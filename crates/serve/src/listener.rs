@@ -60,8 +60,17 @@ fn one_of_many(request: &SocketRequest<'_>, endpoint: &Endpoint) -> Result<(Owne
         // Accepted sockets inherit TCP_NODELAY. Without it pipelined responses wait for the delayed ACK of the client.
         option::set_no_delay(listener.as_fd()).map_err(failed("TCP_NODELAY"))?;
     }
-    set("SO_REUSEPORT", endpoint, option::set_reuse_port(listener.as_fd()))?;
+    // With SO_REUSEPORT, bind(2) of a UDP socket to port 0 may choose the port of another server of this user
+    // (udp_lib_lport_inuse).
+    let shares = || set("SO_REUSEPORT", endpoint, option::set_reuse_port(listener.as_fd()));
+    let late = request.transport == Transport::Udp && address.port() == 0;
+    if !late {
+        shares()?;
+    }
     socket::bind(listener.as_fd(), address).map_err(failed("bind()"))?;
+    if late {
+        shares()?;
+    }
     if request.transport == Transport::Tcp {
         if request.defer_accept {
             set("TCP_DEFER_ACCEPT", endpoint, option::set_defer_accept(listener.as_fd(), 1))?;

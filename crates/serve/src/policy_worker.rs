@@ -201,8 +201,8 @@ fn failures(now: &SeatStats, before: &SeatStats) -> [(&'static str, u64); 5] {
     ]
 }
 
-/// Converts to an error with an errno, which names the reason why a worker ended.
-fn into_io(error: ListenError) -> io::Error {
+/// Converts to an error with an errno, which names the reason why a worker or the dispatcher ended.
+pub(crate) fn into_io(error: ListenError) -> io::Error {
     match error {
         ListenError::Call { error, .. } => error,
         other => io::Error::other(other),

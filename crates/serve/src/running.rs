@@ -3,9 +3,9 @@
 use std::fs;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fourtuple::listen::{AcceptPolicy, AcceptWaker, SocketPath};
+use fourtuple::listen::{AcceptPolicy, ListenerGroup, SocketPath};
 use fourtuple_measure::balance;
 use fourtuple_record::{Remark, ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
@@ -24,8 +24,8 @@ pub(crate) struct WorkerThreads {
     pub(crate) path: Option<SocketPath>,
     pub(crate) stop: Stop,
     pub(crate) workers: Vec<(JoinHandle<()>, Arc<Counts>)>,
-    /// Wakers of the workers that wait with an accept policy.
-    pub(crate) wakers: Vec<AcceptWaker>,
+    /// The group of the workers that wait with an accept policy.
+    pub(crate) group: Option<ListenerGroup>,
     /// The thread of the policy `dispatcher`.
     pub(crate) dispatcher_thread: Option<DispatcherThread>,
     /// Requested length of each accept queue.
@@ -37,7 +37,9 @@ impl Drop for WorkerThreads {
         // The path is removed first, so that no client connects while the workers end.
         self.path.take();
         self.stop.set();
-        self.wakers.iter().for_each(AcceptWaker::wake);
+        // It wakes the workers; a worker of a drained group closes its connections and hands over none of them. After a failure the
+        // workers see the stop flag half a second later.
+        let _ = self.group.take().map(|group| group.drain(Duration::ZERO));
         for (thread, counts) in self.workers.drain(..) {
             if thread.join().is_err() {
                 counts.error("worker-ended: panic");
@@ -46,7 +48,7 @@ impl Drop for WorkerThreads {
             for (name, count) in
                 self.dispatcher_thread.as_mut().map(DispatcherThread::end).unwrap_or_default()
             {
-                counts.errors(name, count);
+                counts.errors(&name, count);
             }
         }
     }

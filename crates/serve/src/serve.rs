@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::listen::{
-    AcceptPolicy, AcceptWaker, Dispatcher, Family, ListenerGroupBuilder, SocketPath, Workers,
+    AcceptPolicy, Dispatcher, Family, ListenerGroup, ListenerGroupBuilder, SocketPath, Workers,
 };
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
@@ -105,7 +105,7 @@ impl Serve {
             policy: open_sources.policy,
             path: open_sources.path,
             stop: stop.clone(),
-            wakers: open_sources.wakers,
+            group: open_sources.group,
             dispatcher_thread: open_sources.dispatcher.map(DispatcherThread::start).transpose()?,
             backlog: self.backlog,
             workers: Vec::with_capacity(self.workers),
@@ -167,7 +167,7 @@ impl Serve {
             let sources = sockets.of_worker.into_iter().map(|socket| Source::Socket { socket, shared });
             return Ok(ConnectionSources {
                 sources: sources.collect(),
-                wakers: Vec::new(),
+                group: None,
                 dispatcher: None,
                 address: sockets.address,
                 policy: sockets.policy,
@@ -186,11 +186,11 @@ impl Serve {
             dispatcher: (group.policy() == AcceptPolicy::Dispatcher)
                 .then(|| group.dispatcher())
                 .transpose()?,
-            wakers: acceptors.iter().map(|acceptor| acceptor.waker()).collect(),
             sources: acceptors.into_iter().map(Source::Pool).collect(),
             address: group.endpoint().clone(),
             policy: group.policy(),
             path: None,
+            group: Some(group),
         })
     }
 
@@ -260,7 +260,7 @@ impl Serve {
 /// The sources of connections of all workers.
 struct ConnectionSources {
     sources: Vec<Source>,
-    wakers: Vec<AcceptWaker>,
+    group: Option<ListenerGroup>,
     dispatcher: Option<Dispatcher>,
     address: Endpoint,
     policy: AcceptPolicy,

@@ -44,6 +44,10 @@ pub fn validity(results: &ServeResults) -> Vec<Remark> {
             let message = format!("worker {number} ended before it was told to: {name}");
             remarks.push(Remark::new("worker-ended", message));
         }
+        if let Some(name) = worker.errors.keys().find(|name| name.starts_with("dispatcher-ended")) {
+            let message = format!("the dispatcher ended before it was told to: {name}");
+            remarks.push(Remark::new("dispatcher-ended", message));
+        }
     }
     remarks
 }

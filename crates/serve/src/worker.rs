@@ -139,9 +139,9 @@ impl Worker {
         self.next_sweep = next_sweep(self.idle);
         let limit = self.idle;
         let closed = self.connections.remove_if(|connection| {
-            // Bytes that wait for a busy worker make a connection not idle.
+            // Bytes that wait for a busy worker make a connection not idle; bytes that wait for its client to read do not.
             now.saturating_duration_since(connection.active_at) >= limit
-                && !socket::has_something(connection.socket.as_fd())
+                && (connection.sending.is_some() || !socket::has_something(connection.socket.as_fd()))
         });
         self.counts.errors("idle-closed", closed);
     }

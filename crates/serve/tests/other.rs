@@ -2,6 +2,7 @@
 
 mod client;
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -9,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use client::{connect, errors, exchange, serve, sum, until};
 use fourtuple::listen::AcceptPolicy;
-use fourtuple_serve::{Protocol, Service, Shape};
+use fourtuple_serve::{Protocol, Running, Service, Shape};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, open_descriptors};
+use fourtuple_testing::{in_namespace, open_descriptors, set_sysctl};
 
 const SMALL: Protocol = Protocol::Crr { request: 1, response: 1 };
 
@@ -30,6 +31,19 @@ fn datagrams_are_echoed_except_short_ones() {
         let results = running.stop();
         assert_eq!(errors(&results), [("short-datagram".to_owned(), 1)]);
         assert_eq!(sum(&results.workers).requests, 1);
+    });
+}
+
+/// SO_REUSEPORT would let bind(2) choose the port of another server.
+#[test]
+fn servers_at_port_0_share_no_port() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "40000 40003");
+        let servers: Vec<Running> =
+            (0..4).map(|_| serve(Protocol::Udp { request: 1 }).start().unwrap()).collect();
+        let ports: BTreeSet<u16> =
+            servers.iter().map(|server| server.address().inet().unwrap().port()).collect();
+        assert_eq!(ports.len(), 4, "{ports:?}");
     });
 }
 
@@ -74,19 +88,27 @@ fn two_servers_do_not_answer_each_other_for_ever() {
 #[test]
 fn datagrams_from_services_and_itself_get_no_reply() {
     in_namespace(|| {
-        let mut serve = serve(Protocol::Udp { request: 1 });
-        serve.workers = 1;
-        let running = serve.start().unwrap();
-        let own = running.address().inet().unwrap();
-        let forged = socket::open(Transport::Udp, own, true).unwrap();
-        assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
-        socket::bind(forged.as_fd(), own).unwrap();
-        socket::send_to(forged.as_fd(), b"to itself", own).unwrap();
-        drop(forged);
-        let echo = UdpSocket::bind("127.0.0.1:7").unwrap();
-        echo.send_to(b"from a service", own).unwrap();
-        until(&running, |sum| sum.errors.get("reflected-datagram").is_some_and(|&count| count >= 1));
-        assert_eq!(sum(&running.stop().workers).requests, 0);
+        // A server at the unspecified address has each address of the host; a datagram from the address to itself would reach
+        // the more specific socket of the test.
+        for (address, other, reflected) in [("127.0.0.1:0", "127.0.0.1", 1), ("0.0.0.0:0", "127.0.0.2", 2)] {
+            let mut serve = serve(Protocol::Udp { request: 1 });
+            (serve.listen, serve.workers) = (address.parse::<SocketAddr>().unwrap().into(), 1);
+            let running = serve.start().unwrap();
+            let port = running.address().inet().unwrap().port();
+            let (to, own) =
+                (SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::new(other.parse().unwrap(), port));
+            let forged = socket::open(Transport::Udp, own, true).unwrap();
+            assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
+            socket::bind(forged.as_fd(), own).unwrap();
+            socket::send_to(forged.as_fd(), b"to itself", to).unwrap();
+            drop(forged);
+            let echo = UdpSocket::bind("127.0.0.1:7").unwrap();
+            echo.send_to(b"from a service", to).unwrap();
+            until(&running, |sum| {
+                sum.errors.get("reflected-datagram").is_some_and(|&count| count >= reflected)
+            });
+            assert_eq!(sum(&running.stop().workers).requests, 0, "{address}");
+        }
     });
 }
 
@@ -187,6 +209,20 @@ fn idle_connections_are_closed_and_counted() {
             assert_eq!(errors(&results), [("idle-closed".to_owned(), 1)], "{policy:?}");
             assert_eq!(sum(&results.workers).requests, 1, "{policy:?}");
         }
+        // A client that pipelines requests and does not read leaves bytes in the server's receive queue.
+        let mut server = serve(Protocol::Crr { request: 1, response: 1_000_000 });
+        server.idle = Duration::from_millis(500);
+        let running = server.start().unwrap();
+        let mut pipelining = connect(&running);
+        pipelining.set_nonblocking(true).unwrap();
+        let ended = |running: &Running| sum(&running.counts()).errors.contains_key("idle-closed");
+        let begun = Instant::now();
+        while !ended(&running) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", running.counts());
+            let _ = pipelining.write(&[b'a'; 65536]);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        running.stop();
         let mut server = serve(SMALL);
         server.idle = Duration::ZERO;
         assert!(server.start().is_err_and(|error| error.is_usage()));

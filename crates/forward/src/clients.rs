@@ -1,11 +1,10 @@
 //! The limit of clients over all planes of the process, and the rate of new clients.
 
-use std::fs;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
+use fourtuple::capabilities;
 use fourtuple_syscalls::resource;
 
 use crate::error::ForwardError;
@@ -32,8 +31,9 @@ impl ClientLimit {
     /// Returns the requested limit. The default is three quarters of the ports or of the descriptors, the smaller of both: a quarter
     /// stays free for other programs. `sockets` is the number of listening sockets.
     pub(crate) fn new(forward: &Forward, sockets: usize) -> Result<ClientLimit, ForwardError> {
-        let ports = ephemeral_ports()
+        let (range, reserved) = capabilities::local_ports()
             .map_err(|source| ForwardError::Call { call: "read net.ipv4.ip_local_port_range", source })?;
+        let ports = (range.len() - reserved.count_in(range)) as usize;
         let (soft, _) = resource::descriptor_limits()
             .map_err(|source| ForwardError::Call { call: "getrlimit(RLIMIT_NOFILE)", source })?;
         // The group and the plane each keep a descriptor of every listening socket.
@@ -48,27 +48,6 @@ impl ClientLimit {
             None => Ok(ClientLimit { clients: (most - most.div_ceil(4)).max(1), ports, descriptors }),
         }
     }
-}
-
-/// Returns the number of ephemeral ports in the network namespace of the calling thread.
-fn ephemeral_ports() -> io::Result<usize> {
-    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
-    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
-    count_ports(&range, &reserved).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// Parses the two sysctls: `range` is two numbers with a tab between them, `reserved` is a list such as `8080,9148-9150`.
-fn count_ports(range: &str, reserved: &str) -> Option<usize> {
-    let (low, high) = range.trim().split_once(char::is_whitespace)?;
-    let (low, high): (u16, u16) = (low.parse().ok()?, high.trim().parse().ok()?);
-    let parts = reserved.trim().split(',').filter(|part| !part.is_empty());
-    let reserved = parts
-        .map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.parse().ok()?..=last.parse().ok()?)
-        })
-        .collect::<Option<Vec<std::ops::RangeInclusive<u16>>>>()?;
-    Some((low..=high).filter(|port| !reserved.iter().any(|reserved| reserved.contains(port))).count())
 }
 
 /// The shared part of a [`ClientLimit`], which any plane may use. The rest is divided among the listening sockets, so that a flood
@@ -193,13 +172,6 @@ mod tests {
             1024,
             "no more than a burst"
         );
-    }
-
-    #[test]
-    fn reserved_ports_are_not_counted() {
-        assert_eq!(count_ports("32768\t60999\n", "\n"), Some(28_232));
-        assert_eq!(count_ports("32768\t60999\n", "8080,40000-40009,60999\n"), Some(28_232 - 11));
-        assert_eq!(count_ports("1024", ""), None);
     }
 
     #[test]

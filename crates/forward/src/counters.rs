@@ -95,8 +95,11 @@ pub(crate) struct Counters {
     received_bytes: AtomicU64,
     sent: AtomicU64,
     sent_bytes: AtomicU64,
+    /// Packets of `sent` for which an ICMP error arrived later. Two counters, because a counter must not decrease.
+    failed_later: AtomicU64,
     returned: AtomicU64,
     dropped: [AtomicU64; Drop::ALL.len()],
+    dropped_replies: [AtomicU64; Drop::ALL.len()],
     clients: AtomicU64,
     evicted: AtomicU64,
     unanswered: AtomicU64,
@@ -113,14 +116,18 @@ pub struct PlaneCounts {
     pub received: u64,
     /// Bytes of their payloads.
     pub received_bytes: u64,
-    /// Packets sent to next hops.
+    /// Packets sent to next hops, without [`PlaneCounts::failed_later`].
     pub sent: u64,
-    /// Bytes of their payloads.
+    /// Bytes of the payloads of all packets given to the kernel; it does not report the length of a packet that failed later.
     pub sent_bytes: u64,
+    /// Packets given to the kernel for which an ICMP error arrived later. They are in `dropped`.
+    pub failed_later: u64,
     /// Replies returned to clients.
     pub returned: u64,
     /// Packets that were not forwarded, by reason. Reasons with 0 packets are left out.
     pub dropped: Vec<(Drop, u64)>,
+    /// Replies that were not returned to their clients, by reason. Reasons with 0 replies are left out.
+    pub dropped_replies: Vec<(Drop, u64)>,
     /// Clients that have a socket now.
     pub clients: u64,
     /// Clients closed early to make room for new clients. Established clients are never evicted.
@@ -164,11 +171,15 @@ impl Counters {
         add(&self.dropped[reason as usize], packets as u64);
     }
 
-    /// Moves one packet from `sent` to the reason: an ICMP error arrived for a packet that was sent earlier.
+    pub(crate) fn dropped_reply(&self, reason: Drop) {
+        add(&self.dropped_replies[reason as usize], 1);
+    }
+
+    /// Counts one packet of `sent` for the reason: an ICMP error arrived for a packet that was sent earlier.
     pub(crate) fn failed_later(&self, reason: Drop) {
-        let sent = self.sent.load(Ordering::Relaxed);
-        if sent > 0 {
-            self.sent.store(sent - 1, Ordering::Relaxed);
+        // The packet may have been sent by the process before a takeover.
+        if self.failed_later.load(Ordering::Relaxed) < self.sent.load(Ordering::Relaxed) {
+            add(&self.failed_later, 1);
             self.dropped(reason, 1);
         }
     }
@@ -205,14 +216,21 @@ impl Counters {
 
     pub(crate) fn read(&self) -> PlaneCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let dropped = Drop::ALL.into_iter().map(|reason| (reason, get(&self.dropped[reason as usize])));
+        // Read before `sent`, which is never smaller.
+        let failed_later = get(&self.failed_later);
+        let by_reason = |counters: &[AtomicU64; Drop::ALL.len()]| {
+            let counts = Drop::ALL.into_iter().map(|reason| (reason, get(&counters[reason as usize])));
+            counts.filter(|(_, number)| *number > 0).collect()
+        };
         PlaneCounts {
             received: get(&self.received),
             received_bytes: get(&self.received_bytes),
-            sent: get(&self.sent),
+            sent: get(&self.sent).saturating_sub(failed_later),
             sent_bytes: get(&self.sent_bytes),
+            failed_later,
             returned: get(&self.returned),
-            dropped: dropped.filter(|(_, number)| *number > 0).collect(),
+            dropped: by_reason(&self.dropped),
+            dropped_replies: by_reason(&self.dropped_replies),
             clients: get(&self.clients),
             evicted: get(&self.evicted),
             unanswered: get(&self.unanswered),

@@ -292,7 +292,13 @@ impl Targets {
             let used_at = target.used_at;
             self.unproven.push_back(Candidate { used_at, ..candidate });
         }
-        false
+        // All candidates were used after they were queued, or have packets to send. Their times are correct now.
+        self.unproven.make_contiguous().sort_by_key(|candidate| candidate.used_at);
+        let has_sent_all = |candidate: &Candidate| {
+            self.candidate(*candidate).is_some_and(|target| target.outgoing.is_empty())
+        };
+        let Some(oldest) = self.unproven.iter().position(has_sent_all) else { return false };
+        self.unproven.remove(oldest).is_some_and(|candidate| self.evict_now(candidate.index))
     }
 
     fn evict_now(&mut self, index: usize) -> bool {
@@ -389,4 +395,33 @@ fn is_exhausted(error: &io::Error) -> bool {
     const ENOBUFS: i32 = 105;
     error.kind() == io::ErrorKind::WouldBlock
         || matches!(error.raw_os_error(), Some(ENOMEM | ENFILE | EMFILE | ENOBUFS))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::clients::Pool;
+
+    use super::*;
+
+    #[test]
+    fn a_new_client_replaces_the_least_recently_used() {
+        let mut targets = Targets::new(2, Some(Share::new(Arc::new(Pool::new(2, 1)))));
+        let address = |last, port| SocketAddr::from(([127, 0, 0, last], port));
+        let key = |client| (Some(address(2, client)), address(1, 9), None);
+        let open = |targets: &mut Targets, client| targets.open(key(client), false, 0).unwrap();
+        let clients = [1, 2].map(|client| open(&mut targets, client).unwrap());
+        // Both are used after they were queued.
+        for (client, tick) in clients.into_iter().zip([3, 2]) {
+            targets.get(client).unwrap().has_sent(tick);
+        }
+        let new = open(&mut targets, 3).expect("a client that is not established makes room");
+        assert!(targets.find(key(1)).is_some() && targets.find(key(2)).is_none());
+        for client in [clients[0], new] {
+            targets.get(client).unwrap().was_answered(3);
+            targets.get(client).unwrap().has_sent(3);
+        }
+        assert_eq!(open(&mut targets, 4), None, "all are established");
+    }
 }

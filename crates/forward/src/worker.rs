@@ -22,6 +22,11 @@ const TICK: Duration = Duration::from_secs(1);
 /// The number of empty receive calls after which a draining plane ends. Packets on their way over loopback arrive in between.
 const LAST_LOOKS: usize = 2;
 
+/// The least memory of a message in a receive queue in bytes (`skb->truesize`: `struct sk_buff`, `skb_shared_info` and data).
+const LEAST_MEMORY: usize = 512;
+/// The most messages that a plane holds outside of the receive queue: the buffers of a ring.
+const HELD: usize = 64;
+
 /// A command to a plane: continue.
 pub(crate) const CONTINUE: u8 = 0;
 /// A command to a plane: forward the packets in the receive queues, then end.
@@ -120,7 +125,7 @@ impl Worker {
         let mut ticked = Instant::now();
         while self.requests.command() == CONTINUE {
             let mut has_requests = false;
-            for ready in epoll.wait(&mut room, Some(TICK))? {
+            for ready in epoll.wait(&mut room, Some(TICK.saturating_sub(ticked.elapsed())))? {
                 if ready.token() == STOP {
                     has_requests = self.requests.waker.clear();
                 } else {
@@ -228,13 +233,19 @@ impl Worker {
         }
     }
 
+    /// Forwards the packets that are in the receive queues now. Later packets are forwarded too until the plane has caught up, but no more
+    /// than the number of messages that the queue can hold at its present size: with a faster sender, a queue is never empty.
     fn drain(&mut self) -> io::Result<()> {
         for (number, port) in self.ports.iter_mut().enumerate() {
             let Some(port) = port else { continue };
+            // Without the size there is no bound.
+            let queued = option::queued(port.listener.as_fd()).unwrap_or(u32::MAX) as usize;
+            let mut left = queued / LEAST_MEMORY + HELD;
             let mut empty = 0;
-            while empty < LAST_LOOKS {
-                let found = self.plane.forward(number, port.listener.as_fd(), &mut port.path)?;
-                empty = if found { 0 } else { empty + 1 };
+            while empty < LAST_LOOKS && left > 0 {
+                let messages = self.plane.forward(number, port.listener.as_fd(), &mut port.path)?;
+                left = left.saturating_sub(messages);
+                empty = if messages > 0 { 0 } else { empty + 1 };
             }
         }
         Ok(())

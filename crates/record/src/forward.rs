@@ -88,16 +88,22 @@ pub struct ForwardPlane {
     pub received: u64,
     /// Payload bytes received.
     pub received_bytes: u64,
-    /// Packets sent to next hops.
+    /// Packets sent to next hops, without `failed_later`.
     pub sent: u64,
-    /// Payload bytes sent to next hops.
+    /// Payload bytes of all packets given to the kernel, packets that failed later included.
     pub sent_bytes: u64,
+    /// Packets given to the kernel for which an ICMP error arrived later, which are in `dropped`; 0 in older records.
+    #[serde(default)]
+    pub failed_later: u64,
     /// Packets returned to clients.
     pub returned: u64,
     /// Packets dropped, by reason: `no-route`, `truncated`, `queue-full`, `too-long`, `refused`, `unreachable`,
     /// `link-down` (BFD), `no-client`, `circulating` (from a next hop or an own address), `other`, `overflow` (of the
     /// receive queue).
     pub dropped: BTreeMap<String, u64>,
+    /// Replies that were not returned to clients, by the same reasons; empty in older records, where `dropped` has them.
+    #[serde(default)]
+    pub dropped_replies: BTreeMap<String, u64>,
     /// Clients at the end.
     pub clients: u64,
     /// Clients evicted before their idle timeout to free space for new clients; 0 in older records.

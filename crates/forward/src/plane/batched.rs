@@ -30,16 +30,16 @@ impl Batched {
 }
 
 impl Plane for Batched {
-    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
         if !receive(&mut self.batch, listener)? {
-            return Ok(false);
+            return Ok(0);
         }
         path.is_behind = self.batch.len() == BATCH;
         for (index, datagram) in self.batch.iter().enumerate() {
             path.take(index, &datagram);
         }
         send_all(path, &self.batch);
-        Ok(true)
+        Ok(self.batch.len())
     }
 
     fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()> {

@@ -11,12 +11,12 @@ pub(crate) trait Plane: Send {
         Ok(listener)
     }
 
-    /// Forwards up to one batch of the packets that wait at `listener`. Returns false when no packet waited.
+    /// Forwards up to one batch of the messages that wait at `listener`. Returns their number.
     ///
     /// # Errors
     ///
     /// The kernel refuses to receive and would refuse again: the plane must end.
-    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool>;
+    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize>;
 
     /// Forwards the packets that the plane has received from port `number` and still holds, before another plane takes the socket.
     fn release(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) {

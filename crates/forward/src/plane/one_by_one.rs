@@ -23,14 +23,14 @@ impl OneByOne {
 }
 
 impl Plane for OneByOne {
-    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
+    fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
         if !receive(&mut self.batch, listener)? {
-            return Ok(false);
+            return Ok(0);
         }
-        let Some(datagram) = self.batch.get(0) else { return Ok(false) };
+        let Some(datagram) = self.batch.get(0) else { return Ok(0) };
         path.take(0, &datagram);
         send_all(path, &self.batch);
-        Ok(true)
+        Ok(1)
     }
 
     fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()> {

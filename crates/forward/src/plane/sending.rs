@@ -161,7 +161,7 @@ pub(super) fn give_back(
     back.clear();
     for (message, datagram) in batch.iter().enumerate() {
         if datagram.truncated {
-            path.counters.dropped(Drop::Truncated, 1);
+            path.counters.dropped_reply(Drop::Truncated);
             continue;
         }
         back.message(Some(client), None);
@@ -178,7 +178,7 @@ pub(super) fn give_back(
                 first += sent;
             }
             Err(error) => {
-                path.counters.dropped(Drop::of(&error), 1);
+                path.counters.dropped_reply(Drop::of(&error));
                 first += 1;
             }
         }

@@ -83,14 +83,14 @@ impl Plane for Uring {
         self.rings[number].as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<bool> {
-        let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(false) };
+    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
+        let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(0) };
         let count = ring.receive().map_err(refused("io_uring_enter()"))?;
         path.is_behind = count == usize::from(BUFFERS);
         send_on(ring, path);
         // The call fails when the kernel has no memory for one more request. The request then stays queued for the next call.
         let _ = ring.resume(listener);
-        Ok(count > 0)
+        Ok(count)
     }
 
     /// Ends the receive request. Packets that are not in a buffer stay in the receive queue of the socket.

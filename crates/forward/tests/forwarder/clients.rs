@@ -124,11 +124,45 @@ fn a_client_without_a_reply_is_closed_early() {
     });
 }
 
+/// Packets that arrive slightly more often than the ticks do not delay a tick. On a busy machine ticks may be late for another reason:
+/// one attempt in time is enough.
+#[test]
+fn sparse_packets_delay_no_tick() {
+    in_namespace(|| {
+        let hop = socket("127.0.0.1:5000");
+        let link =
+            Link { replies: true, ..Link::new("127.0.0.1:4000".parse().unwrap(), hop.local_addr().unwrap()) };
+        let running = Forward::new(link, 1).start().unwrap();
+        let to = running.address(0).unwrap();
+        let (silent, sparse) = (socket("127.0.0.1:3000"), socket("127.0.0.2:3000"));
+        let end = Instant::now() + LONG;
+        let mut closed = 0;
+        loop {
+            silent.send_to(b"x", to).unwrap();
+            let sent_at = Instant::now();
+            let mut packets = 0;
+            while sum(&running, |plane| plane.unanswered) == closed {
+                if sent_at.elapsed() >= packets * Duration::from_millis(900) {
+                    sparse.send_to(b"x", to).unwrap();
+                    packets += 1;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            closed += 1;
+            // The third tick comes after 2 to 3 s. If each packet began another second of waiting, a tick would take 1.8 s.
+            if sent_at.elapsed() < Duration::from_millis(3_500) {
+                return;
+            }
+            assert!(Instant::now() < end, "{:?} until the third tick", sent_at.elapsed());
+        }
+    });
+}
+
 #[test]
 fn more_clients_than_ports_are_refused() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
-        set_sysctl("net.ipv4.ip_local_reserved_ports", "40010-40019");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "40010-40011,40020-40021,40030-40031,40040-40043");
         let link = Link {
             replies: true,
             ..Link::new("127.0.0.1:4000".parse().unwrap(), "127.0.0.1:1".parse().unwrap())

@@ -93,6 +93,7 @@ fn figures(results: &ForwardResults) -> Vec<(&'static str, String)> {
     let gigabits = sum(|plane| &plane.sent_bytes) as f64 * 8.0 / 1e9;
     let each = sum(|plane| &plane.cpu_ns).checked_div(received.saturating_add(returned));
     let dropped = total(results.planes.iter().flat_map(|plane| plane.dropped.values()));
+    let dropped_replies = total(results.planes.iter().flat_map(|plane| plane.dropped_replies.values()));
     let jain = results.jain.filter(|_| results.planes.len() > 1);
     present([
         Some(("packets received", count(received))),
@@ -102,6 +103,7 @@ fn figures(results: &ForwardResults) -> Vec<(&'static str, String)> {
         (returned > 0).then(|| ("packets returned", count(returned))),
         Some(("CPU per packet", maybe_duration(each))),
         Some(("packets dropped", count(dropped))),
+        (dropped_replies > 0).then(|| ("replies dropped", count(dropped_replies))),
         results.client_limit.map(|limit| ("clients at most", count(limit))),
         jain.map(|jain| ("Jain's index of the planes (1 is even)", index(Some(jain)))),
     ])

@@ -1,5 +1,6 @@
 //! Metrics of the forwarder: a snapshot of its counters, which `fourtuple_exposition` serves.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -72,11 +73,17 @@ impl Collector for Snapshot {
 
 fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) -> fmt::Result {
     type OfPlane = fn(&ForwardPlane) -> Number;
-    let metrics: [(Kind, &str, &str, OfPlane); 10] = [
+    let metrics: [(Kind, &str, &str, OfPlane); 11] = [
         (Kind::Counter, "received_packets", "Packets received from clients", |plane| plane.received.into()),
         (Kind::Counter, "received_bytes", "Bytes of their payloads", |plane| plane.received_bytes.into()),
-        (Kind::Counter, "sent_packets", "Packets sent to next hops", |plane| plane.sent.into()),
+        // `sent` alone decreases when a packet fails later, which a counter must not.
+        (Kind::Counter, "sent_packets", "Packets to next hops that the kernel accepted", |plane| {
+            (plane.sent + plane.failed_later).into()
+        }),
         (Kind::Counter, "sent_bytes", "Bytes of their payloads", |plane| plane.sent_bytes.into()),
+        (Kind::Counter, "failed_later_packets", "Sent packets that an ICMP error reported later", |plane| {
+            plane.failed_later.into()
+        }),
         (Kind::Counter, "returned_packets", "Replies returned to clients", |plane| plane.returned.into()),
         (Kind::Counter, "unsegmented_messages", "Messages that the kernel refused to segment", |plane| {
             plane.unsegmented.into()
@@ -98,19 +105,23 @@ fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) ->
         };
         write_family(encoder, kind, name, help, planes.iter().enumerate().map(sample))?;
     }
-    let dropped = planes.iter().enumerate().flat_map(|(number, plane)| {
-        let sample = move |(reason, packets): (&String, &u64)| {
-            Sample::new([("plane", &number.to_string()), ("reason", reason)], *packets)
-        };
-        plane.dropped.iter().map(sample)
-    });
-    write_family(
-        encoder,
-        Kind::Counter,
-        "dropped_packets",
-        "Packets that were not forwarded, by reason",
-        dropped,
-    )
+    type ByReason = fn(&ForwardPlane) -> &BTreeMap<String, u64>;
+    let metrics: [(&str, &str, ByReason); 2] = [
+        ("dropped_packets", "Packets that were not forwarded, by reason", |plane| &plane.dropped),
+        ("dropped_replies", "Replies that were not returned to clients, by reason", |plane| {
+            &plane.dropped_replies
+        }),
+    ];
+    for (name, help, get) in metrics {
+        let dropped = planes.iter().enumerate().flat_map(|(number, plane)| {
+            let sample = move |(reason, packets): (&String, &u64)| {
+                Sample::new([("plane", &number.to_string()), ("reason", reason)], *packets)
+            };
+            get(plane).iter().map(sample)
+        });
+        write_family(encoder, Kind::Counter, name, help, dropped)?;
+    }
+    Ok(())
 }
 
 fn write_sessions(encoder: &mut DescriptorEncoder<'_>, sessions: &[ForwardBfd]) -> fmt::Result {
@@ -157,6 +168,9 @@ mod tests {
         let snapshot = Snapshot { client_limit: Some(12), ..Snapshot::default() };
         let plane = ForwardPlane {
             dropped: [("overflow".to_owned(), 7)].into(),
+            dropped_replies: [("queue-full".to_owned(), 5)].into(),
+            sent: 1,
+            failed_later: 199,
             evicted: 3,
             unanswered: 4,
             ..ForwardPlane::default()
@@ -178,6 +192,9 @@ mod tests {
         let text = fourtuple_exposition::text(&registry).unwrap();
         for line in [
             "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"overflow\"} 7\n",
+            "fourtuple_forward_dropped_replies_total{plane=\"0\",reason=\"queue-full\"} 5\n",
+            "fourtuple_forward_sent_packets_total{plane=\"0\"} 200\n",
+            "fourtuple_forward_failed_later_packets_total{plane=\"0\"} 199\n",
             "fourtuple_forward_cpu_seconds_total{plane=\"0\"} 0.0\n",
             "fourtuple_forward_clients{plane=\"0\"} 0\n",
             "fourtuple_forward_evicted_clients_total{plane=\"0\"} 3\n",

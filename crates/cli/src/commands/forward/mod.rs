@@ -105,7 +105,7 @@ pub(crate) struct ForwardFlags {
     #[arg(long)]
     share: bool,
     /// Serve counters for Prometheus by HTTP at this address
-    #[arg(long, value_name = "ADDR", allow_hyphen_values = true)]
+    #[arg(long, value_name = "ADDR", value_parser = units::socket_address, allow_hyphen_values = true)]
     metrics: Option<SocketAddr>,
     /// Take over without packet loss from the process that was started with the same path, and allow a later process to take over
     /// from this process. PATH becomes a unix socket, only for this user and root
@@ -395,6 +395,7 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
             plane.received_bytes += counts.received_bytes;
             plane.sent += counts.sent;
             plane.sent_bytes += counts.sent_bytes;
+            plane.failed_later += counts.failed_later;
             plane.returned += counts.returned;
             plane.clients += counts.clients;
             plane.evicted += counts.evicted;
@@ -404,6 +405,9 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
             plane.cpu_ns = plane.cpu_ns.max(counts.cpu_ns);
             for (reason, number) in &counts.dropped {
                 *plane.dropped.entry(reason.name().to_owned()).or_default() += number;
+            }
+            for (reason, number) in &counts.dropped_replies {
+                *plane.dropped_replies.entry(reason.name().to_owned()).or_default() += number;
             }
         }
     }

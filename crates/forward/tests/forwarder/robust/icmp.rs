@@ -87,6 +87,7 @@ fn an_icmp_error_drops_no_later_packet() {
                     let counts = drain(running);
                     require_balance(&counts, &what);
                     assert_eq!((counts.received, counts.sent), (packets, packets - 3), "{what}");
+                    assert_eq!((counts.failed_later, counts.sent_bytes), (3, packets), "{what}");
                 }
             }
         }

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use fourtuple_forward::Link;
+use fourtuple_forward::{Drop, Link, PlaneKind};
 use fourtuple_syscalls::device;
 use fourtuple_testing::in_namespace;
 
-use super::{burst, drain, kinds, reach, require_balance, socket, start};
+use super::{burst, drain, kinds, reach, require_balance, socket, start, until};
 
 /// Returns each packet to its sender.
 fn echo(target: &UdpSocket) {
@@ -63,6 +63,24 @@ fn replies_come_from_the_requested_address() {
                 assert_eq!(counts.clients, asked.len() as u64, "{kind} at {listen}: one for each address");
             }
         }
+    });
+}
+
+/// A batched plane has room for jumbo frames only. A longer reply has a counter of its own, so that the balance of packets holds.
+#[test]
+fn a_dropped_reply_is_no_dropped_packet() {
+    in_namespace(|| {
+        let (client, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+        link.replies = true;
+        let running = start(link, PlaneKind::Batched);
+        client.send_to(b"x", running.address(0).unwrap()).unwrap();
+        let (_, from) = target.recv_from(&mut [0; 10]).unwrap();
+        target.send_to(&[0; 20_000], from).unwrap();
+        until(|| !running.counts(0)[0].dropped_replies.is_empty());
+        let counts = drain(running);
+        require_balance(&counts, "with a dropped reply");
+        assert_eq!((&counts.dropped_replies, counts.returned), (&vec![(Drop::Truncated, 1)], 0));
     });
 }
 

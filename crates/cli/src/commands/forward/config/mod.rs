@@ -1,6 +1,5 @@
 //! The links from the flags or from a file.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use fourtuple_record::{ForwardBfdTimers, ForwardLink};
 use serde::Deserialize;
 
 use crate::exit::UsageError;
-use crate::units;
+use crate::{input, units};
 
 /// The largest accepted limit of clients, of one plane or of all planes.
 pub(super) const MOST_CLIENTS: u32 = 1_000_000;
@@ -61,7 +60,7 @@ pub(super) struct ParsedLink {
 pub(super) fn read(path: &Path) -> Result<File, UsageError> {
     let refuse =
         |why: String| UsageError(format!("invalid value '{}' for '--config': {why}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let text = input::settings(path).map_err(|error| refuse(error.to_string()))?;
     parse(&text).map_err(refuse)
 }
 
